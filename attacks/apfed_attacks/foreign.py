@@ -72,7 +72,7 @@ class Finding:
 
     @property
     def result(self) -> AttackResult:
-        """The result of the first exchange."""
+        """Return the result of the first exchange."""
         return self.results[0]
 
     @property
@@ -81,12 +81,12 @@ class Finding:
 
     @property
     def null(self) -> tuple[float, ...]:
-        """The best of baselines and decoys, for each exchange."""
+        """Return the best of baselines and decoys, for each exchange."""
         return tuple(self.score - (result.advantage or 0) for result in self.results)
 
     @property
     def baseline(self) -> float:
-        """The best that the same knowledge gives without h and gradients."""
+        """Return the best that the same knowledge gives without h and gradients."""
         metric = str(self.result.metric)
         baselines = self.result.baselines.items()
         return max(figures[metric] or 0 for name, figures in baselines if not name.endswith(DECOY))
@@ -109,14 +109,18 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """The verdict in a few words; `sentence` says it to somebody who knows no attack."""
+        """Return the verdict in a few words; `sentence` explains it to somebody who knows no
+        attack.
+        """
         target = self.result.target
         variant = self.result.variant
         return f"{target} found by {variant}" if self.is_significant else "nothing found"
 
     @property
     def sentence(self) -> str:
-        """A sentence: what this attack reads, and what it reads without what was sent."""
+        """Return a sentence: what this attack reads, and what it reads without the data that was
+        sent.
+        """
         target = self.result.target
         known = self.result.counts["known"]
         reader = self.reader
@@ -176,9 +180,9 @@ class Evaluation:
         return max(matches, key=lambda finding: finding.advantage)
 
     def find_worst(self, target: Target) -> Finding | None:
-        """Return the finding that says most of this target; None: it was not attacked.
+        """Return the finding that reveals most of this target; None: it was not attacked.
 
-        A leak that luck does not explain comes before one of higher advantage that it may.
+        A significant leak comes before one of higher advantage that luck may explain.
         """
         of_target = [finding for finding in self.findings if finding.result.target == target]
         return max(
@@ -212,17 +216,19 @@ class Evaluation:
         raise AttackError(self._explain_attack(attack))
 
     def _explain_attack(self, attack: str) -> str:
+        """Return why this attack was not mounted, one line for each set of options."""
         if attack in self.lacking:
             return f"{attack}: {self.lacking[attack]}"
         not_tried = self._not_tried_of(attack)
         return "\n".join(not_tried) if not_tried else f"{attack}: was not asked for"
 
     def _not_tried_of(self, attack: str) -> list[str]:
+        """Return a line for each set of options of this attack that did not fit into the budget."""
         names = [name for name in self.not_tried if name.partition(" ")[0] == attack]
         return [f"{name}: not tried, {self.not_tried[name]}" for name in names]
 
     def _describe_omission(self, target: str) -> str:
-        """Say that nobody tried to read this target, and the commonest reason."""
+        """Return a sentence that nobody tried to read this target, with the commonest reason."""
         names = [name for name in self.lacking if ATTACKS[name].target == target]
         late = [name for name in self.not_tried if ATTACKS[name.split()[0]].target == target]
         reasons = Counter(self.lacking[name] for name in names)
@@ -237,6 +243,7 @@ class Evaluation:
         return f"{target.capitalize()}: {NOT_ATTACKED}, so nothing is known of a leak ({reason})."
 
     def as_json(self) -> dict[str, Any]:
+        """Return verdicts, findings and reasons as plain values."""
         return {
             "verdicts": list(self.verdicts),
             "findings": [finding.as_json() for finding in self.findings],
@@ -250,6 +257,9 @@ class Evaluation:
         return pd.DataFrame([finding.as_json() for finding in self.findings])
 
     def __str__(self) -> str:
+        """Return the verdicts, a table of findings, and a line about what was not
+        mounted or tried.
+        """
         lines = [*self.verdicts, ""]
         if self.findings:
             frame = self.to_frame()
@@ -390,6 +400,7 @@ def evaluate(
     reader = _MAKER if has_gradients else _RECEIVER
 
     def attack_once(attack: Attack, view: AdversaryView, note_pass: Callable[[], None]) -> Finding:
+        """Mount one attack and score its guesses against every exchange of releases."""
         guesses = compute_guesses(attack, view, seed, exchanges, note_pass)
         return Finding(
             tuple(score_guess(attack, view, guess, truth, seed) for guess in guesses), reader
@@ -430,6 +441,7 @@ def _mount_in_turn(
 
 
 def _is_positive(seconds: Any) -> bool:
+    """Return whether this is a number above 0; a bool is none."""
     is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     return is_number and float(seconds) > 0
 
@@ -461,6 +473,9 @@ def _add_known_rows(
     """Add the rows whose label and features the adversary knows: those at `positions`, or drawn."""
 
     def draw_rows(groups: list[Tensor], count: int) -> Tensor:
+        """Return `count` rows of each group, sorted. Raises AttackError: a group would
+        be used up.
+        """
         if count and any(len(rows) <= count for rows in groups):
             raise AttackError(f"of {min(map(len, groups))} rows {count} known ones leave none over")
         parts = [shuffle_rows(rows, seed, "attacks", "known")[:count] for rows in groups]
@@ -501,6 +516,9 @@ def _build_envelopes(
 
 
 def _parse_steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
+    """Yield (rows (B,), h (B, D), gradients (B, D) or None) of each step, from the forms that
+    `evaluate` accepts. Raises AttackError: arrays do not match step by step.
+    """
     if steps is None and _has_pairs(h):
         steps, h = zip(*h, strict=True)
     if steps is None:
@@ -508,8 +526,10 @@ def _parse_steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step
         h = [h]
         gradients = None if gradients is None else [gradients]
     if _has_pairs(gradients):
-        of_rows, gradients = zip(*gradients, strict=True)
-        if [list(positions) for positions in of_rows] != [list(positions) for positions in steps]:
+        gradient_rows, gradients = zip(*gradients, strict=True)
+        if [list(positions) for positions in gradient_rows] != [
+            list(positions) for positions in steps
+        ]:
             raise AttackError("gradients: expected those of the rows of h, step by step")
     gradients = [None] * len(steps) if gradients is None else gradients
     if not len(h) == len(steps) == len(gradients) > 0:
@@ -524,6 +544,7 @@ def _parse_steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step
 
 
 def _has_pairs(values: Any) -> bool:
+    """Return whether these are (rows, array) pairs, one for each step."""
     pairs = isinstance(values, list | tuple) and len(values) > 0
     return pairs and all(
         type(pair) is tuple and len(pair) == 2 and np.ndim(pair[1]) for pair in values
@@ -531,7 +552,7 @@ def _has_pairs(values: Any) -> bool:
 
 
 def _require_one_order(h: Any, gradients: Any) -> None:
-    """Refuse frames of steps whose columns have other names, or the same in another order."""
+    """Refuse frames of steps whose columns have different names, or the same in another order."""
     arrays = [*h, *(() if gradients is None else gradients)]
     columns = [names for values in arrays if (names := column_names(values)) is not None]
     for names in columns[1:]:
@@ -543,6 +564,9 @@ def _require_one_order(h: Any, gradients: Any) -> None:
 
 
 def _parse_array(name: str, values: Any) -> NDArray[Any]:
+    """Return a caller's array in NumPy; a frame's rows in the order of its positions. Raises
+    AttackError: it is no array.
+    """
     values = order_by_position(values, name, error=AttackError)
     if isinstance(values, Tensor):
         values = values.detach().to("cpu", torch.float32 if values.is_floating_point() else None)
@@ -591,6 +615,9 @@ def _parse_classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
 
 
 def _parse_positions(name: str, values: Any, rows: int) -> Tensor:
+    """Return row positions, or the set positions of a mask, as int64. Raises AttackError: they are
+    not integers from 0 to `rows` - 1.
+    """
     array = _parse_array(name, values)
     array = np.flatnonzero(array) if array.dtype == bool and array.shape == (rows,) else array
     whole = array.ndim == 1 and (not array.size or array.dtype.kind in "iu")

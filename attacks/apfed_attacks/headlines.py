@@ -47,20 +47,25 @@ class Direction:
 
     @classmethod
     def from_result(cls, result: AttackResult) -> "Direction":
+        """Return the direction of one result; labels always belong to the active, so they name no
+        victim.
+        """
         victim = "" if result.target == "labels" else result.victim or ""
         return cls(reader=result.role, target=result.target, victim=victim)
 
     @property
     def kind(self) -> str:
-        """The direction by roles alone, as tables over several runs have it."""
+        """Return the direction by roles alone, for tables over several runs."""
         return _format_title(self.reader, self.target, _READ_BY.get(self.reader, "others"))
 
     @property
     def title(self) -> str:
+        """Return the direction in words, with the victim's name if it has one."""
         return _format_title(self.reader, self.target, self.victim) if self.victim else self.kind
 
 
 def _format_title(reader: str, target: Target, victim: str) -> str:
+    """Return "<reader> reads <target>" in words."""
     if target == "labels":
         return f"{reader} reads labels"
     if target == "membership":
@@ -136,6 +141,9 @@ class Headline:
 
     @property
     def state(self) -> State:
+        """Return whether something was found, nothing was found, or nobody attacked in this
+        direction.
+        """
         if self.worst is not None:
             return "found" if self.advantage > 0 else "nothing found"
         return "not applicable" if self.nothing_leaves else NOT_ATTACKED
@@ -148,12 +156,14 @@ class Headline:
 
     @property
     def short(self) -> str:
-        """The advantage alone, or the state."""
+        """Return the advantage alone, or the state."""
         return self.state if self.worst is None else f"{self.advantage:+.3f}"
 
     @property
     def note(self) -> str:
-        """The metric and attack of the advantage, or why there is none; and who declined."""
+        """Return metric and attack of the advantage, or why there is none; and which attacks
+        declined.
+        """
         declined = self._describe_refusals()
         if self.worst is not None:
             metric = str(self.worst.metric).replace("_", " ")
@@ -164,10 +174,12 @@ class Headline:
 
     @property
     def text(self) -> str:
+        """Return the advantage or the state, with its note."""
         separator = ", " if self.worst is not None else ": "
         return f"{self.short}{separator}{self.note}"
 
     def _describe_refusals(self) -> str:
+        """Return how many attacks declined, with the commonest reasons; "" if none did."""
         count = sum(self.declined.values())
         if not count:
             return ""
@@ -178,6 +190,7 @@ class Headline:
         return f"{count} of {count + self.ran} attacks declined: {reasons}{rest}"
 
     def as_json(self) -> dict[str, Any]:
+        """Return the headline as plain values, for reports."""
         worst = self.worst
         return {
             "direction": self.direction.title,
@@ -220,6 +233,9 @@ def headlines_by_direction(
 def _headline_of(
     direction: Direction, results: Sequence[AttackResult], nothing_leaves: str
 ) -> Headline:
+    """Return the headline of one direction from its results: the highest advantage, or why there is
+    none.
+    """
     ran = [result for result in results if result.advantage is not None]
     declined = Counter(_reason_of(result) for result in results if result.advantage is None)
     return Headline(

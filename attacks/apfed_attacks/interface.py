@@ -52,6 +52,7 @@ class Prediction:
     held_out: float | None = None
 
     def select_rows(self, rows: NDArray[Any]) -> "Prediction":
+        """Return the prediction for these rows alone."""
         return replace(self, values=self.values[rows])
 
 
@@ -150,12 +151,14 @@ class Attack(Settings, ABC):
         """
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Wrap a subclass's `run` so that it raises AttackError where the attack does not apply."""
         super().__init_subclass__(**options)
         if (run := vars(cls).get("run")) is None:
             return
 
         @wraps(run)
         def run_if_applicable(self: Attack, view: AdversaryView, seed: int) -> Guess:
+            """Check that the attack applies, then run it."""
             # A decoy holds what the view holds of which it was made.
             if not view.is_decoy and (reason := self.explain_inapplicability(view)) is not None:
                 raise AttackError(f"{self.name} does not apply: {reason}")
@@ -218,7 +221,9 @@ class AttackResult:
 
     @property
     def setting(self) -> str:
-        """The attack, what it was given, and who mounts it on whom: seeds of it are averaged."""
+        """Return the attack, its options, and who mounts it on whom; seeds of one setting are
+        averaged.
+        """
         labels = self.knowledge.get("labels", 0)
         shadow = self.knowledge.get("shadow_rows", 0)
         counted = ((labels, "labels"), (shadow, "pairs"))

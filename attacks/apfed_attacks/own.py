@@ -63,6 +63,9 @@ def _attack_batches(
     chosen: Sequence[AttackChoice] | None,
     seed: int,
 ) -> Iterator[AttackResult]:
+    """Yield the results of attacks on what one receiver got in messages of one kind, against the
+    party's own labels and features.
+    """
     adversary = receiver
     if kind is Kind.CONTRIBUTION:
         adversary = f"{receiver}, told what the others contributed"
@@ -96,7 +99,9 @@ def _attack_batches(
 
 
 def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
-    """Yield what it knows of aligned rows, by argument of `evaluate`, and of which rows (N,)."""
+    """Yield (argument of `evaluate`, values) that the party knows of its aligned rows, with a mask
+    (N,) of the rows for which it knows them.
+    """
     assert record.held is not None
     rows_N = record.rows
     table = record.held.table
@@ -136,6 +141,7 @@ def _readers_of(record: OwnRecord, name: str) -> list[Role]:
 def _make_inapplicable_result(
     record: OwnRecord, name: str, adversary: str, reason: str, seed: int
 ) -> AttackResult:
+    """Return the result of an attack that finds nothing to read, with the reason."""
     kind = find_attack(name)
     readers = _readers_of(record, name) or list(kind.roles)
     return AttackResult(

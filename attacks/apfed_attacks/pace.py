@@ -51,6 +51,7 @@ OnProgress: TypeAlias = Callable[[EvaluationProgress], None]
 
 
 def _format_seconds(seconds: float) -> str:
+    """Return seconds or minutes, rounded."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
@@ -76,6 +77,7 @@ class Pace:
         budget: float | None,
         on_progress: OnProgress,
     ) -> None:
+        """Start the clock; nothing is measured yet."""
         self._names = [name for name, _ in planned]
         self._expected = [_estimate_seconds(attack) for _, attack in planned]
         self._passes = [1 + exchanges * attack.is_exchangeable for _, attack in planned]
@@ -87,7 +89,9 @@ class Pace:
 
     @property
     def order(self) -> list[int]:
-        """The planned attacks as they run: as given, or under a budget the shortest first."""
+        """Return the planned attacks as they run: as given, or under a budget the
+        shortest first.
+        """
         attacks = list(range(len(self._names)))
         return attacks if self._budget is None else sorted(attacks, key=self._seconds_of)
 
@@ -105,6 +109,9 @@ class Pace:
             passes = 0
 
             def note_pass() -> None:
+                """Measure one more pass; raise OutOfTime if the rest no longer fits into the
+                budget.
+                """
                 nonlocal passes
                 passes += 1
                 self._measured[attack] = (time.monotonic() - begin) / passes
@@ -130,6 +137,7 @@ class Pace:
         )
 
     def _seconds_spent(self) -> float:
+        """Return the seconds since this call started."""
         return time.monotonic() - self._begin
 
     def _seconds_of(self, attack: int, *, passes_done: int = 0) -> float:
@@ -154,6 +162,9 @@ class Pace:
         return sum(self._measured.values()) / expected if expected else 1.0
 
     def _require_time(self, needed: float, what: str) -> None:
+        """Raise OutOfTime if the budget has fewer seconds left than needed; `what` starts the
+        sentence.
+        """
         if self._budget is None:
             return
         seconds_left = max(0.0, self._budget - self._seconds_spent())
@@ -164,6 +175,7 @@ class Pace:
             )
 
     def _report_progress(self, attack: int, *, passes: int) -> None:
+        """Call the progress callback with the forecast after so many passes of this attack."""
         waiting = set(range(len(self._names))) - self._finished - {attack}
         seconds_left = self._seconds_of(attack, passes_done=passes)
         seconds_left += sum(map(self._seconds_of, waiting))
@@ -181,6 +193,7 @@ class Pace:
 
 
 def _estimate_seconds(attack: Attack) -> float:
+    """Return the expected seconds of a pass before any was measured."""
     if attack.name in _SECONDS_PER_ITERATION:
         return attack.iterations * _SECONDS_PER_ITERATION[attack.name]
     return _SECONDS_PER_PASS

@@ -47,7 +47,7 @@ from secure_apfed.runs.outcome import Recording
 def truth_of(recording: Recording, victim: str | None = None) -> Truth:
     """Return labels and features of all aligned rows.
 
-    Only training rows that the victim holds count as `trained`; None: all.
+    `trained` lists the training rows that the victim holds; all training rows where it is None.
     """
     data = recording.data
     if data.active.name not in recording.alignment or not exchange_of(recording.config).aligned:
@@ -64,7 +64,9 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
 
 
 def class_priors(truth: Truth) -> tuple[float, ...]:
-    """Return the share of each class among the labelled training rows; none of numbers."""
+    """Return the share of each class among the labelled training rows; nothing where labels are
+    numbers.
+    """
     if not truth.classes:
         return ()
     if not len(truth.positions_with_labels):
@@ -115,6 +117,7 @@ def reveal_architecture(recording: Recording) -> Callable[[], nn.Module]:
     classes = len(recording.data.classes)
 
     def make_network() -> nn.Module:
+        """Return the active's networks in sequence, with fresh weights."""
         if not settings.is_own or recording.model is None:
             return nn.Sequential(*encoder_and_head(settings, shape, classes))
         network = copy.deepcopy(recording.model)
@@ -257,10 +260,12 @@ def exchange_of(config: Config) -> Exchange:
 
 
 def _get_tables(recording: Recording) -> dict[str, PartyTable]:
+    """Return all parties' tables by name."""
     return {table.name: table for table in recording.data.tables}
 
 
 def _collect_terms(recording: Recording) -> dict[str, AgreedTerms]:
+    """Return each passive's agreed terms where it contributes gradients; none elsewhere."""
     config = recording.config
     if exchange_of(config).opens != "gradients":
         return {}
@@ -301,10 +306,12 @@ def _collect_labels(recording: Recording, parties: Sequence[str]) -> dict[str, T
 
 
 def _find_present_rows(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
-    """Return of whom these parties have a row, (A,) bool; without those that hold everybody."""
+    """Return, for each of these parties that lacks somebody, whether it has a row of each person,
+    (A,) bool.
+    """
     alignment = recording.alignment
     is_present = {name: alignment[name] >= 0 for name in parties if name in alignment}
-    return {name: held_A for name, held_A in is_present.items() if not held_A.all()}
+    return {name: present_A for name, present_A in is_present.items() if not present_A.all()}
 
 
 def _build_model_query(recording: Recording) -> Callable[[Tensor], Tensor] | None:
@@ -357,6 +364,7 @@ def reveal_people(
     data = recording.data
 
     def list_training_rows(tables: Iterable[PartyTable]) -> list[tuple[PartyTable, Tensor]]:
+        """Return each of these tables with the rows that its party trains on."""
         table_data = ((table, data.select_party(table.name)) for table in tables)
         return [
             (table, party_data.train_rows)
@@ -396,7 +404,7 @@ def _mix_candidates(
     seed: int,
     there_are: str,
 ) -> tuple[Candidates, Tensor, Tensor]:
-    """Choose as many of both, in an order that says nothing; their rows, and who is inside."""
+    """Choose equally many rows of both kinds and shuffle them; return them, and who is inside."""
     count = min(most // 2, len(inside[0]), len(outside[0]))
     if count < 2:
         raise AttackError(f"{there_are}; an attack on membership needs two of each")
@@ -415,7 +423,9 @@ def _mix_candidates(
 def build_local_training(
     recording: Recording, seed: int
 ) -> Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]:
-    """Return how a party would train alone (`Knowledge.alike`), with GRUs as they were averaged."""
+    """Return how a party would train alone (`Knowledge.alike`), with the GRUs of the averaged
+    model.
+    """
     config = recording.config
     model = recording.model
     data = recording.data
@@ -428,12 +438,18 @@ def build_local_training(
 
     @torch.no_grad()
     def split_views(rows_N: Tensor) -> list[Tensor]:
+        """Return the columns of each view, (N, F_v), in double precision; sequences through the
+        GRUs.
+        """
         if isinstance(encoder, SequenceEncoder):
             rows_N = rows_N.to(next(encoder.to(rows_N.device).parameters()).dtype)
             return [part.double().cpu() for part in encoder.encode_views(rows_N)]
         return [rows_N.flatten(1)[:, view].double().cpu() for view in columns]
 
     def train_views(rows_n: Tensor, labels_n: Tensor) -> Callable[[Tensor], Tensor]:
+        """Train on these rows alone, as a party of FedMV does; return the model, rows -> scores (N,
+        K).
+        """
         eta_n1 = torch.full((len(rows_n), 1), settings.eta, dtype=torch.float64)
         truth_nK = F.one_hot(labels_n, classes).double()
         pull = Pull(truth_nK.numpy(), eta_n1.numpy())
@@ -444,6 +460,7 @@ def build_local_training(
         weights = [torch.from_numpy(view.weights_FC) for view in views.views]
 
         def score_rows(rows_N: Tensor) -> Tensor:
+            """Return scores (N, K), the mean over all views."""
             scored = [
                 part @ weights_FC
                 for part, weights_FC in zip(split_views(rows_N), weights, strict=True)

@@ -41,6 +41,7 @@ class Recorder:
     """
 
     def __init__(self, *, megabytes: float = 1024) -> None:
+        """Make a recorder that watches nothing yet; `megabytes` bounds all copies."""
         self._room = megabytes * _MEGABYTE
         self._handle: RemovableHandle | None = None
         self._rows: Any = None
@@ -114,9 +115,11 @@ class Recorder:
             output.register_hook(lambda gradient: self._add_gradient(step, gradient))
 
     def _add_gradient(self, step: int, gradient: Tensor) -> None:
+        """Store the gradient of a step, added to what earlier backward passes gave."""
         copy = _copy_to_cpu(gradient)
         self._gradients[step] = copy + self._gradients[step] if step in self._gradients else copy
 
 
 def _copy_to_cpu(values: Tensor) -> Tensor:
+    """Return a detached copy in float32 on the CPU."""
     return values.detach().to("cpu", torch.float32, copy=True)

@@ -118,7 +118,7 @@ def run_attacks(
 
 
 def _results_of(trials: Sequence["Trial"]) -> Iterator[AttackResult]:
-    """Yield what each trial found, and report how many are done."""
+    """Yield each trial's result, and report how many are done."""
     for number, trial in enumerate(trials):
         report_work("attacks", number, len(trials), trial.attack.name)
         yield trial.compute_result()
@@ -126,7 +126,7 @@ def _results_of(trials: Sequence["Trial"]) -> Iterator[AttackResult]:
 
 
 def _iter_pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every adversary of the attack's roles, with every party that has what it is after."""
+    """Yield every adversary of the attack's roles, with every party that it could attack."""
     active = recording.data.active.name
     passives = tuple(party.name for party in recording.data.passives)
     for role in attack.roles:
@@ -168,6 +168,9 @@ class Trial:
     played: PlayedAttack | None = None
 
     def compute_result(self) -> AttackResult:
+        """Reveal the adversary's knowledge, run the attack beside its decoys, and score it. An
+        AttackError becomes a result that does not apply, with its text as the reason.
+        """
         attack = self.attack
         view = self.build_view(self.make_empty_knowledge())
         task = self.recording.config.task
@@ -191,6 +194,7 @@ class Trial:
         return result
 
     def build_view(self, knowledge: Knowledge) -> AdversaryView:
+        """Return what the parties saw, with this knowledge."""
         return recorded.view_of(
             self.recording,
             self.parties,
@@ -203,13 +207,17 @@ class Trial:
 
     @property
     def _device(self) -> torch.device:
+        """Return the device where the attack computes."""
         return self.device or find_device(self.recording.config.train.device)
 
     def make_empty_knowledge(self) -> Knowledge:
+        """Return the knowledge of an adversary that knows classes and victim alone."""
         return Knowledge(classes=len(self.recording.data.classes), victim=self.victim)
 
     def reveal_knowledge(self) -> tuple[Knowledge, Truth]:
-        """Return what the adversary is told, and the truth that its guess is compared with."""
+        """Return the knowledge that the attack's options give, and the truth that its guess is
+        scored by.
+        """
         attack = self.attack
         recording = self.recording
         victim = self.victim
@@ -335,6 +343,7 @@ def add_decoys(guess: Guess, decoy: Guess) -> Guess:
     def select_shared_rows(
         predictions: Mapping[str, Prediction], rows: Tensor
     ) -> dict[str, Prediction]:
+        """Return the predictions for the rows that both guesses have."""
         return {
             name: prediction.select_rows(rows.numpy()) for name, prediction in predictions.items()
         }

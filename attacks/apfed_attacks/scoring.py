@@ -211,11 +211,14 @@ class Truth:
 
     @property
     def positions_with_labels(self) -> Tensor:
-        """The labelled rows of `trained`: the only ones that labels are drawn and scored from."""
+        """Return the labelled rows of `trained`: the only ones that known labels are drawn from,
+        and that guesses are scored on.
+        """
         return self.trained[self.labels[self.trained] != UNLABELLED]
 
     @classmethod
     def for_members(cls, members: Tensor, *, classes: int) -> "Truth":
+        """Return the truth of an attack on membership, which has no labels and features."""
         nothing = torch.empty(0, dtype=torch.int64)
         return cls(classes, nothing, nothing, {}, members)
 
@@ -314,7 +317,7 @@ def score_guess(
 def make_inapplicable_result(
     attack: Attack, view: AdversaryView, reason: str, seed: int
 ) -> AttackResult:
-    """Return the result of an attack that says nothing here, for a stated reason."""
+    """Return the result of an attack that does not apply here, for a stated reason."""
     declared = _list_common_fields(attack, view, seed, scored=0)
     return AttackResult(**declared, applicable=False, reason=reason)
 
@@ -351,6 +354,9 @@ def _list_common_fields(
 
 
 def _check_guess(attack: Attack, guess: Guess, known: Tensor, columns: int) -> None:
+    """Raise AttackError unless the guess is of unknown rows, each once, with an attack, a baseline
+    and values of shape (N, columns).
+    """
     positions = guess.positions
     if not len(positions) or len(set(positions.tolist())) != len(positions):
         raise AttackError(
@@ -371,6 +377,7 @@ def _check_guess(attack: Attack, guess: Guess, known: Tensor, columns: int) -> N
 
 
 def _get_known_positions(attack: Attack, view: AdversaryView) -> Tensor:
+    """Return the positions of the rows whose target the adversary was told."""
     of_target = view.knowledge.labels if attack.target == "labels" else view.knowledge.shadow
     return of_target.positions
 
@@ -390,8 +397,8 @@ def _select_truth(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
 def _choose_variant(
     figures: Mapping[str, Figures], held_out: Mapping[str, float], metric: str
 ) -> tuple[str, float]:
-    """Return the name and figure of what predicts known rows best that it was not fitted to; of
-    the highest `metric` where no attack holds out any.
+    """Return name and figure of the variant that best predicts held-out known rows; of the highest
+    `metric` where no variant has held-out rows.
     """
     validated = {
         name: held_out[name]

@@ -115,8 +115,10 @@ def _mount(
 
 
 def _copy_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of all arrays, to notice an attack that changes its input."""
     return {name: torch.as_tensor(value).clone() for name, value in arrays.items()}
 
 
 def _are_equal(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return whether all arrays are as before."""
     return all(torch.equal(before[name], torch.as_tensor(after[name])) for name in before)

@@ -94,6 +94,7 @@ def _move_floats(values: Tensor, device: torch.device) -> Tensor:
 
 
 def _move_all_floats(tensors: Mapping[Any, Tensor], device: torch.device) -> dict[Any, Tensor]:
+    """Move every tensor of floats to the device."""
     return {name: _move_floats(values, device) for name, values in tensors.items()}
 
 
@@ -164,6 +165,7 @@ class Knowledge:
     order: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
 
     def to(self, device: torch.device) -> Self:
+        """Return this knowledge with its features on the device."""
         candidates = self.candidates
         return replace(
             self,
@@ -287,6 +289,9 @@ class AdversaryView:
     device: torch.device = _CPU
 
     def __post_init__(self) -> None:
+        """Move features, opened sums, networks and knowledge to the device; a decoy's are there
+        already.
+        """
         if self.is_decoy:  # made of a view, which has done so
             return
         device = self.device
@@ -303,15 +308,20 @@ class AdversaryView:
 
     @property
     def name(self) -> str:
+        """Return the names of all members."""
         return " + ".join(self.parties)
 
     @property
     def is_decoy(self) -> bool:
-        """True if releases are other rows'; baselines read none, and need no fit."""
+        """Return True if releases are attributed to other rows; baselines read no release, so that
+        they need no second fit.
+        """
         return self.stands_for is not None
 
     def attribute_positions(self, positions: Tensor) -> Tensor:
-        """Return whose releases those of `positions` are taken for: their own, but for decoys."""
+        """Return the positions that releases of these positions are attributed to: the same, except
+        in a decoy.
+        """
         return positions if self.stands_for is None else self.stands_for[positions]
 
     def has_rows(self, party: str | None, positions: Tensor) -> Tensor:
@@ -321,17 +331,19 @@ class AdversaryView:
         return everybody_N if held_A is None else held_A[positions]
 
     def iter_messages(self, kind: Kind, epoch: int | None = None) -> Iterator[Envelope]:
-        """Yield those of a kind that the coalition saw, in an epoch or in all, in that order."""
+        """Yield the messages of a kind that the coalition saw, of one epoch or of all, in order."""
         for number in sorted(self.envelopes) if epoch is None else [epoch]:
             yield from (sent for sent in self.envelopes.get(number, ()) if sent.kind is kind)
 
     def epochs_with(self, kind: Kind) -> tuple[int, ...]:
+        """Return the epochs with a message of this kind, ascending."""
         return tuple(
             epoch for epoch in sorted(self.envelopes) if any(self.iter_messages(kind, epoch))
         )
 
     @property
     def epochs(self) -> tuple[int, ...]:
+        """Return the epochs in which representations were released, ascending."""
         return self.epochs_with(Kind.REPRESENTATIONS)
 
     def list_senders(self, epoch: int) -> frozenset[str]:
@@ -398,14 +410,13 @@ def draw_weights_anew(networks: nn.Module) -> None:
 
 
 def collect_representations(view: AdversaryView, epoch: int, sender: str | None = None) -> Observed:
-    """Return what the view holds of `epoch`, the latest release of each position.
+    """Return the latest release of each position in `epoch`.
 
-    Representations of several senders (TVFL's passives) stand side by side, in the order of
-    their names, for the positions that all of them released; or those of `sender` alone.
+    Representations of several senders (TVFL's passives) stand side by side, in the order of their
+    names, for the positions that all of them released; or those of `sender` alone.
 
-    Raises:
-        AttackError: it holds none, as in the functions below.
-        RemoteProtocolError: a payload that is not rows and representations.
+    Raises: AttackError: the view has none, as in the functions below. RemoteProtocolError: a
+    payload that is not rows and representations.
     """
     releases = [
         (message.sender, rows, h) for message, rows, h in _iter_releases(view, epoch, sender)
@@ -605,7 +616,9 @@ def find_vote_request(view: AdversaryView) -> VoteRequest | None:
 
 
 def _ballot_beside_ciphertexts(message: Envelope) -> bytes:
-    """Return what a request with encrypted labels says in clear: the rows, and who is labelled."""
+    """Return the clear part of a request with encrypted labels: the rows, and which of them are
+    labelled.
+    """
     try:
         ballot, _ = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -616,7 +629,9 @@ def _ballot_beside_ciphertexts(message: Envelope) -> bytes:
 
 
 def collect_votes(view: AdversaryView) -> dict[str, Observed]:
-    """Return what the active read: "sum", or each passive's answers as unit vectors, by name."""
+    """Return the votes that the active read: "sum", or each passive's answers as unit vectors, by
+    name.
+    """
     ballot = find_vote_request(view)
     if ballot is None:
         return {}
@@ -647,6 +662,10 @@ def _iter_releases(
 def _unpack_tensors(
     view: AdversaryView, message: Envelope, name: str, **others: TensorSpec
 ) -> dict[str, Tensor]:
+    """Return the tensors of a message, of which `name` holds vectors or convolution maps of float32
+    or float64. Raises RemoteProtocolError: the payload is another; AttackError: numbers are not
+    finite.
+    """
     refusals = []
     for dtype, dimensions in _LAYOUTS:
         expected = {name: TensorSpec(dtype, (None,) * dimensions), **others}
@@ -665,6 +684,7 @@ def _unpack_tensors(
 
 
 def _every_position(rows: Iterable[Tensor]) -> Tensor:
+    """Return all positions of these rows, ascending, each once."""
     positions: Tensor = torch.cat([_NO_ROWS, *rows]).unique()
     return positions
 

@@ -77,6 +77,7 @@ class ChosenRepresentations(ActiveAttack):
         return {"people": people_N, **exchanged, "batch": torch.tensor(batch)}
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Regress the recovered representations z to the victim's features."""
         people_N, z_ND = self.recover_representations(view)
         return guess_features(self, view, people_N, {"z": z_ND}, seed)
 

@@ -46,6 +46,9 @@ class ContrastiveInversion(FeatureAttack):
     roles = ("active",)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no contrastive gradient sum can be inverted: none is opened or recorded, or
+        the objective is another one. None: some can.
+        """
         if reason := explain_missing_gradient_sums(view) or explain_not_contrastive(view):
             return reason
         if not any(list_opened_batches(view, epoch) for epoch in view.epochs):
@@ -53,6 +56,9 @@ class ContrastiveInversion(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Invert the sums of the last epoch, and regress the recovered representations and the sums
+        to the victim's features.
+        """
         sums, recovered = self._invert_sums(view)
         positions = self.choose_rows(view, sums.positions, seed)
         z_ND, sum_ND = (
@@ -153,11 +159,14 @@ def explain_sums(
     )
 
     def compute_mismatch() -> Tensor:
+        """Return |predicted - sum|^2 / |sum|^2 over all questions, and set the gradient
+        for L-BFGS.
+        """
         optimiser.zero_grad()
         error = guess_ND.new_zeros(())
         for item in questions:
-            found_BD = contrastive_sum(item.h, guess_ND[item.people], contributors)
-            error = error + (found_BD - item.sum).square().sum() / scale
+            predicted_BD = contrastive_sum(item.h, guess_ND[item.people], contributors)
+            error = error + (predicted_BD - item.sum).square().sum() / scale
         (guess_ND.grad,) = torch.autograd.grad(error, guess_ND)
         return error.detach()
 

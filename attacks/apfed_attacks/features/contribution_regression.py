@@ -45,6 +45,9 @@ class ContributionRegression(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why the aggregator sees no numbers of the victim row by row: nothing is summed so,
+        no contribution was recorded, or contributions are ciphertexts. None: it sees some.
+        """
         if view.description.opens not in _ROW_BY_ROW:
             return f"{view.description}: nothing is summed row by row through the aggregator"
         victim = view.knowledge.victim or ""
@@ -61,21 +64,22 @@ class ContributionRegression(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Regress each row's mean and last contribution to the contributor's features."""
         victim = view.knowledge.victim
         parts: list[tuple[Tensor, Tensor]] = []
         for rows_B, values_BD in _numbers_of(view, victim or ""):
-            held_B = view.has_rows(victim, rows_B)
-            parts.append((rows_B[held_B], values_BD[held_B]))
+            present_B = view.has_rows(victim, rows_B)
+            parts.append((rows_B[present_B], values_BD[present_B]))
         means = average_rows(parts)
         if means is None:
             raise AttackError(f"{view.name} is not told whose rows {view.knowledge.victim} sent")
         positions = self.choose_rows(view, means.positions, seed)
-        last = {
+        last_by_position = {
             place: row_D
             for rows_B, values_BD in parts
             for place, row_D in zip(rows_B.tolist(), values_BD, strict=True)
         }
-        last_ND = torch.stack([last[place] for place in positions.tolist()])
+        last_ND = torch.stack([last_by_position[place] for place in positions.tolist()])
         columns = {"contributions": means.select_positions(positions), "last contribution": last_ND}
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
         scaled = {name: self.scale_columns(of_ND, seed) for name, of_ND in columns.items()}

@@ -43,6 +43,9 @@ class DecoderExtraction(ActiveAttack):
     length: float = Field(1.0, gt=0)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why the attack does not apply: a passive has another objective than
+        reconstruction, or the view is not of a live run of it. None: it applies.
+        """
         kinds = {agreed.objective.name for agreed in view.agreed.values()}
         if kinds and kinds != {"reconstruction"}:
             return "a passive contributes gradients of another objective than reconstruction"
@@ -85,6 +88,9 @@ class DecoderExtraction(ActiveAttack):
         }
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Fit the known pairs exactly: an affine map of the answers and, without rules, a rotation
+        of what the Gram matrix W^T W opens; regress the answers besides.
+        """
         notes = notes_of(self, view)
         guess = guess_features(self, view, notes["people"], {"answers": notes["opened"]}, seed)
         positions, order = notes["people"].sort()

@@ -64,6 +64,9 @@ class GradientProjection(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no sum can be taken apart: no gradients are opened, or no passive has an
+        objective whose gradient has a known form. None: some can.
+        """
         if reason := explain_missing_gradient_sums(view):
             return reason
         if not view.agreed:
@@ -74,6 +77,9 @@ class GradientProjection(FeatureAttack):
         return explain_missing_sums(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Regress what representations leave unexplained of the sums to the victim's features, for
+        each form of gradient among the passives' objectives.
+        """
         rests = {form: average_rests(view, form) for form in forms_of(view)}
         sent, _ = next(iter(rests.values()))
         positions = self.choose_rows(view, sent.positions, seed)

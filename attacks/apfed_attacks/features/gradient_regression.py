@@ -44,6 +44,7 @@ class GradientRegression(FeatureAttack):
         return explain_missing_gradient_sums(view) or explain_missing_sums(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Regress each row's mean opened sum to the victim's features."""
         sums = average_rows(_iter_sums(view))
         if sums is None:
             raise AttackError(

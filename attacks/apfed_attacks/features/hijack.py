@@ -76,6 +76,9 @@ class HijackAttack(AnsweringAttack):
     keeps = ("shape",)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why the attack does not apply: the view is not of a live run of it, or the
+        adversary knows no outsiders with the victim's features. None: it applies.
+        """
         reason = super().explain_missing_input(view)
         victim = view.knowledge.victim
         if reason is None and victim not in view.knowledge.public:
@@ -85,6 +88,7 @@ class HijackAttack(AnsweringAttack):
     def start_answering(
         self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> "Hijack":
+        """Return the adversary that answers each step; it trains on the outsiders' features."""
         assert knowledge.victim is not None
         outsiders = knowledge.public[knowledge.victim].float()
         own_rows = [rows for name, rows in knowledge.public.items() if name != knowledge.victim]
@@ -94,6 +98,9 @@ class HijackAttack(AnsweringAttack):
         return Hijack(self, terms.shape, outsiders, own_AF, known_PF, derive_seed(seed, self.name))
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Decode the victim's recorded releases by the decoder that the adversary trained while it
+        answered.
+        """
         notes = notes_of(self, view)
         victim = view.knowledge.victim
         assert victim is not None
@@ -126,6 +133,9 @@ class FeatureSpaceHijack(HijackAttack):
     roles = ("active",)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no active can mount FSHA here: it returns no gradient, or reads sums only.
+        None: it can.
+        """
         exchange = view.description
         if not exchange.returns_gradients:
             return f"{exchange}: the active returns no gradient that trains a passive's encoder"
@@ -169,6 +179,9 @@ class Space:
     """
 
     def __init__(self, attack: HijackAttack, sent: Shape, outsiders: Tensor) -> None:
+        """Build simulator and decoder for releases of shape `sent`, and standardise the outsiders
+        by one mean a feature and one scale.
+        """
         self.outsiders = rows_PF = outsiders.flatten(1)
         self.reach_D: Tensor | None = None
         self._low = rows_PF.min()
@@ -189,6 +202,7 @@ class Space:
 
     @torch.no_grad()
     def simulate_rows(self, features_NF: Tensor) -> Tensor:
+        """Return f(x), (N, D), of features in the outsiders' units."""
         scaled_NF = (features_NF.flatten(1) - self._centre_F) / self._scale
         return torch.cat(
             [self.simulate_batch(scaled_BF) for scaled_BF in scaled_NF.split(_AT_ONCE)]
@@ -217,6 +231,7 @@ class Hijack:
         own_PF: Tensor,
         seed: int,
     ) -> None:
+        """Standardise the own features and build the networks, with weights drawn by `seed`."""
         self._attack = attack
         self._sent = sent
         self._seed = seed
@@ -277,4 +292,7 @@ class Hijack:
         return space.simulate_rows(space.outsiders)
 
     def collect_notes(self) -> Mapping[str, Tensor]:
+        """Return the decoder's weights and the shape of a release, which
+        `HijackAttack.run` reads.
+        """
         return {**self.space.decoder.state_dict(), "shape": torch.tensor(self._sent)}

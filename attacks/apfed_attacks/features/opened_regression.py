@@ -45,6 +45,7 @@ class SumRegression(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no row-by-row sum was opened or recorded. None: some were."""
         if view.description.opens not in ("representations", "projections", "pseudo-labels"):
             return (
                 f"{view.description}: no sum of representations, projections or pseudo-labels is "
@@ -55,6 +56,9 @@ class SumRegression(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Regress the last epoch's sums, and those of all epochs side by side, to the victim's
+        features; where pseudo-labels were sent, also what these leave of the sums.
+        """
         sums_by_epoch = {
             epoch: collect_opened_sums(view, epoch) for epoch in list_opened_epochs(view)
         }
@@ -65,18 +69,20 @@ class SumRegression(FeatureAttack):
             for epoch, sums in sums_by_epoch.items()
             if torch.isin(positions, sums.positions).all()
         ]
-        read = {epoch: sums_by_epoch[epoch].select_positions(positions) for epoch in complete}
-        columns = {"sums": read[last]}
+        observed_by_epoch = {
+            epoch: sums_by_epoch[epoch].select_positions(positions) for epoch in complete
+        }
+        columns = {"sums": observed_by_epoch[last]}
         if view.description.opens == "pseudo-labels":
-            read = {
+            observed_by_epoch = {
                 epoch: _compute_residuals(
                     sums_NC, collect_pseudo_labels(view, epoch).select_positions(positions)
                 )
-                for epoch, sums_NC in read.items()
+                for epoch, sums_NC in observed_by_epoch.items()
             }
-            columns["rest of the sums"] = read[last]
-        if len(read) > 1:
-            columns["all epochs"] = torch.cat(list(read.values()), dim=1)
+            columns["rest of the sums"] = observed_by_epoch[last]
+        if len(observed_by_epoch) > 1:
+            columns["all epochs"] = torch.cat(list(observed_by_epoch.values()), dim=1)
         x_NF = self.scale_own_columns(view, positions, seed)
         labels_NF = _own_labels(view, positions)
         both_NF = np.hstack([x_NF, labels_NF])
@@ -104,6 +110,7 @@ class VectorRegression(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no singular vectors were opened or recorded. None: some were."""
         if view.description.opens != "singular vectors":
             return f"{view.description}: no table is decomposed"
         if not list_opened_epochs(view):
@@ -111,6 +118,7 @@ class VectorRegression(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Regress the left singular vectors u to the victim's features."""
         vectors = collect_opened_sums(view, list_opened_epochs(view)[0])
         positions = self.choose_rows(view, vectors.positions, seed)
         return guess_features(
@@ -131,6 +139,7 @@ class VoteRegression(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no votes were requested or recorded. None: some were."""
         if view.description.labels is None:
             return f"{view.description}: nobody votes"
         if find_vote_request(view) is None or not collect_votes(view):
@@ -138,12 +147,15 @@ class VoteRegression(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        read = collect_votes(view)
+        """Regress the votes, and single answers where they are known, to the victim's features."""
+        votes_by_name = collect_votes(view)
         ballot = find_vote_request(view)
         assert ballot is not None
-        first = next(iter(read.values()))
+        first = next(iter(votes_by_name.values()))
         positions = self.choose_rows(view, first.positions, seed)
-        answers = {name: observed.select_positions(positions) for name, observed in read.items()}
+        answers = {
+            name: observed.select_positions(positions) for name, observed in votes_by_name.items()
+        }
         columns = {"votes": torch.cat(list(answers.values()), dim=1)}
         victim = view.knowledge.victim
         if victim in answers and len(answers) > 1:

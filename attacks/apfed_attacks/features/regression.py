@@ -82,6 +82,9 @@ class LeastSquares:
     best_score_: float
 
     def fit(self, rows_nC: FloatArray, targets: NDArray[Any]) -> Self:
+        """Choose rank or ridge by leave-one-out errors and keep the weights, (C, F). For n rows of
+        rank R, every candidate is a filter on the singular values, so that one SVD serves all.
+        """
         wanted_nF = targets.reshape(len(targets), -1).astype(np.float64)
         rows = len(rows_nC)
         self._centre_C = rows_nC.mean(0)
@@ -237,6 +240,11 @@ class Regression:
     def _fit_regressor(
         self, regressor: str, values_NF: FloatArray, *, is_judged: bool = True
     ) -> Prediction:
+        """Fit a regressor of `REGRESSORS` to the shadow rows and predict the others, (U, F).
+
+        The prediction's `held_out` is 1 - error / variance on known rows left out of the fit: by
+        leave-one-out in closed form or, for a network with `is_judged`, on a fifth of them.
+        """
         centre_F = self.pairs.mean(axis=0)
         scale = self.pairs.std() or 1.0
         wanted_nF = (self.pairs - centre_F) / scale
@@ -244,6 +252,7 @@ class Regression:
         spread = float(np.square(wanted_nF).mean()) or 1.0
 
         def fit_rows(rows_n: NDArray[Any]) -> Any:
+            """Fit a fresh regressor to these shadow rows, by number."""
             model = REGRESSORS[regressor](
                 self.hidden, self.iterations, self.seed % 2**32, len(rows_n)
             )
@@ -252,21 +261,26 @@ class Regression:
             return fit_model(model, known_nC[rows_n], targets)
 
         def predict_unknown() -> Prediction:
+            """Fit on all shadow rows, estimate the error on held-out ones, and predict the unknown
+            rows.
+            """
             rows_n = np.arange(len(wanted_nF))
             model = fit_rows(rows_n)
-            found_UF = model.predict(values_NF[~self.shadow]).reshape(-1, wanted_nF.shape[1])
+            predicted_UF = model.predict(values_NF[~self.shadow]).reshape(-1, wanted_nF.shape[1])
             error = None
             if regressor != _NETWORK:
                 error = -float(model.best_score_)
             elif is_judged and len(rows_n) >= _HELD_OUT:
-                out_n = rows_n % _HELD_OUT == 0
-                said_nF = fit_rows(rows_n[~out_n]).predict(known_nC[out_n])
-                missed_n = np.square(said_nF.reshape(wanted_nF[out_n].shape) - wanted_nF[out_n])
-                error_n = missed_n.mean(axis=1)
+                is_held_out_n = rows_n % _HELD_OUT == 0
+                predicted_nF = fit_rows(rows_n[~is_held_out_n]).predict(known_nC[is_held_out_n])
+                squared_error_n = np.square(
+                    predicted_nF.reshape(wanted_nF[is_held_out_n].shape) - wanted_nF[is_held_out_n]
+                )
+                error_n = squared_error_n.mean(axis=1)
                 # So few rows are lucky too often; a network has to be better by a standard error.
                 error = float(error_n.mean() + error_n.std() / np.sqrt(len(error_n)))
             held_out = None if error is None else 1 - error / spread
-            return Prediction(found_UF * scale + centre_F, held_out=held_out)
+            return Prediction(predicted_UF * scale + centre_F, held_out=held_out)
 
         made_of = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
         return guess_once(predict_unknown, regressor, str(is_judged), *made_of)
@@ -276,8 +290,8 @@ def predict_by_ridge(
     known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray
 ) -> Prediction:
     """Fit ridge regression on P known rows; predict N others, (N, F)."""
-    found_NF = RidgeCV(_ALPHAS).fit(known_PC, wanted_PF).predict(columns_NC)
-    return Prediction(found_NF.reshape(len(columns_NC), -1))
+    predicted_NF = RidgeCV(_ALPHAS).fit(known_PC, wanted_PF).predict(columns_NC)
+    return Prediction(predicted_NF.reshape(len(columns_NC), -1))
 
 
 def guess_features(

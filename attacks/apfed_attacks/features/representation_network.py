@@ -51,6 +51,9 @@ class RepresentationNetwork(FeatureAttack):
     variance_weight: float = Field(1.0, ge=0)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why there is nothing to invert: no releases, or the recording has no encoder of
+        the victim. None: there is something.
+        """
         reason = super().explain_missing_input(view)
         if reason is None and view.knowledge.encoder is None:
             victim = view.knowledge.victim
@@ -58,6 +61,7 @@ class RepresentationNetwork(FeatureAttack):
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Train one generator for each kind of release, and return the rows that they generate."""
         releases = collect_releases(view, view.knowledge.victim)
         positions = self.choose_rows(view, releases["h"].positions, seed)
         x_NC = self.scale_own_columns(view, positions, seed)
@@ -92,6 +96,9 @@ class RepresentationNetwork(FeatureAttack):
         weight_D = 1 / torch.where(spread_D > 0, spread_D, 1)
 
         def generate_batch(rows_B: Tensor) -> Tensor:
+            """Return generated features of these rows, (B, ...), in the features' units, from fresh
+            noise.
+            """
             noise_BZ = torch.randn(len(rows_B), noise).to(own_NC.device)
             made_BF = generator(torch.cat([own_NC[rows_B], noise_BZ], dim=1))
             rows: Tensor = made_BF.reshape(-1, *mean_F.shape) * scale + mean_F

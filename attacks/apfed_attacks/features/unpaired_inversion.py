@@ -67,6 +67,9 @@ class UnpairedInversion(FeatureAttack):
     components: int = Field(64, ge=2)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Train on public rows and decode each kind of release; of several starts the one that
+        looks most like the data counts.
+        """
         shadow = view.knowledge.shadow
         if len(shadow) < 2:
             raise AttackError(f"{view.name} has {len(shadow)} public rows; raise shadow_rows")
@@ -90,6 +93,7 @@ class UnpairedInversion(FeatureAttack):
         beside_NC, beside_PC = own_both.float().split([len(x_NC), len(x_PC)])
 
         def decode_columns(columns_NC: Tensor) -> Prediction:
+            """Return features decoded from these columns, (N, F), by the best of all starts."""
             h_ND = torch.from_numpy(self.scale_columns(columns_NC, seed)).float()
             seeds = (derive_seed(seed, self.name, start) for start in range(self.starts))
             inputs = self, view, h_ND, public_PF, beside_NC, beside_PC

@@ -125,6 +125,9 @@ def guess_labels(
         baselines = references = {}
 
     def guess_columns(columns_NF: FloatArray) -> dict[str, Prediction]:
+        """Return scores of the unknown rows from one set of columns: by every probe, or without any
+        known label by k-means clusters.
+        """
         if unknown_N.all():  # one cluster a class
             means = KMeans(
                 view.knowledge.classes,
@@ -138,6 +141,7 @@ def guess_labels(
         return {probe: Prediction(of_NK[unknown_N]) for probe, of_NK in scores.items()}
 
     def guess_column_sets(columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
+        """Return the guesses from each set of columns, named "<probe> on <columns>"."""
         return {
             f"{way} on {name}": scores
             for name, columns_NF in columns.items()
@@ -154,8 +158,8 @@ def guess_labels(
         for name, (released_NF, own_NF) in fused.items():
             prior_NK = _score_rows("logistic", view, own_NF, labels_N, seed)
             for trust in TRUST:
-                found_NK = correct_priors(prior_NK, released_NF, labels_N, trust)[unknown_N]
-                guesses[f"x corrected by {trust:g} of {name}"] = Prediction(found_NK)
+                corrected_NK = correct_priors(prior_NK, released_NF, labels_N, trust)[unknown_N]
+                guesses[f"x corrected by {trust:g} of {name}"] = Prediction(corrected_NK)
     # By the priors or, where they are unknown, by the known labels' shares.
     known_K = np.bincount(labels_N[~unknown_N], minlength=view.knowledge.classes)
     shares_K = np.array(view.knowledge.priors or known_K, np.float64)
@@ -176,6 +180,9 @@ def _score_rows(
     classes = view.knowledge.classes
 
     def fit_probe() -> Prediction:
+        """Fit the probe to the known rows and score all, with zeros for classes that no known row
+        has.
+        """
         known_N = labels_N >= 0
         probe = PROBES[name](iterations, seed % 2**32)
         fit_model(probe, columns_NF[known_N], labels_N[known_N])
@@ -231,6 +238,7 @@ class _Bottom(nn.Module):
     spread: Tensor
 
     def __init__(self, networks: nn.ModuleList, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Join the members' networks; `shapes` are those of their features, a row."""
         super().__init__()
         self._networks = networks
         self._shapes = shapes
@@ -238,6 +246,9 @@ class _Bottom(nn.Module):
         self.register_buffer("spread", torch.ones(1))
 
     def forward(self, rows_BF: Tensor) -> Tensor:
+        """Split (B, F) into the members' features, apply each network, and standardise all h
+        together.
+        """
         blocks = rows_BF.split([math.prod(shape) for shape in self._shapes], dim=1)
         parts = [
             network(block.reshape(-1, *shape)).flatten(1)

@@ -36,6 +36,9 @@ class LabelGradients(LabelProbe):
         return explain_missing_gradients(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Probe direction and length of the gradients of the first and last epoch, and of their
+        mean.
+        """
         gradients = gradients_over_time(view)
         positions = self.choose_rows(view, gradients["first epoch"].positions, seed)
         x_NF = self.scale_own_columns(view, positions, seed)
@@ -71,6 +74,7 @@ class GradientDirection(LabelProbe):
         return explain_missing_gradients(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Score each class by the largest cosine to a known row's gradient."""
         over_epochs = gradients_over_time(view)
         positions = self.choose_rows(view, over_epochs["first epoch"].positions, seed)
         guess = self.from_own_columns(view, positions, seed)

@@ -36,6 +36,7 @@ class ModelCompletion(LabelProbe):
     name = "model_completion"
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Probe the last epoch's h, alone and with own features."""
         releases = combine_epochs(collect_representations, view, view.epochs)
         positions = self.choose_rows(view, releases["last"].positions, seed)
         h_NF, first_NF = (
@@ -83,6 +84,9 @@ class Temporal(LabelProbe):
     components: int = Field(64, ge=2)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why there is no course of time to read: one epoch, or epochs that were not kept.
+        None: there is one.
+        """
         if (reason := super().explain_missing_input(view)) is not None:
             return reason
         if len(view.epochs) < 2:
@@ -95,6 +99,7 @@ class Temporal(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Probe means, the change, and all epochs side by side as principal components."""
         positions = self.choose_rows(view, list_released_positions(view), seed)
         h_END = _all_epochs(view, positions)
         columns = {

@@ -69,10 +69,15 @@ class SemiSupervised(LabelProbe):
 
     @property
     def is_exchangeable(self) -> bool:
-        """An own network is no release: its decoy is the same network from other fresh weights."""
+        """Return False for an own network, which is no release: its decoy is the same network from
+        other fresh weights.
+        """
         return not self.own_network
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why there is nothing to learn from: no releases or gradients, or the recording has
+        no network of a member to train further. None: there is something.
+        """
         if self.own_network and view.description.opens == "representations":
             reason = explain_missing_gradients(view)
         else:
@@ -86,6 +91,9 @@ class SemiSupervised(LabelProbe):
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Train MixMatch on h, or the own network further, and on x as a baseline; score the
+        unknown rows.
+        """
         if view.description.opens == "representations":
             # A network needs no release: only whom it was trained on.
             observed = gradients_over_time(view)["first epoch"]
@@ -118,7 +126,7 @@ class SemiSupervised(LabelProbe):
                 for name, columns in {"h": h_NF, **join_own_columns("h", h_NF, x_NF)}.items()
             }
         attack_guesses, baseline_guesses, decoy_guesses = (
-            {name: Prediction(found_NK[unknown_N].numpy()) for name, found_NK in scores.items()}
+            {name: Prediction(scores_NK[unknown_N].numpy()) for name, scores_NK in scores.items()}
             for scores in (attacks, baselines, decoys)
         )
         return replace(
@@ -211,4 +219,5 @@ class SemiSupervised(LabelProbe):
 
 
 def _augment_rows(rows_BF: Tensor, spread_F: Tensor) -> Tensor:
+    """Return rows with Gaussian noise of this spread a column."""
     return rows_BF + spread_F * torch.randn_like(rows_BF)

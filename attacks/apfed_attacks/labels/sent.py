@@ -42,6 +42,9 @@ class ShownLabels(LabelProbe):
     name = "shown_labels"
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no label can be read: none is sent, they are encrypted, or no request was
+        recorded. None: some can.
+        """
         if view.description.labels is None:
             return f"{view.description}: nobody votes, and no label is sent"
         if view.description.labels == "encrypted":
@@ -51,6 +54,7 @@ class ShownLabels(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Take the labels that the request for votes shows, and learn the other rows' from them."""
         ballot = find_vote_request(view)
         assert ballot is not None
         assert ballot.labels is not None
@@ -104,6 +108,7 @@ class PseudoLabels(LabelProbe):
     suite = ({"labels_per_class": 0}, {"labels_per_class": 4})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no pseudo-labels were sent or recorded. None: some were."""
         if view.description.opens != "pseudo-labels":
             return f"{view.description}: no pseudo-labels are sent"
         if not _list_epochs(view):
@@ -111,6 +116,7 @@ class PseudoLabels(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess by the largest column of Z, and by probes on all its columns."""
         epochs = _list_epochs(view)
         combined = combine_epochs(collect_pseudo_labels, view, epochs)
         first = combined.pop("first")
@@ -132,6 +138,7 @@ class PseudoLabels(LabelProbe):
         )
 
         def make_prediction(observed: Observed) -> Prediction:
+            """Return the columns of Z as scores of the unknown rows."""
             return Prediction(observed.select_positions(guess.positions).numpy(force=True))
 
         largest = {
@@ -142,9 +149,11 @@ class PseudoLabels(LabelProbe):
 
 
 def _list_epochs(view: AdversaryView) -> tuple[int, ...]:
+    """Return the epochs with pseudo-labels."""
     return list_epochs_by_request(view, lambda request: request.z is not None)
 
 
 def _compute_votes(x_NF: FloatArray, labels_N: Tensor, classes: int) -> FloatArray:
+    """Return the votes, (N, K), that own features give by label spreading from these labels."""
     places = (labels_N >= 0).nonzero().flatten()
     return own_votes(x_NF, places, labels_N[places], classes)

@@ -100,6 +100,7 @@ class _ForgedAnswers(_Forger):
     _target_mean: Tensor | None = None
 
     def forge_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+        """Return the forged gradient (B, D) of one step in place of the honest one."""
         gradient_BD = self.honest(step, rows_B, z_BD).to(z_BD)
         return self.forge_rows(
             step, gradient_BD, lambda: self._open_backdoor(rows_B, z_BD, gradient_BD)
@@ -134,9 +135,15 @@ class _ForgedRepresentations(_Forger):
     _trigger: Tensor | None = None
 
     def forge_representations(self, step: int, rows_B: Tensor, z_BD: Tensor, learn: bool) -> Tensor:
+        """Return forged representations (B, D) of one step; `learn` says whether the active trains
+        on them.
+        """
         return self.forge_rows(step, z_BD, lambda: self._open_backdoor(rows_B, z_BD, learn))
 
     def _open_backdoor(self, rows_B: Tensor, z_BD: Tensor, learn: bool) -> Tensor:
+        """Return z with one fixed trigger direction for the people to be moved: those of the target
+        class while the active learns, the chosen ones when it predicts.
+        """
         if self._trigger is None:
             self._trigger = self.steering.draw_directions(z_BD.detach()[:1], 0)
         steering = self.steering
@@ -145,11 +152,13 @@ class _ForgedRepresentations(_Forger):
 
 
 def poison_gradients(run: LiveRun, passive: str, steering: Steering) -> None:
-    """Let a passive of APFed answer like this from now on; its own objective goes on learning."""
+    """Let a passive of APFed answer with forged gradients from now on; its own objective keeps
+    learning.
+    """
     honest = run.get_gradient_function(passive)
     run.hand_over(passive, _ForgedAnswers(steering=steering, honest=honest))
 
 
 def poison_representations(run: SummedRun, passive: str, steering: Steering) -> None:
-    """Let a passive of a sum of representations send like this from now on."""
+    """Let a passive of a sum of representations send forged ones from now on."""
     run.hand_over(passive, _ForgedRepresentations(steering=steering).forge_representations)

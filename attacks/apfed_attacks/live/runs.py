@@ -88,6 +88,9 @@ class LiveSession(Generic[OfMethod]):
         alignment: Mapping[str, Tensor] | None = None,
         logs: Path | None = None,
     ) -> None:
+        """Set up all parties in this process. Raises AttackError: the method has no passives of the
+        kind that this class attacks.
+        """
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
         if config.transcript.keep == "auto":  # it is attacked, whatever the run meant to be
@@ -105,6 +108,7 @@ class LiveSession(Generic[OfMethod]):
 
     @property
     def recording(self) -> Recording:
+        """Return what has been recorded so far, for the attack's view."""
         config = self.config
         data = self.data
         sent = self.session.transcript
@@ -113,7 +117,9 @@ class LiveSession(Generic[OfMethod]):
     def train_epochs(
         self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None
     ) -> None:
-        """Play so many more epochs, everybody its script; `before` hears each step and its rows."""
+        """Train for so many more epochs, every party by its script; `before` is called with each
+        step and its rows.
+        """
         for _ in range(epochs):
             for rows_B in self._begin_epoch():
                 step = self._next_step()
@@ -123,12 +129,14 @@ class LiveSession(Generic[OfMethod]):
                 )
 
     def _begin_epoch(self) -> list[Tensor]:
+        """Start the next epoch in the transcript and return its batches, (B,) each."""
         self._epoch = self._epoch + 1
         self._asking = False
         self.session.transcript.begin_epoch(self._epoch - 1)
         return split_batches(self.learner, self.config, self._epoch - 1)
 
     def _next_step(self) -> int:
+        """Return the number of the next step."""
         self._step += 1
         return self._step - 1
 
@@ -150,10 +158,13 @@ ALL_RULES = frozenset(Rule)
 
 
 def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
-    """Let a passive, honest so far, accept what keeps to these rules only."""
+    """Let a passive, honest so far, accept requests that keep to these rules only."""
     agreed = passive.weight
 
     def parse_request(message: Envelope) -> tuple[Admitted, Tensor]:
+        """Parse a request for gradients and enforce those rules that are left; return what was
+        admitted, and z (B, ...).
+        """
         terms = passive.terms
         sender = message.sender
         if Rule.NORMS not in rules:
@@ -176,7 +187,7 @@ def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
 
 
 class _WatchedSum(PassiveSum):
-    """A passive's end of the sum, `honest` before: it keeps to `rules` only, and is looked at.
+    """A passive's end of the sum that enforces `rules` only and records its values.
 
     `seen` (B, D) is what it added last: the experimenter's truth for scores.
     """
@@ -187,20 +198,24 @@ class _WatchedSum(PassiveSum):
         self.seen: NDArray[np.floating] | None = None
 
     def admit_request(self, asked: Envelope, rows_B: Tensor, **how: Any) -> Admitted:
+        """Admit a request; without the allowance rule, any."""
         if Rule.ALLOWANCE in self.rules:
             return super().admit_request(asked, rows_B, **how)
         self._admitted = Admitted(asked.step, rows_B, rows_B, asked.payload, asked.sender)
         return self._admitted
 
     def protect_answer(self, admitted: Admitted, values_BD: NDArray[np.floating]) -> bytes:
+        """Record the values that are added, then protect them."""
         self.seen = np.ascontiguousarray(values_BD)
         return super().protect_answer(admitted, values_BD)
 
     def count_answer(self, admitted: Admitted, digest: bytes) -> None:
+        """Count the answer against the allowance, if that rule holds."""
         if Rule.ALLOWANCE in self.rules:
             super().count_answer(admitted, digest)
 
     def make_binding(self, admitted: Admitted) -> StepBinding:
+        """Bind the answer to its request or, without that rule, to its step alone."""
         if Rule.BINDING in self.rules:
             return super().make_binding(admitted)
         return _bind_to_step(self.contract.session, admitted.step)
@@ -224,6 +239,7 @@ class LiveRun(LiveSession[ApfedActive]):
         rules: Collection[Rule] = ALL_RULES,
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
+        """Set up APFed and relax the rules that are not in `rules`."""
         super().__init__(config, data, alignment=alignment)
         contract = self.session.contract
         aligned = self.alignment[self.data.active.name]
@@ -251,6 +267,7 @@ class LiveRun(LiveSession[ApfedActive]):
         return self.learner.sum
 
     def _get_watched_sum(self, passive: str) -> _WatchedSum:
+        """Return a passive's watched end of the sum."""
         watched = self._parties[passive].sum
         assert isinstance(watched, _WatchedSum)
         return watched
@@ -267,6 +284,9 @@ class LiveRun(LiveSession[ApfedActive]):
             end.noise = SimpleNamespace(draw=lambda shape, **_: np.zeros(shape, dtype=np.int64))  # type: ignore[assignment]
 
         def answer_request(message: Envelope) -> tuple[Admitted, FloatArray]:
+            """Admit the request and return the adversary's rows in place of the honest
+            gradients.
+            """
             specs = representation_specs(honest.terms)
             tensors, _ = unpack_tensors(message.payload, specs, sender=message.sender)
             rows_B = tensors["rows"]
@@ -288,6 +308,7 @@ class LiveRun(LiveSession[ApfedActive]):
         return compute_gradient
 
     def has_rows(self, passive: str, positions: Tensor) -> Tensor:
+        """Return whether a passive has a row of each of these positions, (N,) bool."""
         return self.alignment[passive][positions] >= 0
 
     def get_contribution(self, passive: str) -> Tensor:
@@ -329,6 +350,7 @@ class LiveRun(LiveSession[ApfedActive]):
         weights: Mapping[str, float] | None = None,
         participants: Collection[str] | None = None,
     ) -> Tensor:
+        """Play one step of questions; see `ActiveSeat.request_sum`."""
         if not self._asking:
             self._begin_epoch()
             self._asking = True
@@ -345,9 +367,11 @@ class LiveRun(LiveSession[ApfedActive]):
         links = self.session.links
 
         def build_payload(z_BD: Tensor) -> bytes:
+            """Pack rows and representations as the active's message."""
             return pack_tensors({"rows": rows_B, "z": z_BD.to(dtype).reshape(-1, *shape)}, meta)
 
         async def exchange_sum() -> Tensor:
+            """Send the request to the participants, and return the sum that the active opens."""
             for name in participating:
                 body = build_payload((instead or {}).get(name, z_BD))
                 links.send(name, Kind.REPRESENTATIONS, step, body)
@@ -363,6 +387,9 @@ class LiveRun(LiveSession[ApfedActive]):
         return self.session.run_step_script(step, exchange_sum())
 
     def _sum_over(self, names: Sequence[str]) -> None:
+        """Replace the sum by a plain one over these passives alone. Raises LocalProtocolError: the
+        sum is a secure one, which has no such mode.
+        """
         contract = self.session.contract
         settings = self.config.secure_sum
         if not sum_kind(settings).unsafe:
@@ -400,12 +427,17 @@ class JointRun(LiveSession[TvflActive]):
     role = TvflActive
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
-        """Let an adversary play the active from now on; it answers all others as an honest one."""
+        """Let an adversary play the active towards this passive from now on; the others get honest
+        gradients.
+        """
         honest = self.learner.train_on_parts
 
         def forge_gradients(
             step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
         ) -> tuple[float, dict[str, bytes]]:
+            """Return the honest loss and gradients, with the forged one for the attacked
+            passive.
+            """
             h_BD = parts[passive].clone()
             chosen_BD = strategy.forge_gradient(step, rows_B, h_BD.flatten(1)) / len(rows_B)
             loss, gradients = honest(step, rows_B, parts)
@@ -421,11 +453,10 @@ class SummedRun(LiveSession[SummedSplitNnActive]):
     role = SummedSplitNnActive
 
     def hand_over(self, passive: str, forge: Callable[[int, Tensor, Tensor, bool], Tensor]) -> None:
-        """Let an adversary send for this passive from now on.
+        """Let an adversary send in this passive's place from now on.
 
-        Args:
-            forge: (step, rows (B,), honest z (B, D), whether the active learns) -> what is sent, in
-                the autograd graph of z, since a gradient on it comes back.
+        Args: forge: (step, rows (B,), honest z (B, D), whether the active learns) ->
+        representations to send, in the autograd graph of z, since a gradient on it comes back.
         """
         role = self.session.helpers[passive]
         assert isinstance(role, SummedPassive)
@@ -456,7 +487,7 @@ class VotesRun(LiveSession[VotesActive]):
 
     @property
     def ballot(self) -> Ballot:
-        """The ballot that an honest active sends."""
+        """Return the ballot that an honest active sends."""
         return self.learner.ballot
 
     @property
@@ -499,6 +530,7 @@ class VotesRun(LiveSession[VotesActive]):
         return role
 
     def learn_from_votes(self) -> None:
+        """Request votes on the honest ballot and train the active on them."""
         _, votes = self.request_votes()
         self.learner.learn_from_votes(votes)
 
@@ -547,22 +579,24 @@ class PoisonedVotes(Labeller):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
+        """Return poisoned votes, (U, K); the same as without own features."""
         return self.label_without_own(features_UF, labelled_n, labels_n, classes)
 
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
+        """Return poisoned votes, (U, K), one-hot: what `way` makes of the honest labeller's."""
         honest_UK = harden_votes(
             self.honest.label_without_own(features_UF, labelled_n, labels_n, classes)
         )
-        of_U = honest_UK.argmax(axis=1)
+        honest_U = honest_UK.argmax(axis=1)
         draw = np.random.default_rng(derive_seed(self.seed, "poisoned votes"))
         votes_U = {
-            "random": draw.integers(classes, size=len(of_U)),
-            "constant": np.zeros_like(of_U),
-            "flip": np.where(of_U == 0, 1, of_U),
-            "rotate": (of_U + 1) % classes,
-            "backdoor": np.where(choose_people(features_UF), 0, of_U),
+            "random": draw.integers(classes, size=len(honest_U)),
+            "constant": np.zeros_like(honest_U),
+            "flip": np.where(honest_U == 0, 1, honest_U),
+            "rotate": (honest_U + 1) % classes,
+            "backdoor": np.where(choose_people(features_UF), 0, honest_U),
         }[self.way]
         return np.asarray(np.eye(classes)[votes_U])
 

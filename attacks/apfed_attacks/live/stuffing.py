@@ -81,6 +81,7 @@ class Tables:
             )
 
         def shuffle_names(names: list[str], which: str) -> list[str]:
+            """Return the names in an order that follows from the seed and `which`."""
             return [
                 names[position]
                 for position in shuffle_rows(torch.arange(len(names)), seed, "stuffing", which)
@@ -159,7 +160,9 @@ def _intersect(
     session: str,
     role: Literal["active", "passive"],
 ) -> NDArray[np.int64]:
-    """Play one intersection; return the rows of its own set that the adversary learned."""
+    """Play one intersection of both parties; return the rows of its own set that the adversary
+    learned.
+    """
     honest = make_intersection(settings, session=session, dealer=_DEALER)
     stuffing: SetIntersection = honest
     if attack.overstuff:

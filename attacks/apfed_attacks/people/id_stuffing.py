@@ -42,6 +42,7 @@ class IdStuffing(Attack):
     overstuff: bool = False
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no stuffed intersection is in the view. None: one is."""
         if not view.description.aligned:
             return f"{view.description}: nothing is aligned, so there is no intersection"
         if view.played is None:
@@ -52,10 +53,11 @@ class IdStuffing(Attack):
         return explain_missing_play(self, view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Score candidates by whether they opened; those never tried get one half."""
         notes = notes_of(self, view)
         tried_N = notes["tried"].numpy()
-        found_N = notes["found"].numpy()
-        scores_N = np.where(tried_N, found_N.astype(np.float64), _UNTRIED)
+        is_common_N = notes["found"].numpy()
+        scores_N = np.where(tried_N, is_common_N.astype(np.float64), _UNTRIED)
         nothing_N1 = np.full((len(scores_N), 1), _UNTRIED)
         return Guess(
             positions=torch.arange(len(scores_N)),

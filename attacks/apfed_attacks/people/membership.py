@@ -68,6 +68,7 @@ def likelihood_ratio(
     """
 
     def compute_likelihood(side_SN: NDArray[np.bool_]) -> FloatArray:
+        """Return log N(phi; side), (N,), with mean and spread of the shadow models on one side."""
         mean_N = np.where(side_SN, shadow_SN, 0).sum(axis=0) / side_SN.sum(axis=0)
         square_SN = np.where(side_SN, np.square(shadow_SN - mean_N), 0)
         rows = 0 if own_variances else None
@@ -99,6 +100,7 @@ class Membership(Attack):
     epochs: int | None = Field(None, ge=1)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no model can be queried, or about whom. None: one can."""
         if view.answers is None:
             return f"{view.description}: no party has a model that an outsider could query alone"
         if view.knowledge.candidates is None:
@@ -106,6 +108,9 @@ class Membership(Attack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Train shadow models on halves of the candidates and compare the victim's confidence with
+        theirs.
+        """
         candidates = view.knowledge.candidates
         knowledge = view.knowledge
         assert candidates is not None
@@ -117,6 +122,9 @@ class Membership(Attack):
         rows_SH = draw_halves(self.shadow_models, len(candidates), seed)
 
         def make_usual_network() -> nn.Module:
+            """Return a network of the library's default architecture, where the victim's is
+            unknown.
+            """
             return nn.Sequential(*encoder_and_head(ModelSettings(), shape, knowledge.classes))
 
         make_network = knowledge.architecture or make_usual_network
@@ -130,6 +138,7 @@ class Membership(Attack):
         others_N = shuffle_rows(torch.arange(len(phi_N)), seed, "attacks", "decoy").numpy()
 
         def score_candidates(phi_N: FloatArray) -> dict[str, FloatArray]:
+            """Return each variant's score of all candidates, from logit confidences (N,)."""
             ratio = partial(likelihood_ratio, phi_N, shadow_SN, inside_SN)
             return {
                 "likelihood ratio": ratio(),
@@ -221,10 +230,12 @@ class Shadows:
         return torch.cat(scores)
 
     def _make_networks(self, models: int) -> list[nn.Module]:
+        """Return S networks with weights drawn by the seed."""
         with seed_draws(self.seed, "shadows", "weights"):
             return [self.make().to(self.device) for _ in range(models)]
 
     def _make_optimiser(self, parameters: list[Tensor]) -> torch.optim.SGD:
+        """Return SGD with the victim's settings of training."""
         train = self.train
         return torch.optim.SGD(
             parameters,
@@ -246,6 +257,9 @@ class Shadows:
     def _scores_of(
         self, call: Callable[[Tensor], Tensor], features_N: Tensor, models: int
     ) -> Tensor:
+        """Return scores (S, N, K) by `call`, which takes all models at once, in parts that fit the
+        memory.
+        """
         parts = features_N.split(max(1, _SCORED_AT_ONCE // models))
         return torch.cat([call(rows.expand(models, *rows.shape)).cpu() for rows in parts], dim=1)
 
@@ -265,6 +279,7 @@ def _build_stacked_forward(base: nn.Module) -> Callable[[_State, Tensor], Tensor
         )
 
     def apply_layers(state: _State, rows_SBF: Tensor) -> Tensor:
+        """Apply a chain of layers to rows (S, B, F), each model with its own weights."""
         values = rows_SBF.flatten(2)
         for name, layer in leaves:
             if isinstance(layer, nn.Linear):
@@ -318,6 +333,9 @@ class AveragedMembership(Attack):
     strangers: Strangers = "outside"
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why nobody can be asked about: no average of weights, no candidates, or no
+        labelled people of its own. None: somebody can.
+        """
         if view.description.opens != "weights":
             return f"{view.description}: no weights are averaged"
         if view.parties[0] not in view.networks:
@@ -329,6 +347,9 @@ class AveragedMembership(Attack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Score candidates by how well the averaged model fits them, less how well an own model
+        does.
+        """
         candidates = view.knowledge.candidates
         train = view.knowledge.alike
         assert candidates is not None
@@ -348,6 +369,7 @@ class AveragedMembership(Attack):
         others_n[by_ease_n] = np.roll(by_ease_n, 1)
 
         def score_candidates(fit_n: FloatArray) -> dict[str, FloatArray]:
+            """Return the two scores of all candidates, (n,), from their fits."""
             return {"fit": fit_n, "fit less that of an own model": fit_n - easy_n}
 
         return _make_guess(
