@@ -86,6 +86,7 @@ def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) 
 
 
 def _compute_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the median of each field over the runs, apart from the number of common IDs."""
     # the lower of two middle ones: bytes stay whole numbers
     return {
         field: statistics.median_low([run[field] for run in runs])

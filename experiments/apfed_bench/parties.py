@@ -128,6 +128,7 @@ _GUARDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 def _table_run(
     batch: int, secure_sum: Mapping[str, Any], guard: Mapping[str, Any] = _OPEN
 ) -> tuple[Config, VerticalData]:
+    """Return a run of APFed-C on a small table of three parties, and its data."""
     settings: dict[str, Any] = {
         "name": "bench-exchange-table",
         "method": "apfed_c",
@@ -141,6 +142,7 @@ def _table_run(
 
 
 def _open_quietly(config: Config, data: VerticalData) -> Simulation:
+    """Open a session without the warnings that its unsafe settings call for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         warnings.simplefilter("ignore", NarrowTableWarning)
@@ -159,6 +161,7 @@ def _iter_batches(rows: Tensor, size: int = _BATCH) -> Iterator[tuple[int, Tenso
 
 
 def _count_turns(quick: bool) -> int:
+    """Return the repetitions of a case."""
     return 7 if quick else 31
 
 
@@ -227,6 +230,7 @@ def _measure_release(case: str, batch: int, repetitions: int) -> Row:
     batches = _iter_batches(torch.arange(_ROWS), batch)
 
     def clip_and_noise() -> Tensor:
+        """Clip each row and add torch's noise, without an account: the peer."""
         norm_B1 = torch.linalg.vector_norm(h_BD, dim=1, keepdim=True)
         clipped_BD = h_BD * (_CLIP / norm_B1).clamp(max=1.0)
         noisy_BD: Tensor = clipped_BD + guard.sigma * torch.randn_like(clipped_BD)
@@ -307,8 +311,9 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     descents = [Descent("plain", {"networks": module}, config.train) for module in parties]
 
     def order_features(passive: PartyTable) -> Tensor:
-        row_of = {identity: row for row, identity in enumerate(passive.ids)}
-        return passive.features[[row_of.get(identity, 0) for identity in active.ids]]
+        """Return a passive's features in the order of the active's rows."""
+        row_by_id = {identity: row for row, identity in enumerate(passive.ids)}
+        return passive.features[[row_by_id.get(identity, 0) for identity in active.ids]]
 
     passive_pairs = list(zip(objectives, map(order_features, data.passives), strict=True))
     assert active.labels is not None
@@ -316,6 +321,7 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     batches = _iter_batches(data.train_rows, config.train.batch_size)
 
     def run_step() -> float:
+        """Run one step and return its task loss."""
         _, rows_B = next(batches)
         for descent in descents:
             descent.zero_grad()
@@ -332,7 +338,9 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
 
 @one_thread()
 def _apart_row(case: str, way: Way, repetitions: int) -> Row:
-    """Measure a training step, and its ratio to one process's (targets: 1.3, over gRPC 1.5)."""
+    """Measure a training step with parties apart, and its ratio to one process's (targets: 1.3,
+    over gRPC 1.5).
+    """
     config, data = _image_run("bench-transport", clip=None, views=_PASSIVES + 1)
     with _start_parties(config, data, way=way) as (active_session, learner):
         session = _open_quietly(config, data)
@@ -389,6 +397,7 @@ def _start_parties(
 
 @contextmanager
 def _start_party(file: Path) -> Iterator[None]:
+    """Run a party in a process of its own while the block runs."""
     command = [sys.executable, "-m", "secure_apfed.cli", "party", "--config", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(  # noqa: S603 - this very program

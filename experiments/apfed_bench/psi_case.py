@@ -105,13 +105,16 @@ def _meet_parties(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str
         end.send_bytes(b"up")
     for end in ends.values():
         end.recv_bytes()
-    name_of = {end: name for name, end in ends.items()}
+    name_by_end = {end: name for name, end in ends.items()}
 
     def receive_next(patience_s: float) -> tuple[str, bytes]:
-        ready = cast(list[Connection], wait(list(name_of), patience_s))
+        """Return the name of the next party that sends, and its message. Raises TimeoutError: none
+        did.
+        """
+        ready = cast(list[Connection], wait(list(name_by_end), patience_s))
         if not ready:
             raise TimeoutError("the other parties sent nothing")
-        return name_of[ready[0]], ready[0].recv_bytes()
+        return name_by_end[ready[0]], ready[0].recv_bytes()
 
     return receive_next
 
@@ -188,6 +191,7 @@ def _run_ours(protocol: str, size: int) -> Measured:
 
 
 def _write_csv(path: Path, party: str, size: int) -> None:
+    """Write one party's IDs as a CSV file."""
     path.write_bytes(b"\n".join((b"id", *_own_ids(party, size), b"")))
 
 
@@ -281,6 +285,7 @@ def _run_buckets(protocol: str, size: int) -> Measured:
 def _spu_party(
     rank: int, folder: str, protocol: str, addresses: list[str], report: Connection
 ) -> None:
+    """Run one party of spu's intersection and report seconds, common IDs and memory."""
     from spu import libspu, psi
 
     description = libspu.link.Desc()

@@ -61,6 +61,7 @@ class OurPath:
     contribution_bytes: int
 
     def __init__(self, name: str, values: Values) -> None:
+        """Make all roles of a sum of these contributions and run their set-up."""
         self._values = values
         agreement = SumAgreement(
             session="bench",
@@ -83,6 +84,9 @@ class OurPath:
         self._steps = itertools.count()
 
     def run(self) -> float:
+        """Run one step of all roles and return its seconds; note the bytes that one contributor
+        sent.
+        """
         binding = StepBinding(
             session="bench", step=next(self._steps), rows=bytes(32), message=bytes(32)
         )
@@ -107,6 +111,7 @@ class TutorialPath:
     contribution_bytes: int
 
     def __init__(self, values: Values) -> None:
+        """Make TenSEAL's context with the tutorial's parameters."""
         self._values = values
         self._context = ts.context(
             ts.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1
@@ -114,6 +119,7 @@ class TutorialPath:
         self._context.global_scale = 2.0**40
 
     def run(self) -> float:
+        """Encrypt, add and decrypt all contributions and return the seconds."""
         with redirect_stdout(StringIO()):
             began = time.perf_counter()
             sent = [
@@ -158,6 +164,7 @@ BENCH = Bench(
 
 
 def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
+    """Yield a row for each sum, its fastest time against that of the tutorial, taken in turns."""
     shape = _SHAPES[passives]
     values = _draw_gradients(shape, passives)
     our_paths = {name: OurPath(name, values) for name in case_of if name != _TUTORIAL}

@@ -78,6 +78,7 @@ def run_benches(
 
 
 def _pick_cases(bench: Bench, quick: bool, cases: str) -> _Chosen:
+    """Return the groups that have cases like the glob, with these cases."""
     matches = (
         (group, [case for case in group.cases if fnmatchcase(case, cases)])
         for group in bench.groups(quick)
@@ -86,6 +87,9 @@ def _pick_cases(bench: Bench, quick: bool, cases: str) -> _Chosen:
 
 
 def _measure_bench(name: str, chosen: _Chosen, quick: bool, cases: str) -> Measured:
+    """Return the rows of the chosen cases, and the state of the machine while they were
+    measured.
+    """
     head = {"bench": name, "quick": quick, "cases": cases, "machine": describe_machine()}
     began = datetime.now(UTC).date().isoformat()
     before = _count_ticks()
@@ -186,10 +190,12 @@ def _make_column(name: str) -> Column:
 
 
 def _format_number(value: object) -> str:
+    """Return a value with three significant digits if it is a float."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _format_unit(scales: Sequence[tuple[float, str]], value: float) -> str:
+    """Return a value in the unit in which it is 1 or more, with three digits."""
     factor, name = next((scale for scale in scales if value >= scale[0]), scales[-1])
     digits = 0 if name == "B" else max(0, 3 - len(str(int(value / factor))))
     return f"{value / factor:.{digits}f} {name}"

@@ -113,6 +113,9 @@ def _write_run(folder: Path, method: str, form: str) -> None:
 
 
 def _measure_run(method: str, form: str, rows: int) -> Row:
+    """Measure one run of a method by phase, beside what `plan` predicts and what pandas takes to
+    read.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         floor = _write_tables(folder, rows, form)
@@ -137,6 +140,9 @@ def _measure_run(method: str, form: str, rows: int) -> Row:
 def _measure_runs(
     method: str, form: str, sizes: tuple[int, ...], wanted: Collection[str]
 ) -> Iterator[Row]:
+    """Yield the rows of growing sizes, each with the exponent by which it grew over the
+    one before.
+    """
     before: Row | None = None
     for rows in sizes:
         if f"{method}/{form}/{rows}" not in wanted:
@@ -177,6 +183,7 @@ USER = Bench(
 
 
 def _run_command(*arguments: str, folder: Path) -> str:
+    """Run `secure-apfed` with these arguments in a folder and return what it prints."""
     return _run_python("-m", "secure_apfed.cli", *arguments, folder=folder)
 
 
@@ -196,6 +203,7 @@ def _run_python(*arguments: str, folder: Path) -> str:
 
 
 def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+    """Yield the seconds of each command's process, against one that only imports torch."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write_tables(folder, _FEW, "csv")
@@ -210,6 +218,7 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
         }
 
         def run_case(case: str) -> str:
+            """Run one command; `run` writes to a fresh folder each time."""
             fresh = (f"out-{time.monotonic_ns()}",) if case == "run" else ()
             return _run_command(*calls[case], *fresh, folder=folder)
 
@@ -234,6 +243,7 @@ STARTUP = Bench(
 
 
 def _measure_encoding(case: str, rows: int, repetitions: int) -> Row:
+    """Measure the encoding of texts as IDs, against encoding them alone."""
     texts = [f"person-{row:07d}" for row in range(rows)]
     rules = IdNormalisation()
     row = compare_calls(

@@ -64,6 +64,7 @@ class Column:
     scale: float = 1.0
 
     def format_cell(self, row: Row) -> str:
+        """Return the text of this column's cell of a row, with its note in brackets."""
         value = row.get(self.name)
         if value is None:
             return self.missing
@@ -71,6 +72,7 @@ class Column:
         return f"{self.form(value)} ({note})" if note else self.form(value)
 
     def export_fields(self, row: Row) -> Row:
+        """Return the values of this column's cell by key, for programs."""
         keys = (self.name,) if self.keys is None else self.keys
         if self.name not in row or not keys:
             return {}
@@ -139,14 +141,17 @@ class Table:
 
     @property
     def header(self) -> tuple[str, ...]:
+        """Return the titles of the visible columns."""
         return tuple(column.title for column in self.columns if column.title is not None)
 
     @property
     def cells(self) -> list[tuple[str, ...]]:
+        """Return the texts of all visible cells, row by row."""
         visible = [column for column in self.columns if column.title is not None]
         return [tuple(column.format_cell(row) for column in visible) for row in self.rows]
 
     def export_rows(self) -> list[Row]:
+        """Return all rows for programs, with the keys that their columns name."""
         return [
             {
                 key: value
@@ -206,4 +211,5 @@ def add_p_values(rows: Sequence[Row], seeds: int) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file at once, so that nobody reads half of it."""
     write_atomically(path, text.encode())

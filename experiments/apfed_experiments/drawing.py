@@ -98,18 +98,21 @@ class Picture:
 
     @property
     def width(self) -> int:
-        """The width on a page, in pixels of 1/96 inch, at which its letters have their size."""
+        """Return the width on a page, in pixels of 1/96 inch, at which its letters have
+        their size.
+        """
         header = self.path.read_bytes()[:_PNG_HEADER]
         pixels = int.from_bytes(header[_PNG_WIDTH], "big")
         return round(pixels * _PAGE_DPI / _PICTURE_DPI)
 
     @property
     def is_broad(self) -> bool:
-        """True if its letters are too small where it is made as narrow as a phone."""
+        """Return True if its letters are too small where it is as narrow as a phone."""
         return self.width > _BROAD
 
     @property
     def base64(self) -> str:
+        """Return the file's content for a page."""
         return b64encode(self.path.read_bytes()).decode("ascii")
 
 
@@ -156,11 +159,10 @@ def draw_epsilons(
 ) -> list[float]:
     """Draw a dot for each epsilon at the heights 0, -1, ..., on powers of ten.
 
-    What is no point of that scale stands beyond a break, at a tick of its own: an epsilon of 0,
-    where nothing is sent, and an infinite one, which is no guarantee.
+    Beyond a break of the axis, each at a tick of its own, stand an epsilon of 0, where nothing is
+    sent, and an infinite one, which is no guarantee.
 
-    Returns:
-        The place of each on the axis: log10 of a finite epsilon, else that of its tick.
+    Returns: The place of each on the axis: log10 of a finite epsilon, else that of its tick.
     """
     powers = [math.log10(epsilon) for epsilon in epsilons if 0 < epsilon < math.inf]
     low = math.floor(min(powers, default=0.0))

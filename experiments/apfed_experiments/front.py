@@ -81,6 +81,7 @@ def describe_front(lines: Sequence[FrontLine]) -> str:
 
 
 def _describe_lines(lines: Sequence[FrontLine]) -> str:
+    """Return the names of these lines with their gain and R2."""
     return "; ".join(
         f"{line.name} ({100 * line.gain.mean:+.1f} points, R2 {line.read.mean:.2f})"
         for line in lines

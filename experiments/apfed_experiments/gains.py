@@ -256,6 +256,9 @@ _METHODS: Mapping[str, dict[str, Any]] = {
 
 
 def _load_case_tables(case: "GainCase", seed: int) -> VerticalData:
+    """Load a case's tables of one seed: with fewer common people, and passives' rows shuffled for
+    an ablation, where the case says so.
+    """
     data = load_seed_tables(case.config.data, seed)
     known = case.data_set.known
     if known is not None:
@@ -308,32 +311,37 @@ class GainCase:
 
     @property
     def data_set(self) -> _DataSet:
+        """Return the data set, which may be one of the user's own."""
         return self.own or _SETS[self.data]
 
     @property
     def name(self) -> str:
-        """Such as "votes-randomised/digits/n50/eps4"."""
+        """Return the case's name, such as "votes-randomised/digits/n50/eps4"."""
         rows = "all" if self.labelled is None else f"n{self.labelled}"
         noise = [] if self.epsilon is None else [f"eps{self.epsilon:g}"]
         return "/".join([self.method, self.data, rows, *noise])
 
     @property
     def solo_config(self) -> Config:
-        """With what the solo baselines are measured, for all methods on the same rows."""
+        """Return the run by which the local models are measured, the same for all methods on these
+        rows.
+        """
         return replace(self, method=_ALONE, epsilon=None).config
 
     @property
     def control(self) -> "GainCase":
+        """Return the case of the same run without the passives' help."""
         method = _CONTROLS.get(self.method, _NO_HELP)
         has_noise = method in (_MIXED, _NOISED_MIXED, *_AFTER_MIXED)
         return replace(self, method=method, epsilon=self.epsilon if has_noise else None)
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether the passives' rows are of other people, so that nothing is left of their help."""
+        """Return whether the passives' rows are shuffled, so that nothing is left of their help."""
         return self.method in (_MIXED, _WIDE_MIXED, _NOISED_MIXED, *_AFTER_MIXED)
 
     def make_point(self, folder: Path) -> Point:
+        """Return the point of this case, whose runs keep figures and no folders."""
         return Point(
             config=self.config,
             folder=folder,
@@ -357,6 +365,7 @@ class GainCase:
 
     @property
     def config(self) -> Config:
+        """Return the settings of this case's runs; the study sets their seeds."""
         usual: dict[str, Any] = {
             "name": self.name.replace("/", "-"),
             **MASKED,
@@ -391,6 +400,7 @@ class GainCase:
 
 
 def _make_cases() -> dict[str, GainCase]:
+    """Return all cases of the study by name."""
     wanted: list[tuple[str, str, int | None, float | None]] = [
         *(("votes", "digits", n, None) for n in (20, 50, 200, None)),
         *(("votes", "handwritten-zer", n, None) for n in (20, 50, 200, None)),
@@ -611,6 +621,9 @@ COLUMNS = (
 
 
 def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFrame) -> Row:
+    """Return the table's row of one case: gains over the best local model, over the oracle and over
+    the ablation.
+    """
     summary = Summary.from_rows(runs)
     gain = Gain.from_rows(runs, control)
     assert gain is not None  # the study measures baselines
@@ -698,6 +711,9 @@ def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Stu
     points = {case.name: case.make_point(folder) for case in all_cases}
 
     def compare(results: Results) -> list[Part]:
+        """Return the table of gains and, for cases with and without validation, the table of its
+        decisions.
+        """
         runs = {name: results.select_rows(point) for name, point in points.items()}
         rows: list[Row] = []
         for case in cases:

@@ -69,6 +69,7 @@ def tradeoff_figure(
 
 
 def _check_keys(point: Any, place: int) -> None:
+    """Raise DataError unless a point is a mapping with the required keys and no others."""
     if not isinstance(point, Mapping):
         raise DataError(f"point {place}: expected a mapping such as {_EXAMPLE}, got {point!r}")
     if missing := [key for key in _NEEDED if key not in point]:
@@ -78,11 +79,13 @@ def _check_keys(point: Any, place: int) -> None:
 
 
 def _describe_point(row: Row) -> str:
+    """Return a point's epsilon in words, for the legend."""
     epsilon = row["epsilon"]
     return "no guarantee" if math.isinf(epsilon) else f"epsilon {format_number(epsilon)}"
 
 
 def _row_of(point: Point, name: str, target: str) -> Row:
+    """Return a point as a row of the trade-off's picture."""
     accuracies = _parse_numbers(point["accuracy"], f"point {name!r}: accuracy", low=0, high=1)
     epsilon = point.get("epsilon")
     place = f"point {name!r}: epsilon"
@@ -111,14 +114,17 @@ def _list_evaluations(attack: Any) -> list[Evaluation]:
 
 
 def _common_target(points: Sequence[Point], names: Sequence[str]) -> str:
-    of_points = [
+    """Return the one target that all evaluations attacked, or "attack" if there are only numbers.
+    Raises DataError: there is none, or several.
+    """
+    targets_by_point = [
         {finding.result.target for evaluation in evaluations for finding in evaluation.findings}
         for point in points
         if (evaluations := _list_evaluations(point["attack"]))
     ]
-    if not of_points:
+    if not targets_by_point:
         return "attack"
-    common = sorted(set.intersection(*map(set, of_points)))
+    common = sorted(set.intersection(*map(set, targets_by_point)))
     if len(common) != 1:
         targets = ", ".join(common) or "none"
         raise DataError(
@@ -129,29 +135,35 @@ def _common_target(points: Sequence[Point], names: Sequence[str]) -> str:
 
 
 def _leakage_of(attack: Any, name: str, target: str) -> Leakage:
+    """Return the leakage of a point: of its evaluations the setting with the highest mean
+    advantage.
+    """
     evaluations = _list_evaluations(attack)
     if not evaluations:
         advantages = _parse_numbers(attack, f"point {name!r}: attack", low=-math.inf, high=math.inf)
         return _make_leakage(target, "attack", "score", advantages)
-    by_setting: dict[str, list[Finding]] = {}
+    findings_by_setting: dict[str, list[Finding]] = {}
     for evaluation in evaluations:
         for finding in evaluation.findings:
             if finding.result.target == target:
-                by_setting.setdefault(finding.result.setting, []).append(finding)
-    if not by_setting:
+                findings_by_setting.setdefault(finding.result.setting, []).append(finding)
+    if not findings_by_setting:
         reasons = evaluations[0].explain_omission().splitlines()
         first = f" ({reasons[0]})" if reasons else ""
         raise DataError(f"point {name!r}: no attack on {target} was mounted{first}")
     worst = max(
-        by_setting,
-        key=lambda setting: np.mean([finding.advantage for finding in by_setting[setting]]),
+        findings_by_setting,
+        key=lambda setting: np.mean(
+            [finding.advantage for finding in findings_by_setting[setting]]
+        ),
     )
-    findings = by_setting[worst]
+    findings = findings_by_setting[worst]
     metric = str(findings[0].result.metric)
     return _make_leakage(target, worst, metric, [finding.advantage for finding in findings])
 
 
 def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[float]) -> Leakage:
+    """Return the leakage of one attack from its advantages over the seeds."""
     return Leakage(
         target=target,
         attack=attack,
@@ -164,6 +176,7 @@ def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[fl
 
 
 def _parse_numbers(values: Any, where: str, *, low: float, high: float) -> list[float]:
+    """Return one or several numbers, each checked as by `_parse_number`."""
     several = not isinstance(values, str) and np.ndim(values) == 1 and len(values) > 0
     numbers = list(values) if several else [values]
     return [_parse_number(number, where, low=low, high=high) for number in numbers]

@@ -323,6 +323,9 @@ def _load_shuffled(config: Config, seed: int) -> VerticalData:
 
 
 def config_of(line: Line, base: Config) -> Config:
+    """Return the run of a line on a base; the settings of passives are dropped where no gradients
+    are summed, since such methods have none.
+    """
     usual = base.model_dump(mode="json", exclude_defaults=True)
     if not METHODS[line.method].settings.sums_gradients:
         usual.pop("passives", None)
@@ -467,6 +470,7 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
     ablations = [ablation for point in points if (ablation := ablation_of(point)) is not None]
 
     def compare(results: Results) -> list[Part]:
+        """Return a part for each data set, from the finished runs."""
         return [
             _make_part(folder, base, compare_points(of_base, results, seeds=len(seeds)))
             for base, of_base in parts
@@ -496,6 +500,7 @@ def _make_part(folder: Path, base: Config, table: Table) -> Part:
 
 
 def draw_table(path: Path, table: Table) -> Picture:
+    """Draw gain, epsilon and the advantage of attacks in each direction, a row for each line."""
     rows = table.rows
     with open_figure(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:
         gain, epsilon, *reads = figure.subplots(1, 2 + len(_DIRECTIONS), sharey=True)
@@ -534,6 +539,7 @@ def _draw_dots(
     colour: str,
     scale: float = 1.0,
 ) -> None:
+    """Draw each row's mean and interval at its height, filled where the line is protected."""
     for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
         if interval is not None:
             axes.errorbar(

@@ -40,6 +40,9 @@ def sets_in(folder: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _set_of(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the sections `data` and `measure` of one table's runs. Raises ConfigError: no file, no
+    second party, or columns that the file lacks.
+    """
     columns_by_party = {
         party: [*map(str, columns)] for party, columns in split.items() if isinstance(columns, list)
     }

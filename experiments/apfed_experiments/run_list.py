@@ -89,12 +89,14 @@ class ListedRun:
 
     @property
     def gain(self) -> float | None:
-        """The gain over the best solo baseline on the same rows; one run shows no help."""
+        """Return the gain over the best local model on the same rows; one run shows no help."""
         return None if self.run_gain is None else self.run_gain.value
 
     @property
     def score_text(self) -> str:
-        """The measure reached, as "95.2 %" or "AUC 0.952" if it is no accuracy; empty: none."""
+        """Return the measure reached, as "95.2 %" or "AUC 0.952" if it is no accuracy;
+        empty: none.
+        """
         if self.value is None:
             return ""
         text = self.measure.format_value(self.value)
@@ -102,6 +104,7 @@ class ListedRun:
 
     @property
     def gain_text(self) -> str:
+        """Return the gain with its unit, or why there is none; empty for an unfinished run."""
         if self.value is None:
             return ""
         if self.alone is None:
@@ -112,6 +115,7 @@ class ListedRun:
 
     @property
     def data(self) -> str:
+        """Return the data set, its parties and labelled rows in words."""
         if self.config is None:
             return ""
         data = self.config.data
@@ -124,6 +128,7 @@ class ListedRun:
         return ", ".join(parts)
 
     def list_cells(self) -> tuple[str, ...]:
+        """Return the texts of this run under `HEADER`."""
         method = "" if self.config is None else self.config.method.name
         epsilon = "" if self.promise is None else epsilon_words(self.promise.epsilon)
         leaks = ", ".join(
@@ -192,6 +197,7 @@ def list_runs(top: Path) -> list[ListedRun]:
 
 
 def settings_in(config: Config) -> dict[str, str]:
+    """Return the settings that differ from the defaults, by dotted path."""
     settings = config.model_dump(mode="json", exclude_defaults=True)
     return dict(_flatten_value(settings, ""))
 
@@ -208,6 +214,7 @@ def _run_folders(top: Path) -> Iterator[Path]:
 
 
 def _load_row(path: Path, top: Path) -> ListedRun:
+    """Read one run folder; what cannot be read becomes a broken row with the reason."""
     folder = RunFolder(path)
     name = path.relative_to(top).as_posix() if path != top else path.resolve().name
     row = ListedRun(
@@ -232,6 +239,7 @@ def _decode_name(name: str) -> str:
 
 
 def _complete_row(row: ListedRun, run: FinishedRun) -> ListedRun:
+    """Return the row of a finished run, with the local models that its study measured."""
     share = next(iter(run.outcome.accuracy.values()))  # NaN where nothing is classified
     shared_path = solo_file(run.config, row.path.parent)  # that runs of a study share
     shared = (
@@ -268,6 +276,7 @@ def _find_date(folder: RunFolder) -> datetime:
 
 
 def _flatten_value(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yield (dotted path, text) of every leaf of nested settings."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from _flatten_value(inner, f"{key}.{name}" if key else str(name))

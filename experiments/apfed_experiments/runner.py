@@ -55,7 +55,7 @@ class Study(Generic[_M]):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a study found; its folder holds the same."""
+    """The answer of a study; its folder holds the same."""
 
     study: Study[Any]
     measured: Any
@@ -63,19 +63,23 @@ class Answer:
 
     @property
     def failures(self) -> Sequence[Failure]:
+        """Return the runs that ended with an error."""
         failures: Sequence[Failure] = self.measured.failures
         return failures
 
     @property
     def tables(self) -> list[Table]:
+        """Return the table of each part."""
         return [part.table for part in self.parts]
 
     @property
     def page(self) -> Path | None:
+        """Return the path of the study's page; None where nothing is written."""
         folder = self.study.folder
         return None if folder is None else folder / PAGE
 
     def as_json(self) -> dict[str, Any]:
+        """Return the rows of all tables, and failures, as plain values."""
         return {
             "study": self.study.title,
             "reading": self.study.reading,

@@ -112,7 +112,9 @@ class SeveralSeeds:
 
     @property
     def missing_attacks(self) -> dict[str, str]:
-        """The directions of this run of which no attack ran under any seed, each with why."""
+        """Return the directions of this run of which no attack ran under any seed, each with the
+        reason.
+        """
         kinds = [direction.kind for direction in list_directions(self.config)]
         return {
             kind: missing_leak(self.config, kind)
@@ -121,6 +123,7 @@ class SeveralSeeds:
         }
 
     def as_json(self) -> dict[str, Any]:
+        """Return the results of all seeds as plain values."""
         summary = self.summary
         return {
             "seeds": list(self.reached),
@@ -168,11 +171,13 @@ def declare_study(
 def _run_seeds(
     trials: Sequence[Trial], *, baselines: bool, jobs: int, on_done: OnDone
 ) -> SeveralSeeds:
+    """Run what is missing of all seeds, summarise them, and write several.json."""
     point = trials[0].point
     config = point.config
     runs = dict[int, FinishedRun]()
 
     def note_figures(run: FinishedRun) -> Figures:
+        """Note a finished run by its seed, and yield its figures."""
         runs[run.config.seed] = run
         return figures_of(run)
 
@@ -217,6 +222,7 @@ def _make_parts(several: SeveralSeeds) -> list[Part]:
 
 
 def _make_seed_table(several: SeveralSeeds) -> Table:
+    """Return a row for each seed: its measure and, of two classes, what the test rows say."""
     measure = MEASURES[several.config.measure]
     rankings = several.rankings
     names = [name for name in RANKED if rankings and name != measure.name]
@@ -244,6 +250,7 @@ def _make_seed_table(several: SeveralSeeds) -> Table:
 
 
 def _format_interval(measure: Measure, interval: Interval) -> str:
+    """Return a mean and its interval in the measure's unit, cut at the measure's range."""
     form = {"scale": 100.0, "form": ".2f"} if measure.share else {"form": ".4f"}
     return interval.clip_ends(measure.least, measure.most).format_text(**form) + (
         " %" if measure.share else ""

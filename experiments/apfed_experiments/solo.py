@@ -136,6 +136,7 @@ class BaselineResult:
 
     @property
     def has_collapsed(self) -> bool:
+        """Return whether the classes that it predicts lie too far from those of the labels."""
         return self.apart is not None and self.apart > MOST_APART
 
 
@@ -177,12 +178,12 @@ class RunGain(Written):
 
     @property
     def points(self) -> str:
-        """The gain with its unit."""
+        """Return the gain with its unit."""
         return MEASURES[self.measure].format_points(self.value)
 
     @property
     def interval(self) -> str:
-        """The ends of the interval with their unit; empty without."""
+        """Return the ends of the interval with their unit; empty if there is none."""
         if self.low is None or self.high is None:
             return ""
         low, high = map(MEASURES[self.measure].format_points, (self.low, self.high))
@@ -190,7 +191,7 @@ class RunGain(Written):
 
     @property
     def text(self) -> str:
-        """The gain, over what, on which rows, and its interval."""
+        """Return the gain with its baseline, its test rows and its interval."""
         over = f"{self.points} against {self.baseline} on the same {self.rows:,} test rows"
         return f"{over}, 95 % over them, paired: {self.interval}" if self.interval else over
 
@@ -219,15 +220,16 @@ class SoloRecord(Written):
 
     @property
     def best(self) -> BaselineResult:
-        """The one that the active's own labels choose."""
+        """Return the baseline that the active's own labels choose."""
         return pick_best(self.baselines, measure=self.headline_measure)
 
     def find_baseline(self, name: str) -> BaselineResult:
-        return next(found for found in self.baselines if found.name == name)
+        """Return the baseline of this name."""
+        return next(baseline for baseline in self.baselines if baseline.name == name)
 
     @property
     def chosen(self) -> str:
-        """The way the best was chosen: without labels there is only what favours it."""
+        """Return how the best was chosen: by true labels, or by a label mechanism's answers."""
         return "by its own labels" if self.labels == "true" else "by the answers for its labels"
 
     def describe_best(self) -> str:
@@ -270,6 +272,9 @@ def settings_digest(config: Config) -> str:
 
 
 def solo_file(config: Config, folder: Path) -> Path:
+    """Return the path of the local models' file, which runs with the same data and
+    training share.
+    """
     return folder / f"solo-{settings_digest(config)[:16]}.json"
 
 
@@ -653,6 +658,7 @@ def compare_baselines(
 
 
 def _store_predictions(said: dict[str, Scored] | None, name: str, scored: Scored) -> Scored:
+    """Store the test predictions of one baseline if they are kept, and return them."""
     if said is not None:
         said[name] = scored
     return scored
@@ -746,6 +752,7 @@ def fits_beside(folder: Path) -> FitStore:
     """
 
     def load_or_fit(name: str, make: Callable[[], bytes]) -> bytes:
+        """Return the stored fit of this name, or make and store it."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = own_subfolder(folder / "fits") / name
         if path.is_file():

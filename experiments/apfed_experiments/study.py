@@ -109,10 +109,14 @@ class Line:
 
     @property
     def method(self) -> str:
+        """Return the name of the line's method."""
         method = self.settings["method"]
         return str(method["name"] if isinstance(method, Mapping) else method)
 
     def build_config(self, usual: Mapping[str, Any], **own: Any) -> Config:
+        """Return the run of this line: the usual sections, with those of the line in
+        their place.
+        """
         return Config.model_validate({**usual, **self.settings, **own})
 
 
@@ -177,13 +181,16 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Unique within the study."""
+        """Return the name, unique within the study."""
         return self.config.name
 
     def make_trial(self, seed: int) -> "Trial":
         return Trial(self, seed)
 
     def load_tables(self, seed: int) -> VerticalData:
+        """Return the tables of one seed, in one table at the active where the point is
+        centralised.
+        """
         if self.tables is not None:
             return self.tables(seed)
         data = load_seed_tables(self.config.data, seed)
@@ -201,7 +208,7 @@ class Trial:
 
     @property
     def config(self) -> Config:
-        """The point's, under its own name and seed."""
+        """Return the point's settings under this trial's name and seed."""
         trial_settings = {
             "name": self.name,
             "seed": self.seed,
@@ -211,13 +218,13 @@ class Trial:
 
     @property
     def solo_config(self) -> Config:
-        """What the solo baselines are measured with: without privacy, since nothing is sent."""
+        """Return the settings of the local models: without privacy, since nothing is sent."""
         public_settings = {"seed": self.seed, "labels": LabelSettings(), "dp_sgd": None}
         return (self.point.solo_config or self.config).model_copy(update=public_settings)
 
     @property
     def keeps_figures(self) -> bool:
-        """Whether a file of figures is kept in place of a run folder."""
+        """Return whether a file of figures is kept in place of a run folder."""
         return self.point.figures_only or self.point.centralised
 
     @property
@@ -226,7 +233,9 @@ class Trial:
 
     @property
     def settings(self) -> str:
-        """SHA-256 of settings that differ from the defaults, and own tables; not of the code."""
+        """Return SHA-256 of the settings that differ from the defaults, and of own tables; not of
+        the code.
+        """
         settings = self.config.model_dump_json(exclude_defaults=True) + str(self.point.centralised)
         settings += files_digest(self.config.data)
         return hashlib.sha256(settings.encode()).hexdigest()
@@ -274,6 +283,7 @@ def measure_once(
 
 
 def _load_figures(path: Path, kind: type[_K], settings: str) -> _K:
+    """Read stored figures. Raises CheckpointError: another file, or figures of other settings."""
     try:
         stored = load_json(path, kind)
     except CheckpointError as error:
@@ -289,7 +299,9 @@ def _load_figures(path: Path, kind: type[_K], settings: str) -> _K:
 
 @contextmanager
 def _alone_on_a_thread(folder: Path) -> Iterator[None]:
-    """Run on one thread; keep fits in the folder, and leave warnings to the study's tables."""
+    """Run the block on one thread, with fits stored in the folder and without warnings, which the
+    study's tables show instead.
+    """
     with one_thread(), warnings.catch_warnings(), use_fit_store(fits_beside(folder)):
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         warnings.simplefilter("ignore", NoHelpWarning)  # what help is worth is what studies tell
@@ -344,6 +356,7 @@ def finish_trial(trial: Trial) -> FinishedRun:
 
 
 def _keep_alone(config: Config, path: Path, *, with_scores: bool) -> None:
+    """Measure the local models and store them, with fits that the folder's runs share."""
     with use_fit_store(fits_beside(path.parent)):
         keep_solo(
             config, path, data=load_seed_tables(config.data, config.seed), with_scores=with_scores
@@ -403,7 +416,7 @@ class Found(Generic[_T]):
 
 
 def or_failure(name: str, task: Callable[[], _T]) -> _T | Failure:
-    """Return what it finds; an error meant for people becomes a failure."""
+    """Return the task's result; an error that is meant for people becomes a failure."""
     try:
         return task()
     except ApfedError as error:
@@ -413,7 +426,9 @@ def or_failure(name: str, task: Callable[[], _T]) -> _T | Failure:
 def run_tasks(
     tasks: Iterable[tuple[str, Callable[[], _T]]], total: int, *, jobs: int, on_done: OnDone
 ) -> dict[str, _T]:
-    """Return by name what each task finds, in `jobs` processes; a task is drawn as it begins."""
+    """Return each task's result by name, computed in `jobs` processes; a task is drawn as it
+    begins.
+    """
     results: dict[str, _T] = {}
     parallel = Parallel(
         n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
@@ -430,6 +445,7 @@ def run_tasks(
 
 
 def _run_task(name: str, task: Callable[[], _T], *, code: Iterable[str]) -> tuple[str, _T]:
+    """Run one task in a worker, which first notes the user's own modules."""
     for each in code:
         note_code(each)
     return name, task()
@@ -493,6 +509,7 @@ def _is_of_rows(solo: SoloRecord, outcome: Outcome, rows: int | None) -> bool:
 def _index_influence(
     influence: Sequence[float], people: Sequence[str]
 ) -> "pd.Series[float] | None":
+    """Return the influence of each test row by person; None where it was not kept."""
     if not influence or len(influence) != len(people):
         return None
     return pd.Series(influence, index=list(people))
@@ -518,6 +535,7 @@ def results_of(
     *,
     figures: Callable[[FinishedRun], Figures] = figures_of,
 ) -> Results:
+    """Return the table of all finished runs' figures, and the failures."""
     rows: list[dict[str, Any]] = []
     failures: list[Failure] = []
     for trial, result in finished:
@@ -531,7 +549,7 @@ def results_of(
         # An older version's figures tell the aligned rows alone.
         train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
         row_counts = {"train": train, "test": test}
-        of_run = {
+        run_columns = {
             "point": trial.point.name,
             "seed": trial.seed,
             "epsilon_x": outcome.privacy.epsilon_x,
@@ -544,7 +562,7 @@ def results_of(
             "epsilon_passives": max((account.epsilon for account in passives), default=math.inf),
             "shared": estimate_seed_correlation(trial.config.data, **row_counts) if train else 0.0,
         }
-        rows += [{**of_run, **figure} for figure in figures(result)]
+        rows += [{**run_columns, **figure} for figure in figures(result)]
     return Results(pd.DataFrame(rows), tuple(failures))
 
 

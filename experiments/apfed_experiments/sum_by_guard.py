@@ -186,7 +186,9 @@ def _describe_reading(config: Config, summary: Summary, key: str) -> str:
 
 
 def _plain_reading(summary: Summary, key: str) -> Any:
-    """Return the same for programs: attack, score, baseline, advantage; or None."""
+    """Return attack, score, baseline and advantage of a reader's worst attack for programs, or
+    None.
+    """
     leak = summary.leakage.get(READERS[key].kind)
     return None if leak is None else leak.as_json()
 

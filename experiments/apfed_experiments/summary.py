@@ -153,6 +153,9 @@ class Leakage:
 
     @classmethod
     def from_attacks(cls, attacks: pd.DataFrame, *, target: str, seeds: int) -> "Leakage":
+        """Return the leakage from all attacks' figures on one target: of the attack whose mean
+        advantage over the seeds is highest.
+        """
         worst = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
         rows = attacks[attacks["name"] == worst]
         return cls(
@@ -169,15 +172,18 @@ class Leakage:
 
     @property
     def cut_advantage(self) -> Interval:
-        """The advantage as it is shown, cut at the most that two values of the metric differ by."""
+        """Return the advantage for display, cut at the most that two values of the metric differ
+        by.
+        """
         return cut_difference(self.advantage, self.metric)
 
     @property
     def name(self) -> str:
-        """The attack, and the seeds where some are missing."""
+        """Return the attack, and in how many seeds it ran where some are missing."""
         return f"{self.attack}, {self.missing}" if self.missing else self.attack
 
     def as_json(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
         return {
             "target": self.target,
             "attack": self.name,
@@ -268,6 +274,7 @@ class Gain:
 
     @property
     def _rows_note(self) -> str:
+        """Return on how many test rows of each seed the gain was measured; empty if unknown."""
         if self.rows is None:
             return ""
         fewest, most = self.rows
@@ -276,6 +283,7 @@ class Gain:
 
     @property
     def sentence(self) -> str:
+        """Return whether help paid, cost or shows nothing, by the 95 % interval."""
         gain = self.over_chosen
         gain_text = (
             f"{self.format_gain(gain)} over {self.baseline}, the best local model{self._rows_note}"
@@ -322,23 +330,25 @@ class Summary:
 
     @property
     def accuracy(self) -> Interval:
+        """Return the measure of the method's own inference."""
         return next(iter(self.accuracies.values()))
 
     @classmethod
     def from_rows(cls, rows: pd.DataFrame) -> "Summary":
+        """Return one point's summary from the figures of its runs."""
         runs = rows.drop_duplicates("seed")
-        by_target = {
+        rows_by_target = {
             str(target): target_rows for target, target_rows in rows.groupby("target", sort=False)
         }
-        tasks = by_target.pop("task").groupby("name", sort=False)
-        by_target.pop("solo", None)
+        tasks = rows_by_target.pop("task").groupby("name", sort=False)
+        rows_by_target.pop("solo", None)
         accuracies = {
             str(name): _over_seeds(runs["score"], _get_correlation(rows), _list_influences(runs))
             for name, runs in tasks
         }
         leakage = {
             target: Leakage.from_attacks(attacks, target=target, seeds=len(runs))
-            for target, attacks in by_target.items()
+            for target, attacks in rows_by_target.items()
         }
         return cls(
             seeds=len(runs),
@@ -416,11 +426,15 @@ def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
 def _over_seeds(
     values: "pd.Series[float]", shared: float, moved: "Sequence[pd.Series[float]]"
 ) -> Interval:
+    """Return mean and interval of figures over the seeds; `moved` are their influences
+    by person.
+    """
     common = estimate_covariance(moved) if len(values) > 1 and moved else None
     return Interval.from_values(values.tolist(), shared=shared, common=common)
 
 
 def _get_correlation(rows: pd.DataFrame) -> float:
+    """Return the correlation of two seeds' figures."""
     return float(rows["shared"].max())
 
 

@@ -112,6 +112,7 @@ class Defence(Settings):
 
     @model_validator(mode="after")
     def _knob_has_values(self) -> Self:
+        """Check that a knob and its values come together."""
         if (self.knob is None) != (not self.values):
             raise ValueError(
                 f"defence {self.name!r}: knob and values go together; give both, or neither for a "
@@ -144,6 +145,7 @@ class TradeOff(Settings):
     @field_validator("defences")
     @classmethod
     def _defences_fit(cls, defences: tuple[Defence, ...]) -> tuple[Defence, ...]:
+        """Check that defences have different names and that one is the undefended run."""
         names = [defence.name for defence in defences]
         if len(set(names)) != len(names):
             raise ValueError(f"defences are all different, got {', '.join(names)}")
@@ -168,6 +170,7 @@ class DefencePoint(Point):
 
     @property
     def label(self) -> str:
+        """Return the defence with its strength."""
         return f"{self.defence}, {self.strength}" if self.strength else self.defence
 
 
@@ -226,6 +229,7 @@ def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
 
 
 def _make_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
+    """Yield the points of references, then those of defences at each strength."""
     undefended = next(defence for defence in tradeoff.defences if defence.undefended)
     training = _train_references(tradeoff)
     for key in dict.fromkeys(tradeoff.references):
@@ -262,6 +266,9 @@ def _train_references(tradeoff: TradeOff) -> dict[str, Any]:
 
 
 def _make_config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Config:
+    """Return the run of one point: the base with the study's and this point's changes. Raises
+    ConfigError, which names the point.
+    """
     file_name = "".join(
         letter if letter.isascii() and letter.isalnum() else "-" for letter in label.lower()
     )
@@ -367,6 +374,7 @@ _STORED = make_hidden_columns(
 def _make_leak_column(
     target: str, title: str, form: Callable[[Leakage], str], missing: str
 ) -> Column:
+    """Return the column of one target's leakage, written by `form`."""
     return make_visible_column(
         "leakage",
         title,
@@ -392,24 +400,27 @@ class Board:
 
     @classmethod
     def from_results(cls, points: Sequence[DefencePoint], results: Results) -> "Board":
+        """Return the rows of all points that did not fail, ordered for the leaderboard."""
         failed = {failure.point for failure in results.failures}
-        whole = [
+        complete = [
             (point, Summary.from_rows(results.select_rows(point)))
             for point in points
             if point.name not in failed
         ]
-        undefended = next(summary.accuracy for point, summary in whole if point.undefended)
-        rows = [row_of(point, summary, undefended) for point, summary in whole]
-        add_p_values(rows, whole[0][1].seeds)
+        undefended = next(summary.accuracy for point, summary in complete if point.undefended)
+        rows = [row_of(point, summary, undefended) for point, summary in complete]
+        add_p_values(rows, complete[0][1].seeds)
         rows.sort(key=lambda row: (not row["reference"], -(row["dcs_baseline"] or 0.0)))
         return cls(rows)
 
     @property
     def targets(self) -> tuple[str, ...]:
+        """Return the targets that some attack read, each once."""
         return tuple(dict.fromkeys(t for row in self.rows for t in sorted(row["leakage"])))
 
     @property
     def table(self) -> Table:
+        """Return the leaderboard with all columns."""
         leaks = [
             _make_leak_column(
                 target,
@@ -438,7 +449,7 @@ class Board:
 
     @property
     def summary(self) -> Table:
-        """A table of means, narrow enough for a terminal."""
+        """Return a table of means, narrow enough for a terminal."""
         leaks = (
             _make_leak_column(
                 target, target, lambda leak: f"{leak.advantage.mean:+.3f}", NOT_ATTACKED
@@ -456,6 +467,7 @@ class Board:
 
 
 def _write_picture(board: Board, target: str, folder: Path) -> Picture:
+    """Draw the board for one target and write the picture."""
     path = folder / f"pareto-{target.replace(' ', '-')}.png"
     with open_figure(path, (_WIDTH_INCHES, _PLOT_INCHES)) as figure:
         draw_board(figure, board, target)
@@ -560,6 +572,7 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
 def _draw_points(
     axes: Axes, rows: Sequence[Row], target: str, describe: Callable[[Row], str]
 ) -> list[Text]:
+    """Draw each point with its intervals, and return the numbers beside the marks."""
     defences = dict.fromkeys(row["defence"] for row in rows)
     styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
     numbers: list[Text] = []
@@ -607,6 +620,7 @@ def declare_study(tradeoff: TradeOff, folder: Path) -> Study[Results]:
     deltas = sorted({point.config.delta for point in points})
 
     def compare(results: Results) -> list[Part]:
+        """Return the leaderboard, a picture for each target, and the verdict."""
         board = Board.from_results(points, results)
         return [
             Part(

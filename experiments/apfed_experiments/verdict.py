@@ -63,6 +63,7 @@ def describe_run(run: "FinishedRun") -> tuple[VerdictLine, ...]:
 
 
 def _describe_protection(run: "FinishedRun") -> str:
+    """Return what is promised, whether the sum hides contributions, and what protection cost."""
     config = run.config
     outcome = run.outcome
     sent = words.format_size(outcome.wire_bytes)
@@ -124,6 +125,7 @@ def _describe_sum(config: RunSettings) -> str:
 
 
 def _describe_help(run: "FinishedRun") -> str:
+    """Return the measure reached and what help added, and whether validation enabled help."""
     outcome = run.outcome
     variant = next(iter(outcome.accuracy))
     measure = outcome.headline_measure
@@ -143,6 +145,7 @@ def _describe_help(run: "FinishedRun") -> str:
 
 
 def _describe_gain(run: "FinishedRun") -> str:
+    """Return the gain over the best local model with its verdict, or why it is not known."""
     if run.config.dp_sgd is not None:
         return f"the gain is not known; {LEFT_OUT}."
     if run.solo is None:
@@ -184,6 +187,7 @@ def _describe_found(headlines: Iterable[Headline]) -> str:
 
 
 def _name_attack(headline: Headline) -> str:
+    """Return metric, name and variant of a headline's attack."""
     worst = headline.worst
     assert worst is not None
     metric = words.format_key(str(worst.metric))
@@ -229,6 +233,7 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
 
 
 def _describe_reasons(headlines: Iterable[Headline]) -> str:
+    """Return each direction with its note."""
     return "; ".join(f"{headline.direction.title}: {headline.note}" for headline in headlines) + "."
 
 
@@ -299,6 +304,9 @@ def describe_comparison(lines: Sequence[ComparedLine]) -> tuple[VerdictLine, ...
 
 
 def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
+    """Return how many lines have a finite epsilon, which send nothing or have no guarantee, and the
+    cost in bytes.
+    """
     bounded = sorted(
         (line for line in lines if 0 < line.epsilon < math.inf), key=lambda line: line.epsilon
     )
@@ -321,6 +329,7 @@ def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
 
 
 def _describe_gains(lines: Sequence[ComparedLine]) -> str:
+    """Return in how many lines help paid, where it paid most and where it cost."""
     gains = [(line.name, line.gain) for line in lines if line.gain is not None]
     if not gains:
         return "Not known: no line has a gain over what the active does alone."
@@ -355,6 +364,9 @@ def _describe_correction(lines: Sequence[ComparedLine]) -> str:
 
 
 def _describe_leaks(lines: Sequence[ComparedLine]) -> str:
+    """Return, for each direction, the line in which most is read, and in how many lines anything
+    is.
+    """
     parts = []
     for kind in dict.fromkeys(kind for line in lines for kind in line.leaks):
         leaks = [(line.name, line.leaks[kind]) for line in lines if kind in line.leaks]
@@ -368,25 +380,29 @@ def _describe_leaks(lines: Sequence[ComparedLine]) -> str:
 
 
 def _describe_directions_missing(lines: Sequence[ComparedLine]) -> str:
-    by_reason: dict[tuple[str, str], list[str]] = {}
+    """Return the directions that were not attacked, with reasons and lines."""
+    lines_by_reason: dict[tuple[str, str], list[str]] = {}
     for line in lines:
         for kind, reason in line.missing.items():
-            by_reason.setdefault((kind, reason), []).append(line.name)
-    if not by_reason:
+            lines_by_reason.setdefault((kind, reason), []).append(line.name)
+    if not lines_by_reason:
         return "Every direction was attacked in every line."
     return (
         "; ".join(
-            f"{kind}, {reason}: {_join_names(names)}" for (kind, reason), names in by_reason.items()
+            f"{kind}, {reason}: {_join_names(names)}"
+            for (kind, reason), names in lines_by_reason.items()
         )
         + "."
     )
 
 
 def _format_count(some: int, total: int) -> str:
+    """Return "x of y lines"."""
     return f"{some} of {total} lines"
 
 
 def _join_names(names: Sequence[str]) -> str:
+    """Return the first few different names, and how many more there are."""
     unique = list(dict.fromkeys(names))
     more = len(unique) - _NAMES_SHOWN
     return ", ".join(unique[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

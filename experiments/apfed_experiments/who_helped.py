@@ -64,6 +64,7 @@ def points_of(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[
 
 
 def _load_without(config: Config, passive: str, seed: int) -> VerticalData:
+    """Load the tables of one seed without this passive."""
     return leave_out(load_seed_tables(config.data, seed), passive)
 
 
@@ -81,6 +82,7 @@ def declare_study(
     every_seed = range(config.seed, config.seed + seeds)
 
     def compare(results: Results) -> list[Part]:
+        """Return the table and picture of every passive's worth."""
         rows = _compare_points(points, passives, results, seeds=seeds)
         measure = MEASURES[config.measure]
         picture = _draw_picture(folder / "who-helped.png", rows[: len(passives)], measure)
@@ -138,6 +140,7 @@ def _compare_points(
 
 
 def _pick_form(measure: Measure) -> Form:
+    """Return how values of this measure are written."""
     return share_of_rows() if measure.share else make_form(".3f")
 
 
@@ -168,6 +171,7 @@ def _make_columns(measure: Measure) -> tuple[Column, ...]:
 
 
 def _draw_picture(path: Path, rows: list[Row], measure: Measure) -> Picture:
+    """Draw the worth of each passive and write the picture."""
     with open_figure(path, (6.0, 3.0)) as figure:
         draw_worth(
             figure,

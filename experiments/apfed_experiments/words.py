@@ -12,22 +12,27 @@ _STEPS = ("B", "kB", "MB", "GB", "TB")
 
 
 def format_number(value: float, digits: int = 3) -> str:
+    """Return a number with so many significant digits; infinity as its sign."""
     return "\u221e" if math.isinf(value) else _SHORT.sub(r"e\1", f"{value:.{digits}g}")
 
 
 def format_count(value: int) -> str:
+    """Return a whole number with narrow spaces between thousands."""
     return f"{value:,}".replace(",", "\u202f")
 
 
 def format_difference(value: float) -> str:
+    """Return a difference with three digits and its sign."""
     return f"{value:+.3f}".replace("-", "\u2212")
 
 
 def format_percent(share: float) -> str:
+    """Return a share in per cent with one digit."""
     return f"{100 * share:.1f}\u202f%"
 
 
 def format_size(value: float) -> str:
+    """Return bytes in the unit, B to TB, in which they are below 1000."""
     for unit in _STEPS:
         if value < 1000 or unit == _STEPS[-1]:
             digits = 0 if unit == "B" or value >= 100 else 1
@@ -49,10 +54,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_key(key: str) -> str:
+    """Return a key of settings or results as words."""
     return key.replace("_", " ").replace("-", " ")
 
 
 def format_value(value: Any) -> str:
+    """Return a setting's value in words; entries of lists and mappings are joined."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -65,5 +72,6 @@ def format_value(value: Any) -> str:
 
 
 def attack_title(result: AttackResult) -> str:
+    """Return what an attack reads, of whom, and its name."""
     victim = f" of {result.victim}" if result.victim else ""
     return f"{result.target}{victim} by {format_key(result.attack)}"

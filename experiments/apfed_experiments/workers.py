@@ -29,6 +29,9 @@ _ENVIRONMENT = {
 
 
 def start_forkserver() -> None:
+    """Start the server from which worker processes are forked, with one thread a worker; on Linux
+    only.
+    """
     if sys.platform != "linux":
         return
     from joblib.externals.loky.backend.context import set_start_method
@@ -41,6 +44,9 @@ def start_forkserver() -> None:
 
 @contextmanager
 def start_workers() -> Iterator[None]:
+    """Start the server of workers, and import in the block at the same time, without garbage
+    collection.
+    """
     start_forkserver()
     with pause_collection():
         yield
@@ -55,6 +61,7 @@ def end_with_parent() -> None:
 
 
 def _wait_for_parent() -> None:
+    """Wait until the parent process ends, then end this one."""
     while (parent := parent_process()) is None:
         time.sleep(_SOON_S)  # it is told a moment after the fork
     parent.join()

@@ -74,6 +74,7 @@ class Result:
     scores: tuple[NDArray[np.float64], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """Return the result as plain values, with whether the claim was expected to be exceeded."""
         report = {"title": self.case.title, "claim_of": self.case.says}
         return {**report, **self.figures, "exceeded": self.exceeded, "expected": self.case.exceeded}
 
@@ -150,6 +151,7 @@ def epsilon_from(
     thresholds = candidates[np.unique(np.linspace(0, len(candidates) - 1, 100).astype(int))]
 
     def bound_epsilon(part: slice, threshold: float) -> float:
+        """Return the lower bound on epsilon that these scores give at one threshold."""
         errors = _count_errors(scores_0[part], scores_1[part], threshold, level)
         above = (errors.tpr_low - delta, errors.fpr_high)
         below = (1 - errors.fpr_high - delta, 1 - errors.tpr_low)
@@ -163,6 +165,9 @@ def epsilon_from(
 def _count_errors(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], threshold: float, level: float
 ) -> Evidence:
+    """Count hits and false alarms at a threshold, bound both rates by Clopper and Pearson, each at
+    half of the level, and bound mu.
+    """
     tested = len(scores_0)
     hits = int((scores_1 > threshold).sum())
     alarms = int((scores_0 > threshold).sum())

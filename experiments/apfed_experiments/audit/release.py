@@ -122,6 +122,7 @@ def epsilon_below(canaries: int, guesses: int, right: int, *, delta: float, leve
     """
 
     def rejects_epsilon(epsilon: float) -> bool:
+        """Return whether the guesses contradict (epsilon, delta)-DP by Theorem 5.2."""
         chance = expit(epsilon)
         below = binom.cdf(np.arange(right) - 1, guesses, chance)
         window = binom.cdf(right - 1, guesses, chance) - below[::-1]
@@ -145,6 +146,7 @@ def mu_below(canaries: int, guesses: int, right: int, *, level: float) -> float:
     """
 
     def rejects_mu(mu: float) -> bool:
+        """Return whether the guesses contradict mu-GDP by Algorithm 3."""
         rightly = level * right / canaries
         wrongly = level * (guesses - right) / canaries
         for i in range(right - 1, -1, -1):

@@ -83,6 +83,7 @@ class Task:
     passive_rate: float
 
     def to(self, device: torch.device) -> "Task":
+        """Return the task with all tensors on the device."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
         return replace(self, **moved, batches=tuple(rows.to(device) for rows in self.batches))
@@ -146,6 +147,7 @@ class Retrainings:
         seed: int,
         paired: bool = False,
     ) -> None:
+        """Repeat the networks' weights R times; the second half of the retrainings is world 1."""
         device = task.features.device
         self.task = task
         self.protection = protection
@@ -161,6 +163,7 @@ class Retrainings:
         self.world_R = (torch.arange(count, device=device) >= count // 2).long()
 
     def run_training(self, watch: Callable[[Step], None]) -> None:
+        """Run all steps of all retrainings; `watch` is called with each."""
         number = 0
         for _ in range(self.task.epochs):
             for rows_B in self.task.batches:
@@ -168,15 +171,18 @@ class Retrainings:
                 number += 1
 
     def _run_step(self, number: int, rows_B: Tensor) -> Step:
+        """Run one step of all retrainings: representations, noise, the passive's answer, the
+        active's update.
+        """
         matches = (rows_B == self.task.record).nonzero().flatten().tolist()
         place = matches[0] if matches else -1
         # The batch of every retraining as it is in its world.
         x_RBF = self.task.features[rows_B].repeat(self.count, 1, 1)
         y_RB = self.task.labels[rows_B].repeat(self.count, 1)
         if place >= 0:
-            of_1 = self.world_R == 1
-            x_RBF[of_1, place] = self.task.other_features
-            y_RB[of_1, place] = self.task.other_label
+            is_world_1 = self.world_R == 1
+            x_RBF[is_world_1, place] = self.task.other_features
+            y_RB[is_world_1, place] = self.task.other_label
         clean_RBD = self._compute_representations(x_RBF)
         sent_RBD = clean_RBD + self.protection.sigma * self._draw_normal(clean_RBD)
         row_RBD = self._run_passive_step(sent_RBD, self.task.passive_features[rows_B])
@@ -195,7 +201,9 @@ class Retrainings:
         )
 
     def _both_worlds(self, sum_RP: Tensor, row_R1D: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Return what the record sends and what the sum is, in each world; see `Step.worlds`."""
+        """Return the record's representation and the sum of gradients in each world; see
+        `Step.worlds`.
+        """
         task = self.task
         worlds = []
         other_y = task.labels.new_tensor(task.other_label)
@@ -239,7 +247,10 @@ class Retrainings:
         return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
 
     def _compute_representations(self, x_RBF: Tensor) -> Tensor:
+        """Return the clipped representations of all retrainings, (R, B, D)."""
+
         def represent_one(weights: Weights, x_BF: Tensor) -> Tensor:
+            """Return the clipped representations of one retraining, (B, D)."""
             sent_BD = functional_call(self._active, dict(weights), (x_BF,))[1]
             return onto_ball(sent_BD, self.protection.clip)
 
@@ -262,6 +273,7 @@ class Retrainings:
         return onto_ball(row_RBD * len(features_BF), self.protection.row_clip)
 
     def _update_weights(self, party: str, gradient_RP: Tensor) -> None:
+        """Take one gradient step of a party in all retrainings; gradients are flat, (R, P)."""
         weights = self._weights[party]
         rate = self.task.learning_rate if party == "active" else self.task.passive_rate
         parts = gradient_RP.split([weight[0].numel() for weight in weights.values()], dim=1)
@@ -271,6 +283,7 @@ class Retrainings:
         }
 
     def _draw_normal(self, like: Tensor) -> Tensor:
+        """Draw standard normal noise in the shape of `like`; paired retrainings get the same."""
         count = self.count // 2 if self._paired else self.count
         shape = (count, *like.shape[1:])
         noise = torch.randn(shape, generator=self._noise, device=like.device, dtype=like.dtype)
@@ -278,6 +291,7 @@ class Retrainings:
 
 
 def _repeat_weights(module: nn.Module, count: int) -> Weights:
+    """Return the weights of a module for `count` retrainings, (R, *shape) each."""
     return {name: p.detach().expand(count, *p.shape) for name, p in module.named_parameters()}
 
 
@@ -349,6 +363,7 @@ def make_networks() -> tuple[dict[str, nn.Module], nn.Module]:
 
 
 def task_of(case: Case, *, epochs: int = EPOCHS) -> Task:
+    """Return the task of a case: 40 rows of breast cancer, of which the first is an outlier."""
     data = load_data(DataSettings(dataset="breast_cancer"), seed=_SEED)
     rows = data.train_rows[:_ROWS]
     assert data.active.labels is not None
@@ -405,6 +420,9 @@ class WhiteBox:
         self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
 
     def __call__(self, step: Step) -> None:
+        """Add a step's log likelihood ratio: of the record's release, and of the noisy sum of
+        gradients.
+        """
         if step.record_place < 0:
             return
         (z_0, sum_0), (z_1, sum_1) = step.worlds
@@ -435,6 +453,7 @@ def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> lis
     directions: list[Tensor] = []
 
     def note_direction(step: Step) -> None:
+        """Note how far the record moves each row of this step, the mean over the pairs."""
         moved_BD = (step.clean[pairs:] - step.clean[:pairs]).mean(0)
         if step.record_place >= 0:
             moved_BD[step.record_place] = 0

@@ -65,6 +65,7 @@ class NoisySum:
     def _draw_noise(
         self, shape: tuple[int, ...], seed: int, world: int, party: int
     ) -> NDArray[np.int64]:
+        """Draw one party's noise, integers in steps of fixed point."""
         key = _derive_key(seed, "sum", world, party)
         return discrete_gaussian(key, deviation=self.point.noise, shape=shape)
 
@@ -123,6 +124,7 @@ def make_labelled_person() -> TwoTables:
 
 
 def one_answer(response: VoteResponse, runs: int, seed: int, world: int) -> Floats:
+    """Score randomised answers to one vote: 1 for world 1's class, -1 for world 0's, else 0."""
     votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))
     answers_R = response.randomise_votes(
         votes_RK, key=_derive_key(seed, "answer", world), about=b"audit"
@@ -159,7 +161,7 @@ Private = Callable[[bytes], PrivateLogistic]
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """The readings of one world's runs of a private labeller.
+    """One world's readings of a private labeller.
 
     `ratio`: log likelihood of world 1's weights over world 0's (R,); `votes`: the person's hard
     vote (R, K); `votes_by_world`: that vote under these weights in each world.
@@ -213,7 +215,7 @@ def record_in_weights(
 def weights_and_answer(
     private: Private, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score the weights, and the person's own randomised answer."""
+    """Score the weights together with the person's own randomised answer."""
     read = _observe_weights(private, tables, runs, seed, world)
     answers_R = response.randomise_votes(
         read.votes, key=_derive_key(seed, "own", world), about=b"audit"
@@ -225,7 +227,7 @@ def weights_and_answer(
 def weights_and_sum(
     private: Private, added: NoisySum, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score the weights, and the sum of hard votes at the person's row."""
+    """Score the weights together with the sum of hard votes at the person's row."""
     read = _observe_weights(private, tables, runs, seed, world)
     opened_RK = added.open_sums(read.votes, seed=seed, world=world)
     mean_0, mean_1 = (added.point.levels * votes_RK for votes_RK in read.votes_by_world)
@@ -289,6 +291,7 @@ _WEIGHTS = 6.0
 
 
 def _make_labeller(key: bytes) -> PrivateLogistic:
+    """Return a private labeller under this key."""
     return PrivateLogistic(epsilon=_WEIGHTS, delta=DELTA, key=key)
 
 

@@ -61,6 +61,9 @@ def integrity() -> Iterator[Setting]:
 
 
 def _measure_harm(answer: str, harm: Harm, seed: int) -> Row:
+    """Return the accuracy under this harm against an honest run and, of a backdoor, how often it
+    works.
+    """
     honest = _measure_predictions(answer, None, seed)
     harmed = _measure_predictions(answer, harm, seed)
     row: Row = {"accuracy": harmed["accuracy"]}
@@ -95,10 +98,12 @@ def _measure_predictions(answer: str, harm: Harm | None, seed: int) -> dict[str,
 
 
 def _percent(is_so: Tensor) -> float:
+    """Return the share of True in per cent."""
     return 100 * float(is_so.double().mean())
 
 
 def _open_run(answer: str, seed: int) -> LiveSession[Any]:
+    """Open a live session whose passives answer in this way."""
     method = _ANSWERS[answer]
     if answer == _VOTE:
         return open_votes("digits", method, None, seed)

@@ -102,6 +102,7 @@ class Setting:
         return merged
 
     def _measure_seed(self, seed: int) -> Row:
+        """Measure one seed; a party's refusal becomes a figure of its own."""
         try:
             return self.measure(seed)
         except RemoteProtocolError as refusal:
@@ -215,6 +216,7 @@ def sum_for(
 def open_sum(
     data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
 ) -> LiveRun:
+    """Open a session of APFed under a sum that fits these rules."""
     return open_run(sum_for(data, method, passives, rules, **changes), passives, rules)
 
 
@@ -256,13 +258,17 @@ def inversion() -> Iterator[Setting]:
 
 
 def _measure_inversion(name: str, passives: int, seed: int) -> Row:
+    """Return how well representations z and the victim's features are recovered from
+    honest sums.
+    """
     run = open_run(live_config(name, "apfed_c", seed=seed, **pick_protection(passives)), passives)
     guess, truth = _invert_steps(run)
     choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
     mounted = run_attacks(run.recording, [choice], seed=seed)
 
     def over_passives(figure: Callable[[Tensor, Tensor], float | None]) -> float:
-        values = [figure(guess, of_passive) or 0.0 for of_passive in truth.unbind(dim=1)]
+        """Return the mean of a figure over all passives."""
+        values = [figure(guess, passive_truth) or 0.0 for passive_truth in truth.unbind(dim=1)]
         return sum(values) / len(values)
 
     return {
@@ -273,10 +279,13 @@ def _measure_inversion(name: str, passives: int, seed: int) -> Row:
 
 
 def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
-    """Train honestly for an epoch; return z recovered from its first steps (N, D), and truth."""
+    """Train honestly for an epoch; return z recovered from its first steps, (N, D), and the true z
+    of all passives, (N, M, D).
+    """
     truth_by_step: dict[int, Tensor] = {}
 
     def note_truth(step: int, rows_B: Tensor) -> None:
+        """Note the true representations of the first steps' people."""
         if len(truth_by_step) < _STEPS:
             people = run.find_sent_positions(rows_B)
             truth_by_step[step] = torch.stack(
@@ -382,6 +391,7 @@ def decoder() -> Iterator[Setting]:
 
 
 def _attack_features(opened: Callable[..., LiveRun], attack: DecoderExtraction, seed: int) -> Row:
+    """Play the attack on a fresh session and return its figures."""
     return features_of(play_from(opened(seed=seed), attack, VICTIM, seed=seed))
 
 
@@ -428,6 +438,7 @@ def _measure_noise(
 
 
 def _measure_decoder(opened: Callable[..., LiveRun], seed: int) -> Row:
+    """Return what decoder extraction reads in one round of questions and in 16."""
     row: Row = {}
     for repeats in (1, 16):
         attack = DecoderExtraction(people=128, shadow_rows=60, decoys=_DECOYS, repeats=repeats)
@@ -439,6 +450,7 @@ def _measure_decoder(opened: Callable[..., LiveRun], seed: int) -> Row:
 
 
 def _measure_sum(opened: Callable[..., LiveRun], seed: int) -> Row:
+    """Return what chosen representations read in one round of two questions and in 8."""
     row: Row = {}
     for repeats in (1, 8):  # of two questions each
         attack = ChosenRepresentations(people=30, decoys=_DECOYS, repeats=repeats)
@@ -473,11 +485,12 @@ def isolation() -> Iterator[Setting]:
 
 
 class RecordingRun(LiveRun):
-    """A run that keeps the victim's real part of the first question."""
+    """A run that records the victim's real part of the first question."""
 
     truth: Tensor | None = None
 
     def request_sum(self, *args: Any, **options: Any) -> Tensor:
+        """Request a sum and record the victim's contribution to the first one."""
         total = super().request_sum(*args, **options)
         if self.truth is None:
             self.truth = self.get_contribution(VICTIM).double()
@@ -485,6 +498,7 @@ class RecordingRun(LiveRun):
 
 
 def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: Any) -> Setting:
+    """Return the setting of one way of isolation under these rules."""
     masked = Rule.PARTICIPANTS in rules and Rule.BINDING in rules
     config = live_config("digits", method, masks="pairwise" if masked else "none")
     columns = {"method": method, "way": options["way"], "rules": title}
@@ -495,6 +509,7 @@ def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: An
 
 
 def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation, seed: int) -> Row:
+    """Return how near the isolated part comes to the victim's real contribution."""
     run = open_run(config, 3, rules, kind=RecordingRun)
     assert isinstance(run, RecordingRun)
     shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
@@ -527,6 +542,7 @@ def stuffing() -> Iterator[Setting]:
 def _measure_stuffing(
     attack: IdStuffing, settings: AlignmentSettings, role: Role, runs: int | None, seed: int
 ) -> Row:
+    """Return how many guesses are tried and learned in intersections of 500 people each."""
     people = [f"person {number}" for number in range(2_000)]
     tables = Tables(own=people[:500], victim=people[200:700], outsiders=people[700:])
     with TemporaryDirectory() as folder:
@@ -562,6 +578,7 @@ def joint_inversion() -> Iterator[Setting]:
 
 
 def _measure_joint_inversion(name: str, seed: int) -> Row:
+    """Return the figures of one curious attack on a run of joint training with one passive."""
     config, data = _load_one_passive(live_config("digits", "tvfl", seed=seed))
     results = run_attacks(
         run(config, None, data=data).recording, [AttackChoice(name=name)], seed=seed
@@ -639,11 +656,15 @@ def _make_guarded_config(clip: float, sigma: float, *, seed: int) -> Config:
 
 
 def _load_one_passive(config: Config) -> tuple[Config, VerticalData]:
+    """Return the settings with their data, of which one passive is left."""
     data = load_data(config.data, seed=config.seed)
     return config, replace(data, passives=data.passives[:1])
 
 
 def _pick_figures(result: AttackResult) -> Row:
+    """Return the columns of an attack's result: best variant, its figures, baseline and
+    advantage.
+    """
     floor = result.baselines[result.baseline or ""]
     return {
         "variant": result.variant,

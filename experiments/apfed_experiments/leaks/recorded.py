@@ -172,11 +172,13 @@ def _measure_labels(name: str, noise: str, known: int, seed: int) -> Row:
 
 
 def _get_advantage(result: AttackResult) -> float:
+    """Return the advantage of a result that applies."""
     assert result.advantage is not None  # every result that applies has one
     return result.advantage
 
 
 def _get_score(result: AttackResult) -> float:
+    """Return the balanced accuracy of a result that applies."""
     figure = result.score["balanced_accuracy"]
     assert figure is not None  # every result that applies has one
     return figure
@@ -202,6 +204,7 @@ def few_labels() -> Iterator[Setting]:
 
 
 def _make_labels_config(data: str, method: str, seed: int) -> Config:
+    """Return the run of a method where few rows have a label."""
     return labels_config(data, method, seed=seed, **_METHODS[method])
 
 
@@ -338,6 +341,7 @@ def papers() -> Iterator[Setting]:
 
 
 def config_of(case: Case, seed: int) -> Config:
+    """Return the run of one case under a seed: all messages are kept, without a guard."""
     usual: dict[str, Any] = {
         "name": f"papers-{case.method}",
         "seed": seed,

@@ -93,6 +93,7 @@ def _make_setting(
     seeds: Sequence[int] = _SEEDS,
     **more: object,
 ) -> Setting:
+    """Return the setting of one line of a table on votes."""
     columns = {"data": data, "opened": opened, "epsilon": epsilon, **more}
     return Setting(columns=columns, measure=measure, seeds=seeds)
 
@@ -111,23 +112,27 @@ def chosen_labels() -> Iterator[Setting]:
 
 
 def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: int) -> Row:
+    """Return which share of the nearest neighbours of chosen people the opened votes name, beside
+    the active's own features and chance.
+    """
     run = open_votes(data, method, epsilon, seed)
     rows = run.ballot.rows.sort().values
     draw = np.random.default_rng(seed)
     landmarks = draw.choice(len(rows), size=run.learner.classes - 1, replace=False)
     later = (open_votes(data, method, epsilon, seed) for _ in range(1, runs))
-    seen_Uk = np.mean([_columns_of(ran, rows, landmarks, draw) for ran in (run, *later)], axis=0)
-    near = {
+    votes_Uk = np.mean([_columns_of(ran, rows, landmarks, draw) for ran in (run, *later)], axis=0)
+    neighbours_by_party = {
         table.name: _find_nearest(table.features[run.alignment[table.name]][rows], landmarks)
         for table in run.data.tables
     }
-    seen_Uk[landmarks, np.arange(len(landmarks))] = -np.inf
-    neighbours = np.argsort(-seen_Uk, axis=0)[:_NEAR].T
-    others = [name for name in near if name != run.data.active.name]
+    votes_Uk[landmarks, np.arange(len(landmarks))] = -np.inf
+    neighbours = np.argsort(-votes_Uk, axis=0)[:_NEAR].T
+    others = [name for name in neighbours_by_party if name != run.data.active.name]
     return {
-        "found": fmean(_compute_overlap(neighbours, near[name]) for name in others),
+        "found": fmean(_compute_overlap(neighbours, neighbours_by_party[name]) for name in others),
         "baseline": fmean(
-            _compute_overlap(near[run.data.active.name], near[name]) for name in others
+            _compute_overlap(neighbours_by_party[run.data.active.name], neighbours_by_party[name])
+            for name in others
         ),
         "chance": _NEAR / len(rows),
     }
@@ -152,6 +157,7 @@ def _columns_of(
 
 
 def _find_nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the ten nearest rows of each landmark, (landmarks, 10), without itself."""
     features_UF = rows_U.flatten(1).double().numpy()
     search = NearestNeighbors(n_neighbors=_NEAR + 1).fit(features_UF)
     neighbours = search.kneighbors(features_UF[landmarks], return_distance=False)
@@ -161,8 +167,9 @@ def _find_nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _compute_overlap(neighbours: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
+    """Return the mean share of true neighbours among those named."""
     pairs = zip(neighbours, truth, strict=True)
-    return fmean(len(set(guessed) & set(near)) / _NEAR for guessed, near in pairs)
+    return fmean(len(set(guessed) & set(expected)) / _NEAR for guessed, expected in pairs)
 
 
 def repeated_votes() -> Iterator[Setting]:
@@ -182,6 +189,9 @@ def repeated_votes() -> Iterator[Setting]:
 
 
 def _measure_repeats(data: str, method: str, epsilon: float, runs: int, seed: int) -> Row:
+    """Return for which share of the people the class with most votes is read from the mean of many
+    openings.
+    """
     totals = []
     run = open_votes(data, method, epsilon, seed)
     for number in range(runs):
@@ -252,6 +262,7 @@ def poisoned_votes() -> Iterator[Setting]:
 def _measure_poisoning(
     data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
 ) -> Row:
+    """Return the student's accuracy where one passive spoils its votes, and how far votes agree."""
     honest, _ = _measure_accuracy(data, method, epsilon, None, seed)
     reached, agreement = _measure_accuracy(data, method, epsilon, way, seed)
     row: Row = {"accuracy": reached, "change": reached - honest}

@@ -70,6 +70,7 @@ class Learned:
 
 
 def headline_of(run: ReportedRun) -> str:
+    """Return one sentence on who trained together, and whether the active predicts alone."""
     method = run.config.method
     passives = run.facts.passives
     if not run.has_passives:
@@ -84,6 +85,9 @@ def headline_of(run: ReportedRun) -> str:
 
 
 def warnings_of(run: ReportedRun) -> tuple[str, ...]:
+    """Return sentences that a reader must see first: missing protection, synthetic data, few test
+    rows of a class, and parties that fell silent.
+    """
     facts = run.facts
     words = run.facts.words
     summed = "contributions are summed" in words
@@ -183,6 +187,9 @@ def _few_positives(ranking: Ranking | None) -> int | None:
 
 
 def tiles_of(run: ReportedRun) -> Iterator[Tile]:
+    """Yield the figures at the top of a report: measures, gain, promise, attacks, bytes and
+    duration.
+    """
     outcome = run.outcome
     measure = outcome.headline_measure
     if measure is not ACCURACY:
@@ -235,7 +242,7 @@ def _solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
 
 
 def _promise_tile(run: ReportedRun) -> Tile:
-    """Return what is promised of what leaves a party, with the other promises as its note."""
+    """Return the promise on what leaves a party, with the other promises as its note."""
     first = worst_promise(run.promises, run.figure)
     figures = {promise.figure for promise in run.promises} - {first.figure}
     notes = [first.why] if first.why else []
@@ -267,6 +274,9 @@ def learned_by(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
 
 
 def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
+    """Yield, for each kind of message that one party received, how many came and what can be read
+    of it.
+    """
     kinds = list(Kind)
     flows = sorted(
         (flow for flow in run.flows if flow.receiver == name),
@@ -292,7 +302,9 @@ def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
 
 
 def _describe_unseen(run: Reported, role: Role, kinds_seen: Set[Kind]) -> Iterator[Learned]:
-    """Yield what becomes of contributions where the party of the report sees nothing of it."""
+    """Yield what can be read of contributions by a party whose messages this folder does
+    not hold.
+    """
     words_of = run.facts.words
     kinds = dict[Role, Kind]()
     if Role.AGGREGATOR in run.roles.values():
@@ -325,6 +337,7 @@ def traffic_of(run: Reported, me: str) -> Iterator[Tile]:
 
 
 def alignment_leaks_of(run: Reported) -> tuple[str, ...]:
+    """Return what the set intersection revealed, in sentences; nothing where none ran."""
     if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
         return ()
     settings = run.config.alignment
@@ -347,6 +360,7 @@ def coalitions_of(run: Reported) -> tuple[tuple[str, str], ...]:
 
 
 def limits_of(run: Reported) -> tuple[str, ...]:
+    """Return sentences on what this run does not protect, weaker settings first."""
     limits = tuple(limit.sentence for limit in LIMITS if limit.holds_for(run.facts))
     opened = run.outcome.sum.get("opened") if isinstance(run, ReportedRun) else None
     if opened is not None:
@@ -355,9 +369,8 @@ def limits_of(run: Reported) -> tuple[str, ...]:
 
 
 def less_of(run: Reported) -> tuple[str, ...]:
-    """Return a line of settings that protect less than by default, and of who runs several parties.
-
-    Both are read from the run's settings and folder, whatever a result says of them.
+    """Return a line for each setting that protects less than the default, and for one who runs
+    several parties. Both are read from the run's settings and folder, whatever a result claims.
     """
     folder = run.path if isinstance(run, ReportedRun) else run.own.path
     departures = describe_departures(run.config)
@@ -371,6 +384,7 @@ def less_of(run: Reported) -> tuple[str, ...]:
 
 
 def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
+    """Return the rows of the privacy account: promises, delta, releases, and charges to ledgers."""
     privacy = run.outcome.privacy
     rows = [(promise.format_title(fixed=True), promise.sentence) for promise in run.promises]
     if privacy.delta is not None:
@@ -390,6 +404,9 @@ def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
 
 
 def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
+    """Return, for each passive, how often its votes agree with labels and with other passives'
+    votes.
+    """
     rows = []
     for passive, agreement in run.outcome.agreement.items():
         sentence = (
@@ -433,6 +450,9 @@ def describe_unevenness(result: AttackResult) -> str:
 
 
 def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
+    """Yield the rows that describe the run's settings: method, data, parties, training,
+    protection.
+    """
     config = run.config
     outcome = run.outcome
     data = config.data
@@ -485,6 +505,7 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
 
 
 def _describe_settings(settings: Settings, *, but: str = "") -> str:
+    """Return the settings that are set, in words, without the one called `but`."""
     values = settings.model_dump(mode="json", exclude_none=True, exclude={but})
     return ", ".join(f"{name} {words.format_value(value)}" for name, value in values.items())
 

@@ -72,6 +72,9 @@ class OwnSide:
         return cls(path=path, end=load_json(ended, PartyEnd), log=log, broken=broken)
 
     def log_rows(self) -> Iterator[tuple[str, str]]:
+        """Yield the rows of the audit log: its last chain value, signature, sessions and traffic,
+        or why it is broken.
+        """
         log = self.log
         if log is None:
             yield "audit log", self.broken
@@ -91,6 +94,7 @@ class OwnSide:
             )
 
     def keep_rows(self) -> Iterator[tuple[str, str]]:
+        """Yield the files that the party should keep, each with the reason."""
         for name, reason in _KEEP.items():
             if any(self.path.glob(name)):
                 yield name, reason
@@ -114,9 +118,8 @@ class _Signed(Written):
 
 
 def list_statements(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]]:
-    """Yield what each passive that ran apart signed for the contract, verified.
-
-    It stands in `statements.json`.
+    """Yield what each passive that ran apart signed for the contract in `statements.json`,
+    verified.
     """
     if not outcome.stated:
         return
@@ -163,12 +166,14 @@ class ReportedParty:
 
     @property
     def roles(self) -> Mapping[str, Role]:
+        """Return the role of each party by name, the active first."""
         order = list(Role)
         role_by_party = {party.name: Role(party.role) for party in self.contract.participants}
         return dict(sorted(role_by_party.items(), key=lambda item: order.index(item[1])))
 
     @property
     def facts(self) -> RunFacts:
+        """Return the facts of the run by which the rules of who learns what hold."""
         passives = list(self.roles.values()).count(Role.PASSIVE)
         return RunFacts.from_settings(self.config, passives=passives, apart=True)
 

@@ -57,7 +57,7 @@ def render_run(
 
 
 def _tile_of_promise(name: str, promise: str) -> contents.Tile:
-    """Return a tile whose figure is what is promised, and whose note is why nothing is."""
+    """Return a tile of one promise: its figure, and its reason where nothing is promised."""
     figure, _, reason = promise.partition(": ")
     return contents.Tile(name, figure, reason)
 
@@ -103,6 +103,7 @@ def render_template(template: str, **values: Any) -> str:
 
 @cache
 def _make_environment() -> Environment:
+    """Return the template environment: values are escaped, and a missing one is an error."""
     loader = PackageLoader("apfed_experiments.report", "")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_show_unprintable
@@ -126,6 +127,7 @@ def _show_unprintable(value: Any) -> Any:
 
 
 def _flatten_values(values: Mapping[str, Any]) -> str:
+    """Return nested values in one line, as "name value; name value"."""
     return "; ".join(
         _flatten_values(value) if isinstance(value, Mapping) else f"{name} {value}"
         for name, value in values.items()
@@ -217,12 +219,14 @@ def _format_figures(
 
 
 def _headline_figure(headline: Headline) -> tuple[str, str, float | None]:
+    """Return (text, note, number to sort by) of a direction that was attacked, or its state."""
     if headline.worst is None:
         return headline.state, headline.note, None
     return words.format_difference(headline.advantage), headline.note, headline.advantage
 
 
 def _epsilon_figure(run: ListedRun) -> tuple[str, str, float | None]:
+    """Return (text, note, number to sort by) of a run's weakest promise."""
     if run.promise is None:
         return "", "", None
     return run.promise.text, run.promise.format_title(), run.promise.epsilon
@@ -238,4 +242,5 @@ def _make_address(run: ListedRun, start: Path) -> str:
 
 
 def _format_figure(value: Any, form: Any, note: str = "") -> tuple[str, str, float | None]:
+    """Return (text, note, number to sort by) of one value; empty where it is not known."""
     return ("", note, None) if value is None else (form(value), note, float(value))

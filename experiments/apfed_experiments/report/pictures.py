@@ -226,6 +226,9 @@ def _draw_calibration(run: ReportedRun) -> Drawn:
 
 
 def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
+    """Draw each attack joined to its baseline, in a panel for each metric, smallest advantage
+    first; None: no attack has figures.
+    """
     by_metric: dict[str, list[tuple[str, float, float]]] = {}
     for result in results:
         metric = str(result.metric)
@@ -311,6 +314,7 @@ def _draw_dumbbells(
 
 
 def _name_curve(result: AttackResult) -> str:
+    """Return the legend of a ROC curve: attack, adversary, variant and AUC."""
     name = (
         f"{format_key(result.attack)} by {result.adversary}, {_shorten_name(str(result.variant))}"
     )
@@ -318,6 +322,7 @@ def _name_curve(result: AttackResult) -> str:
 
 
 def _draw_roc(run: ReportedRun) -> Drawn:
+    """Draw the ROC curves of attacks on membership on logarithmic axes; None: no attack has one."""
     results_with_roc = [result for result in run.attacks or () if result.roc]
     if not results_with_roc:
         return None

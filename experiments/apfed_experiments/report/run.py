@@ -191,9 +191,13 @@ class Audited:
 
     @property
     def has_contradiction(self) -> bool:
+        """Return whether the audit proves more than the claim allows."""
         return self.audit.contradicts(self.claimed)
 
     def list_rows(self) -> tuple[tuple[str, str], ...]:
+        """Return the rows of the audit: what it proved against the claim, and the ceiling of any
+        attack.
+        """
         audit = self.audit
         proved_epsilon = max(audit.epsilon_dp, audit.epsilon_gdp, audit.epsilon_rows)
         verdict = "CONTRADICTS the claim" if self.has_contradiction else "below the claim"

@@ -138,6 +138,7 @@ class _Row:
     when: str
 
     def __post_init__(self) -> None:
+        """Raise ApfedError if the column "when" has a word that is no fact of a run."""
         words_used = {word for part in self.when.split("; ") for word in part.split(" or ")}
         if unknown := words_used - FACTS:
             raise ApfedError(

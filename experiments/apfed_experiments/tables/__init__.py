@@ -16,6 +16,7 @@ TABLES: Mapping[str, PaperTable] = {
 
 
 def find_table(name: str) -> PaperTable:
+    """Return the table of this name. Raises ConfigError: there is none; it names the nearest."""
     if name not in TABLES:
         raise ConfigError(f"table: {unknown_name(name, TABLES)}")
     return TABLES[name]

@@ -207,6 +207,7 @@ def _prepare_run(
 
 
 def _size_of(scenario: Scenario, full: bool) -> Size:
+    """Return the lines and seeds of a scenario's default part, or of all of it."""
     part = scenario.full if full else scenario.quick
     return Size(list(_make_lines(scenario, part)), part.seeds)
 
@@ -389,11 +390,15 @@ def _table2_config(scenario: Scenario, rows: int, method: str) -> Config:
 
 
 def _table2_size(full: bool) -> Size:
+    """Return the lines and seeds of Table 2: one data set by default, or all."""
     scenarios = [scenario for name, scenario in SCENARIOS.items() if full or name == _QUICK]
     return Size([line for scenario in scenarios for line in _table2_lines(scenario)], _TABLE2_SEEDS)
 
 
 def _table2_lines(scenario: Scenario) -> Iterator[Line]:
+    """Yield the lines of Table 2 of one data set, and the difference in accuracy of both
+    methods.
+    """
     title = scenario.dataset.replace("_", " ")
     aligned = scenario.full.aligned[:4]
     jobs = {}
@@ -407,6 +412,7 @@ def _table2_lines(scenario: Scenario) -> Iterator[Line]:
         )
 
     def make_cells(rows: int, method: str, measure: str) -> dict[str, str]:
+        """Return the cells of one line."""
         texts = (title, str(rows), method, _MEASURES[measure])
         return dict(zip(_TABLE2_HEADER, texts, strict=True))
 

@@ -191,6 +191,7 @@ def _make_cell_lines(
 
 
 def _make_table2(full: bool) -> Size:
+    """Return Table 2 under the paper's training, or a part of it under the proxy's."""
     training, cells = (_PAPER, tuple(PRINTED)) if full else (PROXY, _QUICK)
     return Size(
         [line for cell in cells for line in _make_cell_lines(*cell, training)], training.seeds
@@ -198,6 +199,7 @@ def _make_table2(full: bool) -> Size:
 
 
 def _few_labels(full: bool) -> Size:
+    """Return the table where 500 rows have a label."""
     training = _PAPER if full else replace(PROXY, seeds=_PAPER.seeds)
     lines = [line for cell in _FEW for line in _make_cell_lines(*cell, training, _FEW_LABELS)]
     return Size(lines, training.seeds)

@@ -50,6 +50,7 @@ class Method:
 
     @property
     def is_helped(self) -> bool:
+        """Return whether passives, or the control's, take part."""
         return self.title != SINGLE
 
 
@@ -111,6 +112,7 @@ def give_active_view(data: VerticalData) -> VerticalData:
     place = {person: row for row, person in enumerate(data.active.ids)}
 
     def replace_view(passive: PartyTable) -> PartyTable:
+        """Return the passive's table with the active's columns of the same people."""
         strangers = len(set(passive.ids) - set(place))
         if strangers:
             raise DataError(
@@ -151,6 +153,7 @@ def judge_training(
 
 
 def _make_cells(dataset: str, method: str, point: str, rows: str = _TEST) -> dict[str, str]:
+    """Return the cells of one line."""
     return {
         "data": TITLES[dataset],
         "views": _STRIPS,
@@ -212,6 +215,7 @@ def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
 
 
 def _make_size(full: bool) -> Size:
+    """Return the lines and seeds of both data sets."""
     grid = _RELEASE if full else _POINT
     lines = [line for dataset in _DATASETS for line in _make_row_lines(dataset, grid)]
     return Size(lines, grid.training.seeds)

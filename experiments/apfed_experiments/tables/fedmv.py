@@ -69,6 +69,7 @@ class Numerals:
     labels_N: Rows  # noqa: N815
 
     def encode_labels(self, rows_B: Rows) -> Floats:
+        """Return the labels of these rows one-hot, (B, C)."""
         return np.asarray(np.eye(_CLASSES)[self.labels_N[rows_B]])
 
 
@@ -175,6 +176,7 @@ def average_clients(clients: Sequence[LinearViews], shares: Sequence[float]) -> 
 
 
 def weights_by_view(model: LinearViews) -> Weights:
+    """Return the weights of each view of a client."""
     return [view.weights_FC for view in model.views]
 
 
@@ -186,6 +188,7 @@ def split_clients(rows: Rows) -> list[Rows]:
 def clients_of(
     numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int
 ) -> list[LinearViews]:
+    """Return all clients of H-FedMV at their start, each with its own rows."""
     rng = np.random.default_rng(seed)
     return [
         make_client(
@@ -305,6 +308,7 @@ def measure_clients(*, seed: int) -> Figures:
 
 
 def name_places(places: Sequence[int]) -> str:
+    """Return the names of these views, or "all"."""
     return "all" if len(places) == len(_VIEWS) else "+".join(_VIEWS[view] for view in places)
 
 
@@ -424,6 +428,7 @@ def _lines_of(
     all_views = tuple(range(len(_VIEWS)))
 
     def measure_both(name: str, *models: tuple[Numerals, Weights]) -> tuple[str, float, float]:
+        """Return a line's name and its mean accuracy over models, on held-out and on test rows."""
         held_out, tested = (
             float(
                 np.mean(
@@ -501,6 +506,7 @@ _PAIRS = tuple(combinations(range(len(_VIEWS)), 2))
 
 
 def _make_line(job: Job, setting: str, method: str, views: str, figure: str, panel: str) -> Line:
+    """Return one line that a job's figure fills."""
     return Line(
         cells={"setting": setting, "method": method, "views": views},
         job=job,
@@ -511,6 +517,7 @@ def _make_line(job: Job, setting: str, method: str, views: str, figure: str, pan
 
 
 def _average_lines(lines: Sequence[Line], method: str, views: str) -> Line:
+    """Return the line of the mean of these lines."""
     first = lines[0]
     return Line(
         cells={**first.cells, "method": method, "views": views},
@@ -521,6 +528,7 @@ def _average_lines(lines: Sequence[Line], method: str, views: str) -> Line:
 
 
 def _table_of_views(full: bool) -> Size:
+    """Return the lines and seeds of Tables 1 and 2."""
     lines: list[Line] = []
     for setting, methods in (
         ("a view each", ("V-FedMV", "MMVFL")),
@@ -560,6 +568,7 @@ def _table_of_views(full: bool) -> Size:
 
 
 def _table_of_sequences(full: bool) -> Size:
+    """Return the lines and seeds of Table 3."""
     make = partial(_make_line, _SEQUENCES_JOB)
     vertical = "a sequence each"
     setting = "all sequences, people apart"

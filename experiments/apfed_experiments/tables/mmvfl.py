@@ -179,6 +179,7 @@ _JOB = Job(
 
 
 def _make_curves(full: bool) -> Size:
+    """Return Figure 3: accuracy by participant, method and share of features."""
     lines = [
         Line(
             cells={

@@ -110,6 +110,9 @@ class Job:
         return stored.measured.figures
 
     def _measure_seed(self, seed: int) -> dict[str, _Measured]:
+        """Measure one seed. Raises ModelError: a figure is not finite, since its
+        training diverged.
+        """
         began = time.monotonic()
         figures = dict(self.measure(seed=seed, **self.settings))
         if missing := sorted(name for name, figure in figures.items() if not math.isfinite(figure)):
@@ -166,7 +169,7 @@ class Line:
         }
 
     def _choose_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
-        """Return by seed the value of the candidate that the rows held out prefer."""
+        """Return by seed the value of the candidate that is best on held-out rows."""
         values = [line.compute_values(measured) for line in self.chooses]
         held_out = [
             replace(line, figure=self.judged_by).compute_values(measured) for line in self.chooses
@@ -180,7 +183,7 @@ class Line:
 
     @property
     def is_difference(self) -> bool:
-        """Whether it can be negative in a unit that has no negative figures."""
+        """Return whether the line may be negative, as a difference."""
         return any(weight < 0 for weight, _ in self.combines)
 
 
@@ -205,6 +208,7 @@ class Size:
 
     @property
     def jobs(self) -> list[Job]:
+        """Return the jobs of all lines, each once."""
         return list(dict.fromkeys(line.job for line in self.lines if line.job is not None))
 
 
@@ -256,6 +260,7 @@ def declare_study(
     unit = f": {table.unit}" if table.unit else ""
 
     def compare(measured: Measurements) -> list[Part]:
+        """Return the table, its picture and notes on what is done and left out."""
         rows = [_make_row(line, measured.values, table) for line in size.lines]
         picture = _draw_table(folder / f"{name}.png", table, rows)
         done = f"{len(measured.values)} of {size.seeds * len(size.jobs)} jobs are done."
@@ -278,6 +283,7 @@ def declare_study(
 def _measure_jobs(
     size: Size, folder: Path, *, minutes: float | None, clock: Clock, jobs: int, on_done: OnDone
 ) -> Measurements:
+    """Measure what is missing until the time is over; return all figures and failures."""
     folder.mkdir(mode=0o700, exist_ok=True)
     until = math.inf if minutes is None else clock() + 60 * minutes
     all_jobs = {(job.label, seed): job for seed in range(size.seeds) for job in size.jobs}
@@ -473,7 +479,9 @@ def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
 
 
 def _make_paper_interval(row: Row) -> Interval | None:
-    """Draw what the paper prints, one standard deviation to each side."""
+    """Return what the paper prints, one standard deviation to each side; None: it prints
+    nothing.
+    """
     mean = row["paper"]
     sd = row["paper_sd"] or 0.0
     return None if mean is None else Interval(mean, mean - sd, mean + sd)
