@@ -50,6 +50,7 @@ class Greeting:
     answered: tuple[AnsweredSteps, ...] = ()
 
     def to_bytes(self) -> bytes:
+        """Encode the greeting with msgpack; answered steps only if there are any."""
         parts = [
             None if part is None else part.model_dump(mode="json")
             for part in (self.offer, self.resumes)
@@ -63,7 +64,10 @@ class Greeting:
 
     @classmethod
     def from_message(cls, message: Envelope, known_identity: bytes) -> "Greeting":
-        """Parse the greeting of a party with this known identity."""
+        """Parse the greeting of a party whose long-term identity must be `known_identity`.
+
+        Raises RemoteProtocolError: it is malformed, or names another identity.
+        """
         peer = message.sender
         try:
             identity, run_key, offer, resumes, holds, *optional = msgpack.unpackb(message.payload)
@@ -120,8 +124,15 @@ async def agree_on_contract(
     greeting: Callable[[RunKey], Greeting],
     draw: Callable[[str, Mapping[str, Greeting]], Contract],
 ) -> SignedContract:
-    """Greet, draw up the contract, sign it, and seal the links; RemoteProtocolError: somebody else
-    than expected, another contract, or no signature.
+    """Exchange greetings, build the contract, exchange signatures, and encrypt the links.
+
+    Args:
+        identity: this party's key pair; known: the public identities of all parties, by name.
+        session: the session's name at the active, None elsewhere.
+        greeting: makes this party's greeting from the key of its links in this session.
+        draw: makes the contract from the session's name and all greetings.
+
+    Raises RemoteProtocolError: another party than expected, another contract, or no signature.
     """
     if known.get(links.me) != identity.public:
         raise LocalProtocolError(
@@ -166,7 +177,7 @@ async def agree_on_contract(
 
 
 def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
-    """Check that no two parties share a key, such as the aggregator and the active."""
+    """Refuse two parties that share a key, for example the aggregator and the active."""
     for keys in (
         [greeting.identity for greeting in greetings.values()],
         [greeting.run_key for greeting in greetings.values()],
@@ -179,6 +190,10 @@ def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
 
 
 def _parse_session_name(message: Envelope) -> str:
+    """Return the session's name from the active's message.
+
+    Raises RemoteProtocolError: it is empty, too long, or not printable ASCII.
+    """
     try:
         name = message.payload.decode("ascii")
         if not 0 < len(name) <= SESSION_LETTERS or not name.isprintable():
@@ -191,7 +206,10 @@ def _parse_session_name(message: Envelope) -> str:
 
 
 def _parse_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes]:
-    """Return signature and hello of a party that drew up the same contract."""
+    """Return the signature and the link's hello of a party that built the same contract.
+
+    Raises RemoteProtocolError: it built another; names the keys that differ.
+    """
     try:
         signature, hello, document = msgpack.unpackb(message.payload)
         if not all(type(part) is bytes for part in (signature, hello, document)):
@@ -215,7 +233,7 @@ def _parse_signature(message: Envelope, contract: Contract) -> tuple[bytes, byte
 def find_differences(
     ours: dict[str, Any], theirs: dict[str, Any], prefix: str = ""
 ) -> Iterator[str]:
-    """Yield dotted names of what differs, among this party's own fields."""
+    """Yield the dotted keys of this party's own fields whose value differs at the peer."""
     for key, mine in ours.items():
         their_value = theirs.get(key)
         if isinstance(mine, dict) and isinstance(their_value, dict) and mine:

@@ -43,6 +43,7 @@ class Calls:
     """One party's connections to all its peers; of two, the one whose name comes later dials."""
 
     def __init__(self, me: LocalEnd, carry: Carry) -> None:
+        """Prepare connections to all peers; those with a later name dial this party."""
         self._me = me
         self._carry = carry
         dialling = tuple(name for name in me.known if name > me.name)
@@ -59,6 +60,10 @@ class Calls:
         return {name: partial(self._connect_peer, name) for name in self._me.known}
 
     def _connect_peer(self, peer: str) -> Connection:
+        """Return a proven connection to this peer: accept one if the peer dials, else make one.
+
+        Raises RemoteProtocolError: the peer, or the whole job, has ended.
+        """
         if (reason := self._stopped.get(peer)) is not None:
             raise RemoteProtocolError(f"{peer} stopped: {reason}")
         if self._ended:
@@ -74,12 +79,14 @@ class Calls:
             raise
 
     def take_frame(self, caller: str, name: bytes, number: int, frame: bytes) -> bool:
-        """Take one frame of a peer, and wait while many do already; False: the connection is over.
+        """Accept one frame from a peer, and wait if too many wait already.
+
+        Returns False if the connection is over.
 
         Args:
             caller: the caller's name, by the carrier; the peer proves its identity afterwards.
             name: of the connection, drawn by the dialling end.
-            number: of the frame, from 0; -1 - n: none follows the first n.
+            number: of the frame, from 0; -1 - n: the connection ends after its first n frames.
         """
         if type(name) is not bytes or type(number) is not int or type(frame) is not bytes:
             return False
@@ -92,7 +99,9 @@ class Calls:
         return called.take_frame(number, frame)
 
     def _find_connection(self, caller: str, name: bytes, number: int) -> "_Called | None":
-        """Return the connection of this name; make a new one where the peer may dial and begins."""
+        """Return the connection of this name; make one if the peer may dial and this is its first
+        frame.
+        """
         with self._lock:
             standing = self._standing.get(caller)
             coming = self._coming.get(caller, {})
@@ -111,7 +120,7 @@ class Calls:
         return fresh
 
     def _welcome_peer(self, peer: str, fresh: "_Called") -> None:
-        """Let a dialling peer prove its identity; only then it replaces the standing connection."""
+        """Have a dialling peer prove its identity; only then it replaces its former connection."""
         self._door.admit_stranger(fresh, b"")
         if fresh.over:
             with self._lock:
@@ -135,6 +144,7 @@ class Calls:
         return _Called(name, partial(self._carry_frame, peer, name))
 
     def _carry_frame(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
+        """Send one frame by a call, and remember the peers whose calls fail."""
         try:
             is_taken = self._carry(peer, name, number, frame)
         except ConnectionAbortedError:  # by the end of the job, which says nothing of the peer
@@ -162,7 +172,7 @@ class Calls:
             called.close()
 
     def note_stop(self, peer: str, reason: str) -> None:
-        """Record that a known peer's party has ended and makes no more connections."""
+        """Record that a known peer's party has ended and will not connect again."""
         if peer in self._me.known:
             self._stopped[peer] = quote_reason(reason.encode("utf-8", "replace"))
 
@@ -171,6 +181,7 @@ class _Called(Pipe):
     """One connection of numbered calls, a few of them under way at once."""
 
     def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
+        """Start with the frame limit of an unproven peer, and a thread pool for outgoing calls."""
         super().__init__()
         self.name = name
         self._carry = carry
@@ -185,8 +196,10 @@ class _Called(Pipe):
         self._most_bytes = MOST_SEALED
 
     def take_frame(self, number: int, frame: bytes) -> bool:
-        """Take a frame when its turn comes and there is room; return False if it is not among the
-        next `_AT_ONCE`, as many as a caller has under way.
+        """Accept a frame once its turn comes and there is room.
+
+        Returns False if it is not among the next `_AT_ONCE` frames, the number a caller may send at
+        once.
         """
         with self._changed:
             if self._ended is not None or len(frame) > self._most_bytes:
@@ -213,7 +226,7 @@ class _Called(Pipe):
         return self._ended is not None
 
     def over_after(self, count: int) -> None:
-        """Note that the other end closed after so many frames."""
+        """Record that the other end closed the connection after so many frames."""
         with self._changed:
             self._last = count
             self._end_if_over()
@@ -223,6 +236,10 @@ class _Called(Pipe):
             self.end("the other end closed the connection")
 
     def send_bytes(self, buf: bytes, /) -> None:
+        """Send a frame by a call in the background; wait while `_AT_ONCE` calls are under way.
+
+        Raises BrokenPipeError: the connection has ended.
+        """
         self._room.acquire()
         try:
             with self._changed:
@@ -236,7 +253,7 @@ class _Called(Pipe):
             raise
 
     def _send_frame(self, number: int, frame: bytes) -> None:
-        """Make one call; if it fails, the connection is over."""
+        """Make one call; if it fails, end the connection."""
         try:
             if not self._carry(number, frame):
                 self._fail_connection("it is not there yet, or has another connection by now")
@@ -246,10 +263,11 @@ class _Called(Pipe):
             self._room.release()
 
     def close(self) -> None:
-        """End the connection here, and at the other end after all frames have arrived."""
+        """End the connection here, and at the other end once all frames have arrived there."""
         self._fail_connection("the connection was closed", sent_frames=self._sent_frames)
 
     def _fail_connection(self, why: str, *, sent_frames: int = 0) -> None:
+        """End the connection with this reason, and tell the other end how many frames were sent."""
         with self._changed:
             if self._ended is None:
                 self._calling.submit(self._say_over, sent_frames)
@@ -260,6 +278,7 @@ class _Called(Pipe):
             self._carry(-1 - sent_frames, b"")
 
     def end(self, why: str = "") -> None:
+        """End the connection, and let no further call begin."""
         with self._changed:
             if self._ended is None:
                 self._calling.shutdown(wait=False)

@@ -46,6 +46,9 @@ def hash_certificate(certificate: x509.Certificate) -> str:
 
 
 def certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Return the DNS names of a certificate, which include its party's name; empty
+    if it has none.
+    """
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (x509.ExtensionNotFound, ValueError):
@@ -54,17 +57,17 @@ def certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def _quote_names(names: Sequence[str]) -> str:
-    """Return the names of a peer's certificate, quoted as text of somebody else."""
+    """Return the names of a peer's certificate, quoted as untrusted text."""
     return ", ".join(map(quote_text, names[:_MOST_NAMES])) or "nobody"
 
 
 def _list_entries(certificate: x509.Certificate) -> set[str]:
-    """Return the entries by which a list of revoked certificates may name it."""
+    """Return the entries of a revocation list that would revoke this certificate."""
     return {hash_certificate(certificate), f"{certificate.serial_number:x}"}
 
 
 def list_entries(pem: bytes) -> set[str]:
-    """Return the entries that may revoke a certificate in PEM; none if it is no certificate."""
+    """Return the revocation entries of a certificate in PEM; empty if it is not a certificate."""
     try:
         return _list_entries(x509.load_pem_x509_certificate(pem))
     except ValueError:
@@ -72,10 +75,10 @@ def list_entries(pem: bytes) -> set[str]:
 
 
 def load_revocations(path: Path | None) -> frozenset[str]:
-    """Read the certificates and identities that a list revokes; without a list, none.
+    """Read a list of revoked certificates and identities; empty if `path` is None.
 
-    Each line holds, in hex, a certificate's SHA-256 or serial number, or an identity (a public
-    key). Text behind a `#` is a note.
+    Each line has, in hex, a certificate's SHA-256 or serial number, or an identity (a public key).
+    Text after a `#` is a comment.
     """
     if path is None:
         return frozenset()
@@ -100,12 +103,13 @@ class RevokedList:
     """
 
     def __init__(self, path: Path | None) -> None:
+        """Remember the file; it is read at the first use and again whenever it changes."""
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
         self._revoked: frozenset[str] = frozenset()
 
     def load_entries(self) -> frozenset[str]:
-        """Return what is revoked now. Raises ConfigError: the file is gone, or cannot be read."""
+        """Return the current entries. Raises ConfigError: the file is missing or unreadable."""
         if self._path is None:
             return self._revoked
         try:
@@ -137,7 +141,11 @@ class Credentials:
         name: str | None,
         revoked: frozenset[str] = frozenset(),
     ) -> "Credentials":
-        """Load the files and check them as the peers will."""
+        """Load certificates and key, and check them as the peers will.
+
+        `name`: that the certificate must have; None: any. Raises ConfigError: names the file and
+        the fault.
+        """
         loaded = cls(
             _load_file(ca, "ca"), _load_file(certificate, "certificate"), _load_file(key, "key")
         )
@@ -183,6 +191,7 @@ class Credentials:
 
 
 def _has_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Return whether this authority issued and signed the certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -191,7 +200,9 @@ def _has_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> b
 
 
 def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
-    """Refuse a caller whose certificate, which TLS has verified, is not the named party's."""
+    """Refuse a caller whose certificate, verified by TLS, is not the named party's,
+    or is revoked.
+    """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
@@ -217,15 +228,16 @@ class Authority:
     key: bytes = field(repr=False)
 
     def issue_certificate(self, name: str, *, days: float = 365) -> Credentials:
-        """Make a new key and certificate for a party of this name, as a server and as a client."""
+        """Create a key and a certificate for this party, valid as a server and as a client."""
         request, key = certificate_request(name)
         made = self.sign_request(request, name, days=days)
         return Credentials(self.certificate, made, key)
 
     def sign_request(self, request: bytes, name: str, *, days: float = 365) -> bytes:
-        """Return a certificate in PEM for the key of a request; ignore its other content.
+        """Return a certificate in PEM for the key of a signing request; the name is this party's.
 
-        Raises RemoteProtocolError: it is no request, or not signed by its own key.
+        Anything else in the request is ignored. Raises RemoteProtocolError: it is not a request, or
+        not signed by its own key.
         """
         try:
             csr = x509.load_pem_x509_csr(request)
@@ -254,9 +266,9 @@ class Authority:
 
 
 def certificate_request(name: str, key: bytes | None = None) -> tuple[bytes, bytes]:
-    """Return a request for an authority to sign, and its key, both in PEM.
+    """Return a certificate signing request and its key, both in PEM.
 
-    Raises ConfigError: `key` is none that could have been made here; None: a new one is made.
+    `key`: a key made here earlier; None: create one. Raises ConfigError: `key` is of another kind.
     """
     secret = ec.generate_private_key(ec.SECP256R1())
     if key is not None:
@@ -271,6 +283,7 @@ def certificate_request(name: str, key: bytes | None = None) -> tuple[bytes, byt
 
 
 def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) -> Authority:
+    """Create a self-signed authority, which can issue certificates to parties only."""
     secret = ec.generate_private_key(ec.SECP256R1())
     made = (
         _make_builder(name, secret.public_key(), days)
@@ -289,6 +302,9 @@ def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) 
 def _make_builder(
     name: str, public: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
+    """Return a certificate under construction: subject, key, serial number and
+    period of validity.
+    """
     now = dt.datetime.now(dt.UTC)
     return (
         x509.CertificateBuilder()
@@ -305,12 +321,16 @@ def _encode_pem(certificate: x509.Certificate) -> bytes:
 
 
 def _secret_pem(secret: ec.EllipticCurvePrivateKey) -> bytes:
+    """Encode a private key in PEM, without a password."""
     return secret.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def _load_file(path: Path, setting: str) -> bytes:
+    """Return the content of a certificate file. Raises ConfigError: it is
+    unreadable or too large.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)

@@ -38,6 +38,7 @@ class TensorSpec:
     shape: tuple[int | None, ...]
 
     def fits(self, tensor: Tensor) -> bool:
+        """Return whether a tensor has this dtype and shape."""
         if (tensor.dtype, tensor.dim()) != (self.dtype, len(self.shape)):
             return False
         sizes = zip(self.shape, tensor.shape, strict=True)
@@ -52,17 +53,19 @@ def pack_tensors(tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None =
 
 
 def unpack_own_tensors(payload: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a payload that this party packed itself."""
+    """Return the tensors of a payload that this party packed itself, without checks of a peer's
+    data.
+    """
     return load(payload[_LENGTH_BYTES + int.from_bytes(payload[:_LENGTH_BYTES], "big") :])
 
 
 def unpack_tensors(
     payload: bytes, expected: Mapping[str, TensorSpec], *, sender: str
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Parse a payload of `sender` that must hold exactly the `expected` tensors.
+    """Parse a payload from `sender` that must contain exactly the `expected` tensors.
 
-    Raises:
-        RemoteProtocolError: malformed bytes, missing or extra tensors, wrong dtype or shape.
+    Returns tensors by name, and the metadata. Raises RemoteProtocolError: malformed bytes, missing
+    or extra tensors, wrong dtype or shape.
     """
     try:
         length = int.from_bytes(payload[:_LENGTH_BYTES], "big")

@@ -36,36 +36,36 @@ class Transport(Protocol):
     """A carrier of one party's frames to and from its peers, each link in order."""
 
     def send_frame(self, receiver: str, frame: bytes) -> None:
-        """Send a frame, without waiting for it to arrive."""
+        """Send a frame, without waiting for its arrival."""
 
     def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
-        """Wait for a frame of one of the awaited.
+        """Wait for a frame from one of the awaited senders, at most `timeout_s` seconds.
 
-        Raises:
-            PartyLeftError: fewer of them than `awaited.least` are there still, or nothing came.
+        Raises PartyLeftError: fewer of them than `awaited.least` remain, or nothing came in time.
         """
 
     def find_rejoining(self, names: Collection[str]) -> Collection[str]:
-        """Return which of these peers, who left, wait for a new session; none is heard in this one.
+        """Return which of these peers, who left, wait for a new session.
 
-        Some transports find out in the background, from the first time that they are asked.
+        They cannot take part in the present one. Some transports look for them in the background,
+        from the first call on.
         """
 
     def list_broken_links(self) -> Mapping[str, BrokenLink]:
-        """Return the links, by peer, that are broken and may come back."""
+        """Return by peer the links that are broken and may be restored."""
 
     def close(self) -> None:
-        """Let the peers have what was sent, and end."""
+        """Deliver what was sent, then end."""
 
 
 class WaitObserver(Protocol):
     """An observer of what one role waits for, and of who is known to have left."""
 
     def observe_wait(self, awaited: Awaited, timeout_s: float) -> None:
-        """Note that the role is about to wait, at most for this long."""
+        """Note that the role begins to wait, for at most this many seconds."""
 
     def observe_departure(self, names: Iterable[str]) -> None:
-        """Note who left, or was silent for too long."""
+        """Note which peers left, or were silent for too long."""
 
 
 def run_role(
@@ -76,7 +76,7 @@ def run_role(
     timeout_s: float,
     observer: WaitObserver | None = None,
 ) -> T:
-    """Run one role to its end; if it fails, tell the peers that it stops."""
+    """Run one role's script to its end; if it fails, tell the peers that it stops."""
     try:
         return run_script(script, transport, timeout_s=timeout_s, observer=observer)
     except BaseException as error:
@@ -129,6 +129,7 @@ class InMemoryNetwork:
         names: Iterable[str],
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
     ) -> None:
+        """Create a queue and links for every party."""
         self._inboxes: defaultdict[str, deque[Frame]] = defaultdict(deque)
         self._due: deque[str] = deque()
         self._roles: dict[str, _RunningScript] = {}
@@ -148,10 +149,9 @@ class InMemoryNetwork:
         self._due.append(receiver)
 
     def start_script(self, name: str, script: Script[Any]) -> "_RunningScript":
-        """Let this party run `script` from now on, beside those that `run_scripts` runs.
+        """Let this party run `script` from now on, whenever messages for it arrive.
 
-        Raises:
-            LocalProtocolError: it runs another one.
+        Raises LocalProtocolError: it runs another script.
         """
         standing = self._roles.get(name)
         if standing is not None and not standing.ended:
@@ -164,23 +164,22 @@ class InMemoryNetwork:
         return role
 
     def replace_script(self, name: str, script: Script[Any]) -> None:
-        """End the script of this party where it waits, and let it run another one."""
+        """Stop this party's script where it waits, and let it run another one."""
         if name in self._roles:
             self._roles[name].close()
         self.start_script(name, script)
 
     def run_script(self, name: str, script: Script[T]) -> T:
-        """Run this party's script to its end, and the others as far as its messages take them.
+        """Run this party's script to its end, and the others as far as its messages need.
 
-        Raises:
-            LocalProtocolError: the party runs another script.
-            Exception: whatever any of the scripts raised; then all of them have ended.
+        Raises LocalProtocolError: the party runs another script; or whatever a script raised, after
+        all of them were ended.
         """
         result: T = self.run_scripts({name: script})[name]
         return result
 
     def run_scripts(self, scripts: Mapping[str, Script[Any]]) -> dict[str, Any]:
-        """Run all of these to their ends; return, by party, what its script returned."""
+        """Run all these scripts to their ends; return their results by party."""
         unstarted = dict(scripts)
         try:
             for name in scripts:
@@ -204,6 +203,7 @@ class InMemoryNetwork:
 
     @contextlib.contextmanager
     def _ending_all(self) -> Iterator[None]:  # if one fails, all end
+        """End all scripts if an error leaves this block."""
         try:
             yield
         except BaseException:
@@ -211,7 +211,7 @@ class InMemoryNetwork:
             raise
 
     def _hand_over(self) -> bool:
-        """Hand over the oldest frame that somebody waits for; return False if there is none."""
+        """Deliver the oldest frame for which a script waits; return False if there is none."""
         while self._due:
             name = self._due.popleft()
             role = self._roles.get(name)
@@ -228,7 +228,10 @@ class InMemoryNetwork:
         return False
 
     def _break_the_silence(self) -> None:
-        """Raise PartyLeftError in the waiting script with the least patience."""
+        """Raise PartyLeftError in the waiting script with the least patience.
+
+        All scripts wait and no frame is under way: between machines that script would notice first.
+        """
         ended = {name for name, role in self._roles.items() if role.ended}
 
         def list_gone_senders(awaited: Awaited) -> tuple[str, ...]:
@@ -253,13 +256,14 @@ class InMemoryNetwork:
 
 class _RunningScript:
     def __init__(self, script: Script[Any]) -> None:
+        """Take the script, which has not run yet."""
         self._script = script
         self.awaited: Awaited | None = None
         self.ended = False
         self.result: Any = None
 
     def advance(self, event: Frame | PartyLeftError | None) -> None:
-        """Run the script up to the next message that it waits for, or to its end."""
+        """Run the script up to the next message that it awaits, or to its end."""
         self.awaited = None
         try:
             if isinstance(event, PartyLeftError):
@@ -274,6 +278,7 @@ class _RunningScript:
             raise
 
     def close(self) -> None:
+        """Stop the script where it waits."""
         self.awaited = None
         self.ended = True
         self._script.close()

@@ -58,7 +58,7 @@ class Kind(StrEnum):
 
     @property
     def phase(self) -> str:
-        """The part of a session to which such a message belongs, in a word for people."""
+        """The phase of a session to which such a message belongs, as shown to users."""
         return _PHASES.get(self, "training")
 
 
@@ -102,6 +102,7 @@ class Envelope:
     payload: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
+        """Check names and numbers. Raises LocalProtocolError."""
         for name in (self.sender, self.receiver):
             if not 0 < len(name) <= _NAME_LIMIT:
                 raise LocalProtocolError(
@@ -128,10 +129,9 @@ class Envelope:
 
     @classmethod
     def parse_header(cls, header: bytes) -> "Envelope":
-        """Read a header that came over a wire; the payload is empty.
+        """Parse a header received over a link; the payload is empty.
 
-        Raises:
-            RemoteProtocolError: anything but a canonical header of this schema version.
+        Raises RemoteProtocolError: it is not a canonical header of this schema version.
         """
         try:
             if len(header) > _HEADER_LIMIT:
@@ -163,10 +163,12 @@ class Envelope:
 
 
 def plain_text(text: bytes, most: int = 400) -> str:
-    """Return a peer's text as one line that no terminal obeys, of at most `most` bytes."""
+    """Return a peer's text as one line without terminal control characters, of at most `most`
+    bytes.
+    """
     return escape_text(text[:most].decode("utf-8", "replace"))
 
 
 def quote_reason(text: bytes, most: int = 400) -> str:
-    """Return a peer's text in quotes, so that nobody takes it for ours."""
+    """Return a peer's text in quotes, so that readers do not take it for our own words."""
     return quote_text(text[:most].decode("utf-8", "replace"), most=most)

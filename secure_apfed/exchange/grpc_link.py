@@ -71,7 +71,7 @@ _SERVER = (
 
 
 def require_grpc() -> None:
-    """Refuse to go on without the extra."""
+    """Raise if the extra `grpc` is not installed."""
     if grpc is None:
         raise ConfigError(
             f"links between machines need grpcio, which is missing; run: {install_extra('grpc')}"
@@ -82,6 +82,7 @@ class GrpcConnection(Pipe):
     """One stream as a `Carrier`."""
 
     def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
+        """Prepare a stream; `cancel` ends the call when the connection is closed."""
         super().__init__(room=1)
         self._outgoing = Pipe()
         self._cancel = cancel
@@ -92,6 +93,7 @@ class GrpcConnection(Pipe):
         self.room = MOST_QUEUED
 
     def receive_pieces(self, pieces: Iterator[bytes]) -> None:
+        """Join incoming pieces to frames, until the stream ends or a frame is too long."""
         why = ""
         frame = bytearray()
         try:
@@ -128,7 +130,7 @@ class GrpcConnection(Pipe):
         self._outgoing.push_frame(buf)
 
     def close(self) -> None:
-        """Let what was sent go, and end; nobody waits for an end that does not take it."""
+        """Send what is queued, and end; a peer that does not read it is not waited for."""
         self.end_streams()
         timer = threading.Timer(_FLUSH_S, self._cancel)
         timer.daemon = True
@@ -138,14 +140,14 @@ class GrpcConnection(Pipe):
 def dial(
     address: Address, credentials: Credentials | None, *, name: str | None, proxy: str | None = None
 ) -> GrpcConnection:
-    """Call who listens there; whether anybody does shows when something is read.
+    """Open a stream to this address; whether a server answers shows at the first read.
 
     Args:
         address: host and port.
-        credentials: for TLS; None: plaintext, which `warn_of_plaintext` allows on loopback alone.
+        credentials: for TLS; None: plaintext, which `warn_of_plaintext` allows on loopback only.
         name: that the certificate there must have; None: the host's, as behind a proxy.
         proxy: "http://host:port" of a proxy that is asked to CONNECT; None: as the environment
-            says, where the address is not of this machine.
+            says, for addresses of other machines.
     """
     require_grpc()
     host, _ = address
@@ -182,6 +184,10 @@ class Port:
         credentials: Credentials | None,
         welcome: Callable[[GrpcConnection, bytes], None],
     ) -> None:
+        """Listen at this address; `welcome` receives each stream with the caller's certificate.
+
+        Raises ConfigError: the address is in use.
+        """
         require_grpc()
         self._welcome = welcome
         self._open = set[GrpcConnection]()
@@ -210,7 +216,7 @@ class Port:
         self._server.start()
 
     def _carry_stream(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Carry one stream until it ends; in a thread of the server's."""
+        """Carry one stream until it ends; runs in a thread of the server."""
         connection = GrpcConnection(context.cancel)
         with self._lock:
             self._open.add(connection)
@@ -229,6 +235,7 @@ class Port:
                 self._open.discard(connection)
 
     def close(self) -> None:
+        """Stop listening, and end all open streams."""
         stopped = self._server.stop(_FLUSH_S)
         with self._lock:
             standing = list(self._open)
@@ -238,14 +245,14 @@ class Port:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the host is this machine, by its address or as "localhost"."""
+    """Return whether the host is this machine: a loopback address or "localhost"."""
     with contextlib.suppress(ValueError):
         return ip_address(host).is_loopback
     return host == "localhost"
 
 
 def warn_of_plaintext(*hosts: str) -> None:
-    """Allow plaintext on loopback alone."""
+    """Refuse plaintext connections, except on loopback, where a warning is given."""
     beyond = [host for host in hosts if not is_loopback(host)]
     if beyond:
         raise ConfigError(
@@ -282,7 +289,7 @@ _CAUSES = {
 
 
 def _describe_error(error: Exception) -> str:
-    """Return why a call ended, in words for people."""
+    """Return in words why a call ended."""
     details = getattr(error, "details", lambda: "")() or ""
     code = getattr(getattr(error, "code", lambda: None)(), "name", "")
     cause = next((explanation for phrase, explanation in _CAUSES.items() if phrase in details), "")

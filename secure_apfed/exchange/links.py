@@ -105,17 +105,17 @@ class LinkObserver(Protocol):
     """
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
-        """Note a frame before it leaves."""
+        """Note a frame before it is sent."""
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
-        """Note a frame that its receiver opened."""
+        """Note a frame that was received and decrypted."""
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
-        """Note a frame on the link from `sender` that its receiver could not open."""
+        """Note a frame on the link from `sender` that could not be decrypted."""
 
 
 def count_overhead(envelope: Envelope, *, sealed: bool) -> int:
-    """Return how many bytes of the envelope's frame are not its payload: header and seal."""
+    """Return the bytes of an envelope's frame besides its payload: header and seal."""
     return _LENGTH_BYTES + len(envelope.header) + (_TAG_BYTES if sealed else 0)
 
 
@@ -144,6 +144,7 @@ class Links:
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
         observers: Sequence[LinkObserver] = (),
     ) -> None:
+        """Prepare links without encryption, on which greetings are exchanged."""
         self.me = me
         self._peers = tuple(peers)
         self._observers = tuple(observers)
@@ -161,8 +162,9 @@ class Links:
         )
 
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
-        """Send and take nothing but sealed envelopes of this session from now on. Raises
-        LocalProtocolError: the links are sealed already, or some would stay open.
+        """Encrypt every message from now on, and accept only encrypted ones of this session.
+
+        Raises LocalProtocolError: the links are sealed already, or a peer has no seal.
         """
         if self._seals or set(seals) != set(self._peers):
             raise LocalProtocolError(
@@ -173,8 +175,9 @@ class Links:
         self._written.clear()
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
-        """Seal and send one message, in parts where its kind travels so. Raises
-        LocalProtocolError: there is no link to `receiver`.
+        """Encrypt and send one message, in parts if its kind may be long.
+
+        Raises LocalProtocolError: there is no link to `receiver`.
         """
         in_parts = kind in IN_PARTS
         self._require_links((receiver,))
@@ -206,8 +209,8 @@ class Links:
     def abort(self, error: BaseException) -> None:
         """Tell all peers that this party stops, and why.
 
-        A `PartyLeftError` is sent as it is; of any other error only its kind, since refusals repeat
-        figures that are between two parties.
+        A `PartyLeftError` is sent in full; of other errors only the type, since their texts may
+        contain figures that are private to two parties.
         """
         is_departure = isinstance(error, PartyLeftError)
         reason = str(error) if is_departure else f"{type(error).__name__}{_MORE}"
@@ -230,15 +233,15 @@ class Links:
         patience: int = 1,
         most: int = MOST_BYTES,
     ) -> Envelope:
-        """Return the next message of one of these senders, of at most `most` bytes in all its
+        """Return the next message from one of these senders, of at most `most` bytes over all
         parts.
 
-        See `Awaited`.
+        For the arguments see `Awaited`.
 
         Raises:
             PartyLeftError: nothing came.
-            RunStoppedError: the sender says that it stops.
-            RemoteProtocolError: something else came than what is expected here.
+            RunStoppedError: the sender reports that it stops.
+            RemoteProtocolError: another message came than is expected here.
         """
         awaited = Awaited(
             me=self.me,
@@ -302,8 +305,8 @@ class Links:
     ) -> None:
         """Run one end of an interactive protocol with these peers, before training.
 
-        Messages have at most `most` bytes. A peer that is done may report that it is ready while
-        messages of others are still on their way; its message is kept for the next `receive`.
+        Messages have at most `most` bytes. A peer that is done may report READY while messages of
+        others are still under way; it is stored for the next `receive`.
 
         Raises:
             LocalProtocolError: the role writes to a party that takes no part.
@@ -311,6 +314,7 @@ class Links:
         """
 
         def send_messages(messages: Iterable[Outgoing]) -> None:
+            """Send the protocol's messages to peers that take part in it."""
             for message in messages:
                 if message.receiver not in peers:
                     raise LocalProtocolError(
@@ -342,6 +346,7 @@ class Links:
                 self._early[message.sender] = message
 
     def _require_links(self, peers: Sequence[str]) -> None:
+        """Raise LocalProtocolError if there is no link to one of these peers."""
         for peer in peers:
             if peer not in self._gathering:
                 raise LocalProtocolError(
@@ -350,7 +355,7 @@ class Links:
                 )
 
     def _open_frame(self, sender: str, frame: bytes) -> Envelope:
-        """Open a frame and return its envelope; notify observers of success or refusal."""
+        """Decrypt a frame; return its envelope, and notify the observers of success or refusal."""
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
         header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
         body = frame[_LENGTH_BYTES + length :]
@@ -387,8 +392,9 @@ class Links:
 
 
 def is_final_stop(error: PartyLeftError) -> bool:
-    """Return whether a party stopped for a reason that no new session removes: settings, tables,
-    folders or a budget.
+    """Return whether a party stopped for a reason that a new session cannot remove.
+
+    Such reasons are settings, tables, folders or an exhausted privacy budget.
     """
     return any(kind in str(error) for kind in _FOR_GOOD)
 
@@ -403,7 +409,7 @@ def is_final_stop(error: PartyLeftError) -> bool:
 
 
 def parts_of(number: int, message: bytes, size: int | None = None) -> Iterator[bytes]:
-    """Cut message `number` of a link into parts of `PART_BYTES`; an empty one has one, too."""
+    """Yield message `number` of a link in parts of `PART_BYTES`; an empty message has one part."""
     size = size or PART_BYTES
     for offset in range(0, len(message) or 1, size):
         yield _PART.pack(number, len(message), offset) + message[offset : offset + size]
@@ -415,6 +421,7 @@ class MessageAssembler:
     """
 
     def __init__(self, me: str, peer: str, size: int | None = None) -> None:
+        """Start between messages; `size`: of a part in bytes, None: `PART_BYTES`."""
         self._me = me
         self._peer = peer
         self._size = size or PART_BYTES
@@ -434,7 +441,10 @@ class MessageAssembler:
         )
 
     def add_part(self, part: bytes, kind: str, *, most: int = MOST_BYTES) -> bytes | None:
-        """Take the next part; return the whole message, or None while some of it is missing."""
+        """Add the next part; return the message once it is complete, else None.
+
+        Raises RemoteProtocolError: the part is out of order, or the message exceeds `most` bytes.
+        """
         if len(part) < PART_HEADER_BYTES:
             raise RemoteProtocolError(
                 f"{self._peer} sent {len(part)} bytes of {kind} to {self._me}, too few for a part "
@@ -465,6 +475,7 @@ class MessageAssembler:
         return message
 
     def _start_message(self, kind: str, number: int, total: int, most: int) -> None:
+        """Check number and size of a message that begins. Raises RemoteProtocolError."""
         if number != self._number:
             raise RemoteProtocolError(
                 f"{self._peer} sent {self._me} message {number} in parts, expected message "
@@ -488,9 +499,10 @@ class MessageAssembler:
 
 
 def count_allowed_heartbeats(work: int) -> int:
-    """Return how many signs of life a party may send for its own work on this many IDs.
+    """Return how many signs of life a party may send for its work on this many IDs.
 
-    This is twice as many as it makes: it also relays the signs of a party that it waits for (see
+    A sign of life is a message that reports progress in a long computation. The limit is twice what
+    the work makes, as the party also relays the signs of those it waits for (see
     `Heartbeats.relays`).
     """
     return 2 * (work // IDS_A_SIGN) + _SPARE_SIGNS
@@ -500,6 +512,7 @@ class Heartbeats:
     """The signs of life of one party's work, and those that it accepts from its peers."""
 
     def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
+        """Start without work, and accept no signs of life until limits are set."""
         self._me = me
         self._peers = tuple(peers)
         self._send = send
@@ -509,23 +522,26 @@ class Heartbeats:
         self.relays = False
 
     def count_work(self, ids: int) -> None:
-        """Note work on so many more IDs; send a sign to the peers after every `IDS_A_SIGN`."""
+        """Add work on so many IDs; send a sign of life to the peers after every `IDS_A_SIGN`."""
         self._done_ids += ids
         if self._done_ids - self._reported_ids >= IDS_A_SIGN:
             self._send_heartbeats(self._peers)
 
     def _send_heartbeats(self, peers: Sequence[str]) -> None:
+        """Send these peers the number of IDs done so far."""
         self._reported_ids = self._done_ids
         for peer in peers:
             self._send(peer, _DONE.pack(self._done_ids))
 
     def set_limits(self, signs: Mapping[str, int]) -> None:
-        """Set how many more signs of these peers are accepted, in place of the former limits."""
+        """Set how many more signs of life are accepted from these peers."""
         self._allowed |= signs
 
     @contextmanager
     def tighten_limits(self, signs: Mapping[str, int]) -> Iterator[None]:
-        """Accept no more signs than these within the block, nor more than the former limits."""
+        """Accept no more signs than these within the block, nor more than the
+        former limits allow.
+        """
         allowed_before = {peer: self._allowed.get(peer, 0) for peer in signs}
         limits = {peer: min(count, allowed_before[peer]) for peer, count in signs.items()}
         self._allowed |= limits
@@ -536,6 +552,10 @@ class Heartbeats:
             self._allowed |= {peer: allowed_before[peer] - used[peer] for peer in signs}
 
     def accept_heartbeat(self, sender: str, sign: bytes) -> None:
+        """Check a peer's sign of life: progress since the last one, and within its limit; relay it.
+
+        Raises RemoteProtocolError: it is malformed, shows no progress, or exceeds the limit.
+        """
         allowed = self._allowed.get(sender, 0)
         heard = self._heard.get(sender, 0)
         if len(sign) != _DONE.size:

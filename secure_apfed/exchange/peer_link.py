@@ -34,6 +34,7 @@ class PeerLink(ResumableLink):
     def __init__(
         self, me: str, peer: str, hub: str, connect: Callable[[], Connection], patience_s: float
     ) -> None:
+        """Open the link of `me` to `peer`; `hub` is the one of the two that listens."""
         self.me = me
         self.peer = peer
         self.hub = hub
@@ -53,21 +54,22 @@ def open_link(
 ) -> Iterator[PeerLink]:
     """Open one party's end of an authenticated and encrypted link over TCP, for a `with` block.
 
-    It is there at once; whoever sends or receives waits for the peer. A connection that breaks is
-    made again, and nothing is lost; if a process ends, the link does. At the end of the block it
-    waits until the peer has everything.
+    The link exists at once; sending and receiving wait for the peer. A broken connection is
+    restored without loss, but the link ends with its process. At the end of the block it waits
+    until the peer has received everything.
 
     Args:
         me, peer: the names of this party and the other.
         listen: "host:port" at which this party waits for the peer; dial: at which the peer does.
             One of the two.
-        secret: random, at least 16 bytes, of these two alone; or `identities`: this party's own,
-            and the 32 bytes `public` of the peer's.
-        patience_s: for how long the peer may be away, at first and after each break.
+        secret: random, at least 16 bytes, known to these two only; or `identities`: this party's
+            own, and the 32 bytes `public` of the peer's.
+        patience_s: seconds that the peer may be away, at first and after each break.
 
     Raises:
-        LocalProtocolError: not one place and one way to know the peer, or no place to listen at.
-        RemoteProtocolError: of sending, receiving and closing: nobody came, or somebody else.
+        LocalProtocolError: not exactly one address and one way to authenticate, or the address
+            cannot be used.
+        RemoteProtocolError: on sending, receiving and closing: nobody came, or another party.
     """
     require_names("link", "session", (me, peer))
     if (listen is None) == (dial is None):
@@ -106,6 +108,11 @@ def open_link(
 def _local_end(
     me: str, peer: str, secret: str | bytes | None, identities: tuple[Identity, bytes] | None
 ) -> LocalEnd:
+    """Return this end's keys: the given identities, or both derived from the shared secret by
+    scrypt.
+
+    Raises LocalProtocolError: neither or both are given, or they are too short or of wrong types.
+    """
     if (secret is None) == (identities is None):
         raise LocalProtocolError(
             f"{me}: a link authenticates both ends; give open_link the same secret= at both, or "
@@ -135,6 +142,7 @@ def _local_end(
 
 
 def _connect_peer(end: LocalEnd, peer: str, address: Address) -> Connection:
+    """Dial the peer and prove both identities; errors say which argument to compare."""
     try:
         connection = sockets.dial(address)
     except ConnectionError as error:

@@ -15,13 +15,14 @@ class Pipe:
     """
 
     def __init__(self, room: int = MOST_QUEUED) -> None:
+        """Create an empty pipe in which at most `room` frames may wait."""
         self.room = room
         self._changed = threading.Condition()
         self._frames: deque[bytes] = deque()
         self._ended: str | None = None
 
     def push_frame(self, frame: bytes) -> None:
-        """Wait for room; raises BrokenPipeError once the pipe has ended."""
+        """Append a frame, and wait while the pipe is full. Raises BrokenPipeError: it has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended is not None or len(self._frames) < self.room)
             if self._ended is not None:
@@ -30,14 +31,16 @@ class Pipe:
             self._changed.notify_all()
 
     def poll(self, timeout: float, /) -> bool:
-        """Return whether `recv_bytes` would return or raise at once."""
+        """Return whether `recv_bytes` would return or raise at once, after at most `timeout`
+        seconds.
+        """
         with self._changed:
             return self._changed.wait_for(
                 lambda: bool(self._frames) or self._ended is not None, timeout
             )
 
     def recv_bytes(self) -> bytes:
-        """Wait for a frame; raises EOFError once the pipe has ended and is empty."""
+        """Return the next frame; wait for one. Raises EOFError: the pipe has ended and is empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._ended is not None)
             if not self._frames:
@@ -46,7 +49,7 @@ class Pipe:
             return self._frames.popleft()
 
     def end(self, why: str = "") -> None:
-        """Let nothing in any more; what is in may be read still."""
+        """Accept no more frames; those that wait may still be read."""
         with self._changed:
             if self._ended is None:
                 self._ended = why

@@ -87,7 +87,9 @@ class _Entry(NamedTuple):
 
     @classmethod
     def parse(cls, message: bytes, challenge: bytes) -> "_Entry":
-        """Read a hello that proves an identity of its room."""
+        """Parse a hello, which must prove an identity that belongs to its room (the session's
+        parties).
+        """
         try:
             if len(message) > _HELLO_BYTES:
                 raise ValueError("too long")
@@ -140,6 +142,7 @@ class Relay:
         *,
         revoked: Path | None = None,
     ) -> None:
+        """Read the revocation list, and listen at this address."""
         self._allowed = allowed
         self._crowd = StrangerQueue()
         self._list = RevokedList(revoked)
@@ -153,7 +156,7 @@ class Relay:
         self._port.close()
 
     def _welcome_stranger(self, stranger: GrpcConnection, certificate: bytes) -> None:
-        """Carry one stream until it ends."""
+        """Have a stream prove an identity of its room, then forward for it until it ends."""
         self._crowd.add(stranger)
         try:
             challenge = fresh_key()
@@ -180,7 +183,7 @@ class Relay:
                 self._remove_stream(stream)
 
     def _require_valid(self, marks: frozenset[str]) -> None:
-        """Refuse whom the list names as it is now. Raises RemoteProtocolError."""
+        """Refuse a party that the current revocation list names. Raises RemoteProtocolError."""
         try:
             revoked = self._list.load_entries()
         except ConfigError as error:
@@ -212,6 +215,7 @@ class Relay:
             self._changed.notify_all()
 
     def _remove_stream(self, stream: _Stream) -> None:
+        """Close a stream, and forget its room if it was the last."""
         stream.connection.close()
         room = self._rooms.get(stream.entry.room, {})
         if room.get(stream.entry) is stream:

@@ -132,6 +132,7 @@ class ResumableLink:
         first_s: float | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        """Start the thread that connects to the peer and reads."""
         self._peer = peer
         self._connect = connect
         self._patience_s = patience_s
@@ -168,7 +169,7 @@ class ResumableLink:
 
     @property
     def has_met_peer(self) -> bool:
-        """True once there was a connection to this peer, which has not restarted."""
+        """True once there was a connection to this peer; False again if the peer restarted."""
         return bool(self._peer_id)
 
     @property
@@ -178,19 +179,19 @@ class ResumableLink:
 
     @property
     def state(self) -> str:
-        """The reason why there is no connection, in words: what broke the last one, or the last
-        attempt.
-        """
+        """The reason in words why there is no connection now: the last break or attempt."""
         return self._failure or self._trouble or f"{self._peer} did not come"
 
     @property
     def absence(self) -> str:
-        """The reason why this peer has not come, as passed to `Missed`."""
+        """The reason why this peer has not connected yet, as passed to `Missed`."""
         return Refusal(self.refusal) if self.refusal else self.without_relay
 
     @property
     def current_break(self) -> BrokenLink | None:
-        """The break of its connection: since when, and why; None: it stands, ends or never was."""
+        """Since when the connection is broken, and why; None: it works, has ended, or never
+        existed.
+        """
         broken_at = self._broken_at
         if broken_at is None or self._closing or self._heard_goodbye or self._is_over():
             return None
@@ -199,16 +200,18 @@ class ResumableLink:
 
     @property
     def waiting_since(self) -> float | None:
-        """The time when the oldest unrequested message came, on the monotonic clock."""
+        """The arrival time of the oldest message not yet received, on the monotonic clock, in
+        seconds.
+        """
         return self._inbox[0][1] if self._inbox else None
 
     def send(self, body: bytes) -> None:
-        """Take one message for the peer; it is kept until the peer confirms it.
+        """Queue one message for the peer, and store it until the peer confirms it.
 
-        If much waits for the peer already, this waits until the peer has confirmed some of it.
+        If much is queued already, wait until the peer has confirmed some.
 
         Raises:
-            RemoteProtocolError: the link is broken for good, or the peer takes nothing.
+            RemoteProtocolError: the link has failed for good, or the peer takes nothing.
             LocalProtocolError: it was closed, the message is too long, or this is a forked process.
         """
         self._fork_check.require_own_process()
@@ -230,6 +233,7 @@ class ResumableLink:
             self._changed.notify_all()
 
     def _await_room(self) -> None:
+        """Wait until the peer confirms something; if it does not in time, fail the link."""
         confirmed_before = self._confirmed
         if not self._changed.wait_for(
             lambda: self._failure or self._confirmed > confirmed_before, _STALLED_S
@@ -242,7 +246,7 @@ class ResumableLink:
     def receive(self, timeout_s: float) -> bytes:
         """Return the peer's next message.
 
-        Raises TimeoutError: none came in this time; RemoteProtocolError: the link is broken for
+        Raises TimeoutError: none came in this time; RemoteProtocolError: the link has failed for
         good, or the peer closed it; LocalProtocolError: in a forked process.
         """
         self._fork_check.require_own_process()
@@ -257,14 +261,13 @@ class ResumableLink:
             return body
 
     def close(self, timeout_s: float | None = None, *, linger_s: float | None = None) -> None:
-        """Wait until both ends have everything, then end.
+        """Wait until both ends have received everything, then end.
 
         Args:
-            timeout_s: how long to wait until the peer has it; the link's patience unless given.
-            linger_s: how long to wait then until the peer closes, too; as `timeout_s` unless given.
+            timeout_s: how long to wait for the peer's confirmation; default: the link's patience.
+            linger_s: how long to wait then until the peer closes, too; default: as `timeout_s`.
 
-        Raises:
-            RemoteProtocolError: the peer did not confirm the last messages in time.
+        Raises RemoteProtocolError: the peer did not confirm the last messages in time.
         """
         timeout_s = self._patience_s if timeout_s is None else timeout_s
         with self._changed:
@@ -288,7 +291,7 @@ class ResumableLink:
             )
 
     def _has_delivered_all(self) -> bool:
-        """Return whether the peer has everything; a peer that never came needs no goodbye."""
+        """Return whether the peer confirmed everything; a peer that never came needs no goodbye."""
         return not self._unconfirmed or (len(self._unconfirmed) == 1 and not self.has_met_peer)
 
     def _require_working(self) -> None:
@@ -296,6 +299,7 @@ class ResumableLink:
             raise RemoteProtocolError(self._failure)
 
     def _run_reader(self) -> None:
+        """Connect and read until the link is over; runs in a thread of its own."""
         try:
             self._connect_repeatedly()
         finally:
@@ -303,7 +307,7 @@ class ResumableLink:
                 self._record_failure(f"the link to {self._peer} ended by an error of this party")
 
     def _connect_repeatedly(self) -> None:
-        """Connect, read until the connection breaks, and again."""
+        """Connect, read until the connection breaks, and repeat."""
         first = deadline = time.monotonic() + self._first_s
         pause = _PAUSE_S
         while not self._is_over():
@@ -330,7 +334,7 @@ class ResumableLink:
                 self._release_wire(wire)
 
     def _may_change(self) -> bool:
-        """Return whether another peer may take this one's place; forget one that said goodbye."""
+        """Return whether a restarted peer may replace this one; forget one that said goodbye."""
         with self._changed:
             used = self._sent_messages or self._closing or self._received > self._heard_goodbye
             if self._heard_goodbye and self.meets and not used:
@@ -341,8 +345,9 @@ class ResumableLink:
             return self.meets and not used
 
     def _handle_break(self, error: Exception, *, gives_up: bool) -> None:
-        """Keep the reason of a break, or that of a refusal, which says more; end the link with
-        `gives_up`.
+        """Record why the connection broke; a refusal's reason takes precedence.
+
+        `gives_up`: whether the link fails for good.
         """
         reason = str(error) or "the connection ended"
         if isinstance(error, ConnectionRefusedError):
@@ -362,7 +367,7 @@ class ResumableLink:
             )
 
     def _exchange_greetings(self, wire: _Wire) -> None:
-        """Tell and hear how many parts came; then begin to write what is lacking."""
+        """Exchange how many parts each end has received; then begin to send the missing ones."""
         hello = (
             _FRAME.pack(_HELLO, 0, self._count_reportable_parts())
             + self._id
@@ -400,6 +405,10 @@ class ResumableLink:
         threading.Thread(target=self._run_writer, args=(wire,), daemon=True).start()
 
     def _handle_frame(self, frame: bytes) -> None:
+        """Process one frame: a confirmation, the next part, or a goodbye.
+
+        Raises RemoteProtocolError: it is malformed or out of order.
+        """
         kind, number, confirmed, body = self._parse_frame(frame)
         with self._changed:
             self._drop_confirmed_parts(confirmed)
@@ -416,6 +425,10 @@ class ResumableLink:
             self._changed.notify_all()
 
     def _add_part(self, part: bytes) -> None:
+        """Store a part, and queue the message that it completes.
+
+        Raises RemoteProtocolError: the peer sends more than may wait here.
+        """
         self._cost += len(part) + _COST
         self._inbox_bytes += len(part) + _COST
         if self._inbox_bytes > _MOST_UNREAD:
@@ -427,6 +440,7 @@ class ResumableLink:
             self._on_change()
 
     def _parse_frame(self, frame: bytes) -> tuple[int, int, int, bytes]:
+        """Return kind, number, confirmed parts and body of a frame. Raises RemoteProtocolError."""
         if not _FRAME.size <= len(frame) <= MOST_FRAME:
             raise RemoteProtocolError(f"{self._peer} sent a frame of {len(frame)} bytes")
         kind, number, confirmed = _FRAME.unpack_from(frame)
@@ -435,6 +449,9 @@ class ResumableLink:
         return kind, number, confirmed, frame[_FRAME.size :]
 
     def _drop_confirmed_parts(self, confirmed: int) -> None:
+        """Forget the parts that the peer confirms. Raises RemoteProtocolError: they were never
+        sent.
+        """
         if not self._confirmed <= confirmed <= self._confirmed + len(self._unconfirmed):
             raise RemoteProtocolError(
                 f"{self._peer} confirms {confirmed} parts, of which {self._confirmed} were "
@@ -446,7 +463,7 @@ class ResumableLink:
         self._confirmed = confirmed
 
     def _run_writer(self, wire: _Wire) -> None:
-        """Write whatever the peer lacks, how much came, and signs of life."""
+        """Send unconfirmed parts, confirmations and signs of life; one thread a connection."""
         try:
             while (frame := self._next_frame(wire)) is not None:
                 wire.connection.send_bytes(frame)
@@ -456,7 +473,7 @@ class ResumableLink:
             self._release_wire(wire)
 
     def _next_frame(self, wire: _Wire) -> bytes | None:
-        """Wait for something to write to this wire; None when it is no longer in use."""
+        """Wait for a frame to write to this connection; None once it is no longer in use."""
         with self._changed:
             beat = time.monotonic() + min(_BEAT_S, self._patience_s / 3)
             while not (is_unused := self._is_over() or self._wire is not wire) and not (
@@ -481,17 +498,18 @@ class ResumableLink:
             return _FRAME.pack(kind, number, self._reported) + part
 
     def _has_unwritten_parts(self) -> bool:
-        """Return whether some parts were not yet written to this wire."""
+        """Return whether some parts were not yet written to this connection."""
         return self._written < self._confirmed + len(self._unconfirmed)
 
     def _count_unreported_parts(self) -> int:
         return self._count_reportable_parts() - self._reported
 
     def _count_reportable_parts(self) -> int:
-        """Return how many parts to confirm: all that came, unless too much waits here."""
+        """Return how many parts may be confirmed: all received, unless too much waits here."""
         return self._received if self._inbox_bytes <= _MOST_HELD else self._reported
 
     def _release_wire(self, wire: _Wire) -> None:
+        """Stop using a connection; the last of its threads closes it."""
         with self._changed:
             if self._wire is wire:
                 self._wire = None
@@ -506,6 +524,7 @@ class ResumableLink:
         return self._ended or bool(self._failure)
 
     def _record_failure(self, why: str) -> None:
+        """Fail the link for good with this reason, and wake all who wait."""
         with self._changed:
             self._failure = self._failure or why
             self._changed.notify_all()
@@ -531,6 +550,7 @@ class LinkTransport:
         meet_s: float,
         end: Callable[[], None] = lambda: None,
     ) -> None:
+        """Open links to all peers, which connect in the background."""
         self._me = me
         self._connect = connect
         self._end = end
@@ -555,7 +575,11 @@ class LinkTransport:
         end: Callable[[], None] = lambda: None,
         told: Missed = lambda missing: None,
     ) -> Self:
-        """Return links to peers that all have come; PartyLeftError names those who did not."""
+        """Return a transport once all peers have connected.
+
+        `told`: called with the peers that are missing, and why. Raises PartyLeftError: names those
+        who did not come.
+        """
         transport = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:
             deadline = time.monotonic() + meet_s
@@ -583,7 +607,7 @@ class LinkTransport:
         return transport
 
     def send_frame(self, receiver: str, frame: bytes) -> None:
-        """Send a frame; whether it arrives shows in what comes back."""
+        """Queue a frame for a peer; a failure shows when frames are received."""
         if receiver in self._lookouts:
             return  # its link is over
         try:
@@ -592,7 +616,10 @@ class LinkTransport:
             self._news.set()  # a script that waits for this peer gets the reason
 
     def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
-        """Wait for a frame of one of the awaited; PartyLeftError: see `_bearable_s`."""
+        """Wait for a frame from one of the awaited senders.
+
+        Raises PartyLeftError: see `_bearable_s`.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             self._news.clear()
@@ -607,11 +634,10 @@ class LinkTransport:
             self._news.wait(self._bearable_s(awaited, timeout_s, deadline))
 
     def _bearable_s(self, awaited: Awaited, timeout_s: float, deadline: float) -> float:
-        """Return how long to wait now, if nothing of the awaited is there, in seconds.
+        """Return how many seconds to wait now, if no awaited frame is there.
 
-        Raises:
-            PartyLeftError: too few of the awaited are there still, nothing came in time, or a
-                party that is needed has left a while ago.
+        Raises PartyLeftError: too few awaited peers remain, nothing came in time, or a needed party
+        left a while ago.
         """
 
         def find_failures(names: tuple[str, ...]) -> dict[str, str]:
@@ -620,6 +646,9 @@ class LinkTransport:
         def make_error(
             message: str, names: Collection[str], *, gone: bool = False
         ) -> PartyLeftError:
+            """Return the error with phase and awaited message; `gone`: whether the peers left for
+            good.
+            """
             message = f"{awaited.phase}: {awaited}; {message}"
             if awaited.predicts:
                 message = message.replace(ALL_AGAIN, "ask again once secure-apfed serve runs there")
@@ -641,9 +670,9 @@ class LinkTransport:
         return min(deadline - now, grace, _LONGEST_WAIT_S)
 
     def find_rejoining(self, names: Collection[str]) -> list[str]:
-        """Return which of these peers were there lately, ready to greet.
+        """Return which of these peers were recently there, ready to greet.
 
-        A peer is looked for from the first call with its name. Its link is over from then on.
+        The first call with a peer's name starts to look for it, and ends its present link.
         """
         for name in set(names) - set(self._lookouts):
             self._lookouts[name] = _Lookout(self._connect[name], self._links[name])
@@ -656,7 +685,7 @@ class LinkTransport:
         return {name: broken for name, broken in breaks.items() if broken is not None}
 
     def close(self) -> None:
-        """Let the peers have what was sent, and end; waits a few seconds at most."""
+        """Deliver what was sent, and end; waits a few seconds at most."""
         closing = [
             threading.Thread(target=_close_link, args=(link,))
             for name, link in self._links.items()
@@ -684,6 +713,7 @@ class _Lookout:
     """
 
     def __init__(self, connect: Callable[[], Connection], link: ResumableLink) -> None:
+        """Start to look for the peer in a thread."""
         self._connect = connect
         self._link = link
         self._ended = threading.Event()
@@ -698,6 +728,7 @@ class _Lookout:
         self._ended.set()
 
     def _look_for_peer(self) -> None:
+        """Close the old link, then try again and again whether the peer greets."""
         _close_link(self._link)  # the peer learns that it was left out, if its process lives
         while not self._ended.is_set():
             if self._try_greeting():
@@ -705,6 +736,7 @@ class _Lookout:
             self._ended.wait(_GREET_AGAIN_S)
 
     def _try_greeting(self) -> bool:
+        """Return whether the peer connects and greets now, then waits for an answer."""
         try:
             with contextlib.closing(self._connect()) as connection:
                 if not connection.poll(_GREETING_S):

@@ -51,8 +51,8 @@ class Carrier(Connection, Protocol):
     """A connection below the seal: it takes only short frames until `trust_peer` is called."""
 
     def trust_peer(self) -> None:
-        """Accept frames of `MOST_SEALED` bytes, of which a few may wait: the other end proved
-        itself.
+        """Accept frames of `MOST_SEALED` bytes and let a few wait, since the other end proved its
+        identity.
         """
 
 
@@ -86,6 +86,9 @@ class _Hello(NamedTuple):
 
     @classmethod
     def from_bytes(cls, message: bytes) -> "_Hello":
+        """Parse a hello. Raises RemoteProtocolError: it is malformed, not canonical, or of another
+        version.
+        """
         try:
             if len(message) > _HELLO_BYTES:
                 raise ValueError("too long")
@@ -114,7 +117,9 @@ def prove_identity(
     *,
     seen: Callable[[str], None] = lambda name: None,
 ) -> tuple[str, Connection]:
-    """Prove this party's identity on a new connection, and have the other end prove its own.
+    """Prove this party's identity on a new connection, and verify the other end's.
+
+    Returns the peer's name and the encrypted connection.
 
     Args:
         peer: who must be there; None: any peer that `me` knows, which then speaks first.
@@ -139,7 +144,7 @@ def prove_identity(
 
 
 def _hear_out(connection: Connection) -> None:
-    """Read what the other end says until it closes; ConnectionRefusedError where it refuses."""
+    """Read until the other end closes; raise ConnectionRefusedError if it sent a refusal."""
     deadline = time.monotonic() + _PROOF_S
     try:
         while time.monotonic() < deadline:
@@ -153,10 +158,14 @@ def _hear_out(connection: Connection) -> None:
 def _exchange_proofs(
     connection: Carrier, me: LocalEnd, peer: str | None, check_name: Callable[[str], None]
 ) -> tuple[str, Connection]:
+    """Exchange hellos and signatures over both; return the peer's name and the encrypted
+    connection.
+    """
     deadline = time.monotonic() + _PROOF_S
     run_key = fresh_run_key()
 
     def send_hello(receiver: str) -> bytes:
+        """Send and return this party's hello, addressed to `receiver`."""
         own_hello = _Hello(me.name, receiver, run_key.public, me.certificate).to_bytes()
         connection.send_bytes(own_hello)
         return own_hello
@@ -184,7 +193,7 @@ def _exchange_proofs(
 
 
 def _require_expected_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
-    """Refuse an unexpected peer, before this party signs anything."""
+    """Refuse an unexpected peer before this party signs anything. Raises RemoteProtocolError."""
     if name not in me.known or theirs.receiver != me.name:
         raise RemoteProtocolError(
             f"{quote_text(theirs.sender)} comes to {quote_text(theirs.receiver)}, but this is "
@@ -199,6 +208,7 @@ def _require_expected_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
 
 
 def _require_valid_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
+    """Refuse a peer whose identity or certificate is revoked. Raises RemoteProtocolError."""
     revoked = me.revoked()
     if me.known[name].hex() in revoked:
         raise RemoteProtocolError(f"the identity of {name} is revoked by the list of {me.name}")
@@ -210,9 +220,9 @@ def _require_valid_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
 
 
 def receive_before(connection: Connection, deadline: float) -> bytes:
-    """Return the next message.
+    """Return the next message, before `deadline` on the monotonic clock.
 
-    Raises OSError, EOFError: none comes in time, or the other end refuses.
+    Raises OSError, EOFError: none came in time, or the other end refuses.
     """
     if not connection.poll(max(0.0, deadline - time.monotonic())):
         raise TimeoutError("the other end is silent")
@@ -223,7 +233,9 @@ def receive_before(connection: Connection, deadline: float) -> bytes:
 
 
 def refuse_long_frame(connection: Connection, most_bytes: int) -> str:
-    """Refuse a frame above so many bytes; return why. The connection is of no use any more."""
+    """Refuse a frame above so many bytes; return the reason. The connection cannot be used any
+    more.
+    """
     proved = "" if most_bytes > MOST_UNPROVED else " before it proved who it is"
     why = f"the other end sent a frame above {most_bytes} bytes{proved}"
     refuse_connection(connection, why)
@@ -231,7 +243,7 @@ def refuse_long_frame(connection: Connection, most_bytes: int) -> str:
 
 
 def refuse_connection(connection: Connection, why: str) -> None:
-    """Tell the other end why this one does not talk to it."""
+    """Tell the other end the reason why this party refuses the connection."""
     with contextlib.suppress(OSError):
         connection.send_bytes(_REFUSED + why[:_REFUSED_LETTERS].encode())
 
@@ -240,6 +252,7 @@ class _SealedConnection:
     """A connection whose frames nobody on the way can read, alter, repeat or reorder."""
 
     def __init__(self, connection: Connection, link: SealedLink) -> None:
+        """Take a connection and the keys agreed on it."""
         self._connection = connection
         self._link = link
         self._came = 0
@@ -249,6 +262,11 @@ class _SealedConnection:
         self._connection.send_bytes(self._link.seal(buf, sequence=number, associated=b""))
 
     def recv_bytes(self) -> bytes:
+        """Return the next frame, decrypted.
+
+        Raises ConnectionRefusedError: the other end refuses this party; ConnectionAbortedError: the
+        frame was altered, lost or repeated on the way.
+        """
         frame = self._connection.recv_bytes()
         try:
             opened = self._link.open(frame, sequence=self._came, associated=b"")
@@ -277,7 +295,7 @@ class StrangerQueue:
         self._strangers: dict[Connection, None] = {}
 
     def add(self, stranger: Connection) -> None:
-        """Let one more wait; if too many wait, disconnect the one that waits longest."""
+        """Add a connection that is not proven yet; above the limit, close the oldest one."""
         with self._lock:
             self._strangers[stranger] = None
             first = next(iter(self._strangers))
@@ -307,6 +325,9 @@ class PeerAcceptor:
         require: Callable[[str, bytes], None] = lambda name, certificate: None,
         absent: str = "it did not dial, or came without a certificate that TLS takes",
     ) -> None:
+        """Accept connections of the `awaited` peers; `absent`: a possible reason why one does not
+        come.
+        """
         self._me = me
         self._require = require
         self._absent = absent
@@ -318,10 +339,11 @@ class PeerAcceptor:
         self._trouble: dict[str, tuple[type[OSError], str]] = {}
 
     def admit_stranger(self, stranger: Carrier, certificate: bytes) -> None:
-        """Let a stranger prove who it is, and take its place."""
+        """Have a new connection prove its identity; it then replaces its peer's former one."""
         claimed: list[str] = []
 
         def check_claim(name: str) -> None:
+            """Remember the claimed name, and check it against the TLS certificate."""
             if name in self._awaited:
                 claimed.append(name)
             self._require(name, certificate)
@@ -355,7 +377,7 @@ class PeerAcceptor:
             former.close()
 
     def take_connection(self, name: str) -> Connection:
-        """Return the peer's newest connection."""
+        """Return the peer's newest connection; wait for one. Raises OSError: none came."""
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._newest, _LOOK_S):
                 kind, reason = self._trouble.get(name, (TimeoutError, self._absent))

@@ -7,10 +7,9 @@ from secure_apfed.settings.training import SumSettings
 
 
 def sum_kind(settings: SumSettings) -> type[SecureSum]:
-    """Return the class of the sum, with its facts.
+    """Return the class of the configured sum, with its facts.
 
-    Raises:
-        ConfigError: there is none of this scheme and masks; names the nearest.
+    Raises ConfigError: there is none of this scheme and masks; names the nearest.
     """
     name = format_sum_name(settings.scheme, settings.masks)
     if name not in SECURE_SUMS:
@@ -26,8 +25,8 @@ def sum_kind(settings: SumSettings) -> type[SecureSum]:
 
 
 def ciphertexts_of(kind: type[SecureSum]) -> str:
-    """Return why the aggregator finds no number in a contribution to this sum, or "".
+    """Return why the aggregator cannot read a contribution to this sum, or "".
 
-    Masked numbers are numbers: that they tell nothing is for an attack to show.
+    "" for masked numbers: that these reveal nothing must be shown by an attack.
     """
     return "" if kind.scheme == "plain" else f"nothing to read: ciphertexts ({kind.name})"

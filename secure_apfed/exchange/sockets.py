@@ -36,6 +36,7 @@ class SocketConnection:
     """One socket as a `Carrier`."""
 
     def __init__(self, wire: socket.socket) -> None:
+        """Take a connected socket, with the frame limit of an unproven peer."""
         wire.settimeout(_STUCK_S)
         with contextlib.suppress(OSError):  # it went at once, which reading finds out
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -53,6 +54,7 @@ class SocketConnection:
         self._wire.sendall(_LENGTH.pack(len(buf)) + buf)
 
     def recv_bytes(self) -> bytes:
+        """Return the next frame. Raises EOFError: it is too long, or the other end closed."""
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         if size > self._most_bytes:
             why = refuse_long_frame(self, self._most_bytes)
@@ -61,8 +63,9 @@ class SocketConnection:
         return self._receive_exactly(size)
 
     def _close_after_refusal(self, unread: int) -> None:
-        """Close when the other end has read why: what still came to a closed end would make it
-        forget that, too.
+        """Read and discard what the peer still sends, then close.
+
+        Otherwise the peer's system would drop the refusal together with the broken connection.
         """
         enough = time.monotonic() + _FORGET_S
         with contextlib.suppress(OSError):
@@ -73,6 +76,7 @@ class SocketConnection:
         self.close()
 
     def _receive_exactly(self, size: int) -> bytes:
+        """Return the next `size` bytes. Raises EOFError: the other end closed before."""
         came = bytearray()
         while len(came) < size:
             chunk = self._wire.recv(min(size - len(came), _CHUNK))
@@ -108,6 +112,7 @@ class Port:
     def __init__(
         self, address: Address, welcome: Callable[[SocketConnection, bytes], None]
     ) -> None:
+        """Listen at this address; `welcome` receives each connection, in a thread of its own."""
         host, port = address
         families = {info[0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
         self._listener = socket.create_server(
@@ -124,6 +129,7 @@ class Port:
         self._thread.start()
 
     def _let_in(self) -> None:
+        """Accept connections until the port is closed."""
         with self._listener:
             while not self._closed.is_set():
                 try:
@@ -162,7 +168,7 @@ def parse_address(text: str) -> Address:
 
 
 def _check_ipv6(bare: str, text: str) -> None:
-    """Raise LocalProtocolError unless this is an IPv6 address, with a zone's name at most."""
+    """Raise LocalProtocolError unless this is an IPv6 address, with an optional zone."""
     _, _, zone = bare.partition("%")
     try:
         IPv6Address(bare)

@@ -141,6 +141,7 @@ class StatusTracker:
     """A record of its party's status; a `LinkObserver` and a `WaitObserver`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start before any session; `clock` returns seconds."""
         self._clock = clock
         self._lock = Lock()
         self._party = ""
@@ -170,13 +171,13 @@ class StatusTracker:
         less_protected: Iterable[str] = (),
         past: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
-        """Start a party's session, before anybody is connected; a later call starts the next one.
+        """Start a party's session, before any peer is connected; a later call starts the next one.
 
         Args:
             meter: the account of its promise; None: it sends nothing that is counted.
             meet_s: how long it waits until all peers are connected; 0: not known.
             less_protected: sentences on settings that protect less; see `Status`.
-            past: by peer, the bytes sent and received in earlier sessions, which counts continue.
+            past: by peer, the bytes sent and received in earlier sessions, to which this one adds.
         """
         with self._lock:
             self._party = party
@@ -195,7 +196,7 @@ class StatusTracker:
             self._read_broken = dict
 
     def observe_missing(self, missing: Mapping[str, str]) -> None:
-        """See `secure_apfed.exchange.resumable_link.Missed`."""
+        """Note which peers have not connected yet, and why; see `Missed`."""
         with self._lock:
             self._missing = missing
 
@@ -209,16 +210,18 @@ class StatusTracker:
             self._read_broken = read_broken
 
     def __enter__(self) -> Self:
-        """Return this tracker of all sessions; they are over after the block."""
+        """Return this tracker of all sessions; leaving the block ends them."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Set the final phase: ended or failed."""
         with self._lock:
             self._awaited = None
             self._read_broken = dict
             self._phase = "ended" if kind in (None, SystemExit) else "failed"
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
+        """Count a sent frame, and update step and privacy promise."""
         promise = self._meter.promise if self._meter else _BEFORE
         with self._lock:
             self._bytes[envelope.receiver][0] += len(frame)
@@ -226,6 +229,7 @@ class StatusTracker:
             self._step = envelope.step if envelope.step >= 0 else self._step
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
+        """Count a received frame, and update the step; an ABORT means that its sender left."""
         with self._lock:
             self._count_incoming(envelope.sender, frame)
             self._step = envelope.step if envelope.step >= 0 else self._step
@@ -237,6 +241,7 @@ class StatusTracker:
             self._count_incoming(sender, frame)
 
     def observe_wait(self, awaited: Awaited, timeout_s: float) -> None:
+        """Note the message that the role awaits, and since when each sender is awaited."""
         with self._lock:
             now = self._clock()
             past = self._unheard_since
@@ -247,11 +252,13 @@ class StatusTracker:
             self._phase = awaited.phase
 
     def observe_departure(self, names: Iterable[str]) -> None:
+        """Note that these peers left."""
         with self._lock:
             self._gone |= set(names)
             self._awaited = None
 
     def build_status(self) -> Status:
+        """Return the party's status at this moment, with times in seconds."""
         with self._lock:
             now = self._clock()
             awaited = self._awaited
@@ -287,6 +294,7 @@ class StatusTracker:
             )
 
     def _build_peer_status(self, name: str, now: float, broken: BrokenLink | None) -> PeerStatus:
+        """Return one peer's state: expected, connected, awaited, silent or left, and its counts."""
         silent_s: float | None = None
         state: PeerState = "expected" if name in self._missing else "connected"
         if name in self._gone:
@@ -306,6 +314,7 @@ class StatusTracker:
         )
 
     def _count_incoming(self, sender: str, frame: bytes) -> None:
+        """Count the frame's bytes; its sender is alive and no longer awaited."""
         self._bytes[sender][1] += len(frame)
         self._sign_at[sender] = self._clock()
         self._unheard_since.pop(sender, None)

@@ -49,7 +49,10 @@ _Way = tuple[str, str, Kind]
 
 
 def free_megabytes(folder: Path | None = None) -> float:
-    """Return the free megabytes on the disk of a run's payloads; None: of runs without a folder."""
+    """Return the free megabytes on the disk where a run's payloads are stored.
+
+    `folder`: of the run; None: the system's temporary folder, as for runs without one.
+    """
     return shutil.disk_usage(folder or tempfile.gettempdir()).free / 1e6
 
 
@@ -78,6 +81,7 @@ class _Folder:
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        """Use this folder, or create a temporary one that is deleted with this process."""
         self.path = path or Path(tempfile.mkdtemp(prefix="transcript-"))
         if path is None:
             weakref.finalize(self, _remove_folder, self.path, os.getpid())
@@ -95,6 +99,7 @@ class _Epoch:
     """
 
     def __init__(self, number: int, folder: _Folder) -> None:
+        """Prepare the payload file of this epoch; it is created with the first payload."""
         self.path = folder.path / PAYLOADS.replace("*", str(int(number)))
         self._folder = folder
         self.places: dict[bytes, list[int]] = {}  # of a payload, by its digest: from, to
@@ -105,7 +110,7 @@ class _Epoch:
         self.synced = True
 
     def keep_envelope(self, envelope: Envelope) -> None:
-        """Keep an envelope; of contributions those that fit into `MOST_CONTRIBUTED` bytes."""
+        """Store an envelope; of contributions only those that fit into `MOST_CONTRIBUTED` bytes."""
         if envelope.kind is Kind.CONTRIBUTION:
             if self.contributed + len(envelope.payload) > MOST_CONTRIBUTED:
                 return
@@ -114,7 +119,10 @@ class _Epoch:
         self.envelopes.append((replace(envelope, payload=b""), digest))
 
     def store_payload(self, payload: bytes) -> bytes:
-        """Return its digest. CheckpointError: there is no room."""
+        """Append a payload to the file unless it is there; return its digest.
+
+        Raises CheckpointError: the disk is full.
+        """
         digest = _digest_payload(payload)
         if digest not in self.places:
             *_, size = next(reversed(self.places.values()), [0])
@@ -132,11 +140,15 @@ class _Epoch:
         return digest
 
     def move_payloads(self, folder: _Folder) -> None:
+        """Move the payload file into another folder."""
         if self.places:
             self.path = Path(shutil.move(self.path, folder.path))
         self._folder = folder
 
     def load_payload(self, digest: bytes) -> bytes:
+        """Return the payload of this digest. Raises CheckpointError: the file was altered or is
+        gone.
+        """
         start, end = self.places[digest]
         payload = b""
         with open_plain(self.path) as file:
@@ -156,12 +168,14 @@ class _StoredEnvelope(Envelope):
 
     @classmethod
     def from_epoch(cls, epoch: _Epoch, envelope: Envelope, digest: bytes) -> "_StoredEnvelope":
+        """Return an envelope without payload that reads it from the epoch's file when asked."""
         stored = cls.__new__(cls)
         vars(stored).update(vars(envelope), _place=(epoch, digest))
         del vars(stored)["payload"]
         return stored
 
     def __getattr__(self, name: str) -> bytes:
+        """Read the payload from disk; every other missing attribute is an error."""
         if name != "payload":
             raise AttributeError(name)
         epoch, digest = vars(self)["_place"]
@@ -173,6 +187,7 @@ class Transcript:
     """A record of every envelope that is sent; it keeps some, from the first `begin_epoch` on."""
 
     def __init__(self, settings: TranscriptSettings) -> None:
+        """Start empty; nothing is stored before `begin_epoch`."""
         self._settings = settings
         self._flows: dict[_Way, list[int]] = {}  # the numbers of a `Flow`, in its order
         self._epochs: dict[int, _Epoch] = {}
@@ -183,15 +198,15 @@ class Transcript:
 
     @property
     def flows(self) -> tuple[Flow, ...]:
-        """The messages that were sent, by sender, receiver and kind."""
+        """The number and size of sent messages, by sender, receiver and kind."""
         return tuple(Flow(*way, *numbers) for way, numbers in [*self._flows.items()])
 
     @property
     def envelopes_by_epoch(self) -> Mapping[int, tuple[Envelope, ...]]:
-        """The kept envelopes by epoch, in the order of sending; payloads are read when asked for.
+        """The stored envelopes by epoch, in sending order; payloads are read on access.
 
-        Reading raises CheckpointError where a file is gone, as with an epoch that is not kept any
-        more, or altered.
+        Access raises CheckpointError if a file is gone, as of an epoch that is no longer stored, or
+        altered.
         """
         return {
             number: tuple(
@@ -203,7 +218,7 @@ class Transcript:
 
     @property
     def sums_by_step(self) -> dict[int, Tensor]:
-        """Step -> (B, D), the sum that the active decoded, of the kept epochs."""
+        """By step, the sum that the active decoded, (B, D); for the stored epochs."""
         return {
             step: safetensors.torch.load(epoch.load_payload(digest))[_SUM]
             for epoch in self._epochs.values()
@@ -211,18 +226,20 @@ class Transcript:
         }
 
     def keep_in(self, folder: PathLike) -> None:
-        """Write payloads there, to stay; what an earlier run left goes with the first epoch."""
+        """Store payloads in this folder permanently; files of an earlier run go with the first
+        epoch.
+        """
         self._folder = _Folder(Path(folder).absolute())
 
     def take_along(self) -> None:
-        """Move payloads out of a folder that will be removed."""
+        """Move the payloads out of a folder that will be deleted."""
         if self._epochs:
             self._folder = folder = _Folder()
             for epoch in self._epochs.values():
                 epoch.move_payloads(folder)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Say that the envelopes from now on belong to `epoch` (from 0)."""
+        """Assign the following envelopes to `epoch` (from 0)."""
         self._epoch = None
         if self._settings.keep == "first_and_last":
             self._epochs = {
@@ -235,7 +252,7 @@ class Transcript:
             self._epoch = self._epochs.setdefault(epoch, _Epoch(epoch, self._folder))
 
     def _remove_stale_files(self) -> None:
-        """Remove files of epochs to which nobody can go back."""
+        """Delete files of epochs to which no checkpoint can go back."""
         if self._folder:
             stay = self._paths.union(*self._named.values())
             for file in {*self._folder.path.glob(PAYLOADS)} - stay:
@@ -247,7 +264,7 @@ class Transcript:
         return frozenset(epoch.path for epoch in self._epochs.values())
 
     def record_envelope(self, envelope: Envelope, wire_bytes: int) -> None:
-        """Count an envelope that is sent, and keep it where the settings say so."""
+        """Count a sent envelope, and store it if the settings say so."""
         self._count_messages(
             (envelope.sender, envelope.receiver, envelope.kind),
             (1, len(envelope.payload), wire_bytes),
@@ -258,17 +275,16 @@ class Transcript:
             self._epoch.keep_envelope(envelope)
 
     def record_sum(self, step: int, sum_BD: Tensor) -> None:
-        """Keep what the active decoded in `step`; only the experimenter has this record."""
+        """Store the sum (B, D) that the active decoded in `step`; only the experimenter sees it."""
         if self._epoch is not None:
             body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
             self._epoch.opened[step] = self._epoch.store_payload(body)
 
     def resume_record(self, state: Mapping[str, Any], sent: Sequence[Flow] = ()) -> None:
-        """Go on after what `state` recorded; what this session sent so far adds to it.
+        """Continue from the record in `state`; what this session sent so far is added.
 
         Args:
-            sent: all that was sent until the last session was broken off, which may be later than
-                the state.
+            sent: the flows up to the end of the last session, which may be later than the state.
         """
         current = self.flows
         self.load_state_dict(state)
@@ -279,13 +295,14 @@ class Transcript:
         self.add_flows(current)
 
     def add_flows(self, flows: Iterable[Flow]) -> None:
-        """Count what was sent before, or elsewhere for this run."""
+        """Add messages that were sent in an earlier session, or elsewhere in this run."""
         for flow in flows:
             counts = (flow.messages, flow.payload_bytes, flow.wire_bytes)
             key = (flow.sender, flow.receiver, flow.kind)
             self._count_messages(key, counts, flow.first_step, flow.last_step)
 
     def _count_messages(self, key: _Way, counts: Sequence[int], first: int, last: int) -> None:
+        """Add counts (messages, payload bytes, wire bytes) of these steps to one flow."""
         self.wire_bytes += counts[-1]
         totals = self._flows.setdefault(key, [0, 0, 0, first, last])
         for place, count in enumerate(counts):
@@ -293,11 +310,10 @@ class Transcript:
         totals[-1] = max(totals[-1], last)
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Return everything recorded, as plain msgpack types; payloads stay in their files.
+        """Return the whole record as plain msgpack types; payloads stay in their files.
 
-        The files stay while they are in use, or named by one of the newest two states that belong
-        to a checkpoint, at its `step`. None: this is the last state, and all other files are
-        deleted.
+        The files are kept while in use, or named by one of the newest two states of a checkpoint,
+        at its `step`. None: this is the last state, and all other files are deleted.
         """
         earlier_steps: list[int] = []
         if step is not None:
@@ -328,7 +344,9 @@ class Transcript:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; after `keep_in`, since payloads lie there."""
+        """Restore what `state_dict` returned; call `keep_in` before, for the folder of the
+        payloads.
+        """
         flows = [Flow(**{**flow, "kind": Kind(flow["kind"])}) for flow in state["flows"]]
         self._flows = {}
         self.wire_bytes = 0
@@ -368,6 +386,7 @@ def _digest_payload(payload: bytes) -> bytes:
 
 
 def _list_fields(envelope: Envelope) -> dict[str, Any]:
+    """Return an envelope's fields without its payload, as plain types."""
     fields = {**vars(envelope), "kind": envelope.kind.value}
     del fields["payload"]
     return fields
