@@ -38,6 +38,7 @@ __all__ = [
 
 
 def _require_labeller(found: Any, code: str) -> type[Labeller]:
+    """Check that a class named as `package.module:Name` is a Labeller; return it."""
     del code
     kind: type[Labeller] = require_class(found, Labeller)
     return kind
@@ -52,10 +53,7 @@ LABELLERS: PluginTable[type[Labeller]] = PluginTable(
 
 
 def take_labeller(name: str) -> str:
-    """Return the name under which the table holds a labeller of ours, or of others.
-
-    Raises ValueError: it is none.
-    """
+    """Return the table key of a built-in or plug-in labeller. Raises ValueError: there is none."""
     try:
         return LABELLERS.take_name(name, key="labeller")
     except ConfigError as error:
@@ -70,7 +68,7 @@ def make_labeller(
     key: bytes | None = None,
     seeded: bool = False,
 ) -> Labeller:
-    """Build a labeller with its defaults; what else is given is for `PrivateLogistic`."""
+    """Build a labeller with its defaults; the other arguments are for `PrivateLogistic`."""
     if name not in LABELLERS:
         raise ConfigError(f"no labeller {name!r}; there are {', '.join(LABELLERS)}")
     kind = LABELLERS[name]
@@ -87,9 +85,9 @@ def make_labeller(
 
 
 def labeller_for_oneself(name: str, *, also: Sequence[str] = ()) -> str:
-    """Return the name of a labeller for one's own use, which needs no noise, or one of `also`.
+    """Check the name of a labeller for local use, which needs no noise, or of one in `also`.
 
-    Raises ValueError: another name.
+    Returns its key. Raises ValueError: another name.
     """
     if name in also:
         return name

@@ -40,16 +40,16 @@ def vote_distance(*, signed: bool) -> float:
 
 
 def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: bool = False) -> float:
-    """Return `vote_distance` in steps of fixed point.
+    """Return `vote_distance` in fixed-point steps, rounding included.
 
     Args:
-        steps: L, what 1 becomes: `FixedPoint.levels / clip_norm`. The clip to a ball brings no two
-            rows further apart.
-        numbers: of what is rounded, K. Each moves by half a step to the nearest in either world:
-            sqrt(numbers) together.
+        steps: L, what 1 becomes: `FixedPoint.levels / clip_norm`. Clipping brings no two rows
+            further apart.
+        numbers: K, the rounded numbers of a row. Each moves by half a step to the nearest for
+            either vote: sqrt(numbers) together.
         signed: whether votes may be negative.
-        integers: what is added are integers already, whose rows keep the bound L by themselves:
-            votes of integer matrices that were rounded towards zero, for instance.
+        integers: whether votes are integers already, whose rows keep the bound L by themselves,
+            such as votes of integer matrices that were rounded towards zero.
     """
     distance = vote_distance(signed=signed) * steps * _ROUNDING
     return distance if integers else distance + math.sqrt(numbers)
@@ -65,11 +65,11 @@ def build_vote_release(
     classes: int,
     integers: bool = False,
 ) -> SummedRelease:
-    """Return one release of the sum of all votes under discrete noise, as one person moves it.
+    """Return the mechanism of one release of the sum of all votes under discrete noise.
 
-    One row moves. The others' rows and their noise have the same law in both worlds and are
-    independent, so that K numbers count and not U K. Votes that went through
-    `labellers.harden_votes` first have no signs, and are not rounded where L is an integer.
+    One person moves one row. The other rows and their noise are equally distributed and
+    independent, so K numbers count and not U K. Votes that passed `labellers.harden_votes` have no
+    signs, and are not rounded where L is an integer.
     """
     exact = integers or (hard and float(steps).is_integer())
     signed = labeller.signed and not hard
@@ -104,6 +104,9 @@ class TableGuarantee:
         return max(self.unlabelled, self.labelled)
 
     def _describe_cases(self) -> tuple[str, ...]:
+        """Return in words the epsilon of one vote, and of a person's record without and with a
+        label.
+        """
         suffix = " at delta 0" if self.pure else f" at delta {self.delta:g}"
         return (
             (
@@ -134,11 +137,10 @@ class TableGuarantee:
 
 
 def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> TableGuarantee:
-    """Return what a labeller's votes give under an opening, once.
+    """Return what a labeller's votes reveal under an opening, released once.
 
-    The labeller's facts decide whom a row moves. The opening is what is done to votes before
-    somebody reads them: `VoteResponse`, or a sum of votes under discrete noise
-    (`build_vote_release`).
+    The labeller's facts decide whom a row moves. The opening is the protection of votes:
+    `VoteResponse`, or a sum of votes under discrete noise (`build_vote_release`).
     """
     if not 0 < delta < 1:
         raise ConfigError(f"expected 0 < delta < 1, got {delta}")
@@ -159,9 +161,9 @@ def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> Ta
 def calibrate_votes(
     labeller: Labeller, release: Callable[[int], SummedRelease], *, epsilon: float, delta: float
 ) -> int:
-    """Return the least noise deviation of each honest party that keeps one vote within epsilon.
+    """Return the smallest noise deviation of each honest party that keeps one vote within epsilon.
 
-    It is in steps, with the labeller held fixed. `release` maps a deviation to
+    It is in fixed-point steps, with the labeller fixed. `release` maps a deviation to
     `build_vote_release`.
     """
     return least_deviation(
@@ -172,7 +174,7 @@ def calibrate_votes(
 
 
 def _epsilon_after(opening: Opening, weights_mu: float, delta: float) -> float:
-    """Return epsilon of weights of that mu, then one vote under the opening."""
+    """Return epsilon of weights of that mu, followed by one vote under the opening."""
     if isinstance(opening, VoteResponse):
         # (epsilon, delta) and (epsilon', 0) in sequence.
         return opening.epsilon + gdp_epsilon(weights_mu, delta)
@@ -180,6 +182,7 @@ def _epsilon_after(opening: Opening, weights_mu: float, delta: float) -> float:
 
 
 def _describe_reader(opening: Opening) -> str:
+    """Return in words against whom the opening protects votes."""
     if isinstance(opening, VoteResponse):
         return opening.describe_guarantee()
     return (
@@ -190,6 +193,7 @@ def _describe_reader(opening: Opening) -> str:
 
 
 def _describe_record(person: str, epsilon: float, suffix: str) -> str:
+    """Return in words the epsilon of a person's whole record."""
     if math.isinf(epsilon):
         return f"the whole record of a person {person}: no guarantee"
     return f"the whole record of a person {person}: epsilon {_format_epsilon(epsilon)}{suffix}"

@@ -56,15 +56,13 @@ class Labeller(ABC):
 
     @property
     def model(self) -> Mechanism:
-        """The privacy mechanism of the fitted classifier, when a labelled person's features are
+        """The privacy mechanism of the fitted classifier, if a labelled person's features are
         replaced.
         """
         return NoPrivacy()
 
     def for_question(self, question: bytes) -> "Labeller":
-        """Return the same labeller for one question, which names people and labels: noise is never
-        shared.
-        """
+        """Return the same labeller with independent noise for one question (people and labels)."""
         return self
 
     @abstractmethod
@@ -90,13 +88,13 @@ class Labeller(ABC):
     ) -> Floats:
         """Return votes as `label_rows` does, but for each labelled row without its own label.
 
-        So a party that knows the labels can measure what votes are worth on rows without labels. At
+        So a party that knows the labels can estimate how good votes are on rows without labels. At
         most `MOST_JUDGES` labelled rows receive votes.
         """
 
     @abstractmethod
     def describe_labelling(self) -> str:
-        """Return what the labeller does and whose votes a row moves, in words for the report."""
+        """Return the labeller's method, and whose votes a row moves, in words for the report."""
 
 
 class LinearLabeller(Labeller):
@@ -107,11 +105,13 @@ class LinearLabeller(Labeller):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
+        """Return votes A Y, (U, K)."""
         return _times_labels(self.compute_matrix(features_UF, labelled_n), labels_n, classes)
 
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
+        """Return votes in which no labelled row counts its own label, (U, K)."""
         return _times_labels(
             self.compute_matrix_without_own(features_UF, labelled_n), labels_n, classes
         )
@@ -121,13 +121,11 @@ class LinearLabeller(Labeller):
         """Return A_Un, whose rows have L1 norm 1, or 0 for no vote."""
 
     def compute_matrix_without_own(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return the matrix without each labelled row's own label.
+        """Return A with each labelled row's own column set to zero and its norm restored to 1.
 
-        The row's own column is dropped from it, and it is divided by its new norm.
-
-        Of label spreading these are the votes without that label; of ridge regression, too, but for
-        the scale of the features: the fit without a row is, at this row, (A Y - a y) / (1 - a) with
-        a its own entry of A.
+        For label spreading these are the votes without that label. For ridge regression too, up to
+        the features' scale: the fit without a row is, at this row, (A Y - a y) / (1 - a) with a its
+        own entry of A.
         """
         matrix_Un = self.compute_matrix(features_UF, labelled_n)
         matrix_Un[labelled_n, np.arange(len(labelled_n))] = 0.0
@@ -141,7 +139,7 @@ def _times_labels(matrix_Un: Floats, labels_n: Integers, classes: int) -> Floats
 
 
 def rows_of_norm_one(matrix_Un: Floats, order: int = 1) -> Floats:
-    """Return the matrix with every row divided by its own L1 or L2 norm; zeros stay zero."""
+    """Return the matrix with every row divided by its L1 or L2 norm; rows of zeros stay zero."""
     # First by the largest magnitude: a sum of tiny numbers may be too small to divide by.
     largest_U = np.abs(matrix_Un).max(axis=1, keepdims=True, initial=0.0)
     scaled_Un = matrix_Un / np.where(largest_U > 0, largest_U, 1.0)
@@ -150,10 +148,10 @@ def rows_of_norm_one(matrix_Un: Floats, order: int = 1) -> Floats:
 
 
 def harden_votes(votes_UK: Floats) -> Floats:
-    """Return each row's vote for its largest class alone, a unit vector.
+    """Return each row's vote as a unit vector for its largest class.
 
-    Of several largest the lowest class is taken, which reads nothing but the row. A row of zeros
-    stays zero: no vote is no vote for class 0.
+    Ties go to the lowest class, which depends on no other row. A row of zeros stays zero: no vote
+    is no vote for class 0.
     """
     hard_UK = np.zeros_like(votes_UK)
     voting_V = np.flatnonzero(votes_UK.any(axis=1))
@@ -162,6 +160,9 @@ def harden_votes(votes_UK: Floats) -> Floats:
 
 
 def check_features(features_UF: Features) -> Floats:
+    """Return features as a float64 matrix. Raises DataError: empty, of another
+    rank, or not finite.
+    """
     if isinstance(features_UF, torch.Tensor):
         features_UF = features_UF.detach().cpu().numpy()
     features: Floats = np.asarray(features_UF, dtype=np.float64)
@@ -173,6 +174,9 @@ def check_features(features_UF: Features) -> Floats:
 
 
 def check_positions(labelled_n: Integers, rows: int) -> Integers:
+    """Return the positions of labelled rows, int64 (n,). Raises DataError: repeated or out of
+    range.
+    """
     positions: Integers = np.asarray(labelled_n)
     if positions.dtype != np.int64 or positions.ndim != 1 or not len(positions):
         raise DataError(
@@ -192,6 +196,7 @@ def check_positions(labelled_n: Integers, rows: int) -> Integers:
 
 
 def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
+    """Return labels, int64 (n,). Raises DataError: wrong type or number, or out of range."""
     labels: Integers = np.asarray(labels_n)
     if labels.dtype != np.int64 or labels.shape != (count,):
         raise DataError(
@@ -257,6 +262,7 @@ class Spreading(LinearLabeller):
     alpha: float = _ALPHA
 
     def __post_init__(self) -> None:
+        """Check number of neighbours and alpha. Raises ConfigError."""
         if self.neighbours < 1 or not 0 < self.alpha < 1:
             raise ConfigError(
                 "label spreading takes 1 neighbour or more and an alpha between 0 and 1, got "
@@ -264,6 +270,7 @@ class Spreading(LinearLabeller):
             )
 
     def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
+        """Return (I - alpha S)^-1 at the labelled rows' columns, (U, n), rows normalised."""
         features_UF = check_features(features_UF)
         labelled_n = check_positions(labelled_n, len(features_UF))
         return rows_of_norm_one(
@@ -273,9 +280,9 @@ class Spreading(LinearLabeller):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return A Y without computing A, which takes 4 GB for 22,500 labels of as many rows.
+        """Return A Y without computing A, which would take 4 GB for 22,500 labels of as many rows.
 
-        Nothing of A is negative, so the L1 norm of its rows is that of A Y's.
+        A has no negative entries, so the L1 norm of its rows equals that of A Y's.
         """
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
@@ -287,9 +294,11 @@ class Spreading(LinearLabeller):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes; those of labelled rows come from the other labels' columns of A alone.
+        """Return votes; those of labelled rows are computed from the other labels' columns of A
+        only.
 
-        Subtracting the largest term from a sum would leave only rounding.
+        Subtracting the own term from the sum instead would leave mostly rounding, as it is the
+        largest.
         """
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
@@ -307,16 +316,16 @@ class Spreading(LinearLabeller):
     def _spread_columns(
         self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats
     ) -> Floats:
-        """Return the labelled rows' columns spread to all rows, (U, C)."""
+        """Return columns (n, C) at the labelled rows, spread to all rows, (U, C)."""
         term_UC = scatter_columns(len(features_UF), labelled_n, columns_nC)
         return self.propagate_columns(self._build_graph(features_UF), term_UC)
 
     def propagate_columns(self, graph_UU: "scipy.sparse.csr_array", term_UC: Floats) -> Floats:
-        """(I - alpha S)^-1 times columns.
+        """Return (I - alpha S)^-1 times these columns, (U, C).
 
-        (I - alpha S)^-1 is the sum of (alpha S)^t over paths of length t. No term is negative, so
-        a row far from all labels is as exact as the others once its paths are in; those longer than
-        50 edges are left out.
+        (I - alpha S)^-1 is the sum of (alpha S)^t over paths of length t. No term is negative, so a
+        row far from all labels is as exact as the others once its paths are included; paths longer
+        than 50 edges are omitted.
         """
         step_UU = self.alpha * graph_UU
         sum_UC = term_UC.copy()
@@ -339,10 +348,10 @@ class Spreading(LinearLabeller):
 
 
 def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
-    """Return the nearest other rows of each, the nearest first, (U, neighbours) or all others.
+    """Return the nearest other rows of each row, the nearest first, (U, neighbours) or all others.
 
-    Above `_EXACT` rows these are approximate, found in a graph (Malkov and Yashunin 2018, HNSW),
-    whose time hardly grows faster than the rows.
+    Above `_EXACT` rows these are approximate, by graph search (Malkov and Yashunin 2018, HNSW),
+    whose time grows little faster than the rows.
     """
     from sklearn.neighbors import NearestNeighbors
 
@@ -360,11 +369,11 @@ def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
 
 
 def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
-    """Return the approximate nearest other rows of each, (U, neighbours).
+    """Return the approximate nearest other rows of each row, (U, neighbours).
 
-    The graph is linked on one thread, so that the same rows find the same, in a unit that float32
-    can square. Equal rows would be linked to each other alone, and be walls for all others: so each
-    is moved a little.
+    The search graph is built on one thread, so that results repeat, at a scale that float32 can
+    square. Equal rows would be linked only to each other and isolate others, so each is moved a
+    little.
     """
     import faiss
 
@@ -385,7 +394,7 @@ def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
 
 
 def graph_of(nearest_UN: Integers) -> "scipy.sparse.csr_array":
-    """Return S, the normalised graph of rows and their nearest, (U, U)."""
+    """Return S, the normalised adjacency of rows and their nearest, (U, U), sparse."""
     rows, neighbours = nearest_UN.shape
     if not neighbours:
         return scipy.sparse.csr_array((rows, rows))
@@ -402,7 +411,7 @@ def graph_of(nearest_UN: Integers) -> "scipy.sparse.csr_array":
 
 
 def scatter_columns(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
-    """Return these columns at the labelled rows of `rows`, (rows, C); 0 at the others."""
+    """Return these columns (n, C) at the labelled rows of `rows`, (rows, C); 0 elsewhere."""
     placed_UC = np.zeros((rows, columns_nC.shape[1]), columns_nC.dtype)
     placed_UC[labelled_n] = columns_nC
     return placed_UC
@@ -414,15 +423,14 @@ def spread_without_own(
     known_nK: Floats,
     alphas: Sequence[float],
 ) -> list[Floats]:
-    """Return what labels `known_nK` spread to labelled rows without their own, (n, K) for each
-    alpha.
+    """Return what labels spread to labelled rows, each without its own, (n, K) for each alpha.
 
-    The same paths serve all alphas, and (I - alpha S)^-1 is symmetric, so that the columns C of the
-    rows that judge are enough. S lengthens no column, so what paths beyond t edges add to the entry
-    of one of n rows is alpha^t alpha / (1 - alpha) at most. Of a graph of about the nearest paths
-    are in float32: nothing is negative, so that this is all that is lost. There neighbours lie near
-    each other, too, since most of the time is spent on fetching them (Cuthill and McKee 1969),
-    and some of this process's cores share the work, which changes nothing.
+    The same paths serve all alphas, and (I - alpha S)^-1 is symmetric, so the columns C of the
+    validation rows suffice. S lengthens no column, so paths beyond t edges add at most alpha^t
+    alpha / (1 - alpha) to an entry. In an approximate graph paths are in float32: nothing is
+    negative, so no other accuracy is lost. There rows are reordered so that neighbours are close in
+    memory, since fetching them takes most of the time (Cuthill and McKee 1969), and some of this
+    process's cores share the work, which changes no result.
     """
     rows = graph_UU.shape[0]
     count = len(labelled_n)
@@ -434,6 +442,7 @@ def spread_without_own(
         labelled_n = np.argsort(order_U)[labelled_n]
 
     def spread_part(part: Integers) -> None:
+        """Compute the scores of a part of the labelled rows, for every alpha."""
         reached_AnC = _find_reach_of_part(graph_UU, labelled_n, part, alphas)
         for scores_nK, reached_nC in zip(scores_AnK, reached_AnC, strict=True):
             scores_nK[part] = rows_of_norm_one(reached_nC.T @ known_nK)
@@ -448,11 +457,12 @@ def spread_without_own(
 def find_reach(
     graph_UU: "scipy.sparse.csr_array", labelled_n: Integers, alphas: Sequence[float]
 ) -> Floats:
-    """Return how far the label of each labelled row (first n) reaches each other (second n), for
-    each alpha, (A, n, n), and 0 for its own.
+    """Return how much the label of each labelled row (first n) contributes to each other (second
+    n).
 
-    One table serves all choices among these rows: what some of them spread is a part of it. It is
-    meant for a few hundred labels (`spread_without_own`).
+    Shape (A, n, n), for each alpha; 0 for its own. One table serves every choice of labels among
+    these rows, since spreading is linear in them. It is meant for a few hundred labels
+    (`spread_without_own`).
     """
     parts = _split_columns(np.arange(len(labelled_n)))
     return np.concatenate(
@@ -470,7 +480,7 @@ def _find_reach_of_part(
     part: Integers,
     alphas: Sequence[float],
 ) -> Floats:
-    """Return how far labels reach the labelled rows of a part, (A, n, C)."""
+    """Return how much labels contribute to the labelled rows of a part, (A, n, C)."""
     count = len(labelled_n)
     alpha_A11 = np.reshape(alphas, (-1, 1, 1))
     unit_CC = np.eye(len(part), dtype=graph_UU.dtype)
@@ -503,6 +513,7 @@ class Ridge(LinearLabeller):
     signed: ClassVar[bool] = True
 
     def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
+        """Return the ridge regression's matrix from labels to votes, (U, n), rows normalised."""
         features_UF = check_features(features_UF)
         labelled_n = check_positions(labelled_n, len(features_UF))
         mean_F, size = scale_of(features_UF[labelled_n])
@@ -512,7 +523,7 @@ class Ridge(LinearLabeller):
         return rows_of_norm_one(phi_UP @ scipy.linalg.solve(gram_nn, known_nP, assume_a="pos").T)
 
     def _expand_features(self, x_UF: Floats) -> Floats:
-        """Return a constant 1, x of norm about 1, and cosines of norm about 1, side by side."""
+        """Return a constant 1, x of norm about 1, and cosines of norm about 1, concatenated."""
         generator = np.random.default_rng(derive_seed(0, "labellers", self.name))
         w_FR = generator.standard_normal((x_UF.shape[1], _COSINES))
         b_R = generator.uniform(0, 2 * np.pi, _COSINES)
@@ -538,6 +549,7 @@ class Logistic(Labeller):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
+        """Return class probabilities by a regression fitted to the labelled rows, (U, K)."""
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
         )
@@ -553,8 +565,8 @@ class Logistic(Labeller):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes; a labelled row's comes from a regression on nine tenths without its
-        label.
+        """Return votes; for labelled rows by ten-fold cross-fitting, without the
+        row's own label.
         """
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n] = 0.0
@@ -635,6 +647,7 @@ class PrivateLogistic(Labeller):
         strength: float = 10.0,
         seeded: bool = False,
     ) -> None:
+        """Convert epsilon to mu of Gaussian DP, and prepare the noise from the key."""
         if not (math.isfinite(strength) and strength > 0):
             raise ConfigError(f"the strength of a regularisation is positive, got {strength}")
         self.epsilon = epsilon
@@ -645,6 +658,7 @@ class PrivateLogistic(Labeller):
         self._noise = NoiseSource(key, secret=not seeded)
 
     def for_question(self, question: bytes) -> "PrivateLogistic":
+        """Return a copy whose noise is independent for this question."""
         other = copy.copy(self)
         other._noise = self._noise.for_content(question)
         return other
@@ -654,7 +668,7 @@ class PrivateLogistic(Labeller):
         return GaussianRelease(noise_multiplier=1 / self._mu)
 
     def bound_residual(self, classes: int) -> float:
-        """Return r, the bound of |p - e_y| at the minimum."""
+        """Return r, the bound on |p - e_y| at the minimum of the loss."""
         always = math.sqrt(2)
         bound_at_zero = math.sqrt(1 - 1 / classes)
         if self.strength <= 0.5:
@@ -662,7 +676,7 @@ class PrivateLogistic(Labeller):
         return min(always, bound_at_zero / (1 - 1 / (2 * self.strength)))
 
     def compute_sensitivity(self, *, labelled: int, classes: int) -> float:
-        """Replace-one, L2, of all weights together; see above."""
+        """Return the replace-one L2 sensitivity of all weights together; see the class."""
         exact = 2 * self.bound_residual(classes) * _ROUNDING / (labelled * self.strength)
         return exact + 2 * _T / self.strength
 
@@ -672,6 +686,7 @@ class PrivateLogistic(Labeller):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
+        """Return class probabilities by a regression with noisy weights, (U, K)."""
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
         )
@@ -686,10 +701,10 @@ class PrivateLogistic(Labeller):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes of the one noisy regression, of labelled rows, too: others would be more
-        releases.
+        """Return votes of the one noisy regression, for labelled rows, too.
 
-        A row's own label moves its weights by no more than their noise covers.
+        Further regressions would be further releases. A row's own label moves the weights by no
+        more than their noise covers.
         """
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n[MOST_JUDGES:]] = 0.0
@@ -699,7 +714,7 @@ class PrivateLogistic(Labeller):
         return rows_of_norm_one(features_UF, order=2)
 
     def fit_weights(self, x_nF: Floats, labels_n: Integers, classes: int) -> Floats:
-        """Return the weights without noise; never released."""
+        """Return the weights without noise, (F, K); they are never released."""
         return minimise_loss(
             x_nF, labels_n, classes, strength=self.strength, tolerance=_PRIVATE_TOLERANCE
         )
@@ -716,6 +731,7 @@ class PrivateLogistic(Labeller):
 def _check_inputs(
     features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
 ) -> tuple[Floats, Integers, Integers]:
+    """Return features, positions and labels after all checks."""
     features_UF = check_features(features_UF)
     labelled_n = check_positions(labelled_n, len(features_UF))
     return features_UF, labelled_n, check_labels(labels_n, len(labelled_n), classes)
@@ -749,6 +765,7 @@ def minimise_loss(
     shape = (x_nF.shape[1], classes)
 
     def value_and_gradient(flat: Floats) -> tuple[float, Floats]:
+        """Return J and its gradient at these flattened weights."""
         theta_FK = flat.reshape(shape)
         logits_nK = x_nF @ theta_FK
         loss = -float((target_nK * scipy.special.log_softmax(logits_nK, axis=1)).sum()) / len(x_nF)
@@ -779,9 +796,9 @@ def minimise_loss(
 
 
 def scale_of(x_nF: Floats) -> tuple[Floats, float]:
-    """Return the rows' mean, and their root mean square distance from it; 1 where it is 0.
+    """Return the rows' mean, and their root mean square distance from it; 1 where that is 0.
 
-    One number for all columns: tables come standardised, and pixels have one unit.
+    One number serves all columns: tables come standardised, and pixels share one unit.
     """
     mean_F = np.asarray(x_nF.mean(axis=0))
     size = float(np.sqrt(((x_nF - mean_F) ** 2).sum(axis=1).mean()))

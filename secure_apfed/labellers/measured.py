@@ -79,8 +79,9 @@ def check_votes(
 
 
 def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> None:
-    """Refuse votes that are longer than L1 norm 1, or negative where the class denies it. Raises
-    PromiseError: names the class and the largest.
+    """Refuse votes longer than L1 norm 1, or negative votes of a class that excludes them.
+
+    Raises PromiseError: names the class and the largest.
     """
     prefix = f"{owner}: " if owner else ""
     name = type(labeller).__name__

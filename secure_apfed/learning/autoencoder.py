@@ -61,7 +61,7 @@ class DistillationSettings(Settings):
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
-        """Return these settings as a distilling method's settings give them; defaults otherwise."""
+        """Return the fields that a distilling method's settings give; defaults otherwise."""
         return cls.model_validate(settings.model_dump(include=set(cls.model_fields)))
 
 
@@ -95,7 +95,7 @@ class Autoencoder(nn.Module):
 def new_autoencoder(
     owner: str, name: str, model: ModelSettings, features: Shape, *, seed: int, compute: Compute
 ) -> Autoencoder:
-    """Return an autoencoder at its reproducible start, which follows from owner, name and seed.
+    """Return an untrained autoencoder, whose weights follow from owner, name and seed.
 
     Of a network that returns the row beside its code, only the code's part is used.
     """
@@ -118,11 +118,11 @@ def fit_autoencoder(
     seed: int,
     resembled: TargetCodes | None = None,
 ) -> int:
-    """Train until the loss on held-out rows has not fallen for `patience` epochs; take the best.
+    """Train until the loss on held-out rows has not fallen for `patience` epochs; keep the best.
 
-    The loss of a row is that of its reconstruction, and where it has a code to resemble
-    `settings.weight` times that between the two codes. The network is changed in place; batches and
-    held-out rows follow from owner and seed. Returns how many epochs were trained. Raises
+    The loss of a row is that of its reconstruction, plus, where it has a target code,
+    `settings.weight` times the distance of the two codes. The network is changed in place; batches
+    and held-out rows follow from owner and seed. Returns the number of trained epochs. Raises
     ModelError: fewer than two rows, or the loss is no longer finite.
     """
     if len(features_NF) < 2:
@@ -170,6 +170,7 @@ class _Loss:
         settings: DistillationSettings,
         resembled: TargetCodes | None,
     ) -> None:
+        """Arrange the target codes by row, with a mask of the rows that have one."""
         self._network = network
         self._features_NF = features_NF
         self._weight = settings.weight
@@ -183,6 +184,9 @@ class _Loss:
             self._wanted_ND[resembled.rows] = resembled.codes.to(features_NF)
 
     def __call__(self, rows_B: Tensor) -> Tensor:
+        """Return the loss of these rows: reconstruction (Eq. 1), plus the codes'
+        distance (Eq. 5).
+        """
         codes_BD = self._network.encoder(self._features_NF[rows_B])
         total = F.mse_loss(self._network.decoder(codes_BD), self._features_NF[rows_B])
         is_resembled_B = self._is_resembled_N[rows_B]
@@ -222,14 +226,14 @@ class EncoderQuality:
 
     @property
     def difference(self) -> float:
-        """Mean score on the code minus mean score on the columns."""
+        """The mean score on the code minus the mean score on the columns."""
         return float(self.codes.mean() - self.columns.mean())
 
     @property
     def good_enough(self) -> bool:
         """Eq. (12): the means differ by less than the threshold, or the code's is higher.
 
-        The paper takes the distance of the means; a code that tells more is no worse for it.
+        The paper takes the distance of the means; a code that scores higher is no worse for it.
         """
         return self.difference > -self.threshold
 
@@ -247,7 +251,8 @@ def encoder_quality(
     folds: int = 10,
     score: Score = "accuracy",
 ) -> EncoderQuality:
-    """Train an autoencoder on all rows; cross-validate on the columns and codes of labelled ones.
+    """Train an autoencoder on all rows; cross-validate a classifier on columns and on codes.
+
     `labels_N`: `UNLABELLED` where there is none. `threshold`: tau of Eq. (12). Raises DataError:
     fewer rows of a class than folds; ModelError: training diverged.
     """
@@ -273,11 +278,11 @@ def own_codes(
     seed: int,
     compute: Compute,
 ) -> tuple[Tensor, int]:
-    """Train an autoencoder on all rows, without labels; return their codes, (N, D), and its epochs.
+    """Train an autoencoder on all rows, without labels; return codes (N, D) and the number of
+    epochs.
 
-    It is the one that `owner` trains as its student in APC-VFL, without the others' codes: the
-    paper's Ablation (section 5), of the same seed number for number. Raises ModelError: training
-    diverged.
+    It equals, for the same seed, the student that `owner` trains in APC-VFL without the others'
+    codes: the paper's ablation (section 5). Raises ModelError: training diverged.
     """
     shape = tuple(features_NF.shape[1:])
     placed_NF = compute.move_tensor(features_NF)
@@ -294,10 +299,10 @@ def cross_validate_scores(
     seed: int,
     scores: Sequence[Score] = ("accuracy",),
 ) -> Mapping[str, Floats]:
-    """Return what logistic regression scores on k folds with equal shares of the classes, (k,).
+    """Return the scores of logistic regression on k stratified folds, (k,), by kind of score.
 
-    The same labels, folds and seed give the same folds, whatever the values are. Raises DataError:
-    fewer rows of a class than folds.
+    Equal labels, folds and seed give equal folds, whatever the values. Raises DataError: fewer rows
+    of a class than folds.
     """
     # They take a second to load, and few runs ask.
     from sklearn.linear_model import LogisticRegression

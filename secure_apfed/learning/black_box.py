@@ -43,6 +43,7 @@ class BlackBox:
     def __init__(
         self, owner: str, gradient: GradientSource, *, rows_N: Tensor, ids: Sequence[str]
     ) -> None:
+        """Take the party's gradient function, and call its `prepare(ids)` if it has one."""
         self._owner = owner
         self._gradient = gradient
         self.features_N = rows_N
@@ -51,13 +52,14 @@ class BlackBox:
             prepare(tuple(ids))
 
     def train_on_rows(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
-        """Ask for the gradient of each row's own loss; return lambda_p times it, (B, *shape).
+        """Call the party's code for the gradient of each row's own loss; return lambda_p times it.
 
         Args:
-            rows_B: positions in the alignment, (B,); sent_B: what came for them.
+            rows_B: positions in the alignment, (B,).
+            sent_B: the representations received for them, (B, *shape).
 
-        Raises:
-            ModelError: the code fails, changes z, or returns something else than such a gradient.
+        Raises ModelError: the code fails, changes z, or returns something other than such a
+        gradient.
         """
         sent = sent_B.detach().cpu().numpy()
         z = sent.copy()
@@ -76,10 +78,9 @@ class BlackBox:
         return self._read_answer(answer, sent_B) * weight
 
     def _read_answer(self, answer: Any, sent_B: Tensor) -> Tensor:
-        """Return the answer as a tensor as z is.
+        """Return the answer as a tensor with z's shape and dtype.
 
-        Raises:
-            ModelError: it is none; says what was expected, and what came.
+        Raises ModelError: it is not such an array; says what was expected, and what was returned.
         """
         shape = tuple(sent_B.shape)
         expected = f"{self._owner}: its gradient returns a numpy array or a tensor of shape {shape}"
@@ -111,7 +112,7 @@ class BlackBox:
         return gradient_B
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return nothing: its state is its own, and no checkpoint holds it."""
+        """Return nothing: the code keeps its own state, and no checkpoint has it."""
         return {}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -119,14 +120,14 @@ class BlackBox:
 
 
 def find_black_boxes(passives: Mapping[str, PassiveTerms]) -> tuple[str, ...]:
-    """Return the passives whose terms say that they are black boxes."""
+    """Return the passives whose terms declare a black box, a gradient that only they can see."""
     return tuple(
         name for name, terms in passives.items() if isinstance(terms.objective, BlackBoxSettings)
     )
 
 
 def describe_black_boxes(names: Iterable[str]) -> list[str]:
-    """Return what is not known of these black boxes, and what is charged for it; none: no text."""
+    """Return what is unknown about these black boxes, and what is charged for it; [] for none."""
     return [
         f"{name} is a black box: shape, finite numbers, norm and counts of its gradients are "
         "checked; whether a row's gradient reads that row alone is not known, so noise is charged "

@@ -37,8 +37,8 @@ def is_rare(labels_n: Integers, share: float, *, classes: int = 2) -> bool:
 
 
 def standardise_scores(scores: Floats, others_N: Floats) -> Floats:
-    """Return scores about the mean of others, in their standard deviations; zeros if all are
-    alike.
+    """Return scores minus the mean of other scores, in units of their deviation; zeros if those are
+    equal.
     """
     deviation = float(others_N.std())
     centred = scores - others_N.mean()
@@ -46,16 +46,17 @@ def standardise_scores(scores: Floats, others_N: Floats) -> Floats:
 
 
 def slope_of(scores_n: Floats, labels_n: Integers) -> float:
-    """Return the log-odds that a unit of these scores adds, above 0, so that ranks are kept.
+    """Return the log-odds that one unit of these scores adds; positive, so that ranks are kept.
 
-    It is Platt's regression (1999) with a normal prior on its slope, and a free intercept. Scores
-    are of models that have not seen the labels, in deviations over all rows.
+    Platt's regression (1999) with a normal prior on the slope, and a free intercept. Scores are of
+    models that have not seen the labels, in deviations over all rows.
     """
     if len(np.unique(labels_n)) < 2:
         return _USUAL
     rate = float(labels_n.mean())
 
     def compute_loss(theta: Floats) -> float:
+        """Return the negative log posterior of (slope, intercept)."""
         z_n = theta[0] * scores_n + theta[1]
         misfit = np.logaddexp(0, z_n) - labels_n * z_n
         return float(misfit.sum() + ((theta[0] - _USUAL) / _SPREAD) ** 2 / 2)
@@ -87,13 +88,14 @@ class PlattLine:
     ) -> "PlattLine":
         """Calibrate a model by held-out scores of other models.
 
-        Applied to what it calibrated it changes nothing but by rounding.
+        Calibrating a calibrated model again changes nothing but by rounding.
 
         Args:
-            scores_N: by the model, of rows that it has no label of.
-            unseen_n: of labelled rows, by models without them, in deviations; labels_n: theirs.
-            others: the same of rows of which nobody knows a label.
-            rate: share of the second class that the mean probability is to be.
+            scores_N: by the model, of rows whose label it does not know.
+            unseen_n: of labelled rows, by models trained without them, standardised; labels_n:
+                theirs.
+            others: the same of rows whose label nobody knows.
+            rate: the share of the second class that the mean probability is set to.
         """
         slope = slope_of(unseen_n, labels_n)
         deviation = float(scores_N.std())

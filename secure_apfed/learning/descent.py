@@ -34,7 +34,7 @@ _LEAST_NORM = 1e-6
 def find_device(choice: str) -> torch.device:
     """Return the device of "auto" (a GPU if there is one), "cpu", "cuda", or one GPU as "cuda:1".
 
-    Raises ConfigError: another choice, or a GPU that torch does not see.
+    Raises ConfigError: another choice, or a GPU that torch does not find.
     """
     if not DEVICE.fullmatch(choice):
         raise ConfigError(f"device: expected auto, cpu, cuda or one GPU, as cuda:1; got {choice!r}")
@@ -63,25 +63,31 @@ class Compute:
 
     @classmethod
     def from_settings(cls, train: TrainSettings) -> "Compute":
-        """Read the settings; "auto" takes the GPU where there is one. Raises ConfigError: a GPU is
-        asked for and there is none.
+        """Return the configured device and precision; "auto" takes a GPU if there is one.
+
+        Raises ConfigError: a GPU is configured and there is none.
         """
         dtype = torch.float64 if train.precision == "float64" else torch.float32
         return cls(find_device(train.device), dtype, train.precision == "bfloat16")
 
     def move_tensor(self, values: Tensor) -> Tensor:
-        """Move to the device; floating-point values take the dtype."""
+        """Move a tensor to the device; floating-point values also get the dtype."""
         return values.to(self.device, self.dtype if values.is_floating_point() else None)
 
     @contextmanager
     def prepare_forward(self, seed: int | None, *purpose: str | int) -> Iterator[None]:
-        """Run a step's networks with their precision and, where they draw, reproducible dropout."""
+        """Run the block's networks with the configured precision and reproducible dropout.
+
+        `seed`: with `purpose`, of the random numbers; None: the networks draw none.
+        """
         with nullcontext() if seed is None else seed_draws(seed, *purpose), self._set_precision():
             yield
 
     def _set_precision(self) -> AbstractContextManager[object]:
-        """Return what switches autocast on or off; nothing where it is off already, since entering
-        it takes as long as a small layer.
+        """Return a context that switches autocast on or off.
+
+        It does nothing where autocast is off already, since entering it takes as long as a small
+        layer.
         """
         kind = self.device.type
         if not self.autocast and not torch.is_autocast_enabled(kind):
@@ -98,6 +104,7 @@ class ActiveNetworks(nn.Module):
     def __init__(
         self, encoder: nn.Module, head: nn.Module, projection: nn.Module | None = None
     ) -> None:
+        """Register encoder, head and projection as submodules."""
         super().__init__()
         self.encoder = encoder
         self.head = head
@@ -106,9 +113,9 @@ class ActiveNetworks(nn.Module):
     def forward(
         self, features_B: Tensor, sent: Tensor | slice | None = EVERY
     ) -> tuple[Tensor, Tensor | None]:
-        """Return scores (B, K), and the representations of the rows `sent`; None: of none.
+        """Return class scores (B, K), and the representations of the rows `sent`; None for none.
 
-        A representation may be a large map, so rows are picked after the projection.
+        A representation may be a large map, so rows are selected after the projection.
         """
         h_B = self.encoder(features_B)
         scores_BK = self.head(h_B)
@@ -119,17 +126,17 @@ class ActiveNetworks(nn.Module):
 
 
 def predictor_of(networks: ActiveNetworks | None) -> nn.Module | None:
-    """Return a copy on the CPU of the network that predicts, features -> class scores; or None."""
+    """Return a CPU copy of the network that predicts, features -> class scores; None for None."""
     if networks is None:
         return None
     return copy.deepcopy(nn.Sequential(networks.encoder, networks.head)).cpu().eval()
 
 
 def make_eager_class(kind: type[OptimizerT]) -> type[OptimizerT]:
-    """Return the optimizer without torch's compiler, which takes a second to load.
+    """Return the optimiser class without torch's compiler, which takes a second to load.
 
     It cannot be pickled, nor used with `differentiable`. Its steps call no hooks, which take half
-    of a small step.
+    the time of a small step.
     """
     minded = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in minded}
@@ -146,7 +153,7 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def rate_after(train: TrainSettings, done: int) -> float:
-    """Return the learning rate of a party's next step, after this many of its own."""
+    """Return the learning rate of a party's next step, after `done` steps."""
     warm = train.warmup_steps
     rate = train.learning_rate
     if done < warm:
@@ -175,6 +182,9 @@ class Descent:
         *,
         may_be_fixed: bool = False,
     ) -> None:
+        """Collect the parameters, each once, and build the configured or the
+        party's own optimiser.
+        """
         self._owner = owner
         self._modules = modules
         # A module may hold another's parameters: each is trained once.
@@ -209,8 +219,9 @@ class Descent:
             parameter.grad = None
 
     def step(self) -> None:
-        """Scale the gradient onto the norm bound, if there is one and it is longer; descend. Raises
-        ModelError: the gradient is NaN or infinite; no parameter was changed.
+        """Clip the gradient's norm, if a bound is set, and update the parameters.
+
+        Raises ModelError: the gradient is NaN or infinite; no parameter was changed.
         """
         if math.isfinite(self._norm_bound):
             norm = self._clip_gradient()
@@ -229,10 +240,10 @@ class Descent:
 
     @torch.no_grad()
     def _clip_gradient(self) -> float:
-        """Scale the gradient onto the bound where it is longer; return its norm before.
+        """Scale the gradient to the norm bound if it is longer; return its norm before.
 
-        These are the operations of torch.nn.utils.clip_grad_norm_, one by one. Of a small network
-        that one spends most of its time on sorting tensors by device.
+        The operations equal torch.nn.utils.clip_grad_norm_, which for a small network spends most
+        of its time on sorting tensors by device.
         """
         gradients = [weight.grad for weight in self._parameters if weight.grad is not None]
         if not gradients:
@@ -245,8 +256,8 @@ class Descent:
         return float(norm)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return parameters, buffers and the optimizer's moments by name, and how many steps it
-        took.
+        """Return parameters, buffers and the optimiser's moments by name, and the number of steps
+        taken.
         """
         states = {name: module.state_dict() for name, module in self._modules.items()}
         stepped = self._optimizer.state_dict()["state"] if self._optimizer else {}
@@ -263,6 +274,7 @@ class Descent:
         } | {_DONE: torch.tensor(self._done)}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned."""
         for name, module in self._modules.items():
             module.load_state_dict(remove_prefix(name, tensors))
         self._done = int(tensors[_DONE])
@@ -277,10 +289,9 @@ class Descent:
 def _make_own_optimizer(
     make: MakeOptimizer, parameters: list[nn.Parameter], *, owner: str
 ) -> torch.optim.Optimizer:
-    """Return the party's own optimizer of exactly these parameters.
+    """Return the party's own optimiser, which must be of exactly these parameters.
 
-    Raises:
-        ConfigError: it is none, or optimises others.
+    Raises ConfigError: the function returns something else, or it optimises other parameters.
     """
     made = make(parameters)
     if not isinstance(made, torch.optim.Optimizer):
@@ -314,6 +325,7 @@ class Trainer(Descent):
         optimizer: MakeOptimizer | None = None,
         may_be_fixed: bool = False,
     ) -> None:
+        """Move the modules to the configured device and precision, and build the optimiser."""
         compute = Compute.from_settings(train)
         for module in modules.values():
             module.to(compute.device, compute.dtype)
@@ -329,7 +341,7 @@ class Trainer(Descent):
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """Run networks within without dropout."""
+        """Run the block's networks without dropout."""
         self.set_training(False)
         try:
             yield
@@ -343,6 +355,6 @@ def add_prefix(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def remove_prefix(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that `prefixed` put under `name`, by their own names again."""
+    """Return the tensors that `add_prefix` put under `name`, by their original names."""
     prefix = f"{name}." if name else ""
     return {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}

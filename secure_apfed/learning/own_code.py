@@ -112,6 +112,9 @@ class OwnCode:
     optimizer: MakeOptimizer | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        """Check that each part is a module or a function, with initialised parameters. Raises
+        ConfigError.
+        """
         for name, source in vars(self).items():
             if name == "objective_options":
                 continue
@@ -128,13 +131,12 @@ class OwnCode:
 
     @classmethod
     def from_file(cls, settings: CodeSettings, *, beside: Path | None = None) -> Self:
-        """Import the code that a party's own file names.
+        """Import the code that a party's own settings file names.
 
         Args:
             beside: the file's folder, whose modules may be named; None: the working directory.
 
-        Raises:
-            ConfigError: there is no such module or name.
+        Raises ConfigError: there is no such module or name.
         """
         found = {
             key: import_code(name, key=key, beside=beside)
@@ -153,23 +155,22 @@ class OwnCode:
         )
 
     def copy_fresh(self) -> Self:
-        """Return the same with copies of its networks as they are now, which train apart."""
+        """Return a copy whose networks are trained separately from these."""
         return replace(self, encoder=_copy(self.encoder), head=_copy(self.head))
 
     def find_family(self) -> "OwnFamily | None":
-        """Return the family of its own networks; None: it brings none."""
+        """Return the party's own networks as a family; None: it brings none."""
         brings = any(part is not None for part in (self.encoder, self.head, self.decoder))
         return OwnFamily(self) if brings else None
 
     def make_objective(self, settings: OwnLossSettings, *, owner: str, **given: Any) -> Objective:
-        """Return the loss of the party's own.
+        """Return the party's own loss as an objective.
 
         Args:
-            given: what a class of objectives may take beside its `settings`: `representation`,
-                `features`, `model` and `family`, as ours do.
+            given: the other arguments that a class of objectives may take: `representation`,
+                `features`, `model` and `family`, as built-in ones do.
 
-        Raises:
-            ConfigError: it brought none, or options that its class does not take.
+        Raises ConfigError: the party brought no loss, or options that its class does not take.
         """
         if self.objective is None:
             raise ConfigError(
@@ -186,10 +187,9 @@ class OwnCode:
         return OwnObjective(loss, settings, owner=owner)
 
     def _read_options(self, loss: Any, owner: str) -> Settings | None:
-        """Return the options as the settings that a class of objectives declares; None: none.
+        """Return the options as the settings class that an objective declares; None: it has none.
 
-        Raises:
-            ConfigError: it declares no settings, or others.
+        Raises ConfigError: it declares no settings, or others.
         """
         # Late: whoever reads files stands above networks.
         from secure_apfed.config.file import read_options
@@ -206,10 +206,9 @@ class OwnCode:
         return None
 
     def make_black_box(self, *, owner: str, rows_N: Tensor, ids: Sequence[str]) -> BlackBox:
-        """Return the party's own gradients; see `BlackBox`.
+        """Return the party's own gradient function as a trainer; see `BlackBox`.
 
-        Raises:
-            ConfigError: it brought none.
+        Raises ConfigError: the party brought none.
         """
         source: Any = self.gradient
         if source is None:
@@ -222,10 +221,10 @@ class OwnCode:
         return BlackBox(owner, gradient, rows_N=rows_N, ids=ids)
 
     def make_projection(self, size: int, representation: Shape) -> nn.Module:
-        """Return what makes the sent row, (D,), of a representation: its own, or a linear layer.
+        """Return the map from a representation to the sent row (D,): the party's own, or a linear
+        layer.
 
-        Raises:
-            ModelError: its own makes another number of them.
+        Raises ModelError: its own has another output size.
         """
         if self.projection is None:
             return projection_to(size, representation)
@@ -240,15 +239,15 @@ class OwnCode:
         return projection
 
     def copy_networks(self) -> "FreshFamily | None":
-        """Return its own networks as they are now, to be made anew each time; None: none."""
+        """Return a family that copies the present networks at each use; None: it brings none."""
         return None if self.encoder is None else FreshFamily(self.copy_fresh())
 
     def copy_encoder(self) -> Self:
-        """Return a copy of its encoder as it is now, for a model of another head."""
+        """Return a copy of this code without its head, for a model with another head."""
         return replace(self.copy_fresh(), head=None)
 
     def list_modules(self) -> list[nn.Module]:
-        """Return the modules that were handed in as they are."""
+        """Return the parts that are modules, not functions."""
         sources = (self.encoder, self.head, self.projection, self.decoder, self.objective)
         return [source for source in sources if isinstance(source, nn.Module)]
 
@@ -260,11 +259,15 @@ class OwnFamily:
         self._code = code
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Return the party's own encoder, or a built-in one by the settings."""
         if self._code.encoder is None:
             return family_for(settings, features).make_encoder(features, settings)
         return make_module(self._code.encoder, features=features)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Return the party's own head; without one a linear layer on an own encoder, else a
+        built-in head.
+        """
         if self._code.head is None and self._code.encoder is None:
             return family_for(settings, (size,)).make_head(size, classes, settings)
         if self._code.head is None:
@@ -274,6 +277,7 @@ class OwnFamily:
     def make_decoder(
         self, representation: Shape, features: Shape, settings: ModelSettings
     ) -> nn.Module:
+        """Return the party's own decoder, or a perceptron."""
         if self._code.decoder is None:
             return NETWORKS["mlp"].make_decoder(representation, features, settings)
         return make_module(self._code.decoder, features=features)
@@ -295,21 +299,22 @@ class OwnObjective(Objective):
     row_wise: ClassVar[bool] = False
 
     def __init__(self, loss: LossSource, settings: OwnLossSettings, *, owner: str) -> None:
+        """Register the loss, and take the declared `row_wise`."""
         super().__init__()
         self._loss = loss  # a module registers, so that its parameters train
         self._owner = owner
         self.row_wise = settings.row_wise  # type: ignore[misc]  # of this loss, not of the class
 
     def fit(self, features_N: Tensor) -> None:
+        """Call the loss's own `fit` with the party's rows, if it has one."""
         prepare = getattr(self._loss, "fit", None)
         if callable(prepare):
             prepare(features_N)
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
-        """Return the loss.
+        """Return the loss, checked.
 
-        Raises:
-            ModelError: it is no scalar, or no gradient reaches z.
+        Raises ModelError: it is not a scalar, or no gradient reaches z.
         """
         before = z_BD._version
         try:
@@ -345,10 +350,9 @@ class OwnObjective(Objective):
 
 
 def refuse_code(config: RunSettings, *, source: str) -> None:
-    """Refuse settings of somebody else that name code.
+    """Refuse settings from another party that name code.
 
-    Raises:
-        ConfigError: names the keys.
+    `source`: who sent them, for the error. Raises ConfigError: names the keys.
     """
     named = sorted(find_code(config))
     if named:
@@ -366,7 +370,7 @@ SettingsT = TypeVar("SettingsT", bound=RunSettings)
 def split_code(
     config: SettingsT, active: str, passives: Sequence[str]
 ) -> tuple[SettingsT, dict[str, CodeSettings]]:
-    """Return settings that name no code, as all parties share them, and what each party names."""
+    """Return the common settings without names of code, and by party the code that it named."""
     tables = config.data.parties or {}
     rows = {name: _pick_code(table.rows_code or "") for name, table in tables.items()}
     own = {
@@ -399,18 +403,19 @@ def _pick_code(network: str) -> str | None:
 
 
 def _hide_rows(table: PartySettings) -> PartySettings:
-    """Return a party's table that says that code makes its rows, and not which."""
+    """Return a party's table settings, which say that code makes its rows and not which code."""
     return table if table.rows_code is None else table.model_copy(update={"rows": OWN_ROWS})
 
 
 def _hide_network(model: ModelSettings) -> ModelSettings:
+    """Return network settings in which code is named only as "own"."""
     named = {"network": "own"} if CODE_NAME.fullmatch(model.network) else {}
     head = "own" if model.head_network else None
     return model.model_copy(update={**named, "head_network": head})
 
 
 def _hide_code(settings: PassiveSettings) -> PassiveSettings:
-    """Return a passive's settings that say that it has code, and not which."""
+    """Return a passive's settings, which say that it has code and not which code."""
     hidden: dict[str, object] = {}
     if settings.model is not None:
         hidden["model"] = _hide_network(settings.model)
@@ -423,7 +428,7 @@ def _hide_code(settings: PassiveSettings) -> PassiveSettings:
 
 
 def find_code(config: RunSettings) -> Mapping[str, str]:
-    """Return the code that settings name, by key."""
+    """Return the names of code in settings, by their key."""
     named = _list_networks("model", config.model)
     named |= {
         "method": config.method.name,
@@ -448,6 +453,7 @@ def find_code(config: RunSettings) -> Mapping[str, str]:
 
 
 def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:
+    """Return the networks that these settings name, by key."""
     named = {f"{key}.network": model.network}
     if model.head_network:
         named[f"{key}.head_network"] = model.head_network
@@ -455,10 +461,9 @@ def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:
 
 
 def check_apart(by_party: Mapping[str, OwnCode]) -> None:
-    """Refuse parties that share parameters: each trains its own.
+    """Refuse parties that share parameters, since each must train its own.
 
-    Raises:
-        ConfigError: names two parties.
+    Raises ConfigError: names two parties.
     """
     owners: dict[int, str] = {}
     for party, code in by_party.items():
@@ -474,7 +479,7 @@ def check_apart(by_party: Mapping[str, OwnCode]) -> None:
 
 @contextmanager
 def name_part(owner: str, part: str) -> Iterator[None]:
-    """Say in errors within whose part of a network does not fit."""
+    """Name the owner and part of a network in errors raised in this block."""
     try:
         yield
     except ModelError as error:
@@ -486,10 +491,10 @@ def _copy(source: ModuleSource | None) -> ModuleSource | None:
 
 
 def make_module(source: ModuleSource, **given: Any) -> nn.Module:
-    """Return the module, or what the function makes of as many arguments as it takes.
+    """Return the module itself, or the result of the function, called with the arguments it
+    accepts.
 
-    Raises:
-        ModelError: it makes something else.
+    Raises ModelError: the result is not a module.
     """
     if isinstance(source, nn.Module):
         return source
@@ -503,7 +508,7 @@ def make_module(source: ModuleSource, **given: Any) -> nn.Module:
 
 
 def _pick_arguments(source: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the arguments that the function names."""
+    """Return the arguments that the function has parameters for."""
     try:
         takes = inspect.signature(source).parameters
     except (TypeError, ValueError):  # of a builtin: it names none

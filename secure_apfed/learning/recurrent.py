@@ -70,6 +70,7 @@ class SequenceViews:
         compute: Compute,
         seed: int,
     ) -> None:
+        """Move the networks to the device, and set the training rows."""
         self.encoder = encoder
         self.heads = heads
         self._network = nn.ModuleList([encoder, heads]).to(compute.device, compute.dtype)
@@ -92,11 +93,11 @@ class SequenceViews:
         compute: Compute,
         seed: int,
     ) -> Self:
-        """Return them at their start. `labels_N`: `UNLABELLED` where a row has none to learn from;
-        None: its owner holds no labels, and says what to learn from later.
+        """Return untrained GRUs with a classifier each, seeded.
 
-        Raises:
-            ModelError: rows are not of the sequences in `model`; DataError: a row is no sequence.
+        `labels_N`: `UNLABELLED` where a row has none to learn from; None: the party has no labels,
+        and sets targets later. Raises ModelError: rows do not match the sequences in `model`;
+        DataError: a row is not a sequence.
         """
         with seed_draws(seed, owner, "networks"):
             encoder, _ = encoder_and_head(model, tuple(features_N.shape[1:]), classes)
@@ -120,37 +121,41 @@ class SequenceViews:
         )
 
     def learn_from(self, features_N: Tensor, targets_N: Tensor) -> None:
-        """Take other rows to learn from; see the class."""
+        """Replace the training rows and targets; see the class."""
         self._features_N = self._compute.move_tensor(features_N)
         self._targets_N = self._compute.move_tensor(targets_N)
 
     @torch.no_grad()
     def compute_states(self, features_B: Tensor) -> list[Tensor]:
-        """Return the GRUs' last states of these rows, (B, 2 D), by view."""
+        """Return the GRUs' last states of these rows, (B, 2 D) for each view."""
         return self.encoder.encode_views(self._compute.move_tensor(features_B))
 
     @property
     def weights(self) -> _Floats:
-        """All parameters as a matrix, (R, W), float64, zeros behind the last."""
+        """All parameters as one matrix, (R, W), float64, padded with zeros."""
         flat_P = parameters_to_vector(self._network.parameters()).detach().cpu().double().numpy()
         return np.pad(flat_P, (0, -len(flat_P) % _ACROSS)).reshape(-1, _ACROSS)
 
     @property
     def head(self) -> Tensor:
-        """(K, 2 D of all views): the mean of what the views' layers say."""
+        """The classifiers' weights side by side, (K, 2 D of all views), as the mean of the views'
+        scores.
+        """
         layers = [layer.weight for layer in self.heads if isinstance(layer, nn.Linear)]
         return torch.cat(layers, dim=1).detach() / len(layers)
 
     def load(self, weights_RW: _Floats) -> None:
+        """Set all parameters from a matrix as `weights` returns it."""
         reference = next(self._network.parameters())
         size = sum(parameter.numel() for parameter in self._network.parameters())
         flat_P = torch.from_numpy(weights_RW.reshape(-1)[:size]).to(reference)
         vector_to_parameters(flat_P, self._network.parameters())
 
     def train(self, step: int) -> float:
-        """Run some epochs of RMSProp on the own rows; return the mean loss of a batch, 0 of none.
+        """Run some epochs of RMSProp on the own rows; return the mean loss of a batch, 0 without
+        rows.
 
-        Moments restart each time; `step` names the draws.
+        The optimiser's moments restart each time; `step` seeds batches and dropout.
         """
         losses = []
         optimiser = _RMSPROP(self._network.parameters(), lr=self._training.learning_rate)
@@ -166,12 +171,13 @@ class SequenceViews:
         return float(np.mean(losses)) if losses else 0.0
 
     def _draw_batches(self) -> Iterator[Tensor]:
+        """Yield shuffled batches of rows for all epochs."""
         rows = len(self._targets_N)
         for _ in range(self._training.epochs if rows else 0):
             yield from torch.randperm(rows).split(self._training.batch_size)
 
     def _compute_loss(self, rows_B: Tensor) -> Tensor:
-        """Return the sum of each view's own cross-entropy: no view's GRU reads another's loss."""
+        """Return the sum of the views' cross-entropies, each by its own classifier."""
         targets_B = self._targets_N[rows_B]
         parts = self.encoder.encode_views(self._features_N[rows_B])
         dropped = [F.dropout(part, self._training.dropout) for part in parts]
@@ -191,11 +197,10 @@ class SequenceViews:
 def require_sequences(
     features_N: Tensor, sequences: tuple[tuple[int, int], ...], *, owner: str
 ) -> None:
-    """Refuse rows that are no sequences of these (T, C), one behind the other.
+    """Refuse rows that are not concatenated sequences of these (T, C).
 
-    Raises:
-        DataError: a number of steps in use is no whole number of 0 to T, or a step in use is not
-            finite; names the view by its place, a row, and where to say how columns are laid out.
+    Raises DataError: a number of steps in use is not a whole number of 0 to T, or a step in use is
+    not finite; names the view by its index, a row, and the setting for the layout of columns.
     """
     widths = [1 + steps * channels for steps, channels in sequences]
     parts = features_N.detach().flatten(1).cpu().split(widths, dim=1)

@@ -47,8 +47,9 @@ _NEIGHBOUR_NUMBERS = 16
 
 
 def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> None:
-    """Refuse positions outside the alignment, repeated ones, and batches below the minimum. Raises
-    RemoteProtocolError: names the sender and the rule.
+    """Refuse positions outside the alignment or repeated, and batches below the minimum.
+
+    Raises RemoteProtocolError: names the sender and the rule.
     """
     if len(rows_B) < minimum:
         raise RemoteProtocolError(
@@ -64,8 +65,9 @@ def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> No
 
 
 def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
-    """Refuse rows whose L2 norm is outside the contract's bounds, or not a number. Raises
-    RemoteProtocolError: names the sender, the bounds and the extremes.
+    """Refuse rows whose L2 norm is outside the contract's bounds, or not a number.
+
+    Raises RemoteProtocolError: names the sender, the bounds and the extremes.
     """
     norm_B = torch.linalg.vector_norm(z_BD.flatten(1).double(), dim=1)
     low = terms.minimum_norm
@@ -79,14 +81,16 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
 
 
 def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
-    """Return whether these rows point in fewer directions than the contract asks for."""
+    """Return whether these rows point in fewer directions (have less spread) than the contract
+    requires.
+    """
     return bool(terms.minimum_spread) and spread_of(z_BD) < terms.minimum_spread
 
 
 def warn_if_near_constant(z_BD: Tensor, least: float, *, sender: str, step: int) -> bool:
-    """Return whether passives that ask for this spread would refuse the batch; then warn.
+    """Return whether passives with this bound on the spread would refuse the batch; then warn.
 
-    Run by the active, before it sends. `least`: the largest spread that a contract asks for.
+    The active calls it before it sends. `least`: the largest bound in any passive's contract.
     """
     spread = spread_of(z_BD) if least else 1.0
     if spread < least:
@@ -101,8 +105,9 @@ def warn_if_near_constant(z_BD: Tensor, least: float, *, sender: str, step: int)
 
 
 def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
-    """Refuse a batch whose rows point in one direction, or in few. Raises RemoteProtocolError:
-    names the sender, the spread and the contract's bound.
+    """Refuse a batch whose rows point in one direction, or in few.
+
+    Raises RemoteProtocolError: names the sender, the spread and the contract's bound.
     """
     if terms.minimum_spread and (spread := spread_of(z_BD)) < terms.minimum_spread:
         raise RemoteProtocolError(
@@ -113,16 +118,16 @@ def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> No
 
 
 def spread_of(z_BD: Tensor) -> float:
-    """Return how far a batch's directions are from one line, and its rows from each other.
+    """Return how much a batch's directions differ, from 0 (a line, or groups of equal directions)
+    to 1.
 
-    This is the lesser of two numbers from 0 (a line, or groups of equal directions) to 1: the mean
-    over pairs of rows of sin^2 of their angle; and, from 16 numbers a row, ten times the median
-    over rows of sin^2 of the angle to the nearest other row. Opposite directions count as one. The
-    smallest of honest runs without noise (one seed each, B from 32 to 128, from the first step on)
-    was 0.0019 on digits, 0.024 on breast cancer, 0.3 on handwritten, 0.018 on credit card, and
-    there 0.0018 under APFed-R at a learning rate of 0.05, where half of all batches lay below
-    0.0053; above that rate the encoder can collapse to 0. With the guard's noise at epsilon 8 it
-    was 0.93 or more. So the default of the rule is 0.0005.
+    This is the lesser of two numbers: the mean over pairs of rows of sin^2 of their angle; and,
+    from 16 numbers a row, ten times the median over rows of sin^2 of the angle to the nearest other
+    row. Opposite directions count as one. The smallest of honest runs without noise (one seed each,
+    B from 32 to 128, from the first step on) was 0.0019 on digits, 0.024 on breast cancer, 0.3 on
+    handwritten, 0.018 on credit card, and there 0.0018 under APFed-R at a learning rate of 0.05,
+    where half of all batches lay below 0.0053; above that rate the encoder can collapse to 0. With
+    the guard's noise at epsilon 8 it was 0.93 or more. So the default of the rule is 0.0005.
 
     Args:
         z_BD: two rows or more, finite, any shape after the first axis; a row of zeros has no
@@ -169,6 +174,7 @@ class Releases:
     """The one way of a party's representations to the wire."""
 
     def __init__(self, guard: RepresentationGuard, ledger: PrivacyLedger) -> None:
+        """Take guard and ledger; a guard with a finite bound is measured at its first release."""
         self.ledger = ledger
         self.guard = guard
         self._check_due = math.isfinite(guard.mechanism().mu)
@@ -176,13 +182,14 @@ class Releases:
     def release(
         self, h_B: Tensor, *, step: int, rows: Tensor, count: Callable[[bytes], None] | None = None
     ) -> Released:
-        """Guard, pack and charge one batch (B, *shape) at these alignment positions, in this order.
+        """Guard, pack and charge one batch h (B, *shape) at these alignment positions, in this
+        order.
 
-        It is charged even if its bytes stay here: a frozen guard counts what it made as released.
+        It is charged even if the bytes are not sent: a frozen guard counts its rows as released.
         `count` is called with the digest of the bytes before the charge, and may refuse. Raises
-        BudgetExhaustedError: sending would exceed the privacy budget; nothing may be sent;
-        ModelError: representations that are not finite; PromiseError: the guard's word does not
-        hold, or rows of the first batch were mixed; nothing is charged.
+        BudgetExhaustedError: sending would exceed the privacy budget, and nothing may be sent;
+        ModelError: representations that are not finite; PromiseError: the guard does not keep its
+        declared bound, or rows of the first batch were mixed; nothing is charged.
         """
         if self._check_due:
             check_guard(self.guard)
@@ -214,11 +221,17 @@ class ActiveAccounts:
     training: WholeTraining | None = None
 
     def list_ledgers(self, owner: str) -> dict[str, PrivacyLedger]:
+        """Return the ledgers of releases and of private updates, by name, as far as
+        they are used.
+        """
         released = {owner: self.releases.ledger} if self.sends else {}
         updated = {owner + UPDATES: self.private.ledger} if self.private else {}
         return {**released, **updated}
 
     def describe_guarantee(self) -> str:
+        """Return the guarantee in words: of the whole training, of the guard, or that nothing is
+        sent.
+        """
         guard = self.releases.guard if self.sends else None
         if self.training is not None:
             return self.training.describe_guarantee(guard)
@@ -226,7 +239,7 @@ class ActiveAccounts:
 
     @property
     def rests_on_rows(self) -> bool:
-        """True if a bound holds only while no row moves what another gives."""
+        """True if a privacy bound assumes that no row moves another row's result."""
         is_bounded = self.sends and math.isfinite(self.releases.guard.mechanism().mu)
         return is_bounded or self.private is not None
 
@@ -242,6 +255,7 @@ class ContributionNoise:
     """
 
     def __init__(self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool) -> None:
+        """Take the ledger, and prepare noise of this deviation from the party's key."""
         self.ledger = ledger
         self._deviation = deviation
         self._noise = NoiseSource(key, secret=secret)
@@ -249,10 +263,11 @@ class ContributionNoise:
     def draw(
         self, shape: tuple[int, ...], *, step: int, known_B: Tensor, digest: bytes
     ) -> NDArray[np.int64]:
-        """Charge one release of the people that it knows, on the disk, and return all rows' noise.
-        `known_B`: alignment positions of those people. `digest`: of the session, and of all rows
-        and values that will be contributed. Raises BudgetExhaustedError: contributing would exceed
-        the budget; nothing may be sent.
+        """Charge one release of the known people, on the disk; return noise for all rows, integers.
+
+        `known_B`: alignment positions of the people whom this party knows. `digest`: of the
+        session, and of all rows and values that will be contributed. Raises BudgetExhaustedError:
+        contributing would exceed the budget; nothing may be sent.
         """
         self.ledger.charge(step=step, rows=known_B, digest=digest)
         self.ledger.sync()  # a session after a power failure would not draw this noise again
@@ -261,7 +276,7 @@ class ContributionNoise:
 
 @cache
 def representation_specs(terms: RepresentationTerms) -> Mapping[str, TensorSpec]:
-    """Return the tensors in a message of representations: rows (B,) and z (B, *shape)."""
+    """Return the tensors expected in a message of representations: rows (B,) and z (B, *shape)."""
     dtype = torch.float64 if terms.dtype == "float64" else torch.float32
     return {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(dtype, (None, *terms.shape))}
 
@@ -269,8 +284,9 @@ def representation_specs(terms: RepresentationTerms) -> Mapping[str, TensorSpec]
 def parse_representations(
     envelope: Envelope, terms: RepresentationTerms, *, aligned: int, minimum: int
 ) -> tuple[Tensor, Tensor]:
-    """Parse and check a batch of representations; returns rows (B,) and z (B, *shape). Raises
-    RemoteProtocolError: anything that the contract does not allow.
+    """Parse and check a batch of representations; return rows (B,) and z (B, *shape).
+
+    Raises RemoteProtocolError: it breaks a rule of the contract.
     """
     tensors, _ = unpack_tensors(
         envelope.payload, representation_specs(terms), sender=envelope.sender

@@ -36,9 +36,10 @@ _EVALUATION_ROWS = 1000
 
 
 def joint_loss(task: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
-    """Return a scalar whose gradient is Eq. (9)'s: that of the task, and `gradient_A` through z.
+    """Return a scalar whose gradient is Eq. (9)'s: the task's, plus `gradient_A` propagated through
+    z.
 
-    A task loss of 0.0 leaves the passives' part alone.
+    `task` 0.0 leaves the passives' part only.
     """
     return task + (gradient_A * z_A).sum()
 
@@ -83,6 +84,7 @@ class ActiveTrainer(Trainer):
         optimizer: MakeOptimizer | None = None,
         rests_on_rows: bool = False,
     ) -> None:
+        """Move table and networks to the device; under DP-SGD, hook per-example gradients."""
         self.networks = networks
         self.task = task or Classification()
         modules = dict(networks.named_children())
@@ -96,7 +98,9 @@ class ActiveTrainer(Trainer):
         self._check_due = rests_on_rows
 
     def weigh_classes(self, rows: Tensor, classes: int) -> None:
-        """Count all classes alike, by the labels of these rows of its table, if it is set to."""
+        """Weight all classes equally in the loss, by the label counts of these
+        rows, if configured.
+        """
         if self._weighs:
             weights_K = compute_balanced_weights(
                 self.labels_N[rows.to(self.labels_N.device)], classes
@@ -104,8 +108,10 @@ class ActiveTrainer(Trainer):
             self._weights_K = self.compute.move_tensor(weights_K)
 
     def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
-        """Compute one batch. `aligned`: places within the batch of the rows to send; None: nothing
-        is sent. Raises ModelError: parameters that are not finite, under private training.
+        """Run the forward pass of one batch.
+
+        `aligned`: indices within the batch of the rows to send; None: nothing is sent. Raises
+        ModelError: parameters that are not finite, under private training.
         """
         if self._check_due and len(rows_B) > 1:
             self.check_rows(rows_B)
@@ -132,11 +138,12 @@ class ActiveTrainer(Trainer):
         return Batch(step, rows_B, loss, h_A)
 
     def train_on_batch(self, batch: Batch, joint: Tensor | None = None) -> float:
-        """Descend on the task loss, or on a joint loss that it is part of; return the task loss.
+        """Take one step on the task loss, or on a joint loss that includes it; return the task
+        loss.
 
-        That is 0.0 where labels come after the exchange: then a batch alone changes nothing. Raises
-        BudgetExhaustedError: the update would exceed the budget of private training; ModelError:
-        the gradient is not finite, where it has a bound.
+        That is 0.0 where labels come after the exchange: then a batch without joint loss changes
+        nothing. Raises BudgetExhaustedError: the update would exceed the budget of private
+        training; ModelError: the gradient is not finite, where its norm is bounded.
         """
         loss = batch.loss if joint is None else joint
         if loss is None:
@@ -154,8 +161,8 @@ class ActiveTrainer(Trainer):
     def check_rows(self, rows_B: Tensor) -> None:
         """Refuse networks, and in private training a loss, in which one row moves another.
 
-        What the guard promises of a row, and DP-SGD of a record, rests on that. Raises
-        PromiseError: names what mixes rows, and what moved.
+        The guard's bound for a row, and DP-SGD's for a record, assume that. Raises PromiseError:
+        names what mixes rows, and what moved.
         """
         here_B = rows_B.to(self.compute.device)
         features_B = self.features_N[here_B]
@@ -173,12 +180,13 @@ class ActiveTrainer(Trainer):
             check_loss(self.task, scores_BK, labels_B[labelled_B], owner=self._owner)
 
     def score_rows(self, rows: Tensor) -> Scored:
-        """Return the local scores of `rows` of the active's own table (Eq. 11)."""
+        """Return the local model's scores of `rows` of the active's own table (Eq. 11)."""
         with self.evaluation_mode():
             return score_rows(self.task, self._predict_rows, rows, self.labels_N)
 
     def spread_labels(self, rows_U: Tensor) -> None:
-        """Spread labels over h to these rows of the table, and fit the head's last layer to them.
+        """Spread labels over similar representations h to these rows, and fit the head's last
+        layer.
 
         Labelled rows keep their labels, and rows that no label reaches are left out.
         """
@@ -218,6 +226,7 @@ class ActiveTrainer(Trainer):
         return total / len(rows)
 
     def _compute_loss(self, rows_B: Tensor) -> Tensor:
+        """Return the mean task loss of these rows, with class weights if they are set."""
         weights_K = None if self._weights_K is None else self._weights_K.float()
         return self.task.compute_loss(
             self._predict_rows(rows_B).float(), self.labels_N[rows_B], weights_K
@@ -241,11 +250,13 @@ class RowsOut(nn.Module):
     """
 
     def __init__(self, networks: ActiveNetworks, *, is_whole: bool) -> None:
+        """Take the active's networks as one module, to measure whether rows move each other."""
         super().__init__()
         self.networks = networks
         self.is_whole = is_whole
 
     def forward(self, features_B: Tensor) -> Tensor:
+        """Return the representation of each row, with the scores appended if `is_whole`."""
         scores_BK, h_B = self.networks(features_B)
         assert h_B is not None
         return torch.cat([h_B.flatten(1), scores_BK], dim=1) if self.is_whole else h_B
@@ -270,6 +281,7 @@ class PassiveTrainer(Trainer):
         optimizer: MakeOptimizer | None = None,
         rests_on_rows: bool = False,
     ) -> None:
+        """Move the objective's networks and the features to the device."""
         modules = {"objective": objective}
         super().__init__(
             owner, modules, train=train, seed=seed, optimizer=optimizer, may_be_fixed=True
@@ -279,15 +291,15 @@ class PassiveTrainer(Trainer):
         self._check_due = rests_on_rows
 
     def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
-        """Measure on this batch that an objective which says `row_wise` mixes no rows.
+        """Measure on this batch that an objective which declares `row_wise` mixes no rows.
 
-        The charge of one row for each person rests on that.
+        Noise for one row a person is enough only then.
 
         Args:
-            rows_B: own rows, positions (B,); sent_B: what came for them, z (B, *shape).
+            rows_B: own rows, positions (B,).
+            sent_B: the representations received for them, z (B, *shape).
 
-        Raises:
-            PromiseError: a row's gradient moves with another row; see `check_objective`.
+        Raises PromiseError: a row's gradient moves with another row; see `check_objective`.
         """
         features_B = self.features_N[rows_B.to(self.compute.device)]
         check_objective(
@@ -295,7 +307,8 @@ class PassiveTrainer(Trainer):
         )
 
     def train_on_rows(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
-        """Descend once on its own loss (Eq. 10); return lambda_p B dL_p/dz (Eqs. 7 and 9).
+        """Take one step on the own loss (Eq. 10); return lambda_p B dL_p/dz (Eqs. 7 and 9), (B,
+        *shape).
 
         That is lambda_p times the gradient of each row's own loss, so that a bound on a row does
         not depend on the batch size; the active divides the sum by the number of rows. Raises
@@ -343,6 +356,7 @@ class HeadTrainer(Trainer):
         seed: int,
         optimizer: MakeOptimizer | None = None,
     ) -> None:
+        """Move networks, features and labels to the device."""
         self.encoder = encoder
         self.head = head
         modules = {"encoder": encoder, "head": head}
@@ -353,7 +367,9 @@ class HeadTrainer(Trainer):
     def train_on_parts(
         self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Descend once; return the task loss and its gradient by each passive's part."""
+        """Take one step; return the task loss, and its gradient on each passive's
+        part, by passive.
+        """
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
         self.zero_grad()
         with self.forward_pass(step):
@@ -364,6 +380,7 @@ class HeadTrainer(Trainer):
         return loss, {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
 
     def compute_scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        """Return the head's scores (B, K) for own representations and the passives' parts."""
         read = [h_B.flatten(1) for h_B in self.merge_parts(own_B, parts)]
         scores_BK: Tensor = self.head(torch.cat(read, dim=1))
         return scores_BK
@@ -397,6 +414,7 @@ class EncoderTrainer(Trainer):
         seed: int,
         optimizer: MakeOptimizer | None = None,
     ) -> None:
+        """Move encoder and features to the device."""
         self.encoder = encoder
         modules = {"encoder": encoder}
         super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
@@ -408,14 +426,17 @@ class EncoderTrainer(Trainer):
         check_row_wise(self.encoder, features_B, training=learn, owner=self._owner)
 
     def encode_rows(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
-        """Return what goes to the guard; with `learn` in the autograd graph, with dropout."""
+        """Return representations of these rows for the guard.
+
+        `learn`: with dropout, and in the autograd graph.
+        """
         self.set_training(learn)
         with torch.set_grad_enabled(learn), self.forward_pass(step):
             h_B: Tensor = self.encoder(self.features_N[rows_B.to(self.compute.device)])
         return h_B.to(self.compute.dtype)
 
     def apply_gradient(self, z_B: Tensor, gradient_B: Tensor) -> None:
-        """Descend once from the gradient on z, which was represented last."""
+        """Take one step from the gradient on z, the representations computed last."""
         self.zero_grad()
         joint_loss(0.0, z_B, self.compute.move_tensor(gradient_B)).backward()
         self.step()

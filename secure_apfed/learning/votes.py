@@ -79,15 +79,16 @@ class Help:
 
     @property
     def is_sure(self) -> bool:
-        """True if the gain exceeds its own uncertainty, and own columns can learn it."""
+        """True if the gain exceeds its uncertainty, and a model of own columns can learn it."""
         return self.gain > self.deviation and self.learnt >= 0
 
     @property
     def is_in_use(self) -> bool:
-        """True if the finished model learnt from votes."""
+        """True if the finished model was trained on votes."""
         return self.always or self.averaged or self.is_sure
 
     def __str__(self) -> str:
+        """Return in words whether help is used, and the figures that decided it."""
         usage = "always used" if self.always else "used" if self.is_in_use else "not used"
         if self.averaged:
             usage = "averaged with the best three local models"
@@ -113,23 +114,23 @@ def pool_opinions(
     seed: int,
     always: bool = False,
 ) -> tuple[Floats, Help]:
-    """Return the probability of each class for each row, (U, K), and whether help was used for it.
+    """Return the probability of each class for each row, (U, K), and the validation of help.
 
     A logarithmic opinion pool (Genest and Zidek 1986, Combining Probability Distributions) of the
-    active's own model p and the votes v, about how frequent classes are:
+    active's own model p and the votes v, relative to the class frequencies f:
 
         q(c) proportional to f(c) (p(c) / f(c))^a exp(b v(c)),    0 <= a <= 2, 0 <= b.
 
-    v are the votes about the mean of all rows and of the row, of mean square 1 with what noise
-    there is in them; a and b are the most likely, by the labels of the validation rows, with normal
-    priors about 1 and 0 (no help). Validation votes are equally noisy, so noisy votes get less
-    weight.
+    v are the votes, centred over all rows and within the row, with mean square 1, noise included. a
+    and b maximise the likelihood of the validation rows' labels, with normal priors about 1 and 0
+    (no help). Validation votes are equally noisy, so noisy votes get less weight.
 
     Args:
-        read_UK: estimate of the sum of the passives' votes on each row, without bias.
+        read_UK: unbiased estimate of the sum of the passives' votes on each row.
         own_UK: probabilities that the active's own model gives all rows.
-        frequencies: (K,), above 0, adding up to 1; seed: of the folds that measure the gain;
-            always: enable help whatever the gain is.
+        frequencies: (K,), above 0, adding up to 1.
+        seed: of the folds that measure the gain.
+        always: enable help whatever the gain is.
     """
     votes_UK = read_UK - read_UK.mean(axis=0)
     votes_UK -= votes_UK.mean(axis=1, keepdims=True)
@@ -179,9 +180,10 @@ class _Pool:
         return np.asarray(log_q_BK[np.arange(len(rows_B)), self.labels_J[rows_B]])
 
     def fit_weights(self, rows_B: Integers, *, without_votes: bool = False) -> tuple[float, float]:
-        """Return the most likely a and b for these rows; without votes b is 0."""
+        """Return the a and b that best explain these rows' labels; `without_votes`: b is 0."""
 
         def compute_loss(ab: Floats) -> float:
+            """Return the negative log posterior of (a, b)."""
             a, b = map(float, ab)
             prior = ((a - 1) / _OF_ONESELF) ** 2 + (b / _OF_VOTES) ** 2
             return prior / 2 - float(self.compute_log_likelihood(rows_B, a, b).sum())
@@ -195,9 +197,9 @@ class _Pool:
         return a, b
 
     def measure_help(self, seed: int, *, right: Integers) -> Help:
-        """Measure what votes add on rows that took no part in weighing them.
+        """Measure by cross-validation what votes add on rows that did not fit their weight.
 
-        `right`: the classes that votes name.
+        `right`: the class that votes name, by row.
         """
         rows = len(self.labels_J)
         order = np.random.default_rng(derive_seed(seed, "weighing votes")).permutation(rows)
@@ -221,6 +223,7 @@ class _Pool:
 
 
 def last_layer(networks: ActiveNetworks) -> torch.nn.Linear:
+    """Return the last linear layer of the networks' head."""
     linear = list(networks.head.modules())[-1]
     assert isinstance(linear, torch.nn.Linear)
     return linear
@@ -234,11 +237,11 @@ def fit_linear(
     taught_V: Integers,
     labelled_n: Integers,
 ) -> None:
-    """Fit a linear layer without a bias by ridge regression of `taught_V`, places, in float64.
+    """Fit a linear layer without a bias by ridge regression on rows `taught_V`, in float64.
 
-    The strength is the one whose fit to all other rows predicts the labelled rows (`labelled_n`:
-    their places) best (squared error): they are the validation rows. A row of phi_UD is about 1 to
-    3 long.
+    The strength is the one whose fit to all other rows best predicts the labelled rows (indices
+    `labelled_n`) by squared error: these are the validation rows. A row of phi_UD has norm of about
+    1 to 3.
     """
     unlabelled_V = np.setdiff1d(taught_V, labelled_n)
     strength = _STRENGTHS[1]
@@ -257,7 +260,10 @@ def fit_linear(
 
 
 def _fit_ridge(phi_UD: Numbers, targets_UK: Floats, rows_V: Integers) -> Callable[[float], Floats]:
-    """Return the ridge regression of these rows by strength; rows are copied a block at a time."""
+    """Return a function from strength to the ridge regression's weights for these rows.
+
+    Rows are copied a block at a time, to save memory.
+    """
     size = phi_UD.shape[1]
     gram_DD = np.zeros((size, size))
     moment_DK = np.zeros((size, targets_UK.shape[1]))
@@ -285,12 +291,14 @@ class SoftTrainer(Trainer):
         seed: int,
         loss: Callable[..., Tensor] = F.cross_entropy,
     ) -> None:
+        """Take networks and loss, and move the features to the device."""
         super().__init__(owner, dict(networks.named_children()), train=train, seed=seed)
         self.networks = networks
         self.features_N = self.compute.move_tensor(features_N)
         self._loss = loss
 
     def train_batch(self, step: int, rows_B: Tensor, targets_BK: Tensor) -> float:
+        """Take one step towards these targets (B, K); return the loss."""
         self.zero_grad()
         with self.forward_pass(step):
             scores_BK, _ = self.networks(self.features_N[rows_B.to(self.compute.device)], None)

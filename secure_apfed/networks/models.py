@@ -36,16 +36,15 @@ _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 
 
 
 def _make_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
-    """Return a linear layer that is not larger than any that a run may have."""
+    """Return a linear layer of at most `MOST_PARAMETERS`. Raises ModelError: it would have more."""
     check_layer_size(inputs, outputs)
     return nn.Linear(inputs, outputs, bias=bias)
 
 
 def check_layer_size(inputs: int, outputs: int) -> None:
-    """Refuse a layer by arithmetic, before memory is taken for it.
+    """Refuse a layer by arithmetic, before memory is allocated for it.
 
-    Raises:
-        ModelError: it would have more parameters than `MOST_PARAMETERS`.
+    Raises ModelError: it would have more parameters than `MOST_PARAMETERS`.
     """
     if inputs * outputs > MOST_PARAMETERS:
         raise ModelError(
@@ -59,20 +58,24 @@ class NetworkFamily(Protocol):
     """A family of networks that fit together; shapes are those of one row, without the batch."""
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Make the network features -> representation."""
+        """Return the network features -> representation."""
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Make the network from a flattened representation of `size` numbers to class scores (B,
+        """Return the network from a flattened representation of `size` numbers to class scores (B,
         K).
         """
 
     def make_decoder(
         self, representation: Shape, features: Shape, settings: ModelSettings
     ) -> nn.Module:
-        """Make the network representation -> features of another party; mirrors `encoder`."""
+        """Return the network representation -> another party's features; it mirrors the encoder."""
 
 
 def output_shape(module: nn.Module, features: Shape) -> Shape:
+    """Return the shape of a network's output for one row, by running it on zeros.
+
+    Raises ModelError: it does not accept such rows, or does not return one row for each.
+    """
     training = module.training
     module.eval()
     reference = next(module.parameters(), torch.empty(0))
@@ -97,10 +100,9 @@ def output_shape(module: nn.Module, features: Shape) -> Shape:
 
 
 def require_scores(head: nn.Module, representation: Shape, outputs: int) -> None:
-    """Refuse a head that does not give so many numbers for a row.
+    """Refuse a head that does not return `outputs` numbers for a row.
 
-    Raises:
-        ModelError: names both shapes.
+    Raises ModelError: names both shapes.
     """
     made = output_shape(head, representation)
     if made != (outputs,):
@@ -111,7 +113,7 @@ def require_scores(head: nn.Module, representation: Shape, outputs: int) -> None
 
 
 def projection_to(size: int, representation: Shape) -> nn.Module:
-    """Return the linear projection head that an active or passive puts behind its encoder."""
+    """Return a linear projection of the encoder's output to `size` numbers."""
     return nn.Sequential(nn.Flatten(), _make_linear(math.prod(representation), size))
 
 
@@ -178,6 +180,7 @@ class Convolutional:
         return nn.Sequential(*(layers if self.last_relu else layers[:-1]))
 
     def _check_image(self, features: Shape) -> None:
+        """Raise ModelError unless rows are images with the family's number of channels."""
         if len(features) != 3 or features[0] != self.channels[0]:
             raise ModelError(
                 f"these convolutions read images of {self.channels[0]} channel(s), (channels, "
@@ -195,8 +198,8 @@ class Perceptron:
     activation: ClassVar[type[nn.Module]] = nn.ReLU
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Make features, flattened -> `settings.representation_size` numbers after an
-        activation.
+        """Return features -> `settings.representation_size` numbers, through fully connected
+        layers.
         """
         widths = (math.prod(features), *settings.hidden, settings.representation_size)
         return nn.Sequential(
@@ -204,7 +207,7 @@ class Perceptron:
         )
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Make fc(size, first hidden width), ReLU, dropout, fc(that width, K)."""
+        """Return fc(size, first hidden width), ReLU, dropout, fc(that width, K)."""
         width = settings.hidden[0] if settings.hidden else settings.representation_size
         return two_layer_head(size, width, classes, settings.dropout)
 
@@ -221,6 +224,7 @@ class Perceptron:
 
 
 def _stack_layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[nn.Module]:
+    """Return linear layers of these widths with an activation between each two."""
     layers: list[nn.Module] = []
     for wide, narrow in pairwise(widths):
         layers += [_make_linear(wide, narrow), activation()]
@@ -235,6 +239,7 @@ class Linear(Perceptron):
     """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Return one linear layer from the flattened features to the representation."""
         return nn.Sequential(
             nn.Flatten(), _make_linear(math.prod(features), settings.representation_size)
         )
@@ -262,11 +267,13 @@ class Standardised(nn.Module):
     scale: Tensor
 
     def __init__(self, features: int, dtype: torch.dtype = torch.float32) -> None:
+        """Register centre and scale, which leave rows unchanged until they are fitted."""
         super().__init__()
         self.register_buffer("centre", torch.zeros(features, dtype=dtype))
         self.register_buffer("scale", torch.ones(features, dtype=dtype))
 
     def _fit_scale(self, rows_NF: Tensor) -> None:
+        """Set centre and scale by these rows; constant columns become 0 for every row."""
         self.centre = rows_NF.mean(0)
         scale = rows_NF.std(0, correction=0)
         # What never differed says nothing of a row, and z stays 0 where it does one day.
@@ -295,6 +302,7 @@ class RandomFeatures(Standardised):
     phases: Tensor
 
     def __init__(self, features: int, size: int) -> None:
+        """Draw directions and phases of the cosines."""
         check_layer_size(features, size)
         super().__init__(features)
         self.register_buffer("width", torch.tensor(math.sqrt(2 * features)))
@@ -302,7 +310,9 @@ class RandomFeatures(Standardised):
         self.register_buffer("phases", 2 * math.pi * torch.rand(size))
 
     def fit(self, features_NF: Tensor) -> None:
-        """Standardise by these rows; the width is the median distance of some of them."""
+        """Standardise by these rows; set the kernel width to the median distance of
+        some of them.
+        """
         rows_NF = features_NF.flatten(1).to(self.centre)
         self._fit_scale(rows_NF)
         step = max(1, len(rows_NF) // _SAMPLE)
@@ -313,6 +323,7 @@ class RandomFeatures(Standardised):
             self.width = distances.median()
 
     def forward(self, features_B: Tensor) -> Tensor:
+        """Return (1, z / sqrt F, cosines) of each row."""
         z_BF = self.standardise_rows(features_B)
         size = len(self.phases)
         waves_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
@@ -327,7 +338,7 @@ class RandomFeatureFamily(Perceptron):
     """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Make `settings.random_features` of them, beside the row itself and a constant."""
+        """Return `settings.random_features` cosines beside the row itself and a constant."""
         return RandomFeatures(math.prod(features), settings.random_features)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
@@ -350,6 +361,7 @@ class Projection(Standardised):
     directions: Tensor
 
     def __init__(self, features: int, numbers: int, *, allow_reading_all: bool = False) -> None:
+        """Draw the random directions W / sqrt(F D)."""
         check_layer_size(features, numbers)
         super().__init__(features, torch.float64)
         self._allow_reading_all = allow_reading_all
@@ -357,7 +369,11 @@ class Projection(Standardised):
         self.register_buffer("directions", directions / math.sqrt(features * numbers))
 
     def fit(self, features_NF: Tensor) -> None:
-        """Standardise by these rows. Raises ModelError: D is above half of their columns."""
+        """Standardise by these rows.
+
+        Raises ModelError: D exceeds half of their distinct columns, and reading them all is not
+        allowed.
+        """
         rows_NF = features_NF.flatten(1).to(self.centre)
         numbers = self.directions.shape[1]
         columns = count_columns(rows_NF)
@@ -377,7 +393,7 @@ class Projection(Standardised):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Take D from what is loaded: parties settle on it, and settings may leave it open."""
+        """Take D from the loaded state: parties agree on it, and settings may leave it open."""
         stored = state_dict.get(f"{prefix}directions")
         if stored is not None and stored.dim() == 2 and len(stored) == len(self.directions):
             self.directions = torch.empty_like(stored)
@@ -400,26 +416,31 @@ class CrossView(RandomFeatures):
     """
 
     def __init__(self, features: int, numbers: int, size: int) -> None:
+        """Build random features of x, and a linear forecast of D numbers from them."""
         super().__init__(features + numbers, size)
         self.own = RandomFeatures(features, size)
         self.predictor = _make_linear(1 + features + size, numbers, bias=False)
 
     def fit(self, features_NF: Tensor) -> None:
-        """Take centre, scale and width from these rows, with nothing predicted yet."""
+        """Fit centre, scale and kernel width to these rows, with a forecast of zero."""
         self.own.fit(features_NF)
         self.reset_forecast(features_NF)
 
     def reset_forecast(self, features_NF: Tensor) -> None:
-        """Predict nothing: then these rows, and others, are their x alone."""
+        """Set the forecast to zero and refit the scale: only x then distinguishes rows."""
         nn.init.zeros_(self.predictor.weight)
         self.fit_pairs(features_NF, self.predict_representation(features_NF))
 
     def fit_pairs(self, features_NF: Tensor, forecast_ND: Tensor) -> None:
-        """Fit to these rows and their h, x as long as h: neither decides alone which are near."""
+        """Fit the scale to rows x and forecasts h together, giving both parts equal weight.
+
+        So neither alone decides which rows are near.
+        """
         with torch.no_grad():
             super().fit(self._append_forecast(features_NF, forecast_ND))
 
     def _fit_scale(self, rows_NF: Tensor) -> None:
+        """Set centre and scale by pairs (x, h), each part scaled to the same total variance."""
         super()._fit_scale(rows_NF)
         numbers = self.predictor.out_features
         columns = len(self.scale)
@@ -437,7 +458,7 @@ class CrossView(RandomFeatures):
         return forecast_BD
 
     def forward(self, features_B: Tensor, forecast_BD: Tensor | None = None) -> Tensor:
-        """Return the code of rows and h; None: h is the forecast."""
+        """Return random features of rows and h; `forecast_BD` None: h is the forecast."""
         if forecast_BD is None:
             forecast_BD = self.predict_representation(features_B)
         return super().forward(self._append_forecast(features_B, forecast_BD))
@@ -447,8 +468,8 @@ class CrossViewFamily(RandomFeatureFamily):
     """A family of random features of a row and of a forecast of what others see of the person."""
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Make `settings.random_features` of a row and a forecast of
-        `settings.representation_size`.
+        """Return random features of a row and of a forecast of `settings.representation_size`
+        numbers.
         """
         width = math.prod(features)
         return CrossView(width, settings.representation_size, settings.random_features)
@@ -465,6 +486,7 @@ class SequenceEncoder(nn.Module):
     """
 
     def __init__(self, sequences: Sequence[tuple[int, int]], size: int) -> None:
+        """Build one bidirectional GRU with `size` units for each view's (T, C)."""
         super().__init__()
         self.sequences = tuple(sequences)
         self.views = nn.ModuleList(
@@ -486,8 +508,9 @@ class SequenceEncoder(nn.Module):
 
 
 def _last_states(view: nn.Module, used_B: Tensor, steps_BTC: Tensor) -> Tensor:
-    """Return the last states of both directions; a sequence without a step counts as one of
-    zeros.
+    """Return the last states of both directions, (B, 2 D).
+
+    A sequence without a step in use counts as one step of zeros.
     """
     if steps_BTC.is_meta:  # there are shapes alone, and no lengths
         _, last_2BD = view(steps_BTC)
@@ -503,8 +526,9 @@ class Recurrent(Perceptron):
     """A GRU a view and direction, under one linear layer without a bias."""
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Make an encoder of rows of `settings.sequences`. Raises ModelError: rows of another
-        shape.
+        """Return an encoder of rows of `settings.sequences`.
+
+        Raises ModelError: rows have another shape.
         """
         width = sum(1 + steps * channels for steps, channels in settings.sequences)
         if not settings.sequences or features != (width,):
@@ -531,8 +555,8 @@ class Selu(Perceptron):
     activation: ClassVar[type[nn.Module]] = nn.SELU
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Make fc(size, K) behind `settings.head`; with the cross-entropy it is a logistic
-        regression.
+        """Return fc(size, K) after `settings.head`; with cross-entropy it is a
+        logistic regression.
         """
         widths = (size, *settings.head, classes)
         return nn.Sequential(nn.Flatten(), *_stack_layers(widths, self.activation))
@@ -575,7 +599,7 @@ class EnrichedFamily(Selu):
     """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Make the network features -> features, flattened, and `settings.representation_size`
+        """Return the network features -> flattened features and `settings.representation_size`
         numbers.
         """
         layers = list(super().make_encoder(features, settings).children())
@@ -583,6 +607,10 @@ class EnrichedFamily(Selu):
 
 
 def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
+    """Return the network family that settings name; for "auto" by the shape of the features.
+
+    Raises ModelError: they name a party's own code, which is not available here.
+    """
     if settings.network != "auto":
         if settings.is_own:
             raise ModelError(
@@ -606,13 +634,12 @@ def encoder_and_head(
     *,
     family: NetworkFamily | None = None,
 ) -> tuple[nn.Module, nn.Module]:
-    """Return the two networks that predict alone, features -> representation -> class scores.
+    """Return encoder and head of a model that predicts locally, features -> h -> class scores.
 
     Their weights are drawn from torch's generator, the encoder's first. `family`: a party's own
     networks; None: those that the settings name.
 
-    Raises:
-        ModelError: the network cannot take such rows.
+    Raises ModelError: the network cannot take such rows.
     """
     family = family or family_for(settings, features)
     encoder = family.make_encoder(features, settings)
@@ -622,10 +649,11 @@ def encoder_and_head(
 
 @contextmanager
 def threads_for(settings: ModelSettings, batch: int, tables: Iterable[Shape]) -> Iterator[None]:
-    """Compute with as many threads, of those that torch has, as pay for a step on so many rows.
+    """Run the block with as many of torch's threads as pay off for steps of `batch` rows.
 
-    A thread for a small product is waited for longer than it computes, and on a busy machine much
-    longer; convolutions are never small, and of a party's own network nothing is known.
+    For a small product waiting for another thread takes longer than its work, and on a busy machine
+    much longer. Convolutions are never small, and a party's own network is of unknown size, so
+    these use all threads.
     """
     most = torch.get_num_threads()
     worth = 1

@@ -72,8 +72,9 @@ class Objective(nn.Module):
     row_wise: ClassVar[bool] = False
 
     def fit(self, features_N: Tensor) -> None:
-        """Compute once, before the first step, what it needs of all of the passive's own rows of
-        people whom it shares; nothing, unless an objective says more.
+        """Compute once, before the first step, what the objective needs of the passive's own rows.
+
+        `features_N`: of the people whom it shares with the active. By default nothing.
         """
 
 
@@ -96,6 +97,7 @@ class Contrastive(Objective):
         model: ModelSettings,
         family: NetworkFamily | None = None,
     ) -> None:
+        """Build the passive's encoder, and a projection to the size of z."""
         super().__init__()
         self._settings = settings
         family = family or family_for(model, features)
@@ -104,6 +106,7 @@ class Contrastive(Objective):
         self.projection = projection_to(math.prod(representation), encoded)
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
+        """Return the contrastive loss between z and the passive's own projections."""
         p_BD = self.projection(self.encoder(features_B))
         return contrastive_loss(
             z_BD.flatten(1),
@@ -132,6 +135,9 @@ class Reconstruction(Objective):
         model: ModelSettings,
         family: NetworkFamily | None = None,
     ) -> None:
+        """Build the decoder. Raises ModelError: its output has another shape than the passive's
+        rows.
+        """
         super().__init__()
         family = family or family_for(model, features)
         self.decoder = family.make_decoder(representation, features, model)
@@ -179,6 +185,7 @@ class Clustering(Objective):
         model: ModelSettings,
         family: NetworkFamily | None = None,
     ) -> None:
+        """Build the linear read-out, with empty cluster centres until `fit`."""
         super().__init__()
         clusters = settings.clusters
         check_layer_size(math.prod(representation), clusters)
@@ -189,7 +196,7 @@ class Clustering(Objective):
         self.register_buffer("sizes_K", torch.ones(clusters))
 
     def fit(self, features_N: Tensor) -> None:
-        """Find the centres. Raises ModelError: fewer different rows than clusters."""
+        """Compute the cluster centres. Raises ModelError: fewer different rows than clusters."""
         from sklearn.cluster import KMeans
 
         x_NF = features_N.flatten(1).double().cpu()

@@ -48,18 +48,20 @@ def count_columns(rows_NF: Tensor) -> int:
 
 
 def most_numbers(columns: int) -> int:
-    """Return the most numbers a person that a party lets be summed of so many columns: half."""
+    """Return the most numbers of a person that a party with so many columns lets be
+    summed: half.
+    """
     return columns // 2
 
 
 def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
-    """Warn a passive whose gradients hold more numbers of a person than half of its columns.
+    """Warn a passive whose gradients have more numbers a person than half of its distinct columns.
 
-    A gradient of APFed's losses is not linear in the columns, but what a person's sums average to
-    nearly is (docs/public-codes.md has what was read).
+    A gradient of APFed's losses is not linear in the columns, but the average of a person's sums
+    nearly is (docs/public-codes.md has what was reconstructed).
 
     Args:
-        columns: of its table that differ; see `count_columns`.
+        columns: distinct columns of its table; see `count_columns`.
         numbers: of one person that it contributes at a step.
     """
     limit = most_numbers(columns)
@@ -78,11 +80,13 @@ def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
 
 
 def describe_rank(numbers: float, columns: int | None) -> str:
-    """Say how much of the passives' columns so many opened numbers a person can tell.
+    """Return in words how much of the passives' columns so many decoded numbers a person can
+    reveal.
 
     Args:
         numbers: linear in the columns, of one person, over the whole run.
-        columns: of all whose columns enter, that differ; None: each holder alone knows.
+        columns: distinct ones, of all parties whose columns enter; None: each party knows only its
+            own.
     """
     text = f"{numbers:,.0f} number{'' if numbers == 1 else 's'} of "
     if columns is None:
@@ -100,14 +104,13 @@ def describe_opened_numbers(
     *,
     numbers: int | None = None,
 ) -> str | None:
-    """Say of a run what the numbers that the active opens tell of the passives' columns.
+    """Return in words what the sums that the active decodes reveal of the passives' columns.
 
     Args:
-        columns: that differ, of each party whose columns enter; None: not known here.
-        numbers: a person, where parties settled on them; None: as the settings say.
+        columns: distinct ones, of each party whose columns enter; None: not known here.
+        numbers: a person, where parties agreed on them; None: as the settings say.
 
-    Returns:
-        None where nothing linear is opened, or nobody has counted it.
+    Returns None if nothing linear is decoded, or its numbers are not counted.
     """
     opened = config.method.linear_numbers(config, classes)
     if not 0 < opened < math.inf:

@@ -64,6 +64,7 @@ class SummedLinear(nn.Module):
     """
 
     def __init__(self, layer: nn.Linear, sizes: Mapping[str, int], add: SumSession) -> None:
+        """Split the layer's weight into one block for each party; check sizes against the sum."""
         super().__init__()
         _check_sizes(layer, sizes, add)
         self.add = add
@@ -91,7 +92,7 @@ class SummedLinear(nn.Module):
         return total if self.bias is None else total + self.bias
 
     def to_linear(self) -> nn.Linear:
-        """Return the layer over the concatenation with these weights, copied."""
+        """Return a layer over the concatenation with a copy of these weights."""
         blocks: list[Any] = [self.parts[name] for name in self.sizes]
         weight = torch.cat([block.weight.detach() for block in blocks], dim=1)
         layer = _make_layer(weight, bias=self.bias is not None)
@@ -103,6 +104,7 @@ class SummedLinear(nn.Module):
         return f"receiver={self.receiver!r}, bias={self.bias is not None}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SummedLinear":
+        """Copy the weights and share the sum, whose roles hold keys."""
         memo[id(self.add)] = self.add  # its roles hold keys, and its threads take turns
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
@@ -110,6 +112,9 @@ class SummedLinear(nn.Module):
         return copied
 
     def _check_values(self, values: object) -> None:
+        """Raise LocalProtocolError unless these are the parties' representations, of the right
+        shapes.
+        """
         if not isinstance(values, Mapping):
             raise LocalProtocolError(
                 f"SummedLinear: give each party's representation by its name, as "
@@ -133,6 +138,7 @@ class SummedLinear(nn.Module):
 
 
 def _check_sizes(layer: object, sizes: Mapping[str, int], add: object) -> None:
+    """Raise LocalProtocolError unless layer, party sizes and sum fit together."""
     if not isinstance(layer, nn.Linear):
         raise LocalProtocolError(
             "SummedLinear: expected the nn.Linear that follows torch.cat, got "
@@ -165,9 +171,9 @@ def _check_sizes(layer: object, sizes: Mapping[str, int], add: object) -> None:
 
 
 def _make_layer(weight: Tensor, *, bias: bool = False) -> nn.Linear:
-    """Return a linear layer with a copy of this weight; its bias, if any, is to be set.
+    """Return a linear layer with a copy of this weight; the caller sets its bias, if it has one.
 
-    It is made without numbers of its own, so that no global generator moves.
+    It is created without initial numbers, so that no global generator advances.
     """
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
@@ -176,5 +182,7 @@ def _make_layer(weight: Tensor, *, bias: bool = False) -> nn.Linear:
 
 
 def _add_parts(add: Callable[[Mapping[str, Tensor]], Any], terms: Mapping[str, Tensor]) -> Any:
-    """Return the secure sum, which a compiled graph would hold as constants."""
+    """Return the secure sum; excluded from compiling, since a graph would store it
+    as a constant.
+    """
     return add(terms)

@@ -218,6 +218,9 @@ class Accountant:
     def __init__(
         self, name: str, gaussian: Callable[[float, int, float], float], library: str | None = None
     ) -> None:
+        """Take a function (noise multiplier, releases, delta) -> epsilon, and the
+        library it needs.
+        """
         self.name = name
         self._gaussian = gaussian
         self._library = library
@@ -226,11 +229,11 @@ class Accountant:
         return self._library is None or importlib.util.find_spec(self._library) is not None
 
     def get_epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
-        """Return epsilon at `delta` for `releases` adaptive releases; 0 for none at all.
+        """Return epsilon at `delta` for `releases` adaptive releases; 0 for none.
 
         Raises:
             ConfigError: numbers out of range, or its library is not installed.
-            NoFigureError: its grid would take too many points, or leaves out more than delta.
+            NoFigureError: its grid would take too many points, or would omit more than delta.
         """
         _check_releases(releases)
         _check_delta(delta)
@@ -251,10 +254,10 @@ def _compute_gdp_epsilon(noise: float, releases: int, delta: float) -> float:
 
 
 def _compute_rdp_epsilon(noise: float, releases: int, delta: float) -> float:
-    """Return Rényi DP's epsilon through Opacus (Mironov 2017): an upper bound.
+    """Return epsilon by Rényi DP through Opacus (Mironov 2017): an upper bound.
 
-    It lies 5 to 10 % above the exact figure, and several times as high where epsilon is below
-    1e-3 or so, since its orders end.
+    It lies 5 to 10 % above the exact figure, and several times as high for an epsilon below about
+    1e-3, since Opacus tries orders of Rényi DP only up to a limit.
     """
     accountant = _import_library("opacus.accountants").RDPAccountant()
     accountant.history = [(noise, 1.0, releases)]
@@ -283,8 +286,10 @@ def _compute_pld_epsilon(noise: float, releases: int, delta: float) -> float:
 
 
 def _pld_grid(noise: float, releases: int) -> float:
-    """Return the points of dp-accounting's grid: the loss of a Gaussian release is Gaussian, of
-    mean mu^2 / 2 and deviation mu, and the library cuts off tails of exp(-50).
+    """Return the number of grid points that dp-accounting would use.
+
+    The privacy loss of a Gaussian release is Gaussian, of mean mu^2 / 2 and deviation mu, and the
+    library cuts off tails of exp(-50).
     """
     mu = compose_mu(1 / noise, releases)
     largest = mu * -float(scipy.special.ndtri(0.5 * math.exp(_PLD_LOG_TAIL))) + mu**2 / 2
@@ -305,7 +310,9 @@ ACCOUNTANTS: Mapping[str, Accountant] = {
 
 
 def _import_library(name: str) -> ModuleType:
-    """Import late: these libraries take seconds to load and only cross-checks need them."""
+    """Import a library at first use: these take seconds to load, and only
+    cross-checks need them.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:

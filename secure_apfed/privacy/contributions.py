@@ -52,22 +52,22 @@ _SEEDED = (
 
 
 def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
-    """Return how far one person can move a party's integers in L2, in steps of fixed point.
+    """Return how far one person can move a party's integers in L2, in fixed-point steps.
 
-    A clipped row has norm L at most, and rounding moves each of D numbers by half a step: two
-    rows lie 2 L + sqrt(D) apart. Where a person's features move one row, rows is 1
-    (reconstruction); where they move every row of the batch, as negatives of a contrastive loss,
-    it is B, and the whole batch lies sqrt(B) times as far.
+    A clipped row has norm L at most, and rounding moves each of D numbers by half a step: two rows
+    are at most 2 L + sqrt(D) apart. `rows`: how many rows a person's features move: 1 for
+    reconstruction; B where all rows of the batch move, as by negatives of a contrastive loss, and
+    the whole batch moves sqrt(B) times as far.
     """
     return math.sqrt(rows) * (2 * levels * _ROUNDING + math.sqrt(columns))
 
 
 def excess_of_sum(deviation: int, honest: int) -> float:
-    """Return tau: how far a sum of discrete Gaussians is from one discrete Gaussian.
+    """Return tau, the distance of a sum of discrete Gaussians from one discrete Gaussian.
 
     Kairouz, Liu and Steinke 2021 (The Distributed Discrete Gaussian Mechanism for Federated
-    Learning with Secure Aggregation), Theorem 1: 10 sum over k < n of
-    exp(-2 pi^2 s^2 k / (k + 1)). 0 for one party.
+    Learning with Secure Aggregation), Theorem 1: 10 sum over k < n of exp(-2 pi^2 s^2 k / (k + 1)).
+    0 for one party.
     """
     k = np.arange(1, honest)
     return float(10 * np.exp(-2 * (np.pi * deviation) ** 2 * k / (k + 1)).sum())
@@ -95,6 +95,7 @@ class SummedRelease:
     beside_mu: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
+        """Check that deviation, honest parties, numbers and sensitivity are positive."""
         if not (self.deviation >= 1 and self.honest >= 1 and self.numbers >= 1):
             raise ConfigError(
                 "noise under a sum needs a deviation, honest parties and values of at least 1, got "
@@ -105,7 +106,7 @@ class SummedRelease:
 
     @property
     def noise_multiplier(self) -> float:
-        """Deviation of the honest parties' summed noise over the sensitivity."""
+        """The deviation of the honest parties' summed noise, divided by the sensitivity."""
         return self.deviation * math.sqrt(self.honest) / self.sensitivity
 
     @property
@@ -120,15 +121,15 @@ class SummedRelease:
 
     @property
     def tail(self) -> float:
-        """Bound of the probability that cutting off the noise's tails changed one release."""
+        """A bound on the probability that cutting off the noise's tails changed one release."""
         return self.honest * self.numbers * TAIL
 
     def epsilon_of(self, releases: int, delta: float) -> float:
         """Return epsilon at `delta` of `releases` adaptive releases that involve one person.
 
-        rho adds up (Bun and Steinke 2016, Lemma 2.3). Noise without its tails is within total
-        variation T tail of the noise that rho is about, which costs (1 + e^epsilon) T tail of
-        delta.
+        rho adds up (Bun and Steinke 2016, Lemma 2.3). Cutting off the tails changes each release's
+        distribution by `tail` in total variation, which over T releases costs (1 + e^epsilon) T
+        tail of delta.
         """
         if releases < 0 or not 0 < delta < 1:
             raise ConfigError(f"expected releases >= 0 and 0 < delta < 1, got {releases}, {delta}")
@@ -148,6 +149,7 @@ class SummedRelease:
         return math.inf
 
     def __str__(self) -> str:
+        """Return the mechanism in words."""
         return (
             f"discrete gaussian noise of {self.honest} honest parties, "
             f"{self.noise_multiplier:.4g} sensitivities (replace-one)"
@@ -188,9 +190,11 @@ def calibrate_noise(
     numbers: int,
     asker: str = "secure_sum.noise",
 ) -> int:
-    """Return the least deviation, in steps, that keeps `releases` within (epsilon, delta).
+    """Return the smallest deviation, in fixed-point steps, that keeps `releases` within (epsilon,
+    delta).
 
-    Raises: ConfigError, which names `asker`.
+    Arguments as the attributes of `SummedRelease`. Raises ConfigError, which names the setting
+    `asker`.
     """
     unit_release = SummedRelease(
         deviation=1, honest=honest, sensitivity=sensitivity, numbers=numbers
@@ -203,7 +207,11 @@ def calibrate_noise(
 
 
 def least_deviation(enough: Callable[[int], bool], subject: str, instead: str) -> int:
-    """Return the least deviation, in steps, that is enough; ConfigError: no sum carries it."""
+    """Return the smallest deviation in steps for which `enough` is true; it is monotone.
+
+    Raises ConfigError: no deviation that a sum can carry is enough; names `subject`, and suggests
+    `instead`.
+    """
     low = 0
     high = 1
     while not enough(high):
@@ -221,8 +229,10 @@ def least_deviation(enough: Callable[[int], bool], subject: str, instead: str) -
 
 
 def contributions_statement(single: str, *, seeded: bool) -> str:
-    """Return the guarantee of noise under the sum; `single` reads single contributions ("":
-    nobody).
+    """Return the guarantee of noise under the sum, in words.
+
+    `single`: who could read single contributions ("": nobody). `seeded`: whether the noise follows
+    from a seed.
     """
     against = [f"not against {single}"] if single else []
     return "; ".join([_STATEMENT, *against, *([_SEEDED] if seeded else [])])

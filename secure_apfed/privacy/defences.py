@@ -69,11 +69,13 @@ class GradientDefence(ABC):
 
     @abstractmethod
     def __init__(self, settings: Any, *, noise: NoiseSource, classes: int) -> None:
-        """Build it from its own settings. Raises ConfigError: it does not fit the data."""
+        """Build the defence from its settings. Raises ConfigError: it does not fit the data."""
 
     @abstractmethod
     def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
-        """Return what leaves instead of `gradient_BD`, flat rows of one batch."""
+        """Return the gradient that leaves instead of `gradient_BD`, which has the flat rows of one
+        batch.
+        """
 
 
 class Compression(GradientDefence):
@@ -94,7 +96,9 @@ class Compression(GradientDefence):
         self._keep = settings.keep
 
     def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
-        """Return the batch with ceil(keep * B * D) numbers left; of equal ones, the first."""
+        """Return the batch with only its ceil(keep * B * D) largest numbers; of equal ones, the
+        first.
+        """
         flat = gradient_BD.flatten()
         kept_numbers = math.ceil(self._keep * len(flat))
         if kept_numbers == len(flat):
@@ -130,6 +134,7 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
         return float(rest * (c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0)
 
     def compute_gradient(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the derivative of the divergence by the logarithms of (a0, a1, c0, c1)."""
         a0, a1, c0, c1 = np.exp(logs)
         along = a0 / a1 - (a1 + 1) / a0, a1 / a0 - (a0 + 1) / a1
         across = rest * (c0 / c1 - c1 / c0)
@@ -176,6 +181,7 @@ class Marvell(GradientDefence):
     )
 
     def __init__(self, settings: MarvellSettings, *, noise: NoiseSource, classes: int) -> None:
+        """Check that the labels are binary. Raises ConfigError."""
         if classes != 2:
             raise ConfigError(
                 f"defences: marvell is for binary labels, the data have {classes} classes; use "
@@ -185,6 +191,10 @@ class Marvell(GradientDefence):
         self._noise = noise
 
     def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
+        """Add the noise of `best_noise`, estimated from this batch's two classes.
+
+        A batch of one class becomes zeros, since its gradients would reveal the class.
+        """
         if leaving.labels is None:
             raise LocalProtocolError("marvell runs where the labels of a gradient's rows are known")
         is_one_B = leaving.labels.bool()
@@ -213,6 +223,7 @@ class Marvell(GradientDefence):
 
 
 def _require_defence(found: Any, code: str) -> type[GradientDefence]:
+    """Check that a class named as `package.module:Name` is a GradientDefence; return it."""
     del code
     kind: type[GradientDefence] = require_class(found, GradientDefence)
     return kind
@@ -226,16 +237,19 @@ DEFENCES: PluginTable[type[GradientDefence]] = PluginTable(
 
 
 def take_defence(choice: DefenceSettings) -> None:
-    """Import a defence of others, and read its options.
+    """Import a plug-in defence and check its options.
 
-    Raises ConfigError: there is none, an option is wrong, or somebody else than the party named it.
+    Raises ConfigError: it does not exist, an option is wrong, or another party than this one named
+    it.
     """
     DEFENCES.take_name(choice.kind, key="defences")
     _read_settings(choice)
 
 
 def _read_settings(choice: DefenceSettings) -> Settings:
-    """Return the settings with which a defence is built: ours, or those that its class declares."""
+    """Return the settings of a defence: a built-in's own, or those that a plug-in's
+    class declares.
+    """
     if not isinstance(choice, DefenceOfOthers):
         return choice
     # Late: whoever reads files stands above defences.
@@ -254,10 +268,9 @@ _NOT_SENT: Mapping[Released, str] = {
 
 
 def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -> None:
-    """Refuse defences that would do nothing under a method, and one that is given twice.
+    """Refuse defences without effect under a method, and a defence that is given twice.
 
-    Raises:
-        ValueError: says which, why, and what does apply.
+    Raises ValueError: names it, the reason, and which defences apply.
     """
     kinds = [choice.kind for choice in choices]
     for kind in kinds:
@@ -277,7 +290,7 @@ def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -
 
 
 def describe_runners(kind: str, method: MethodSettings) -> str:
-    """Return who runs a defence, in words: the party that sends what it protects; empty if nobody
+    """Return in words which party runs a defence: the one that sends what it protects; "" if none
     does.
     """
     senders = map(method.sender_of, DEFENCES[kind].protects)
@@ -285,7 +298,7 @@ def describe_runners(kind: str, method: MethodSettings) -> str:
 
 
 def describe_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -> list[str]:
-    """Return a run's sentences on its defences; none if it has none."""
+    """Return the report's sentences on a run's defences; empty if it has none."""
     run_by = ", ".join(
         f"{choice.kind} by {describe_runners(choice.kind, method)}" for choice in choices
     )
@@ -295,7 +308,9 @@ def describe_defences(choices: Sequence[DefenceSettings], method: MethodSettings
 def gradient_defences(
     choices: Sequence[DefenceSettings], released: Released, *, noise: NoiseSource, classes: int
 ) -> tuple[GradientDefence, ...]:
-    """Return the defences that a party applies, in this order, to the gradients that it sends."""
+    """Return the configured defences for one kind of gradient, in the order of
+    their application.
+    """
     return tuple(
         DEFENCES[choice.kind](_read_settings(choice), noise=noise, classes=classes)
         for choice in choices

@@ -97,6 +97,7 @@ class GradientGuard(ClippedNoise):
     def __init__(
         self, *, clip: float, noise_multiplier: float, key: bytes, noise: NoiseKind = "secret"
     ) -> None:
+        """Check the noise multiplier, and derive a key for gradient noise."""
         if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
             raise ConfigError(
                 f"a noise multiplier is a positive number, got {noise_multiplier}; leave dp_sgd "
@@ -105,9 +106,10 @@ class GradientGuard(ClippedNoise):
         super().__init__(clip, noise_multiplier * clip, derive_key(key, _PURPOSE), noise)
 
     def release(self, samples: Sequence[Tensor], *, step: int, rows: Tensor) -> Tensor:
-        """Return the noisy sum, (P,) float64 on the CPU, of samples (B, *shape) for each parameter;
-        rows are different positions, int64. Raises LocalProtocolError: arguments of a wrong type or
-        shape.
+        """Return the noisy sum of clipped gradients, (P,) float64 on the CPU.
+
+        `samples`: per-example gradients (B, *shape) of each parameter; `rows`: the examples'
+        distinct positions, int64. Raises LocalProtocolError: arguments of a wrong type or shape.
         """
         if rows.dtype != torch.int64 or rows.ndim != 1 or len(rows.unique()) < len(rows):
             raise LocalProtocolError(
@@ -126,10 +128,10 @@ class GradientGuard(ClippedNoise):
 
 
 def sum_clipped_gradients(samples: Sequence[Tensor], clip: float) -> Tensor:
-    """Return the sum over examples of their gradients, each scaled onto norm `clip` if longer.
+    """Return the sum over examples of their gradients, each scaled to norm `clip` if longer.
 
-    Guarantee: what one example adds has a norm of at most `clip`, for any numbers. An example
-    whose gradient is not finite adds nothing: an error here would tell of one example.
+    Guarantee: one example adds a norm of at most `clip`, for any numbers. An example whose gradient
+    is not finite adds nothing: an error would reveal that example.
 
     Takes (B, *shape) for each parameter; returns (P,) float64 on the CPU.
     """
@@ -160,6 +162,7 @@ class PrivateGradient:
     def __init__(
         self, owner: str, modules: Mapping[str, nn.Module], private: PrivateUpdates
     ) -> None:
+        """Register Opacus' hooks, which compute per-example gradients in each backward pass."""
         self._owner = owner
         self._private = private
         model = nn.ModuleDict(dict(modules))
@@ -172,7 +175,7 @@ class PrivateGradient:
         self._hooks = wrapper(model, loss_reduction="mean")
 
     def forget_batch(self) -> None:
-        """Forget the last batch, also one whose backward pass never came."""
+        """Discard the per-example gradients of the last batch, also if it had no backward pass."""
         self._hooks.set_grad_sample_to_none()
         for layer in self._layers:
             for attribute in ("activations", "max_batch_len"):
@@ -184,8 +187,8 @@ class PrivateGradient:
     def finite_rows(self, h_BD: Tensor) -> Tensor:
         """Return flat representations with zeros for every row that is not finite.
 
-        An error would tell everybody of that one record. Parameters are private already, so that an
-        error may tell of them. Raises ModelError: parameters that are not finite.
+        An error would reveal that one record to everybody. The parameters are private already, so
+        an error may name them. Raises ModelError: parameters that are not finite.
         """
         if not all(bool(p.isfinite().all()) for p in self._parameters):
             raise ModelError(
@@ -196,11 +199,11 @@ class PrivateGradient:
         return torch.where(finite_B1, h_BD, 0.0)
 
     def backward(self, loss: Tensor, *, step: int, rows: Tensor) -> None:
-        """Give the parameters the noisy mean gradient of a batch; charge the ledger before.
+        """Charge the ledger, then set the parameters' gradients to the noisy mean of a batch.
 
         The loss is a mean over the batch, whose rows (B,) are positions in the party's own table.
-        Parameters that took no part get no gradient. Raises BudgetExhaustedError: the update would
-        exceed the budget; nothing was changed.
+        Unused parameters get no gradient. Raises BudgetExhaustedError: the update would exceed the
+        budget; nothing was changed.
         """
         with warnings.catch_warnings():
             # The first layer's input, the features, rightly needs no gradient.
@@ -224,9 +227,10 @@ def _get_grad_samples(parameter: nn.Parameter) -> Tensor | None:
 
 
 def _refuse_what_mixes_examples(owner: str, model: nn.Module) -> None:
-    """Ask Opacus' validators about every layer: its own walk leaves out those without parameters.
+    """Check every layer with Opacus' validators.
 
-    A batch normalisation without parameters still mixes examples.
+    Opacus itself skips layers without parameters, and a batch normalisation without parameters
+    still mixes examples.
     """
     validators = importlib.import_module("opacus.validators").ModuleValidator.VALIDATORS
     faults = {
@@ -264,6 +268,7 @@ class WholeTraining:
         budget: float | None,
         seeded: bool = False,
     ) -> None:
+        """Make both ledgers check the common budget before each charge."""
         self._assumptions = _ASSUMPTIONS + (_SEEDED if seeded else "")
         self._releases = releases
         self.updates = updates
@@ -274,27 +279,27 @@ class WholeTraining:
 
     @property
     def mu(self) -> float:
-        """The mu of Gaussian DP of everything so far, for one record."""
+        """The mu of Gaussian DP of all releases and updates so far, for one record."""
         return math.hypot(
             self._releases.get_privacy_spent().mu, self.updates.get_privacy_spent().mu
         )
 
     @property
     def epsilon_model(self) -> float:
-        """The epsilon of one record: all that the passives receive and the finished model,
-        together.
+        """The epsilon of one record over all that passives receive and the finished
+        model together.
         """
         return gdp_epsilon(self.mu, self._delta)
 
     @property
     def epsilon_y(self) -> float:
-        """The epsilon of one label, features unchanged, in the same: a release never reads a
+        """The epsilon of one label, with features unchanged, over the same; a release reads no
         label.
         """
         return gdp_epsilon(self.updates.get_privacy_spent().mu, self._delta)
 
     def add_training_cost(self, spent: PrivacySpent) -> PrivacySpent:
-        """Return what was `spent` on releases, with what training cost as a whole."""
+        """Return the cost of releases, with epsilon of the whole training added."""
         updates = self.updates.get_privacy_spent()
         lines = (
             f"updates: {updates.releases} of one record at most, mu {updates.mu:.4g} together",
@@ -309,7 +314,7 @@ class WholeTraining:
         )
 
     def describe_guarantee(self, guard: RepresentationGuard | None) -> str:
-        """Return the guarantee in words for the report; no guard: nothing is sent."""
+        """Return the guarantee in words for the report; `guard` None: nothing is sent."""
         if guard is None:
             return (
                 "private training: the finished model is (epsilon_model, delta)-DP for one record, "
@@ -329,6 +334,9 @@ class WholeTraining:
         )
 
     def _check_budget(self, ledger: PrivacyLedger, *, mu: float, step: int) -> None:
+        """Raise BudgetExhaustedError if a ledger's charge to `mu` would exceed the
+        common budget.
+        """
         if self._budget is None:
             return
         other = self.updates if ledger is self._releases else self._releases
@@ -344,9 +352,10 @@ class WholeTraining:
 def calibrate_updates(
     epsilon: float, delta: float, *, release: Mechanism, releases: int, updates: int
 ) -> float:
-    """Return sigma / C of the updates, so that whole training stays within (epsilon, delta).
-    `release`: what one release of a row does, of which `releases` are planned. Raises ConfigError:
-    the releases alone cost that much, or more.
+    """Return sigma / C of the updates, so that the whole training stays within (epsilon, delta).
+
+    `release`: the mechanism of one release of a row, of which `releases` are planned. Raises
+    ConfigError: the releases alone cost as much or more.
     """
     if releases < 0 or updates < 1:
         raise ConfigError(

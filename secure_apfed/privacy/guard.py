@@ -69,19 +69,19 @@ class RepresentationGuard(ABC):
     def from_settings(
         cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
     ) -> "RepresentationGuard":
-        """Build one as a run's settings describe it; see `make_guard`."""
+        """Build the guard from a run's settings; see `make_guard`."""
         return cls()
 
     @abstractmethod
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return z_BD, fit to be sent once the ledger was charged for it; differentiable.
+        """Return z (B, D), which may be sent once the ledger was charged for it; differentiable.
 
-        Repeating a call with the same arguments returns the same bytes.
+        The same arguments give the same bytes.
 
         Args:
-            h_BD: float32 or float64.
+            h_BD: representations, float32 or float64.
             step: of the run.
-            rows: the positions whose representations these are, int64 of shape (B,).
+            rows: the positions of their people, int64 of shape (B,).
 
         Raises:
             LocalProtocolError: arguments of a wrong type or shape.
@@ -89,21 +89,21 @@ class RepresentationGuard(ABC):
         """
 
     def twin(self, key: bytes, *, repeatable: bool) -> "RepresentationGuard | None":
-        """Return the same guard with this key, to be measured; None: a copy is.
+        """Return the same guard with this key, for measurements; None: measure a copy instead.
 
-        `repeatable`: its noise is a function of key and step alone, so that two of them differ by
-        what they are given, exactly.
+        `repeatable`: its noise depends on key and step only, so that releases of two twins differ
+        exactly as their inputs do.
         """
         return None
 
     def sensitivity(self) -> float:
-        """Return how far one released row can move, in L2, if its person is replaced; may be
+        """Return how far one released row can move in L2 if its person is replaced; may be
         infinite.
         """
         return math.inf
 
     def mechanism(self) -> Mechanism:
-        """Return the mechanism of one release on one row; by default `NoPrivacy`."""
+        """Return the privacy mechanism of one release of one row; by default `NoPrivacy`."""
         return NoPrivacy()
 
     def largest_norm(self, dimension: int) -> float:
@@ -113,8 +113,9 @@ class RepresentationGuard(ABC):
         return math.inf
 
     def smallest_norm(self) -> float:
-        """Return the norm below which receivers refuse rows, since such rows read single
-        answers.
+        """Return the norm below which receivers refuse rows.
+
+        Short rows would let the sender single out one passive's answer.
         """
         return _SMALLEST_NORM
 
@@ -125,25 +126,24 @@ class RepresentationGuard(ABC):
         )
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return which rows a release would send as they were sent before, bool of shape (B,).
+        """Return a mask (B,) of the rows whose release would repeat earlier bytes.
 
-        Ask before `release`, and hand the answer to the ledger.
+        Call it before `release`, and pass the result to the ledger: repeats are free.
         """
         return torch.zeros(rows.shape, dtype=torch.bool)
 
     def count_charges(self, releases: int) -> int:
-        """Return how many of `releases` of one row the ledger will count."""
+        """Return how many of `releases` of one row the ledger will charge."""
         return releases
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what a checkpoint must hold for a resumed run to release the same; a secret."""
+        """Return the state by which a resumed run releases the same rows; a secret of the party."""
         return {}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore what `tensors` returned.
 
-        Raises:
-            CheckpointError: it was altered or is of another guard.
+        Raises CheckpointError: it was altered or is of another guard.
         """
         if tensors:
             raise CheckpointError(
@@ -169,7 +169,7 @@ class NoGuard(RepresentationGuard):
 
 
 def _check_release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
-    """Check the arguments of a call of `release`, for every guard."""
+    """Check the arguments of `release`, for every guard. Raises LocalProtocolError."""
     check_representations(h_BD)
     if rows.dtype != torch.int64 or rows.shape != h_BD.shape[:1]:
         raise LocalProtocolError(
@@ -181,7 +181,7 @@ def _check_release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
 
 
 def joint_releases_statement(released: str, passives: int) -> str:
-    """Return the promise of several passives' guards, which all send rows of the same people."""
+    """Return the guarantee of several passives' guards, which release rows of the same people."""
     if passives < 2:
         return released
     return f"{released}; epsilon_x is of one passive's row, and those of one person add up"
@@ -197,6 +197,7 @@ class ClippedNoise:
     """
 
     def __init__(self, clip: float, sigma: float, key: bytes, noise: NoiseKind) -> None:
+        """Check the clip bound, and prepare the noise from the party's key."""
         if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
             raise ConfigError(f"clip lies in {SMALLEST_CLIP:g}..{LARGEST_CLIP:g}, got {clip}")
         self.clip = float(clip)
@@ -251,6 +252,7 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
     def __init__(
         self, *, clip: float, sigma: float, key: bytes, noise: NoiseKind = "secret"
     ) -> None:
+        """Check that sigma is positive."""
         if not (math.isfinite(sigma) and sigma > 0):
             raise ConfigError(f"sigma is a positive number, got {sigma}; use NoGuard for no noise")
         super().__init__(clip, sigma, key, noise)
@@ -259,6 +261,9 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
     def from_settings(
         cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
     ) -> "GaussianGuard":
+        """Build the guard with the configured sigma, or calibrate sigma to the
+        configured epsilon.
+        """
         sigma = settings.sigma
         if sigma is None:
             assert settings.epsilon is not None
@@ -275,9 +280,7 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         return self.add_noise(clip_rows(h_BD, self.clip), step=step, rows=rows).to(h_BD.dtype)
 
     def add_noise(self, clipped_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return float64 rows that `clip_rows` made, with their noise: the second half of
-        `release`.
-        """
+        """Return clipped float64 rows with their noise: the second half of `release`."""
         clean_BD = clipped_BD.detach().cpu().numpy()
         noisy_BD = self._noise.add_noise(clean_BD, self.sigma, step=step, rows=rows)
         # On the grid a row of few numbers is zero at times, which has no direction and no place in
@@ -334,7 +337,9 @@ class FrozenGaussianGuard(GaussianGuard):
         return {}
 
     def compute_scale(self, dimension: int) -> float:
-        """Return the factor of a noisy row of `dimension` numbers."""
+        """Return the factor that brings a noisy row of `dimension` numbers back to about the clip
+        norm.
+        """
         return 1 / math.hypot(1, math.sqrt(dimension) * self.sigma / self.clip)
 
     def largest_norm(self, dimension: int) -> float:
@@ -344,6 +349,10 @@ class FrozenGaussianGuard(GaussianGuard):
         return super().smallest_norm() * min(1.0, self.clip)  # rows are about as long as the clip
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
+        """Noise rows at their first release, and return the stored numbers ever after.
+
+        The gradient passes to the clipped row as if the noise were constant (straight-through).
+        """
         _check_release(h_BD, step, rows)
         known = next(iter(self._frozen.values()), h_BD.new_empty(h_BD.shape[1]))
         if known.shape != h_BD.shape[1:] or known.dtype != h_BD.dtype:
@@ -378,6 +387,7 @@ class FrozenGaussianGuard(GaussianGuard):
         return f"{guarantee}; each row is noised once, scaled, and sent unchanged ever after"
 
     def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the frozen rows: positions (F,), and what was released for them, (F, D)."""
         if not self._frozen:
             return {}
         return {
@@ -386,6 +396,9 @@ class FrozenGaussianGuard(GaussianGuard):
         }
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restore the frozen rows. Raises CheckpointError: positions repeat, or shapes do not
+        match.
+        """
         rows = tensors.get("rows", torch.zeros(0, dtype=torch.int64))
         z_FD = tensors.get("z", torch.zeros(0, 1))
         if (
@@ -407,15 +420,18 @@ class FrozenGaussianGuard(GaussianGuard):
 def make_guard(
     settings: GuardSettings, *, delta: float, releases: int, key: bytes
 ) -> RepresentationGuard:
-    """Build the guard that `settings` describe, for T planned `releases` of each row; the key is a
-    fresh one, or under "reproducible_insecure" the caller's, who warns. Raises ConfigError: sigma
-    is to be calibrated for fewer than one release; LocalProtocolError: a key of the wrong length.
+    """Build the configured guard, calibrated for `releases` planned releases of each row.
+
+    `key`: a fresh one, or under "reproducible_insecure" the caller's, who warns. Raises
+    ConfigError: sigma is to be calibrated for fewer than one release; LocalProtocolError: a key of
+    the wrong length.
     """
     kind = GUARDS[settings.mechanism]
     return kind.from_settings(settings, delta=delta, releases=releases, key=key)
 
 
 def _require_guard(found: Any, code: str) -> type[RepresentationGuard]:
+    """Check that a class named as `package.module:Name` is a RepresentationGuard; return it."""
     del code
     kind: type[RepresentationGuard] = require_class(found, RepresentationGuard)
     return kind

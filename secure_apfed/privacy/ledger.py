@@ -86,7 +86,7 @@ class Release:
 
     @cached_property
     def identity(self) -> bytes:
-        """The same for the same bytes sent again at the same step."""
+        """A digest of step and bytes: equal for the same bytes sent again at the same step."""
         digest = hashlib.blake2b(f"{self.step} {self.digest.hex()} ".encode(), digest_size=32)
         digest.update(self.rows.astype("<i8", copy=False).tobytes())
         return digest.digest()
@@ -105,8 +105,9 @@ class Release:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
-        """Invert `fields`, whoever wrote them; `total` is how many rows there are. Raises
-        ValueError, OverflowError, KeyError, TypeError, zlib.error: not a release of them.
+        """Parse what `fields` returned; `total` is the number of rows in the table.
+
+        Raises ValueError, OverflowError, KeyError, TypeError, zlib.error: it is no such release.
         """
         # Compressed rows may stand for a thousand times their size, so they are inflated to
         # the size of all rows and no further.
@@ -132,6 +133,10 @@ class _Log:
     def __init__(
         self, path: Path, header: dict[str, Any], *, total: int, visit: Callable[[Release], None]
     ) -> None:
+        """Open the log and replay its lines into `visit`; create it with `header` if there is none.
+
+        A last line that a crash cut off is removed; its release was never sent.
+        """
         self.path = path
         self._chain = b""
         self._size = 0
@@ -173,7 +178,7 @@ class _Log:
             self.append(header)
 
     def append(self, fields: Mapping[str, Any]) -> None:
-        """Hand one line over to the operating system, whole or not at all."""
+        """Write one line to the operating system, whole or not at all."""
         line, chain = self._chain_line(fields)
         content = f"{line}\n".encode()
         with FileIO(open_regular(self.path, create=False), "r+") as file:
@@ -192,17 +197,20 @@ class _Log:
         self._chain = chain
 
     def sync(self) -> None:
-        """Return once everything appended is on the disk."""
+        """Wait until everything appended is on the disk."""
         with FileIO(open_regular(self.path, create=False), "r+") as file:
             os.fsync(file.fileno())
 
     def _chain_line(self, fields: Mapping[str, Any]) -> tuple[str, bytes]:
-        """Return the line of these fields, and the running hash after it."""
+        """Return the line of these fields, and the running hash that includes it."""
         content = self._chain + _json(fields).encode()
         chain = hashlib.blake2b(content, digest_size=_CHAIN_BYTES).digest()
         return _json({**fields, "chain": chain.hex()}), chain
 
     def _parse_line(self, line: bytes, number: int) -> dict[str, Any]:
+        """Return a line's fields after checking its running hash. Raises CheckpointError: it was
+        altered.
+        """
         try:
             fields = json.loads(line)
             claimed = bytes.fromhex(fields.pop("chain"))
@@ -215,6 +223,7 @@ class _Log:
         return dict(fields)
 
     def _make_altered_error(self, number: int) -> CheckpointError:
+        """Return the error for a log that was altered from this line on."""
         return CheckpointError(
             f"{self.path} is not as a ledger wrote it from line {number} on, so it is unknown what "
             "was released; restore the file from a copy, or begin a new run in another folder"
@@ -222,7 +231,7 @@ class _Log:
 
 
 def holds_releases(path: Path) -> bool:
-    """Return whether a log there holds more than its first line, whole or torn."""
+    """Return whether a log contains more than its header, complete or cut off."""
     if not os.path.lexists(path):
         return False
     with FileIO(open_regular(path, create=False), "r") as file:
@@ -245,6 +254,7 @@ class ReleaseCounts:
     """
 
     def __init__(self, *, rows: int, log: Path | None, about: Mapping[str, Any]) -> None:
+        """Count the releases in the log, if there is one; `about`: the facts in its header."""
         if rows < 0:
             raise ConfigError(f"a ledger counts at least 0 rows, got {rows}")
         self.of_row_N = np.zeros(rows, dtype=np.int64)
@@ -258,11 +268,11 @@ class ReleaseCounts:
             self._log = _Log(log, header, total=rows, visit=self._count_release)
 
     def has_release(self, release: Release) -> bool:
-        """Return whether these bytes left at this step before."""
+        """Return whether these bytes were sent at this step before."""
         return release.identity in self._seen
 
     def count_most_after(self, release: Release) -> int:
-        """Return how often the row of a release that left most often will have left after it."""
+        """Return the highest count of any row of a release once it is added."""
         rows = release.rows
         times: NDArray[np.int64] | int = 1
         if (rows[1:] == rows[:-1]).any():
@@ -270,8 +280,10 @@ class ReleaseCounts:
         return int((self.of_row_N[rows] + times).max(initial=0))
 
     def add_release(self, release: Release) -> None:
-        """Count a release before it is made; on return the operating system holds it. Raises
-        LocalProtocolError: more rows than there are.
+        """Count a release before it is sent; when this returns, the operating system has the log
+        line.
+
+        Raises LocalProtocolError: it has more rows than the table.
         """
         if len(release.rows) > len(self.of_row_N):
             raise LocalProtocolError(
@@ -283,11 +295,12 @@ class ReleaseCounts:
             self._count_release(release)
 
     def sync(self) -> None:
-        """Return once all that was counted is on the disk."""
+        """Wait until all that was counted is on the disk."""
         if self._log:
             self._log.sync()
 
     def _count_release(self, release: Release) -> None:
+        """Count a release in memory, unless the same bytes were counted at this step."""
         if release.identity in self._seen:
             return
         self._seen.add(release.identity)
@@ -298,7 +311,9 @@ class ReleaseCounts:
         self.most = max(self.most, int(self.of_row_N[release.rows].max(initial=0)))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return counts (N,), steps, and whether one repeated, for a checkpoint; sync the log."""
+        """Return counts (N,), steps, and whether a step repeated, for a checkpoint;
+        sync the log.
+        """
         self.sync()
         return {
             "counts": torch.from_numpy(self.of_row_N.copy()),
@@ -307,8 +322,10 @@ class ReleaseCounts:
         }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue from a checkpoint; what is counted already, here or in the log, stays so. Raises
-        CheckpointError: of another number of rows, or it counts releases that the log misses.
+        """Merge a checkpoint's counts; a count here or in the log is never lowered.
+
+        Raises CheckpointError: it is of another number of rows, or counts releases that the log
+        lacks.
         """
         counts = state.get("counts")
         if counts is None or counts.dtype != torch.int64 or counts.shape != self.of_row_N.shape:
@@ -355,16 +372,14 @@ class PrivacySpent:
     trace: tuple[str, ...] = ()
 
     def include_labels(self, labels: LabelMechanism) -> "PrivacySpent":
-        """Return the same account for a run that trained on the answers of `labels` only."""
+        """Return the same cost for a run that trained only on answers of this label mechanism."""
         line = f"labels: {labels.name}, each answered once: epsilon_y {labels.epsilon:.4g}"
         epsilon_y = min(self.epsilon_y, labels.epsilon)
         return replace(self, epsilon_y=epsilon_y, trace=(*self.trace, line))
 
     @classmethod
     def for_no_release(cls, *, delta: float, figure: ReleaseFigure = "epsilon_x") -> "PrivacySpent":
-        """Return the account of a party that has sent nothing; its model may still reveal
-        labels.
-        """
+        """Return the cost of a party that has sent nothing; its model may still reveal labels."""
         return cls(
             epsilon_x=0.0,
             delta=delta,
@@ -411,6 +426,7 @@ class PrivacyLedger:
         seeded: bool = False,
         figure: ReleaseFigure = "epsilon_x",
     ) -> None:
+        """Check delta and budget, and count the releases in the log."""
         if not 0 < delta < 1:
             raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
         if budget is not None and not (math.isfinite(budget) and budget > 0):
@@ -436,20 +452,23 @@ class PrivacyLedger:
         self._ask_others: Callable[..., None] | None = None
 
     def ask_before_charging(self, ask: Callable[..., None]) -> None:
-        """Let `others(ledger, mu=..., step=...)` refuse a charge after which mu would be that."""
+        """Call `ask(ledger, mu=..., step=...)` before each charge; it may raise to refuse it.
+
+        `mu`: of Gaussian DP of this ledger's releases after the charge.
+        """
         self._ask_others = ask
 
     def charge(
         self, *, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None = None
     ) -> None:
-        """Account for one batch BEFORE it is sent; on return it may be sent.
+        """Charge one batch BEFORE it is sent; when this returns, it may be sent.
 
         Args:
             step: of the run.
             rows: positions in the batch, int64 of shape (B,); one that occurs twice counts twice.
             digest: of the bytes that are sent.
-            repeats: which of the rows are sent as they were sent before, bool of shape (B,), as
-                the guard says; they are free, but for those that this ledger never charged.
+            repeats: mask (B,) of rows whose bytes were sent before, from the guard; they are free,
+                except those that this ledger never charged.
 
         Raises:
             BudgetExhaustedError: the batch may not be sent; nothing was charged.
@@ -484,7 +503,7 @@ class PrivacyLedger:
         self._counts.sync()
 
     def get_privacy_spent(self) -> PrivacySpent:
-        """Return what all releases so far cost; cheap enough for a progress display."""
+        """Return the cost of all releases so far; fast enough for a progress display."""
         most = self._counts.most
         name = self._mechanism.accountant
         if most == 0:
@@ -505,7 +524,7 @@ class PrivacyLedger:
         )
 
     def summarise_cost(self) -> dict[str, Any]:
-        """Return the cost of all releases so far, in plain values: only one mechanism's figures."""
+        """Return the cost of all releases so far as plain values, by this ledger's own figure."""
         spent = self.get_privacy_spent()
         return {
             "figure": self.figure,
@@ -516,16 +535,16 @@ class PrivacyLedger:
         }
 
     def cross_check(self) -> dict[str, float | str]:
-        """Return epsilon_x by every accountant that knows the mechanism; takes seconds.
+        """Return epsilon_x by every accountant that supports the mechanism; takes seconds.
 
-        Words stand in place of a figure that would take too much memory, or that failed.
+        A text replaces a figure that would take too much memory, or that failed.
         """
         if isinstance(self._mechanism, SummedRelease | VoteResponse):
             return {self._mechanism.accountant: self.would_cost(self._counts.most)}
         return cross_check(self._mechanism, releases=self._counts.most, delta=self._delta)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the account for a checkpoint; sync the log."""
+        """Return the counts for a checkpoint; sync the log."""
         return self._counts.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -535,6 +554,7 @@ class PrivacyLedger:
     def _make_release(
         self, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None
     ) -> Release:
+        """Check a charge's arguments, and return the release without rows that repeat for free."""
         if step < 0 or not digest:
             raise LocalProtocolError(f"a release has a step from 0 and a digest, got step {step}")
         if rows.dtype != torch.int64 or rows.ndim != 1:
@@ -557,7 +577,7 @@ class PrivacyLedger:
         return Release(index(step), digest, np.sort(sent))
 
     def would_cost(self, releases: int) -> float:
-        """Return epsilon_x after that many releases of one row; charges nothing."""
+        """Return epsilon_x after so many releases of one row; charges nothing."""
         is_unprotected = self._seeded and self._counts.step_repeated
         return math.inf if is_unprotected else self._mechanism.epsilon_of(releases, self._delta)
 

@@ -70,6 +70,7 @@ class Movement:
     size: float
 
     def __str__(self) -> str:
+        """Return the movement in words, for an error."""
         return (
             f"replacing row {self.replaced} of the batch moved row {self.moved} by "
             f"{self.distance:.3g} (largest number {self.size:.3g})"
@@ -78,9 +79,9 @@ class Movement:
 
 @contextmanager
 def keep_random_state() -> Iterator[None]:
-    """Put the global generators back afterwards: Python's, NumPy's and torch's.
+    """Restore the global generators of Python, NumPy and torch after the block.
 
-    Those of torch on GPUs are put back where GPUs are in use.
+    Those of torch on GPUs are restored where GPUs are in use.
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002 - it is the caller's that is put back
@@ -94,10 +95,11 @@ def keep_random_state() -> Iterator[None]:
 
 
 def find_moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement | None:
-    """Replace rows and return one that moved though it was not replaced; None: no such row.
+    """Replace rows of a batch and return a row that moved though it was not replaced; None: none
+    did.
 
     Args:
-        call: (B, ...) -> (B, D...), the same for the same rows.
+        call: (B, ...) -> (B, D...), deterministic.
         values_B: two rows or more.
 
     Raises:
@@ -114,6 +116,11 @@ def find_moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Moveme
 
 
 def _find_movement(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement | None:
+    """Compare results before and after each replacement; see `find_moved_row`.
+
+    A row has moved if it changed by more than rounding and the difference of two equal calls
+    explain.
+    """
     before_B = _evaluate_repeatably(call, values_B)
     size = _find_largest(before_B)
     floor = float(_measure_distances(before_B, _evaluate_repeatably(call, values_B)).max())
@@ -141,7 +148,7 @@ def _find_movement(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Moveme
 
 
 def _evaluate_repeatably(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Tensor:
-    """Return the result for these rows; whatever draws within draws the same each time."""
+    """Return the result for these rows; random numbers inside repeat at every call."""
     random.seed(_SEED)
     np.random.seed(_SEED)  # noqa: NPY002
     torch.default_generator.manual_seed(_SEED)  # of the CPU alone, which loads no other backend
@@ -158,8 +165,8 @@ def _evaluate_repeatably(call: Callable[[Tensor], Tensor], values_B: Tensor) -> 
 
 
 def _measure_distances(before_B: Tensor, after_B: Tensor) -> Tensor:
-    """Return how far each row's numbers lie apart at most, (B,); infinite where one alone is
-    NaN.
+    """Return the largest change of each row's numbers, (B,); infinite where only
+    one of two is NaN.
     """
     if before_B.shape != after_B.shape:
         raise PromiseError(
@@ -180,7 +187,11 @@ def _find_largest(values_B: Tensor) -> float:
 
 
 def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Yield which rows are replaced, the batch with them, and whether every network takes it."""
+    """Yield the mask of replaced rows, the batch with replacements, and whether it must be
+    accepted.
+
+    Rows are replaced by each other, and by extreme ones, which a network may refuse.
+    """
     rows = len(values_B)
     neighbour_B = values_B.roll(1, 0)
     can_be_far = values_B.is_floating_point()
@@ -236,6 +247,7 @@ def check_row_wise(
         raise LocalProtocolError(f"x is a tensor of two rows or more, got {type(x).__name__}")
 
     def call_copy(values_B: Tensor) -> Tensor:
+        """Return the result of a fresh copy of the module, without gradients."""
         with torch.no_grad():
             result: Tensor = _copy_module(module, training)(values_B)
         return result
@@ -259,7 +271,7 @@ def _name_of(module: object) -> str:
 
 
 def _copy_module(module: Callable[..., Any], training: bool | None) -> Callable[..., Any]:
-    """Return a copy that may be run and forgotten, in the requested mode."""
+    """Return a copy in the requested mode, which may be run and discarded."""
     copied = copy.deepcopy(module)
     if isinstance(copied, nn.Module) and training is not None:
         copied.train(training)
@@ -267,7 +279,7 @@ def _copy_module(module: Callable[..., Any], training: bool | None) -> Callable[
 
 
 def _first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bool | None) -> str:
-    """Name the first layer that mixes rows which come to it unmixed, in words; "" for none."""
+    """Return in words the first layer that mixes rows which reach it unmixed; "" for none."""
     if not isinstance(module, nn.Module):
         return ""
     for name, layer in module.named_modules():
@@ -283,9 +295,10 @@ def _first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bool | 
 def _is_mixing_layer(
     module: nn.Module, name: str, x: Tensor, training: bool | None, *, of_input: bool
 ) -> bool:
-    """Return whether rows of what one layer reads, or of what it gives, move each other."""
+    """Return whether rows of a layer's input (`of_input`) or of its output move each other."""
 
     def call_layer(values_B: Tensor) -> Tensor:
+        """Return the input or output of the named layer in a fresh copy of the module."""
         copied = _copy_module(module, training)
         assert isinstance(copied, nn.Module)
         captured: list[Any] = []
@@ -306,19 +319,19 @@ def _is_mixing_layer(
 
 
 def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: str = "") -> None:
-    """Refuse an objective that says `row_wise` and whose gradient of a row reads other rows.
+    """Refuse an objective that declares `row_wise` and whose gradient of a row reads other rows.
 
-    Rows of the features are replaced, its networks and z held fixed, and the gradient on z is
-    looked at: with noise for one row under a sum, a person may move no row but the own one. An
-    objective that does not say the word is given noise for a whole batch, and is not measured.
+    Rows of the features are replaced, with networks and z fixed, and the gradient on z is compared:
+    with noise for one row under a sum, a person may move no row but its own. An objective that does
+    not declare `row_wise` gets noise for a whole batch, and is not measured.
 
     Args:
         objective: a module, (z, features) -> scalar loss, mean over the batch.
         z_BD: representations of two rows or more; features_B: of the same rows.
-        owner: whose it is, for the message.
+        owner: the party, for the message.
 
     Raises:
-        PromiseError: names the class, the word and what moved.
+        PromiseError: names the class, the declaration and what moved.
         LocalProtocolError: fewer than two rows.
     """
     if not getattr(objective, "row_wise", False):
@@ -334,9 +347,10 @@ def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: 
 
 
 def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Movement | None:
-    """Return a row of the gradient on z that another row's features move; None: no such row."""
+    """Return a row of the gradient on z that another row's features move; None: there is none."""
 
     def compute_gradient(other_B: Tensor) -> Tensor:
+        """Return each row's gradient of the summed loss on z, with these features."""
         with torch.enable_grad():
             read_BD = z_BD.detach().clone().requires_grad_()
             loss = _copy_module(objective, True)(read_BD, other_B) * len(read_BD)
@@ -350,18 +364,18 @@ def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Mov
 def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = "") -> None:
     """Refuse a task whose loss lets one row's outputs or label move another row's gradient.
 
-    DP-SGD clips each row's gradient and so bounds what that row adds, and nothing that it does to
-    the gradients of others.
+    DP-SGD clips each row's gradient, which bounds what that row adds; it does not bound what a row
+    does to other rows' gradients.
 
     Args:
         task: its `loss(outputs, labels)` is a mean over the batch.
         outputs_BK: of two rows or more; labels_B: of the same rows, all of them with a label.
 
-    Raises:
-        PromiseError: names the class and what moved.
+    Raises PromiseError: names the class and what moved.
     """
 
     def gradient_of(outputs_BK: Tensor, labelled_B: Tensor) -> Tensor:
+        """Return each row's gradient of the summed loss on its outputs, (B, K)."""
         with torch.enable_grad():
             read_BK = outputs_BK.detach().clone().requires_grad_()
             (gradient,) = torch.autograd.grad(
@@ -396,21 +410,17 @@ _MOST_NODES = 20_000
 def check_graph(h_BD: Tensor) -> bool:
     """Refuse representations whose autograd graph shows that rows of the batch were mixed.
 
-    For whoever sees h and not the network. Half of the rows of h are weighted, and the weights are
-    carried back through the graph; they may come to no more rows than that, at any layer that has a
-    row for each of h. Batch normalisation in training is found where it is the first layer,
-    too. What is not found: what happened before the first layer with parameters (a subtracted mean
-    of the features), and anything where there is no graph; `check_row_wise` finds both.
+    For callers who see h and not the network. Half of the rows of h get weights, which are
+    propagated backwards; at any layer with a row for each of h they may reach no more rows than
+    that. Batch normalisation in training is found also as the first layer. Not found: operations
+    before the first layer with parameters (a subtracted mean of the features), and anything without
+    a graph; `check_row_wise` finds both.
 
-    The graph stays as it is: none of its hooks runs, and it can be used after. A node that
-    `torch.compile` made is left alone: it hides its layers, and may be called once.
+    The graph is unchanged: none of its hooks runs, and it can be used afterwards. A node made by
+    `torch.compile` is skipped: it hides its layers, and may be called once.
 
-    Returns:
-        Whether the graph was looked at: not without one, with a single row, above 20,000 nodes, or
-        with a compiled node.
-
-    Raises:
-        PromiseError: names the operation.
+    Returns whether the graph was checked: not without one, with a single row, above 20,000 nodes,
+    or with a compiled node. Raises PromiseError: names the operation.
     """
     if h_BD.grad_fn is None or len(h_BD) < 2:
         return False
@@ -429,7 +439,7 @@ def check_graph(h_BD: Tensor) -> bool:
 
 
 def _sort_nodes(root: Any) -> list[Any] | None:
-    """Return the nodes of a graph, each before those that it hands gradients to; None: too many."""
+    """Return a graph's nodes in topological order, outputs first; None: too many."""
     order: list[Any] = []
     seen: set[Any] = set()
     waiting: list[tuple[Any, bool]] = [(root, False)]
@@ -449,10 +459,9 @@ def _sort_nodes(root: Any) -> list[Any] | None:
 
 
 def _find_normaliser(order: list[Any]) -> str | None:
-    """Return "batch normalisation in training" if some node uses the batch's own statistics, else
-    None.
+    """Return "batch normalisation in training" if some node uses the batch's statistics, else None.
 
-    Instance normalisation reads one row.
+    Instance normalisation reads one row and is allowed.
     """
     for node in order:
         if node.name().startswith(_NORMALISERS) and getattr(node, "_saved_training", True):
@@ -463,7 +472,7 @@ def _find_normaliser(order: list[Any]) -> str | None:
 
 
 def _reads_data(order: list[Any]) -> set[Any]:
-    """Return nodes below which something without a gradient enters: results, and not parameters."""
+    """Return the nodes below which data enters: a result without gradient, not a parameter."""
     reading: set[Any] = set()
     for node in reversed(order):
         next_nodes = [after for after, _ in node.next_functions]
@@ -474,7 +483,7 @@ def _reads_data(order: list[Any]) -> set[Any]:
 
 
 def _mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
-    """Name the operation that carries a weight of some rows to others; None: there is none."""
+    """Return the operation that carries a weight of some rows to others; None: there is none."""
     rows = len(h_BD)
     data_nodes = _reads_data(order)
     generator = torch.Generator().manual_seed(_SEED)
@@ -504,7 +513,7 @@ def _mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
 
 
 def _call_node(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
-    """Return what a node hands on; nothing where it cannot be called by itself."""
+    """Return the gradients that a node passes on; empty if it cannot be called by itself."""
     results = len(getattr(node, "_input_metadata", (None,)))
     with torch.no_grad():
         try:
@@ -515,7 +524,7 @@ def _call_node(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ..
 
 
 def _sum_broadcast_axes(weight: Tensor, node: Any, index: int) -> Tensor:
-    """Sum over axes along which a number was broadcast, as autograd's engine does."""
+    """Sum a gradient over the axes along which its input was broadcast, as autograd does."""
     metadata = getattr(node, "_input_metadata", ())
     if index >= len(metadata):
         return weight
@@ -528,7 +537,7 @@ def _sum_broadcast_axes(weight: Tensor, node: Any, index: int) -> Tensor:
 def _reaches_others(arrived: dict[int, Tensor], weighted_B: Tensor) -> bool:
     """Return whether more rows have a weight than were given one.
 
-    Networks may keep rows in another order, as packed sequences do, so which rows is not checked.
+    Only numbers are compared: networks may reorder rows, as packed sequences do.
     """
     for weight in arrived.values():
         if weight.dim() and len(weight) == len(weighted_B):
@@ -551,19 +560,18 @@ _KEY = bytes(31) + b"m"  # of noise that nobody is ever sent
 def check_guard(guard: Any) -> None:
     """Refuse a guard whose releases reveal more of a row than its mechanism states.
 
-    Releases of made-up rows are compared, under keys of their own: two extreme rows may lie no
-    further apart, in deviations of the noise, than mu; a row that is replaced may not move others;
-    and what is said to repeat repeats to the bit. A guard that promises nothing is not measured.
+    Releases of synthetic rows under fresh keys are compared: two extreme rows may be at most mu
+    noise deviations apart; a replaced row may not move others; and rows that the guard declares as
+    repeats must be equal to the bit. A guard without a bound is not measured.
 
-    Where the guard has a `twin` whose noise repeats, distances are exact, and noise of less than
-    nine tenths of what is said is found. Others are measured by chance, up to 4,096 rows, and the
-    weaker their mu, the less is found.
+    If the guard has a `twin` whose noise repeats, distances are exact, and noise below nine tenths
+    of its stated deviation is found. Others are measured statistically, over up to 4,096 rows; the
+    smaller their mu, the less is found.
 
     Args:
         guard: see `RepresentationGuard`; twins or a copy are measured, and its own state stays.
 
-    Raises:
-        PromiseError: names the class, the word and what was measured.
+    Raises PromiseError: names the class, the declaration and what was measured.
     """
     mechanism = guard.mechanism()
     name = type(guard).__name__
@@ -600,7 +608,7 @@ def _compute_allowance(guard: Any) -> float:
 
 
 def _copy_of(guard: Any) -> Any:
-    """Return the same guard with another key, fresh."""
+    """Return the same guard with a fresh key."""
     twin = guard.twin(fresh_key(), repeatable=False)
     if twin is not None:
         return twin
@@ -614,7 +622,7 @@ def _copy_of(guard: Any) -> Any:
 
 
 def _pair_of(guard: Any) -> tuple[Any, Any] | None:
-    """Return two twins that send the same noise at the same step; None: it has no such twins."""
+    """Return two twins with the same noise at the same step; None: the guard has no such twins."""
     first, second, probe = (guard.twin(_KEY, repeatable=True) for _ in range(3))
     if first is None or second is None or probe is None:
         return None
@@ -626,7 +634,10 @@ def _pair_of(guard: Any) -> tuple[Any, Any] | None:
 
 
 def _make_directions() -> tuple[Tensor, Tensor]:
-    """Return one number alone, and all alike: a bound on each number is none on the row."""
+    """Return two unit directions: one number only, and all numbers equal.
+
+    A guard that bounds each number instead of the row's norm passes the first and fails the second.
+    """
     ones_D = torch.ones(_NUMBERS, dtype=torch.float64)
     return torch.eye(_NUMBERS, dtype=torch.float64)[0], ones_D / math.sqrt(_NUMBERS)
 
@@ -634,9 +645,10 @@ def _make_directions() -> tuple[Tensor, Tensor]:
 def _measure_in_pairs(
     first: Any, second: Any, single: Any, direction_D: Tensor
 ) -> tuple[float, float, float]:
-    """Return how far extreme rows lie apart, the noise's deviation, and the error of their ratio.
+    """Return the distance of extreme rows, the noise's deviation, and the error of their ratio.
 
-    The distance is exact, since both have the same noise, which is measured on a third.
+    The distance is exact, since both twins have the same noise; the deviation is measured on
+    `single`.
     """
     rows = torch.arange(_FEWEST)
     h_BD = (_EXTREME * direction_D).expand(_FEWEST, _NUMBERS)
@@ -651,7 +663,7 @@ def _measure_in_pairs(
 
 
 def _measure_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
-    """Return what `_measure_in_pairs` does, for a guard whose noise cannot be repeated."""
+    """Return the same as `_measure_in_pairs` from samples, for a guard without repeatable noise."""
     half = min(_MOST, max(_FEWEST, math.ceil((_NUMBERS / mu) ** 2)))
     signs_B1 = torch.ones(2 * half, 1, dtype=torch.float64)
     signs_B1[half:] = -1
@@ -666,6 +678,7 @@ def _measure_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[floa
 
 
 def _check_others(guard: Any, name: str) -> None:
+    """Raise PromiseError if replacing one row moves the others' releases."""
     rows = torch.arange(_FEWEST)
     usual_BD = torch.ones(_FEWEST, _NUMBERS, dtype=torch.float64) / math.sqrt(_NUMBERS)
     extreme_BD = usual_BD.clone()
@@ -686,6 +699,9 @@ def _check_others(guard: Any, name: str) -> None:
 
 
 def _check_repeats(guard: Any, name: str) -> None:
+    """Raise PromiseError if rows that the guard declares as repeats are released with other
+    numbers.
+    """
     rows = torch.arange(32)
     h_BD = torch.ones(len(rows), _NUMBERS, dtype=torch.float64)
     before_BD = guard.release(h_BD, step=2, rows=rows)

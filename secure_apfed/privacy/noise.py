@@ -58,11 +58,11 @@ _EXACT = 2.0**53
 
 
 def onto_ball(wide_BD: torch.Tensor, bound: float) -> torch.Tensor:
-    """Return the rows with each of a norm above `bound` scaled onto it, up to rounding.
+    """Return the rows, each with a norm above `bound` scaled to it, up to rounding.
 
     Checks nothing, so that `torch.func` can trace it. The gradient is that of the map itself: the
-    identity for rows within the bound, the projection onto the sphere's tangent, times
-    bound / norm, for the others.
+    identity for rows within the bound; for the others the projection onto the sphere's tangent,
+    times bound / norm.
     """
     # Scaled by its largest entry a row has a norm in [1, sqrt(D)], so no square overflows or
     # vanishes. The scale is a constant to autograd, rightly: the result does not depend on it.
@@ -78,7 +78,7 @@ def onto_ball(wide_BD: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def check_representations(h_BD: torch.Tensor) -> None:
-    """Check representations. Raises LocalProtocolError: no matrix of float32 or float64."""
+    """Raise LocalProtocolError unless this is a matrix of float32 or float64."""
     if h_BD.ndim != 2 or h_BD.dtype not in (torch.float32, torch.float64):
         raise LocalProtocolError(
             "representations are a float32 or float64 matrix, one row a person, "
@@ -116,7 +116,7 @@ def clip_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
 def clip_gradients(gradient_BP: torch.Tensor, bound: float) -> torch.Tensor:
     """Return float64 gradients of examples, each of a norm of at most `bound`.
 
-    One that is not finite becomes zeros: an error here would tell of one example.
+    A gradient that is not finite becomes zeros: an error would reveal that example.
     """
     finite_B1 = gradient_BP.isfinite().all(dim=1, keepdim=True)
     inner = bound * (1 - (gradient_BP.shape[1] + 8) * _EPS)
@@ -131,13 +131,16 @@ class NoiseSource:
     """
 
     def __init__(self, key: bytes, *, secret: bool = True) -> None:
+        """Check the key's length; `secret`: whether noise depends on the values, not on key and
+        step only.
+        """
         if len(key) != KEY_BYTES:
             raise LocalProtocolError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
         self._key = key
         self.secret = secret
 
     def for_content(self, content: bytes) -> "NoiseSource":
-        """Return noise for this content alone; the same source if it is not secret."""
+        """Return an independent source for this content; itself if it is not secret."""
         return NoiseSource(derive_key(self._key, content)) if self.secret else self
 
     def __reduce__(self) -> str:
@@ -156,7 +159,7 @@ class NoiseSource:
         return round_to_grid(noisy, sigma) if self.secret else noisy
 
     def draw_normals(self, values_BD: Tensor, *, use: str, step: int) -> Tensor:
-        """Return standard normals like `values_BD`, independent for each use and step."""
+        """Return standard normals shaped like `values_BD`, independent for each `use` and step."""
         content = values_BD.detach().cpu().contiguous().numpy().tobytes()
         context = self._context(step, hashlib.blake2b(content).digest())
         normals = standard_normals(
@@ -167,7 +170,7 @@ class NoiseSource:
     def draw_integers(
         self, shape: tuple[int, ...], deviation: int, *, step: int, digest: bytes
     ) -> NDArray[np.int64]:
-        """Return discrete Gaussian noise; `digest` is of the rows and values that it goes to."""
+        """Return discrete Gaussian noise; `digest`: of the rows and values that it is added to."""
         context = self._context(step, digest)
         return discrete_gaussian(self._key, *context, deviation=deviation, shape=shape)
 

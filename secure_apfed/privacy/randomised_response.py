@@ -73,14 +73,14 @@ class LabelMechanism(ABC):
 
         Args:
             labels_N: int64 of shape (N,), each in 0..K-1; never answered before.
-            key: 32 secret bytes; whoever has them and the answers can tell what was kept.
-            prior_NK: a probability of each class for each row, made without these labels;
-                None: all classes are alike. Only mechanisms of several stages read it.
+            key: 32 secret bytes; with them and the answers one could tell which labels are true.
+            prior_NK: a probability of each class for each row, made without these labels; None:
+                uniform. Only mechanisms of several stages read it.
 
         Raises:
             LocalProtocolError: arguments of a wrong type or shape.
             DataError: a label outside 0..K-1.
-            ModelError: a prior that is no probability.
+            ModelError: the prior is not a probability.
         """
 
     @abstractmethod
@@ -89,6 +89,7 @@ class LabelMechanism(ABC):
 
 
 def _check_strength(epsilon: float, classes: int) -> None:
+    """Raise ConfigError unless epsilon and number of classes are in range."""
     if not 0 < epsilon <= LARGEST_LABEL_EPSILON:
         raise ConfigError(
             f"epsilon_y lies above 0 and up to {LARGEST_LABEL_EPSILON:g}, got {epsilon}; "
@@ -99,7 +100,7 @@ def _check_strength(epsilon: float, classes: int) -> None:
 
 
 def _check_labels(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
-    """Return the labels as an array once they are what every mechanism takes."""
+    """Return the labels as an array, after the checks that all mechanisms share."""
     if labels_N.dtype != torch.int64 or labels_N.ndim != 1:
         raise LocalProtocolError(
             f"labels are int64 of shape (N,), got {labels_N.dtype} of shape {tuple(labels_N.shape)}"
@@ -118,11 +119,11 @@ def _check_labels(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
 def _draw_chances(
     key: bytes, facts: str, *contents: NDArray[np.generic], count: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return two independent 64-bit words for each of `count` labels.
+    """Return two independent 64-bit random words for each of `count` labels.
 
-    A function of the key, the mechanism with its numbers (`facts`) and what is answered: labels,
-    and the prior where there is one. So a resumed run gets the same ones, and other labels under
-    the same key get independent ones.
+    They are a function of the key, the mechanism with its numbers (`facts`) and what is answered:
+    labels, and the prior if there is one. So a resumed run repeats its answers, and other labels
+    under the same key get independent ones.
     """
     digest = hashlib.blake2b()
     for content in contents:
@@ -133,13 +134,13 @@ def _draw_chances(
 
 
 def _is_below(words: NDArray[np.uint64], probability: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which words fall below a probability in [0, 1), rounded up to a multiple of 2^-64."""
+    """Return a mask of words below a probability in [0, 1), rounded up to a multiple of 2^-64."""
     bounds = [math.ceil(share * 2**64) for share in probability.ravel().tolist()]
     return words < np.array(bounds, dtype=np.uint64).reshape(probability.shape)
 
 
 def _one_of(choice: NDArray[np.uint64], count: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """Return one of `count` places, uniform to within a share of count / 2^64."""
+    """Return an index below `count` for each word, uniform to within count / 2^64."""
     return (choice % np.asarray(count).astype(np.uint64)).astype(np.int64)
 
 
@@ -160,6 +161,7 @@ class NoLabelPrivacy(LabelMechanism):
     def randomise_labels(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
+        """Return the labels unchanged, after checking their range."""
         if self.classes:
             _check_labels(labels_N, self.classes)
         return labels_N
@@ -189,7 +191,7 @@ class LabelResponse(LabelMechanism):
 
     @property
     def replace_probability(self) -> float:
-        """(K - 1) / (e^eps + K - 1): that some other class is answered."""
+        """(K - 1) / (e^eps + K - 1), the probability of answering another class."""
         return (self.classes - 1) / (math.exp(self.epsilon) + self.classes - 1)
 
     def describe_guarantee(self) -> str:
@@ -202,10 +204,10 @@ class LabelResponse(LabelMechanism):
     def randomise_labels(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Replace labels by chance.
+        """Replace labels at random by another class.
 
-        The chances are 64-bit integers. The chance of a replacement is rounded up, which only
-        lowers epsilon. Which class replaces is uniform to within a share of K / 2^64.
+        Probabilities are compared as 64-bit integers. That of a replacement is rounded up, which
+        only lowers epsilon. The replacing class is uniform to within K / 2^64.
         """
         labels = _check_labels(labels_N, self.classes)
         facts = f"{float(self.epsilon)!r} {self.classes}"
@@ -216,7 +218,7 @@ class LabelResponse(LabelMechanism):
 
 
 def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
-    """Return the epoch from which the labels of a stage take part; both count from 0."""
+    """Return the epoch from which labels of this stage are used; both count from 0."""
     return stage * epochs // stages
 
 
@@ -250,10 +252,11 @@ class MultiStageResponse(LabelMechanism):
         )
 
     def choose_widths(self, prior_NK: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return how many (k) of each row's likeliest classes are answered (Algorithm 2, line 2).
+        """Return k for each row, the number of likeliest classes that may be answered (Algorithm 2,
+        line 2).
 
-        This is the k that maximises e^eps / (e^eps + k - 1) times the prior of the k likeliest
-        classes: the expected chance that the answer is right. It is the smallest, if several do.
+        This k maximises e^eps / (e^eps + k - 1) times the prior of the k likeliest classes, the
+        expected probability of a right answer; of several, the smallest.
         """
         likeliest_NK = np.sort(prior_NK, axis=1)[:, ::-1]
         keep_K = math.exp(self.epsilon) / (math.exp(self.epsilon) + np.arange(prior_NK.shape[1]))
@@ -264,11 +267,11 @@ class MultiStageResponse(LabelMechanism):
     def randomise_labels(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Answer by Algorithm 1 with the k of `widths`.
+        """Answer labels by Algorithm 1 with the k of `choose_widths`.
 
-        A label among the k likeliest is kept with probability e^eps / (e^eps + k - 1) and otherwise
-        becomes one of the other k - 1; any other label becomes one of the k. Chances are rounded as
-        by `LabelResponse`.
+        A label among the k likeliest is answered with probability e^eps / (e^eps + k - 1) and
+        otherwise becomes one of the other k - 1; any other label becomes one of the k.
+        Probabilities are rounded as in `LabelResponse`.
         """
         labels = _check_labels(labels_N, self.classes)
         prior = self._check_prior(prior_NK, len(labels))
@@ -287,6 +290,10 @@ class MultiStageResponse(LabelMechanism):
         return torch.from_numpy(answers).to(labels_N.device)
 
     def _check_prior(self, prior_NK: torch.Tensor | None, count: int) -> NDArray[np.float64]:
+        """Return the prior as an array (N, K); uniform if None.
+
+        Raises LocalProtocolError, ModelError: wrong shape, or not probabilities.
+        """
         if prior_NK is None:
             return np.full((count, self.classes), 1 / self.classes)
         if tuple(prior_NK.shape) != (count, self.classes) or not prior_NK.is_floating_point():
@@ -338,7 +345,7 @@ class VoteResponse:
 
     @property
     def other_probability(self) -> float:
-        """The probability of each single class that was not voted for."""
+        """The probability of answering each single class that was not voted for."""
         return self._response.replace_probability / (self.classes - 1)
 
     @property
@@ -346,7 +353,7 @@ class VoteResponse:
         return LabelResponse(epsilon=self.epsilon, classes=self.classes)
 
     def epsilon_of(self, releases: int, delta: float) -> float:
-        """Return the epsilon of `releases` answers about one person; any delta does."""
+        """Return the epsilon of `releases` answers about one person, at any delta."""
         return releases * self.epsilon
 
     def randomise_votes(self, votes_UK: Floats, *, key: bytes, about: bytes) -> Integers:
@@ -354,9 +361,9 @@ class VoteResponse:
 
         Args:
             votes_UK: unit vectors, or zeros for no vote; see `labellers.harden_votes`.
-            key: 32 secret bytes; whoever has them can tell what was kept.
-            about: what names the people and the question: where answers about others, or to another
-                question, shared their chance, equal answers would tell that votes are equal.
+            key: 32 secret bytes; with them one could tell which answers are true.
+            about: identifies people and question, so that other people or questions get independent
+                randomness: with shared randomness equal answers would reveal equal votes.
         """
         if votes_UK.ndim != 2 or votes_UK.shape[1] != self.classes:
             raise LocalProtocolError(
@@ -374,9 +381,11 @@ class VoteResponse:
         return answers
 
     def estimate_sum(self, answers_MU: Integers) -> Floats:
-        """Return an unbiased estimate_UK of the sum of the M votes; no vote counts 1/K each.
+        """Return an unbiased estimate (U, K) of the sum of M votes; a missing vote counts 1/K per
+        class.
 
-        An answer is class k with probability q + (p - q) v_k, so (count_k - M q) / (p - q).
+        An answer is class k with probability q + (p - q) v_k, so the estimate is (count_k - M q) /
+        (p - q).
         """
         counts_UK = (answers_MU[:, :, None] == np.arange(self.classes)).sum(axis=0)
         p = self.keep_probability
@@ -387,6 +396,7 @@ class VoteResponse:
         return f"{self.classes}-ary randomised response of epsilon {self.epsilon:.4g} a vote"
 
     def describe_guarantee(self) -> str:
+        """Return the guarantee of one randomised vote, in words."""
         return (
             f"each vote is answered by {self}, kept with probability {self.keep_probability:.3g}: "
             "delta 0, against everybody, who reads single answers included, with the labeller held "
@@ -395,7 +405,7 @@ class VoteResponse:
 
 
 def make_label_mechanism(settings: LabelSettings, *, classes: int) -> LabelMechanism:
-    """Build the mechanism that `settings` describe; ConfigError: for fewer than two classes."""
+    """Build the configured label mechanism. Raises ConfigError: fewer than two classes."""
     kind = LABEL_MECHANISMS[settings.mechanism]
     return kind(epsilon=settings.epsilon or math.inf, classes=classes)
 

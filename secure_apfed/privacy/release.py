@@ -77,6 +77,7 @@ class _Charged(KeepsSecrets):
         *,
         owner: str,
     ) -> None:
+        """Open a ledger with budget epsilon over `rows` people; `owner`: the class, for errors."""
         self.epsilon = epsilon
         self.delta = delta
         self.rows = rows
@@ -89,15 +90,13 @@ class _Charged(KeepsSecrets):
         self._require_own_process = ForkCheck(f"this {owner}").require_own_process
 
     def get_privacy_spent(self) -> PrivacySpent:
-        """Return the cost of all releases so far, as figures: `epsilon_x`, `delta`, `releases`,
-        `trace`.
-        """
+        """Return the cost of all releases so far: `epsilon_x`, `delta`, `releases`, `trace`."""
         self._require_own_process()  # before the lock, which a fork may have copied shut
         with self._lock:
             return self._ledger.get_privacy_spent()
 
     def report(self) -> str:
-        """Return in words what was spent, of whom, against what, and what has no guarantee."""
+        """Return in words what was spent, for whose protection, and what has no guarantee."""
         spent = self.get_privacy_spent()
         if not spent.releases:
             budget = f"epsilon {self.epsilon:g} at delta {self.delta:g}"
@@ -111,7 +110,7 @@ class _Charged(KeepsSecrets):
         )
 
     def _charge_rows(self, rows: Tensor) -> int:
-        """Charge one release of these rows; return its step, of which noise is drawn once."""
+        """Charge one release of these rows; return its step, for which noise is drawn once."""
         with self._lock:
             # The same bytes would be free a second time; these never are, their noise is new.
             self._ledger.charge(step=self._step, rows=rows, digest=fresh_key())
@@ -133,6 +132,7 @@ class _LayerAccount(_Charged):
     def __init__(
         self, guard: GaussianGuard, epsilon: float, delta: float, rows: int, *, owner: str
     ) -> None:
+        """Open the account of one layer, with an identifier that its saved states share."""
         super().__init__(guard.mechanism(), epsilon, delta, rows, owner=owner)
         self.guard = guard
         self.measured = ""
@@ -147,6 +147,7 @@ class _LayerAccount(_Charged):
         return self
 
     def __reduce__(self) -> str:
+        """Refuse to serialise the noise key. Raises LocalProtocolError."""
         raise LocalProtocolError(
             "PrivateRelease holds the noise key of its party and is never serialised: save the "
             "network's state_dict(), which has its account and not its key, and load that into a "
@@ -154,7 +155,7 @@ class _LayerAccount(_Charged):
         )
 
     def add_noise(self, clipped_BD: Tensor, rows_B: Tensor) -> Tensor:
-        """Charge, then return the rows with noise that no other call draws."""
+        """Charge the rows, then return them with noise that no other call draws."""
         return self.guard.add_noise(clipped_BD, step=self._charge_rows(rows_B), rows=rows_B)
 
     def count_unprotected(self, rows: int) -> None:
@@ -162,8 +163,10 @@ class _LayerAccount(_Charged):
             self._unprotected += rows
 
     def export_lines(self) -> Tensor:
-        """Return one line of int64 for each account: its ID in two words, noise multiplier (bits of
-        a float64), rows without protection, releases of each of the N rows. No key.
+        """Return one row of int64 for each account, without key.
+
+        Its columns: the account's ID in two words, the noise multiplier (bits of a float64), the
+        number of unprotected rows, and the releases of each of the N rows.
         """
         self._require_own_process()
         with self._lock:
@@ -176,9 +179,9 @@ class _LayerAccount(_Charged):
             return torch.from_numpy(np.column_stack([np.array(heads), np.array([*lines.values()])]))
 
     def import_lines(self, state: object) -> None:
-        """Add the accounts that `export_lines` returned; what is counted already stays so.
+        """Merge accounts from `export_lines`; a count here is never lowered.
 
-        Raises CheckpointError: no such lines, or of another table, clip or noise.
+        Raises CheckpointError: malformed, or of another table, clip or noise.
         """
         self._require_own_process()
         lines = self._check_lines(state)
@@ -195,6 +198,9 @@ class _LayerAccount(_Charged):
             self._ledger.load_state_dict({"counts": total})
 
     def _check_lines(self, state: object) -> NDArray[np.int64]:
+        """Return the imported lines as an array. Raises CheckpointError: shape or noise do not
+        match.
+        """
         width = _HEAD + self.rows
         if (
             not isinstance(state, Tensor)
@@ -219,6 +225,7 @@ class _LayerAccount(_Charged):
         return lines
 
     def _count_own_releases(self) -> NDArray[np.int64]:
+        """Return the releases by row of this account alone, without imported ones."""
         counts: NDArray[np.int64] = self._ledger.state_dict()["counts"].numpy().copy()
         for line in self._others.values():
             counts -= line[1:]
@@ -230,6 +237,9 @@ class _LayerAccount(_Charged):
         return int(multiplier.view(np.int64))
 
     def report(self) -> str:
+        """Return the report, with rows that passed unprotected and whether the encoder was
+        measured.
+        """
         unprotected = self._unprotected + sum(int(line[0]) for line in self._others.values())
         passed = ""
         if unprotected:
@@ -294,6 +304,7 @@ class PrivateRelease(nn.Module):
     def __init__(
         self, *, clip: float, epsilon: float, delta: float, epochs: int, rows: int
     ) -> None:
+        """Check the numbers, calibrate sigma to the planned epochs, and draw a noise key."""
         _require_numbers(self, clip=clip, epsilon=epsilon, delta=delta, epochs=epochs, rows=rows)
         super().__init__()
         self.clip = clip
@@ -311,29 +322,33 @@ class PrivateRelease(nn.Module):
         def __call__(self, h: Values, rows: object = None) -> Values: ...
 
     def forward(self, h: Values, rows: object = None) -> Values:
-        """Return z, which may be sent: of the kind, shape, dtype and device of h.
+        """Return z, which may be sent: of the same type, shape, dtype and device as h.
 
         Args:
             h: a tensor or NumPy array of shape (B, ...): float16, bfloat16 (both computed in
                 float32), float32 or float64.
-            rows: positions in the table of these B rows, 0..N-1: whole numbers in a tensor,
-                array, list or range, or a slice. A row that occurs k times is released k times,
-                each with noise of its own, and is charged k times. None: those of `name_rows`.
+            rows: positions in the table of these B rows, 0..N-1: whole numbers in a tensor, array,
+                list or range, or a slice. A row that occurs k times is released k times, each with
+                noise of its own, and charged k times. None: those of `name_rows`.
 
         Raises:
             LocalProtocolError: h or rows of a wrong type, shape or range, a forked process, or a
-            call by backward(); ModelError: a row is not finite; PromiseError: the graph of the
-            first h shows that its rows were mixed; BudgetExhaustedError: a row was released as
-            often as planned. Nothing was charged or released then.
+                call by backward().
+            ModelError: a row is not finite.
+            PromiseError: the graph of the first h shows that its rows were mixed.
+            BudgetExhaustedError: a row was released as often as planned.
+
+        After an error nothing was charged or released.
         """
         return cast(Values, self._release(self._account, h, rows))
 
     @contextmanager
     def name_rows(self, rows: object) -> Iterator[None]:
-        """Say which rows of the table the batch holds, for calls without `rows=` in this thread.
+        """Set the table positions of the batch for calls without `rows=`, in this thread.
 
-        For networks that contain this layer and hand on h alone, such as `nn.Sequential`. Each
-        call inside is a release of its own and charged. It holds for copies of the layer, too.
+        For networks that contain this layer and pass on h only, such as `nn.Sequential`. Each call
+        inside the block is a release of its own and charged. It applies to copies of the layer,
+        too.
         """
         token = _named.set({**_named.get(), self._account: rows})
         try:
@@ -342,11 +357,12 @@ class PrivateRelease(nn.Module):
             _named.reset(token)
 
     def check_encoder(self, encoder: Callable[[Tensor], Any], x: Tensor) -> None:
-        """Measure that the encoder computes each row of x from that row alone; see
-        `check_row_wise`. Nothing is charged, and the encoder stays as it is.
+        """Check that the encoder computes each row of x from that row alone; see `check_row_wise`.
+
+        Nothing is charged, and the encoder is unchanged.
 
         Args:
-            encoder: what makes h, in training mode; x: what it reads, two rows or more.
+            encoder: the network that computes h, in training mode; x: its input, two rows or more.
 
         Raises:
             PromiseError: it mixes rows; names the layer, and what moved.
@@ -366,9 +382,8 @@ class PrivateRelease(nn.Module):
     def disable_noise(self) -> Iterator[None]:
         """Switch noise and account off for evaluation, in this thread: rows are only clipped.
 
-        There is no noise, no account and no `rows=`: whoever receives them reads them. The report
-        says how many there were. It holds for copies of the layer, too. Warns:
-        UnsafeChoiceWarning.
+        The output is unprotected: whoever receives it reads the rows. The report counts them. It
+        applies to copies of the layer, too. Warns: UnsafeChoiceWarning.
         """
         message = (
             "PrivateRelease.disable_noise(): no noise, nothing counted; whoever receives these "
@@ -382,13 +397,11 @@ class PrivateRelease(nn.Module):
             _off.reset(token)
 
     def get_privacy_spent(self) -> PrivacySpent:
-        """Return the cost of all releases so far, as figures: `epsilon_x`, `delta`, `releases`,
-        `trace`.
-        """
+        """Return the cost of all releases so far: `epsilon_x`, `delta`, `releases`, `trace`."""
         return self._account.get_privacy_spent()
 
     def report(self) -> str:
-        """Return in words what was spent, of whom, against what, and what has no guarantee."""
+        """Return in words what was spent, for whose protection, and what has no guarantee."""
         return self._account.report()
 
     def get_extra_state(self) -> Tensor:
@@ -396,16 +409,18 @@ class PrivateRelease(nn.Module):
         return self._account.export_lines()
 
     def set_extra_state(self, state: object) -> None:
-        """Add an account that `state_dict()` held to this one; see `_LayerAccount`."""
+        """Merge the account of a `state_dict()` into this one; see `_LayerAccount`."""
         self._account.import_lines(state)
 
     def extra_repr(self) -> str:
+        """Return the layer's parameters for its `repr`."""
         return (
             f"clip={self.clip:g}, epsilon={self.epsilon:g}, delta={self.delta:g}, "
             f"epochs={self.epochs}, rows={self.rows}, sigma={self.sigma:.4g}"
         )
 
     def _replicate_for_data_parallel(self) -> NoReturn:
+        """Refuse nn.DataParallel, whose threads do not know the rows of their part of the batch."""
         raise LocalProtocolError(
             "PrivateRelease: nn.DataParallel deals a batch out to threads, which do not know whose "
             "rows they hold; wrap the layers before it and after it, each in nn.DataParallel"
@@ -413,7 +428,7 @@ class PrivateRelease(nn.Module):
 
 
 def _exclude_from_compiling(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function as `torch.compile` leaves it out: its noise would be a constant."""
+    """Return the function excluded from `torch.compile`, which would make its noise a constant."""
     try:
         return torch.compiler.disable(function, reason=_NOT_COMPILED)  # type: ignore[no-any-return]
     except TypeError:  # torch 2.6 takes no reason
@@ -465,7 +480,7 @@ def _release_rows(account: _LayerAccount, h: Any, rows: object) -> Any:
 
 
 def _require_running(h: object) -> None:
-    """Raise LocalProtocolError where a program is recorded, and not run on numbers."""
+    """Raise LocalProtocolError while a program is traced instead of run on numbers."""
     require_numbers({"h": h}, "PrivateRelease")
     if torch._C._is_tracing() or torch.compiler.is_compiling():
         raise LocalProtocolError(
@@ -510,6 +525,7 @@ class PrivateContributions(_Charged):
         honest: int,
         bits: int = 16,
     ) -> None:
+        """Check the numbers, calibrate the noise in steps, and draw a noise key."""
         whole = {"epochs": epochs, "rows": rows, "numbers": numbers, "moved": moved}
         _require_numbers(self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **whole)
         levels = FixedPoint(clip_norm=1.0, bits=bits, contributors=1).levels
@@ -531,24 +547,26 @@ class PrivateContributions(_Charged):
     def draw_noise(
         self, shape: tuple[int, ...], rows: object = None, *, people: object = None
     ) -> NDArray[np.int64]:
-        """Charge those who move a contribution of this shape, and return the noise for it.
+        """Charge the people who move a contribution of this shape, and return the noise for it.
 
         Give one of rows and people, positions in the table as `PrivateRelease` takes them.
 
         Args:
             shape: of the contribution. Up to rank 1 it is one row.
-            rows: of rank 2 or more the person of each row, in order, as many as there are rows; of
-                one row everybody who stands in it. Only a contribution without rows has none.
+            rows: for rank 2 or more the person of each row, in order; for one row everybody who
+                enters it. Empty only for a contribution without rows.
             people: everybody who moves any number of a contribution whose rows are not people, as
-                the gradient of a matrix of weights; needs `moved` above 1, or one row.
+                the gradient of a weight matrix; needs `moved` above 1, or one row.
 
         A person is charged once for a contribution in which all that it moves is within `moved`
-        rows, so k times where each row is of one person and k rows are of this one.
+        rows; so k times where each row is of one person and k rows are of this one.
 
         Raises:
             LocalProtocolError: positions that `PrivateRelease` refuses, another number of them, or
-                a contribution larger than stated. BudgetExhaustedError: as `PrivateRelease`.
-                Nothing was charged then.
+                a contribution larger than stated.
+            BudgetExhaustedError: as `PrivateRelease`.
+
+        After an error nothing was charged.
         """
         self._require_own_process()
         count = self._count_rows(shape)
@@ -558,7 +576,9 @@ class PrivateContributions(_Charged):
         )
 
     def _count_rows(self, shape: object) -> int:
-        """Return how many rows a contribution of this shape has; refuse one that is not stated."""
+        """Return the number of rows in a contribution of this shape; refuse one
+        larger than stated.
+        """
         sizes: list[Any] = list(shape) if isinstance(shape, tuple | list) else [None]
         if not all(is_whole(size) and size >= 0 for size in sizes):
             raise LocalProtocolError(
@@ -575,7 +595,9 @@ class PrivateContributions(_Charged):
         return count
 
     def _people_of(self, count: int, rank: int, rows: object, people: object) -> Tensor:
-        """Return whom a contribution of `count` rows is charged to, each as often as it costs."""
+        """Return the people whom a contribution of `count` rows is charged to, repeated by their
+        cost.
+        """
         asker = "PrivateContributions"
         if rows is not None and people is not None:
             raise LocalProtocolError(f"{asker}: give rows= or people=, not both")
@@ -618,6 +640,7 @@ class PrivateLabels(KeepsSecrets):
     """
 
     def __init__(self, *, epsilon: float, classes: int) -> None:
+        """Prepare a randomised response that answers one table."""
         _require_numbers(self, epsilon=epsilon, classes=classes)
         self._response = LabelResponse(epsilon=epsilon, classes=classes)
         self._answered = 0
@@ -668,6 +691,7 @@ class PrivateLabels(KeepsSecrets):
 
 
 def _require_numbers(owner: object, **numbers: float) -> None:
+    """Raise ConfigError unless these arguments are numbers, or whole numbers from 1 on."""
     for name, value in numbers.items():
         real = name in ("clip", "epsilon", "delta")
         if not (isinstance(value, Real) if real else is_whole(value) and value >= 1):
@@ -678,7 +702,7 @@ def _require_numbers(owner: object, **numbers: float) -> None:
 def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
     """Return positions in a table of `total` rows, int64 of shape (B,); one may occur twice.
 
-    The one reader of rows of all that charges. Raises LocalProtocolError, before anything is
+    Everything that charges reads its rows here. Raises LocalProtocolError, before anything is
     charged, which names `asker`.
     """
     if rows is None:
