@@ -132,6 +132,7 @@ _MFEAT = {
 def _make_handwritten_set(
     name: str, title: str, *views: str, subfolders: tuple[str, ...] = ()
 ) -> DataSet:
+    """Return the catalogue entry of UCI's handwritten numerals with these feature sets as views."""
     widths = {view: _MFEAT[view][0] for view in views}
     return DataSet(
         name=name,
@@ -159,6 +160,7 @@ def _make_cifar_set(
     size: int,
     sha256: str,
 ) -> DataSet:
+    """Return the catalogue entry of CIFAR-10 or CIFAR-100, whose files lie in one archive."""
     archive = DataFile(f"cifar-{len(classes)}-binary.tar.gz", size, sha256)
     address = f"https://www.cs.toronto.edu/~kriz/{archive.name}"
     return DataSet(
@@ -337,7 +339,7 @@ _SETS = (
 
 
 def _require_dataset(found: Any, code: str) -> DataSet:
-    """Return a set of others; its files lie in a folder of its own name."""
+    """Check that a plug-in's entry is a DataSet; its files lie in a folder of its own name."""
     del code
     if not isinstance(found, DataSet):
         raise TypeError(f"expected a secure_apfed.data.files.DataSet, got {type(found).__name__}")
@@ -350,15 +352,18 @@ DATASETS: PluginTable[DataSet] = PluginTable(
 
 
 def find_dataset(name: str) -> DataSet:
+    """Return the catalogue entry of this name. Raises ConfigError: there is none; names the
+    nearest.
+    """
     if name not in DATASETS:
         raise ConfigError(f"dataset: {unknown_name(name, (*DATASETS.list_names(), TABLES))}")
     return DATASETS[name]
 
 
 def take_dataset(settings: DataSettings) -> DataSettings:
-    """Return the settings with the set's name as the table holds it, importing one of others.
+    """Return the settings with the data set's key in the catalogue; import a plug-in's.
 
-    Raises ConfigError: there is no such set, or somebody else than the party named code.
+    Raises ConfigError: there is no such set, or another party than this one named code.
     """
     name = settings.dataset
     if name == TABLES or name in DATASETS or find_code_name(name, "datasets") is None:
@@ -368,7 +373,7 @@ def take_dataset(settings: DataSettings) -> DataSettings:
 
 
 def describe_dataset(dataset: DataSet) -> dict[str, str]:
-    """Return what `secure-apfed data list` shows of a set."""
+    """Return the facts that `secure-apfed data list` shows about a set."""
     descriptions = {
         "classes": "numbers" if dataset.numeric_labels else str(len(dataset.classes)),
         "views": str(dataset.views),
@@ -381,8 +386,10 @@ def describe_dataset(dataset: DataSet) -> dict[str, str]:
 def fetch_dataset(
     name: str, folder: Path | None = None, progress: Progress | None = None
 ) -> tuple[Path, ...]:
-    """Put the files of a data set into `folder`/`name` and return where they are; those that are
-    there and right are not fetched again. DataError: no address gives the right bytes.
+    """Download the files of a data set into `folder`/`name`; return their paths.
+
+    Files that exist and match their checksum are not fetched again. Raises DataError: no address
+    gives the right bytes.
     """
     dataset = find_dataset(name)
     if dataset.files and not dataset.downloads:
@@ -396,12 +403,14 @@ def fetch_dataset(
 
 
 def labels_are_numbers(settings: DataSettings) -> bool:
+    """Return whether the labels of the configured data are numbers to predict, not classes."""
     if settings.dataset == TABLES:
         return settings.classes == "numbers"
     return find_dataset(settings.dataset).numeric_labels
 
 
 def view_count(settings: DataSettings) -> int:
+    """Return the number of parties with features that the settings make."""
     if settings.dataset == TABLES:
         return len(settings.parties or ())
     if settings.horizontal:
@@ -414,7 +423,7 @@ def view_count(settings: DataSettings) -> int:
 
 
 def view_names(settings: DataSettings) -> tuple[str, ...]:
-    """Return the names of the views that columns are cut into, in order; of images none."""
+    """Return the names of the views that columns are cut into, in order; empty for images."""
     if settings.dataset == TABLES:
         return tuple(settings.view_columns or ())
     return settings.explicit_views or tuple(find_dataset(settings.dataset).natural_views)
@@ -433,7 +442,7 @@ def party_names(settings: DataSettings) -> tuple[str, ...]:
 
 
 def check_data(settings: DataSettings) -> None:
-    """Refuse a set that there is not, and one that cannot be cut so."""
+    """Refuse an unknown data set, and a partition that does not fit it. Raises ValueError."""
     for problem in _list_problems(settings):
         raise ConfigError(problem)
 
@@ -444,6 +453,7 @@ def _list_given_keys(settings: DataSettings, *keys: str) -> str:
 
 
 def _list_problems(settings: DataSettings) -> Iterator[str]:
+    """Yield the faults of data settings, in words."""
     yield from (
         _list_table_problems(settings)
         if settings.dataset == TABLES
@@ -469,6 +479,7 @@ def _list_problems(settings: DataSettings) -> Iterator[str]:
 
 
 def _list_table_problems(settings: DataSettings) -> Iterator[str]:
+    """Yield the faults of settings for the parties' own tables."""
     prepared_keys = ("views", "columns", "clients", "rows", "rows_per_class", "aligned")
     if misplaced := _list_given_keys(settings, *prepared_keys):
         yield (
@@ -488,6 +499,7 @@ def _list_table_problems(settings: DataSettings) -> Iterator[str]:
 
 
 def _list_dataset_problems(settings: DataSettings) -> Iterator[str]:
+    """Yield the faults of settings for a built-in set: its views, columns and partition."""
     dataset = find_dataset(settings.dataset)
     name = settings.dataset
     if misplaced := _list_given_keys(settings, "parties", "classes", "view_columns"):
@@ -520,6 +532,7 @@ def _list_dataset_problems(settings: DataSettings) -> Iterator[str]:
 
 
 def _list_view_problems(settings: DataSettings, dataset: DataSet) -> Iterator[str]:
+    """Yield the faults of how a built-in set is cut into views."""
     name = settings.dataset
     height = dataset.height
     natural = len(dataset.natural_views)

@@ -29,7 +29,10 @@ _Place = Callable[[Path], Path]
 
 
 def query_table(database: Database, place: _Place, *, party: str) -> pyarrow.Table:
-    """Return the rows of the query; `place` resolves the path of a file named by the settings."""
+    """Return the rows of the query.
+
+    `place`: resolves the path of a file that the settings name.
+    """
     tables: list[pyarrow.Table] = []
     try:
         for names, rows in _fetch_chunks(database, place, party):
@@ -51,9 +54,7 @@ def _make_array(cells: Sequence[Any]) -> pyarrow.Array:
 def _fetch_chunks(
     database: Database, place: _Place, party: str
 ) -> Iterator[tuple[tuple[str, ...], Sequence[Sequence[Any]]]]:
-    """Yield the names of the columns and some rows at a time; once without rows if there are
-    none.
-    """
+    """Yield column names and some rows at a time; once, without rows, if the result is empty."""
     with _open_connection(database, place, party) as connection:
         result = connection.exec_driver_sql(database.query)
         names = tuple(result.keys())
@@ -65,6 +66,11 @@ def _fetch_chunks(
 
 @contextmanager
 def _open_connection(database: Database, place: _Place, party: str) -> "Iterator[Connection]":
+    """Open a read-only connection with the configured password.
+
+    Raises ConfigError: a package is missing; DataError: the database's error, with the password
+    removed.
+    """
     key = f"data.parties.{party}.database"
     secret = _find_password(database, place, key)
     try:
@@ -120,6 +126,11 @@ def _make_read_only_url(url: "URL", place: _Place, key: str) -> "tuple[URL, dict
 
 
 def _find_password(database: Database, place: _Place, key: str) -> str | None:
+    """Return the password from the environment or the first line of a file; None: none is
+    configured.
+
+    Raises ConfigError: it is missing, or others may read the file.
+    """
     if database.credentials is None:
         return None
     ((kind, name),) = database.credentials.items()

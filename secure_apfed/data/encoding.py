@@ -94,6 +94,7 @@ class CellCounts:
     ignored: Counter[str] = field(default_factory=Counter)
 
     def warn_of_unseen_cells(self, *, source: str) -> None:
+        """Warn of each column with cells unlike any in training, which are ignored."""
         for name, count in self.ignored.items():
             warnings.warn(
                 f"{source}: {count} of {self.rows} cells of column {name!r} hold what no training "
@@ -140,7 +141,10 @@ class NumericColumn(Settings):
 def _parse_numbers(
     column: "pd.Series", kind: str, *, source: str, formats: Sequence[str] = ()
 ) -> NDArray[np.float64]:
-    """Return the finite numbers (N,) to standardise; NaN where a cell is empty."""
+    """Return finite numbers (N,) before standardisation; NaN where a cell is empty.
+
+    `kind`: "numeric", "date" or "duration".
+    """
     if kind == "date":
         numbers = days_of(column, source=source, formats=formats)
     else:
@@ -174,7 +178,7 @@ class CategoricalColumn(Settings):
 
     @property
     def spellings(self) -> dict[str, str]:
-        """Texts as programs write them that stand for a category, which they name."""
+        """By text as programs write it, the category that it stands for."""
         return self.match_categories(
             text for own in self.categories for text in self._list_spellings(own)
         )
@@ -183,8 +187,8 @@ class CategoricalColumn(Settings):
         """Return the category that each of these texts stands for.
 
         This is the text itself, or the category of the same meaning, as a number, a moment or, if
-        all are true or false or 1 or 0, a truth. A text that could stand for two categories is left
-        out.
+        all categories are truth values, a truth value. A text that could stand for two categories
+        is left out.
         """
         own = {column_name(category): category for category in self.categories}
         alike = defaultdict[str, set[str]](set)
@@ -207,6 +211,9 @@ class CategoricalColumn(Settings):
         return None not in map(_truth_of, self.categories)
 
     def _list_spellings(self, category: str) -> Iterator[str]:
+        """Yield texts that mean this category: Unicode forms, truth words, and other forms of a
+        number.
+        """
         yield from (unicodedata.normalize(form, category) for form in ("NFC", "NFD"))
         plain = [plain_text(category)]
         if self._are_truths:
@@ -218,10 +225,11 @@ class CategoricalColumn(Settings):
 
     @property
     def texts(self) -> frozenset[str]:
-        """The words for an empty cell that are ordinary texts in this column."""
+        """The words for an empty cell that are ordinary categories in this column."""
         return frozenset({*self.words, *self.categories}) & EMPTY - {""}
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
+        """Return one-hot features, (N, number of categories); zeros for empty and unknown cells."""
         own = {category: at for at, category in enumerate(self.categories)}
         texts = texts_of(column, words=self.texts)
         distinct = {text for text in texts if text is not None}
@@ -265,7 +273,7 @@ class ColumnEncoding(Settings):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(F,) of one row's features."""
+        """The shape (F,) of one row's features."""
         return (self.places[-1].stop,)
 
     @property
@@ -280,8 +288,10 @@ class ColumnEncoding(Settings):
     def encode(
         self, raw: RawFeatures, *, source: str = "the input", counts: CellCounts | None = None
     ) -> torch.Tensor:
-        """Return float32 features (N, F) of a frame with these columns, further ones ignored, or of
-        an array (N, number of columns) in this order; cells are added to `counts`.
+        """Return float32 features (N, F) of a frame or array.
+
+        `raw`: a frame with these columns, others are ignored; or an array (N, number of columns) in
+        their order. `counts`: empty and ignored cells are added to it.
         """
         frame = self._select_columns(raw, source)
         counts = counts or CellCounts()
@@ -308,7 +318,9 @@ class ColumnEncoding(Settings):
         return torch.from_numpy(features_NF)
 
     def _describe_lost_words(self, lacking: Mapping[str, int]) -> str:
-        """Say which categories of columns with empty cells pandas takes for empty; "" of none."""
+        """Return in words which categories pandas would read as empty cells; "" if none are
+        affected.
+        """
         words = set[str]()
         for column in self.columns:
             if isinstance(column, CategoricalColumn) and lacking[column.name]:
@@ -319,6 +331,9 @@ class ColumnEncoding(Settings):
         return f" ({quoted}, a category here, is empty to pandas: read_csv(keep_default_na=False))"
 
     def _select_columns(self, raw: RawFeatures, source: str) -> pd.DataFrame:
+        """Return the encoding's columns, in its order. Raises DataError: missing or repeated
+        columns.
+        """
         names = [column.name for column in self.columns]
         if not isinstance(raw, pd.DataFrame):
             if raw.ndim != 2 or raw.shape[1] != len(names):
@@ -347,6 +362,7 @@ class ColumnEncoding(Settings):
 def _refuse_empty(
     counts: Counter[str], *, source: str, advice: Advice | None = None, cause: str = ""
 ) -> None:
+    """Raise TableError if columns have empty cells; name the settings that would fill them."""
     lacking = ", ".join(f"{name} ({count})" for name, count in (+counts).items())
     if not lacking:
         return
@@ -364,7 +380,7 @@ def _refuse_empty(
 
 
 def refuse_empty_cells(frame: pd.DataFrame, *, categorical: Sequence[str], advice: Advice) -> None:
-    """Refuse empty cells of a table; a column that holds nothing else has a fault of its own."""
+    """Raise TableError for empty cells; a column without any value has a fault of its own."""
     counts = Counter[str]()
     for name in frame.columns:
         empty_N = is_empty(frame[name], BLANK if name in categorical else EMPTY)
@@ -383,11 +399,10 @@ def fit_columns(
     formats: Sequence[str] = (),
     advice: Advice | None = None,
 ) -> ColumnEncoding:
-    """Return the encoding of all columns of `frame`, with statistics of all its rows; the standard
-    deviation is the population's, and of equally frequent categories the first are kept.
+    """Return the encoding of all columns of `frame`, with statistics of all its rows.
 
-    Raises:
-        TableError: names what is wrong with any column, and the settings that mend it.
+    The standard deviation is the population's; of equally frequent categories the first are kept.
+    Raises TableError: names the faults of every column, and the settings that solve them.
     """
     advice = advice or Advice(source)
     if not frame.shape[1]:
@@ -410,6 +425,9 @@ def fit_columns(
 def _fit_numbers(
     column: "pd.Series", formats: Sequence[str] = (), *, advice: Advice
 ) -> NumericColumn:
+    """Return the encoding of a column of numbers, dates or durations. Raises
+    DataError, TableError.
+    """
     kind: Literal["numeric", "date", "duration"] = "numeric"
     source = advice.party
     written = tuple[str, ...]()
@@ -439,6 +457,10 @@ def _fit_numbers(
 
 
 def _fit_categories(column: "pd.Series", most: int | None, *, advice: Advice) -> CategoricalColumn:
+    """Return the encoding of a column of texts, with its `most` most frequent categories.
+
+    Raises TableError: it has too many categories, and the settings give no limit.
+    """
     texts = texts_of(column, words=EMPTY)
     counts = Counter(text for text in texts if text is not None)
     _check_any(len(counts), column, advice)
@@ -471,6 +493,7 @@ def _fit_categories(column: "pd.Series", most: int | None, *, advice: Advice) ->
 
 
 def _check_any(count: int, column: "pd.Series", advice: Advice) -> None:
+    """Raise TableError if a column has no value."""
     if not count:
         name = str(column.name)
         remedies: tuple[Remedy, ...] = ((advice.add_to_list("ignore", name),),)
@@ -506,7 +529,7 @@ def fit_views(
     formats: Sequence[str] = (),
     advice: Advice | None = None,
 ) -> ColumnEncoding:
-    """Return the encoding of all columns of the views, one after another; see `fit_columns`."""
+    """Return the encoding of all columns of the views, concatenated; see `fit_columns`."""
     columns: list[Column] = []
     for view in views.values():
         part = only_columns(frame, view.columns)
@@ -527,6 +550,10 @@ def fit_views(
 
 
 def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str) -> list[Column]:
+    """Return the columns of one view of sequences: each channel divided by its root mean square.
+
+    The number of steps, the first column, stays as it is.
+    """
     numbers_NF = np.stack([numbers_of(frame[name], source=source) for name in frame], axis=1)
     used_N = numbers_NF[:, 0]
     steps_NTC = numbers_NF[:, 1:].reshape(-1, steps, channels)
@@ -548,7 +575,7 @@ def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str
 def locate_views(
     encoding: ColumnEncoding, views: Mapping[str, ViewColumns], *, source: str
 ) -> dict[str, View]:
-    """Return where each view lies among the features that the encoding gives."""
+    """Return the position of each view among the features that the encoding produces."""
     expected = [name for view in views.values() for name in view.columns]
     if [column.name for column in encoding.columns] != expected:
         raise DataError(
@@ -564,6 +591,9 @@ def locate_views(
 
 
 def check_views(features: torch.Tensor, views: Mapping[str, View], *, party: str) -> None:
+    """Raise DataError unless the views cover all features, and sequences have valid numbers of
+    steps.
+    """
     if not views:
         return
     ends = [0, *(view.end for view in views.values())]
@@ -604,6 +634,11 @@ class ImageEncoding(Settings):
 
     @model_validator(mode="after")
     def _strip_is_inside(self) -> Self:
+        """Refuse too large images, and a strip outside the image.
+
+        The encoding may come from a peer's model card, so sizes are checked before memory is
+        allocated.
+        """
         # Of a card that somebody sent: a network is asked what it makes of such an image.
         if (numbers := self.channels * self.height * self.width) > MOST_IMAGE_NUMBERS:
             raise ValueError(
@@ -619,12 +654,12 @@ class ImageEncoding(Settings):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(C, S, W) of one row's features."""
+        """The shape (C, S, W) of one row's features."""
         return (self.channels, self.end_row - self.first_row, self.width)
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """The shape of the strip in which each feature has its place."""
+        """The shape of the image strip, in which each feature has its position."""
         return self.shape
 
     def feature_name(self, index: int) -> str:
@@ -634,8 +669,9 @@ class ImageEncoding(Settings):
     def encode(
         self, raw: RawFeatures, *, source: str = "the input", counts: CellCounts | None = None
     ) -> torch.Tensor:
-        """Return float32 features (N, C, S, W) of raw images with values 0 to `maximum`; nothing is
-        added to `counts`, which is of the cells of columns.
+        """Return float32 features (N, C, S, W) of raw images with values 0 to `maximum`.
+
+        `counts` is unused; it counts cells of columns.
         """
         strip_NCSW = self._cut_strip(self._parse_pixels(raw, source), source)
         self._check_range(strip_NCSW, source)
@@ -644,6 +680,7 @@ class ImageEncoding(Settings):
         return torch.from_numpy(scaled_NCSW)
 
     def _parse_pixels(self, raw: RawFeatures, source: str) -> NDArray[np.generic]:
+        """Return raw pixels as an array of numbers; a frame becomes one flat image a row."""
         if isinstance(raw, pd.DataFrame):
             columns = [numbers_of(raw[name], source=source) for name in raw.columns]
             return np.stack(columns, axis=1) if columns else np.empty((len(raw), 0))
@@ -652,6 +689,9 @@ class ImageEncoding(Settings):
         return raw
 
     def _cut_strip(self, values: NDArray[np.generic], source: str) -> NDArray[np.generic]:
+        """Return the strips (N, C, S, W) of whole or already cut images. Raises DataError: another
+        shape.
+        """
         whole = (self.channels, self.height, self.width)
         cut = self.shape
         for size in (cut, whole):
@@ -668,6 +708,9 @@ class ImageEncoding(Settings):
         )
 
     def _check_range(self, pixels: NDArray[np.generic], source: str) -> None:
+        """Raise DataError if pixels are not finite, out of range, or seem scaled to
+        [0, 1] already.
+        """
         if not pixels.size:
             return
         numbers = pixels if pixels.dtype == np.uint8 else pixels.astype(np.float64)
@@ -694,6 +737,7 @@ class ArrayEncoding(Settings):
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
+        """Refuse a row shape with more numbers than an image may have."""
         if (numbers := math.prod(self.row_shape)) > MOST_IMAGE_NUMBERS:
             raise ValueError(
                 f"row_shape are {numbers:,} numbers of a row, expected {MOST_IMAGE_NUMBERS:,} at "

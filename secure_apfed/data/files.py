@@ -92,8 +92,10 @@ def data_folders(folder: Path | None) -> tuple[Path, ...]:
 
 
 def load_file(path: Path, *, most: int | None = None) -> bytes:
-    """Return a file's bytes, decompressed where it is called .gz; beyond `most` bytes nothing is
-    read or inflated (None: no bound, for the user's own files).
+    """Return a file's bytes, decompressed if its name ends in .gz.
+
+    `most`: bytes beyond which nothing is read or decompressed; None: no limit, for the user's own
+    files.
     """
     try:
         with path.open("rb") as file:
@@ -103,6 +105,7 @@ def load_file(path: Path, *, most: int | None = None) -> bytes:
 
 
 def _decompress_file(file: BinaryIO, source: object, *, most: int | None, packed: bool) -> bytes:
+    """Read at most `most` bytes, decompressed if `packed`. Raises DataError: damaged or longer."""
     try:
         content: bytes = (gzip.GzipFile(fileobj=file) if packed else file).read(
             -1 if most is None else most + 1
@@ -119,6 +122,9 @@ def _decompress_file(file: BinaryIO, source: object, *, most: int | None, packed
 
 
 def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: str) -> None:
+    """Compare size and SHA-256 with the catalogue. Raises DataError: names the file
+    and a remedy.
+    """
     if not file.exact:
         return
     if len(content) != file.size:
@@ -135,7 +141,7 @@ def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: st
 
 
 def load_checked_file(path: Path, file: DataFile, *, remedy: str) -> bytes:
-    """Read a file of the catalogue, no further than its size, and check it."""
+    """Read a file of the catalogue, no further than its size, and check its digest."""
     try:
         content = load_file(path, most=file.size)
     except DataError as error:
@@ -147,7 +153,7 @@ def load_checked_file(path: Path, file: DataFile, *, remedy: str) -> bytes:
 def fetch_file(
     download: Download, folder: Path, *, dataset: str, progress: Progress | None = None
 ) -> list[Path]:
-    """Fetch one file, or one archive and its members, into `folder`."""
+    """Download one file, or one archive with its members, into `folder`; return the paths."""
     file = download.file
     members = {folder / member.name: member for member in download.members}
     place = folder / (file.name if members else f"{file.name}.gz")
@@ -182,6 +188,7 @@ def fetch_file(
 
 
 def _is_right(path: Path, file: DataFile) -> bool:
+    """Return whether this file exists and has the catalogue's size and digest."""
     try:
         load_checked_file(path, file, remedy="get it again")
     except DataError:
@@ -190,7 +197,7 @@ def _is_right(path: Path, file: DataFile) -> bool:
 
 
 def _download_file(address: str, file: DataFile, progress: Progress | None) -> bytes:
-    """Download a file of the catalogue from an address, and no more bytes than it may have."""
+    """Download a catalogue file from an address, and no more bytes than it may have."""
     # What gzip may take, at its worst, for what does not compress.
     most = file.size + file.size // 100 + 2**12
     content = bytearray()
@@ -218,7 +225,7 @@ def _download_file(address: str, file: DataFile, progress: Progress | None) -> b
 def _extract_members(
     archive: bytes, targets: dict[Path, DataFile], address: str
 ) -> dict[Path, bytes]:
-    """Take exactly the targets out of a checked archive; no path in it is ever followed."""
+    """Return exactly the targets' bytes from a checked archive; paths in it are never followed."""
     wanted = {path.name: path for path in targets}
     contents = dict[Path, bytes]()
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -255,6 +262,9 @@ class ImagePool:
     official_train: int | None = None
 
     def select_rows(self, rows: NDArray[np.int64]) -> "ImagePool":
+        """Return these rows as a pool; counts anew how many belong to the official
+        training split.
+        """
         train = self.official_train
         train = None if train is None else int((rows < train).sum())
         return ImagePool(self.pixels[rows], self.labels[rows], self.maximum, train)
@@ -339,9 +349,7 @@ Reader: TypeAlias = Callable[[DataSet, Path | None], Pool]
 
 @cache
 def _load_sklearn_set(name: str) -> Any:
-    """Load a data set of scikit-learn, parsed once: a study reads it for every run and its
-    attacks.
-    """
+    """Load a data set of scikit-learn, and cache it: a study reads it for every run and attack."""
     return getattr(import_module("sklearn.datasets"), f"load_{name}")(as_frame=True)
 
 
@@ -402,7 +410,9 @@ def load_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
 
 
 def load_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
-    """Read UCI's multiple features: one CSV for each view, its label in the last column."""
+    """Read UCI's multiple features: one CSV file for each view, with the label in
+    the last column.
+    """
     frames: list[pd.DataFrame] = []
     labels: list[NDArray[np.int64]] = []
     for file in dataset.files:
@@ -417,24 +427,24 @@ def load_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
 
 
 def load_credit_card(dataset: DataSet, folder: Path | None) -> TablePool:
-    """Read UCI's default of credit card clients: an ID, 23 columns, and the label last."""
+    """Read UCI's default of credit card clients: an ID, 23 columns, and the label in the last."""
     frame = _load_csv(dataset, dataset.files[0], folder)
     labels_N = check_labels(dataset, frame.iloc[:, -1].to_numpy(dtype=np.int64))
     return TablePool(frame.iloc[:, 1:-1], labels_N, categorical=("SEX", "EDUCATION", "MARRIAGE"))
 
 
 def file_content(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes:
-    """Return the uncompressed bytes of one file of a set, found, bounded and checked."""
+    """Return the uncompressed bytes of one file of a set, found and checked."""
     path = file_path(dataset, file, folder)
     return load_checked_file(path, file, remedy=f"remove it and {_how_to_get(dataset)}")
 
 
 def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
-    """Return where one file of a set lies, compressed or not.
+    """Return the path of one file of a set, compressed or not.
 
-    In each folder of `data_folders(folder)` the set's own sub-folders come first, then those
-    that the system's packages use; then files lying loose in a folder, because several sets use
-    the same file names. What ships with this package comes last.
+    Each folder of `data_folders(folder)` is searched: first the set's own sub-folders, then those
+    that system packages use, then the folder itself, where file names of several sets may clash.
+    The files of this package come last.
     """
     roots = data_folders(folder)
     subfolders = dataset.subfolders
@@ -463,6 +473,7 @@ def _load_csv(dataset: DataSet, file: DataFile, folder: Path | None) -> pd.DataF
 
 
 def check_labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return labels as int64. Raises DataError: one is outside the set's classes."""
     outside = np.flatnonzero((labels_N < 0) | (labels_N >= len(dataset.classes)))
     if outside.size:
         raise DataError(
@@ -500,10 +511,10 @@ def parse_idx(content: bytes, *, dimensions: int, source: str) -> NDArray[np.uin
 def parse_cifar(
     content: bytes, *, label_bytes: int, classes: int, source: str
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return images (N, 3, 32, 32) and labels (N,) of fixed records of labels and pixels.
+    """Return images (N, 3, 32, 32) and labels (N,) from fixed-length records of labels and pixels.
 
-    A record begins with one label byte (CIFAR-10), or with a coarse and a fine one (CIFAR-100):
-    its last label byte counts.
+    A record begins with one label byte (CIFAR-10), or with a coarse and a fine one (CIFAR-100), of
+    which the last is used.
     """
     record = label_bytes + _CIFAR_PIXELS
     if not content or len(content) % record:

@@ -161,8 +161,7 @@ class SparseRowsError(DataError, TypeError):
 def require_dense(frame: Any, *, party: str) -> None:
     """Refuse sparse matrices, and frames with sparse columns.
 
-    Raises:
-        SparseRowsError: names the party, the columns, and what makes them dense.
+    Raises SparseRowsError: names the party, the columns, and how to make them dense.
     """
     if isinstance(frame, pd.DataFrame):
         kinds = enumerate(frame.dtypes)
@@ -186,9 +185,7 @@ def require_dense(frame: Any, *, party: str) -> None:
 
 
 def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
-    """Return the rows as a pandas frame with columns named by text; the caller's frame is
-    unchanged.
-    """
+    """Return the rows as a pandas frame with text column names; the caller's frame is unchanged."""
     import narwhals.stable.v2 as nw
 
     repeated = DataError(
@@ -209,7 +206,7 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
 
 
 def _require_plain_columns(frame: pd.DataFrame, *, party: str) -> None:
-    """Refuse columns of types that no file has; sparse ones were refused before."""
+    """Refuse columns of types that no file has; sparse columns were refused before."""
     faults = FaultList()
     for name, dtype in frame.dtypes.items():
         inner = dtype.categories.dtype if isinstance(dtype, pd.CategoricalDtype) else dtype
@@ -225,9 +222,7 @@ def is_table(path: Path) -> bool:
 
 
 def files_of(path: Path, *, source: str) -> list[Path]:
-    """Return the file itself, or all files in a folder (at any depth) or of a pattern, sorted by
-    name.
-    """
+    """Return the file itself, or all files in a folder (at any depth) or of a pattern, by name."""
     if path.suffix.lower() in (".xls", ".xlsx", ".ods"):
         raise DataError(
             f"{source}: {path} is a workbook, and tables are CSV or Parquet; export its sheet as "
@@ -269,12 +264,12 @@ def load_frame(
     source: str,
     called: str = "",
 ) -> pd.DataFrame:
-    """Return the rows of a file, of several, or of a table that is called so; column names are
-    texts in Unicode's form NFC.
+    """Return the rows of a file, of several files, or of a table; column names are in Unicode NFC.
 
-    Columns of a CSV file in `texts` are read as text, so that "007" stays what it is, the others as
-    numbers or truths where all their cells are. Of the texts, IDs that say "NA", "None" or the like
-    count as empty; columns in `words` keep such cells.
+    Columns of a CSV file in `texts` are read as text, so that "007" keeps its zeros; the others as
+    numbers or truth values where all their cells are. IDs among `texts` that say "NA", "None" or
+    the like count as empty; columns in `words` keep such cells. `called`: the table's name for
+    errors.
     """
     if isinstance(source_table, Path):
         called = str(source_table)
@@ -309,8 +304,9 @@ def _join_blocks(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _load_packed_rows(rows: "Dataset", texts: Sequence[str]) -> pd.DataFrame:
-    """Read the rows; whole numbers become floats where one is empty, and those in `texts` are read
-    anew.
+    """Read Parquet or Arrow rows; columns in `texts` are read again as text.
+
+    Whole numbers become floats where one is empty.
     """
     frame = _convert_to_pandas(rows.to_table())
     # else the packed file, and what it was unpacked to, would stay beside the frame
@@ -329,9 +325,9 @@ def _convert_to_pandas(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
 
 
 def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Dataset":
-    """Open Parquet or Arrow files, whose columns may hold numbers of several kinds.
+    """Open Parquet or Arrow files, whose columns may have different kinds of numbers.
 
-    In a folder, files below a folder such as country=de get one more column.
+    Files below a folder such as country=de get that column.
     """
     from pyarrow import dataset  # slow to import
 
@@ -353,6 +349,10 @@ def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Datase
 def _csv_blocks(
     files: Sequence[Path], source: str, rows: int | None = None
 ) -> Iterator[pd.DataFrame]:
+    """Yield the rows of CSV files as frames of texts, at most `rows` at a time (None: a file).
+
+    Each frame notes the source lines of its rows, for error messages.
+    """
     heads = [load_csv_head(path, source=source) for path in files]
     names_of_files = list(map(_load_names, files, heads))
     _check_names(files, names_of_files, source, heads)
@@ -375,20 +375,20 @@ def _csv_blocks(
 
 
 def _load_names(path: Path, head: CsvHead) -> list[Any]:
-    """Return a file's names as they stand: pandas would give repeated ones another one."""
+    """Return a file's column names unchanged: pandas would rename repeated ones."""
     with _open_below(path, head) as file:
         row = pd.read_csv(file, header=None, nrows=1, sep=head.separator, **_TEXTS).iloc[0]
     return list(row)
 
 
 def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> CsvHead:
-    """Read the lines above the names: those that begin with #, and `sep=;` as spreadsheets write.
+    """Read the lines above the column names: comments that begin with #, and `sep=;` of
+    spreadsheets.
 
-    A line such as #id,age holds the names, if it has as many cells as the next line, which is no
-    comment; behind a comment's # stands a blank, or another number of cells.
+    A line such as #id,age is the header if it has as many cells as the next line that is not a
+    comment; a comment has a blank after #, or another number of cells.
 
-    Raises:
-        DataError: a line there is neither, or names no separator; names the line.
+    Raises DataError: a line there is neither, or names no separator; names the line.
     """
     with _open_text(path, errors="replace") as file:
         read_line = partial(file.readline, _WIDEST)
@@ -424,6 +424,7 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
 
 
 def _parse_separator(sign: str, *, where: str) -> str:
+    """Return a separator of one character. Raises DataError: it could occur within cells."""
     sign = "\t" if sign == "\\t" else sign
     # What stands in numbers, words or around texts cannot stand between cells.
     if len(sign) != 1 or sign.isalnum() or sign in "\"'\\ .+-_" or not sign.isascii():
@@ -435,7 +436,9 @@ def _parse_separator(sign: str, *, where: str) -> str:
 
 
 def _holds_names(lines: Sequence[str], number: int, separator: str) -> bool:
-    """Return whether a line that begins with # has as many cells as the next line."""
+    """Return whether a line that begins with # has as many cells as the next line, so is the
+    header.
+    """
     if lines[number - 1][1:2] in ("#", " ", "\t"):
         return False
     next_line = next((line for line in lines[number:] if line.strip()), "#")
@@ -448,7 +451,7 @@ def _holds_names(lines: Sequence[str], number: int, separator: str) -> bool:
 def _refuse_titles(
     lines: Sequence[str], lines_above: int, separator: str, *, path: Path, source: str
 ) -> None:
-    """Refuse a title above the names: a line of one cell above lines of several."""
+    """Raise DataError for a title above the header: a line of one cell above lines of several."""
     title = next(
         (title for title in range(lines_above, len(lines)) if lines[title].strip()), len(lines)
     )
@@ -472,6 +475,7 @@ def _refuse_titles(
 
 
 def _split_line(line: str, separator: str) -> list[str]:
+    """Return the cells of one CSV line; the line itself if it is malformed."""
     try:
         return next(split_csv([line], delimiter=separator), [])
     except CsvError:
@@ -479,7 +483,7 @@ def _split_line(line: str, separator: str) -> list[str]:
 
 
 def _open_text(path: Path, *, errors: str = "strict") -> Any:
-    """Open a CSV file, packed or not."""
+    """Open a CSV file as text, compressed or not."""
     options: dict[str, Any] = {"mode": "rt", "encoding": "utf-8", "errors": errors, "newline": ""}
     if path.suffix == ".gz":
         return gzip.open(path, **options)
@@ -494,7 +498,7 @@ def _open_text(path: Path, *, errors: str = "strict") -> Any:
 
 @contextmanager
 def _open_below(path: Path, head: CsvHead) -> Iterator[Any]:
-    """Open a CSV file for pandas at the names of its columns."""
+    """Open a CSV file for pandas, positioned at its header."""
     if not head.lines:
         yield path
         return
@@ -506,7 +510,7 @@ def _open_below(path: Path, head: CsvHead) -> Iterator[Any]:
 
 
 def _plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataFrame | None:
-    """Return the cells of a whole file as texts, as pandas reads them, in a fraction of its time.
+    """Return the cells of a whole file as texts, equal to pandas' and much faster.
 
     None for files that only pandas can read, or refuses with a reason: rows of different lengths,
     an open quote.
@@ -543,7 +547,7 @@ def _check_names(
     source: str,
     heads: Sequence[CsvHead] = (),
 ) -> None:
-    """Check the columns of each file; all files of one table must have the same."""
+    """Raise DataError unless column names are valid and equal in all files of one table."""
     for path, file_names, head in zip(files, names, heads or [CsvHead()] * len(files), strict=True):
         refuse_names(file_names, path, source, separator=head.separator)
         if parts := {*map(str, file_names)} ^ {*map(str, names[0])}:
@@ -554,10 +558,10 @@ def _check_names(
 
 
 def stream_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]:
-    """Yield the rows of a file, or of several, so many at a time, their index counting on.
+    """Yield the rows of one or several files, `rows` at a time, with a continuing index.
 
-    Cells of a CSV file are texts: how a column was learnt says what they mean, and not what stands
-    beside them. Column names are texts in Unicode's form NFC.
+    Cells of a CSV file are texts: the fitted encoding decides what they mean, not their neighbours.
+    Column names are in Unicode NFC.
     """
     files = files_of(path, source=source)
     first = 0
@@ -580,6 +584,7 @@ def stream_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFram
 def _stream_packed_blocks(
     path: Path, files: Sequence[Path], source: str, rows: int
 ) -> Iterator[pd.DataFrame]:
+    """Yield the rows of Parquet or Arrow files as frames."""
     whole = open_packed_files(files, path, source)
     for batch in whole.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
         yield _convert_to_pandas(pyarrow.Table.from_batches([batch]), types_mapper=_WHOLE.get)
@@ -587,6 +592,7 @@ def _stream_packed_blocks(
 
 @contextmanager
 def _translate_read_errors(path: Path, kind: str, source: str) -> Iterator[None]:
+    """Turn errors of the readers in this block into a DataError with the cause and a remedy."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -615,7 +621,7 @@ def _translate_read_errors(path: Path, kind: str, source: str) -> Iterator[None]
 def refuse_names(
     column_names: Iterable[str], path: Path | str, source: str, *, separator: str = ","
 ) -> None:
-    """Refuse two columns of one name, and a single column whose name holds another separator."""
+    """Refuse two columns of one name, and a single column whose name contains another separator."""
     names = pd.Series(list(column_names), dtype=object)
     for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(names) == 1 and separator == "," and sign in str(names.iloc[0]):
@@ -640,12 +646,11 @@ def plain_cells(
     ids: Sequence[str] = (),
     source: str = "the input",
 ) -> pd.DataFrame:
-    """Return the frame with decimals and all-number objects as floats, other objects as categories.
+    """Return the frame with number-like cells as floats, and other objects as categories.
 
-    Numbers of half precision become single precision.
-
-    Columns in `but` stay as they are: a number as an ID has every digit. So do `ids`, of these, in
-    half precision, so that it is known how few digits they have.
+    Decimals and columns of number objects become floats, half precision becomes single precision.
+    Columns in `but` stay as they are, since a number as an ID needs every digit. `ids`: those of
+    them that keep half precision, too, so that their few digits can be noticed.
     """
     plain = {}
     for name in frame.columns:
@@ -667,7 +672,9 @@ def plain_cells(
 
 
 def _kind_of(column: "pd.Series") -> str:
-    """Return what pandas infers of cells that may be decimals or other numbers; else ""."""
+    """Return the kind that pandas infers for cells that may be decimals or other
+    numbers; else "".
+    """
     if str(column.dtype).startswith("decimal"):
         return "decimal"
     if column.dtype != object:
@@ -676,11 +683,12 @@ def _kind_of(column: "pd.Series") -> str:
 
 
 def _null_or(column: "pd.Series") -> Iterator[tuple[Any, bool]]:
-    """Yield each cell, and whether it is null; iterating a column itself takes longer."""
+    """Yield each cell, and whether it is null; faster than iterating a column."""
     return zip(column.tolist(), column.isna().tolist(), strict=True)
 
 
 def _refuse_nested_cells(frame: pd.DataFrame, path: Path | str, source: str) -> None:
+    """Raise DataError if cells are lists or records, or texts with NUL bytes."""
     for name in frame.columns:
         column = frame[name]
         if column.dtype == object:
@@ -705,7 +713,7 @@ def _refuse_nested_cells(frame: pd.DataFrame, path: Path | str, source: str) -> 
 
 
 def only_columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return these columns in this order; the frame itself where it has no others."""
+    """Return these columns in this order; the frame itself if it has no others."""
     return frame if list(frame.columns) == list(names) else frame[list(names)]
 
 
@@ -719,9 +727,10 @@ def to_texts(column: "pd.Series") -> list[str | None]:
 
 
 def cell_text(cell: object) -> str:
-    """Return a cell that is not empty as text; whole numbers without a decimal point.
+    """Return a non-empty cell as text; whole numbers without a decimal point.
 
-    A column of whole numbers becomes one of floats as soon as one cell is empty.
+    A column of whole numbers is read as floats as soon as one cell is empty, so "7.0" must equal
+    "7".
     """
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
@@ -733,7 +742,7 @@ def holds_texts(column: "pd.Series") -> bool:
 
 
 def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
-    """Return where a reader finds a row: the line of a CSV file, else the row counted from 0.
+    """Return in words where a user finds a row: the line of a CSV file, else the row from 0.
 
     Blank lines of the file, and line breaks within cells, are not counted.
     """
@@ -777,6 +786,10 @@ def _require_all(
     *,
     source: str,
 ) -> None:
+    """Raise DataError if a non-empty cell has no value of the column's kind; names the first.
+
+    `holds`, `none`: say what the column has, and what the cells are not.
+    """
     wrong = np.flatnonzero(known_N & np.isnan(values_N))
     if wrong.size:
         raise DataError(
@@ -786,7 +799,7 @@ def _require_all(
 
 
 def _parse_number(cell: Any) -> float:
-    """Return the number in one cell that is not empty; NaN if it holds none."""
+    """Return the number in one non-empty cell; NaN if it has none."""
     if isinstance(cell, str):
         number = pd.to_numeric(cell, errors="coerce")  # strict where float() takes 1_000
         return float(TRUTHS.get(cell, number))
@@ -798,8 +811,9 @@ def _parse_number(cell: Any) -> float:
 def days_of(
     column: "pd.Series", *, source: str, formats: Sequence[str] = ()
 ) -> NDArray[np.float64]:
-    """Return days (N,) since 1970-01-01, with fractions of a day; NaN where a cell is empty. What
-    names no time zone is in UTC. `formats`: in which dates may be written beside 2026-01-31.
+    """Return dates as days (N,) since 1970-01-01, with fractions; NaN where a cell is empty.
+
+    A time without zone is in UTC. `formats`: of dates besides 2026-01-31.
     """
     if isinstance(column.dtype, np.dtype | pd.DatetimeTZDtype) and column.dtype.kind == "M":
         moments = column
@@ -819,7 +833,7 @@ def days_of(
 
 
 def _as_date(cell: Any, formats: Sequence[str]) -> Any:
-    """Return a date that pandas reads; None where a cell is none."""
+    """Return a cell in a form that pandas reads as a date; None if it is not one."""
     if isinstance(cell, str) and formats and not _ISO.fullmatch(cell):
         date = parse_date(cell, formats)
         return None if date is None else date.isoformat()
@@ -835,6 +849,7 @@ def spans_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
 
 
 def _parse_days(cell: Any) -> float:
+    """Return a duration in days; NaN if the cell is not one."""
     if isinstance(cell, str) and _SPAN.fullmatch(cell):
         cell = pd.to_timedelta(cell, errors="coerce")
     if isinstance(cell, np.timedelta64):
@@ -843,8 +858,10 @@ def _parse_days(cell: Any) -> float:
 
 
 def texts_of(column: "pd.Series", *, words: Set[str] = frozenset()) -> list[str | None]:
-    """Return a column as texts in Unicode's form NFC, None where a cell is empty; `words` that mean
-    an empty cell are texts here. Whole numbers have no decimal point, midnights no time.
+    """Return a column as texts in Unicode NFC, None where a cell is empty.
+
+    `words`: which mean an empty cell elsewhere, and are ordinary texts here. Whole numbers have no
+    decimal point, midnights no time.
     """
     if holds_texts(column):
         texts = column.str.strip().tolist()
@@ -857,6 +874,7 @@ def texts_of(column: "pd.Series", *, words: Set[str] = frozenset()) -> list[str 
 
 
 def _format_cell(cell: Any) -> str:
+    """Return one non-empty cell as text, in one spelling for equal values."""
     if isinstance(cell, bytes):
         return cell.decode(errors="backslashreplace").strip()
     if isinstance(cell, decimal.Decimal) and cell.is_finite():
@@ -867,10 +885,10 @@ def _format_cell(cell: Any) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Return a number, a time or a moment in its plain spelling, and any other text unchanged.
+    """Return a number, time or moment in one canonical spelling, and any other text unchanged.
 
-    Digits behind leading zeros, or with an exponent without sign, are codes and no numbers. Moments
-    are in UTC where they have a time zone, and a midnight without one is its date.
+    Digits after leading zeros, or with an exponent without sign, are codes and not numbers. Moments
+    are in UTC if they have a time zone; a midnight without one becomes its date.
 
     Example:
         >>> [plain_text(one) for one in ("1.50", "-0.0", "1e-07", "007", "2026-01-31T00:00:00.000")]
@@ -897,7 +915,7 @@ def _moment_text(moment: datetime.datetime) -> str:
 
 
 def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
-    """Return whether each cell (N,) is null, or a text that says one of these words."""
+    """Return a mask (N,) of cells that are null, or a text among these words."""
     nulls: NDArray[np.bool_] = column.isna().to_numpy(dtype=bool, copy=True)
     if holds_texts(column):
         nulls |= column.str.strip().isin(words).to_numpy(dtype=bool)
@@ -907,8 +925,8 @@ def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
 
 
 def is_date(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
-    """Return whether a column holds dates: read as such, or only texts in ISO 8601 (2026-01-31) or
-    in one of these formats.
+    """Return whether a column is of dates: by its type, or all texts in ISO 8601 or in one of
+    `formats`.
     """
     if column.dtype.kind == "M":
         return True
@@ -916,7 +934,7 @@ def is_date(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
 
 
 def is_duration(column: "pd.Series") -> bool:
-    """Return whether a column holds durations: read as such, or only texts like 3 days 12:00:00."""
+    """Return whether a column is of durations: by its type, or all texts like 3 days 12:00:00."""
     return column.dtype.kind == "m" or _has_only(column, _is_duration)
 
 
@@ -926,9 +944,9 @@ def has_measures(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
 
 
 def are_padded_codes(column: "pd.Series") -> bool:
-    """Return whether all texts are numbers, and some begin with a zero that a number would lose.
+    """Return whether all texts are digits, and some begin with a zero that a number would lose.
 
-    Such a zero has a digit behind it, also in 01.5, -01 and +0123; 0, 0.5 and -0.5 are numbers.
+    Such a zero has a digit after it, also in 01.5, -01 and +0123; 0, 0.5 and -0.5 are numbers.
     """
     if column.dtype.kind not in "OUT" and not holds_texts(column):
         return False
@@ -938,10 +956,10 @@ def are_padded_codes(column: "pd.Series") -> bool:
 
 
 def convert_text_column(column: "pd.Series") -> "pd.Series":
-    """Return a column of texts from a CSV file as numbers or truths if it holds nothing else.
+    """Return a column of texts as numbers or truth values if it has nothing else.
 
-    Numbers of which one has a leading zero stay texts. So do words that mean an empty cell, among
-    texts.
+    Numbers of which one has a leading zero stay texts. So do, among texts, words that mean an empty
+    cell.
     """
     if (plain := _plain_numbers(column)) is not None:
         return plain
@@ -961,7 +979,7 @@ def convert_text_column(column: "pd.Series") -> "pd.Series":
 
 
 def _plain_numbers(column: "pd.Series") -> "pd.Series | None":
-    """Return numbers as programs write them, read at once; None if a cell is anything else."""
+    """Return a column as numbers, parsed at once; None if a cell is anything else."""
     cells = pyarrow.array(column.array)
     if not compute.all(compute.match_substring_regex(cells, _PLAIN)).as_py():
         return None
@@ -974,12 +992,14 @@ def _plain_numbers(column: "pd.Series") -> "pd.Series | None":
 
 
 def _is_date(cell: Any) -> bool:
+    """Return whether a cell is a date, or a text in ISO 8601."""
     if isinstance(cell, str):
         return _ISO.fullmatch(cell) is not None
     return isinstance(cell, datetime.date | np.datetime64)
 
 
 def _is_duration(cell: Any) -> bool:
+    """Return whether a cell is a duration, or a text like 3 days 12:00:00."""
     if isinstance(cell, str):
         return _SPAN.fullmatch(cell) is not None
     return isinstance(cell, datetime.timedelta | np.timedelta64)
@@ -995,7 +1015,7 @@ def _has_only(column: "pd.Series", holds: Callable[[Any], bool]) -> bool:
 
 
 def _list_cells(column: "pd.Series") -> tuple[list[Any], NDArray[np.bool_]]:
-    """Return each cell, a text without blanks at its ends, and (N,) whether it is empty."""
+    """Return the cells, texts without outer blanks, and a mask (N,) of the empty ones."""
     cells = [
         cell.strip()
         if isinstance(cell, str)
@@ -1010,7 +1030,7 @@ def _list_cells(column: "pd.Series") -> tuple[list[Any], NDArray[np.bool_]]:
 def _parse_cells(
     column: "pd.Series", read: Callable[[Any], float]
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return which cells are not empty, and each cell as a number; NaN if it is empty or no
+    """Return a mask of non-empty cells, and each cell as a number; NaN if it is empty or not a
     number.
     """
     cells, empty = _list_cells(column)
@@ -1021,12 +1041,12 @@ def _parse_cells(
 def find_look_alike(
     column: "pd.Series", *, advice: Advice, most: int | None = None
 ) -> Fault | None:
-    """Return a fault if texts would become categories, and are mostly numbers or dates to a reader.
+    """Return a fault if texts would become categories though most look like numbers or dates.
 
     Args:
-        column: its cells; one that was declared categorical before it came here has no fault.
-        advice: of the party whose table it is.
-        most: how many categories the party takes, if it says so.
+        column: its cells; a column declared categorical does not come here.
+        advice: proposes settings of the party whose table it is.
+        most: the largest number of categories that the party accepts, if set.
     """
     if isinstance(column.dtype, pd.CategoricalDtype):
         return None
@@ -1065,7 +1085,7 @@ def find_look_alike(
 def category_remedies(
     column: "pd.Series", *, advice: Advice, most: int | None = None
 ) -> tuple[Remedy, ...]:
-    """Return the settings that take a column as categories, and those that leave it out."""
+    """Return the settings that make a column categorical, and those that leave it out."""
     name = str(column.name)
     declared: Remedy = (advice.add_to_list("categorical", name),)
     if most is None and len({*texts_of(column, words=EMPTY)} - {None}) > MOST_CATEGORIES:
@@ -1074,7 +1094,7 @@ def category_remedies(
 
 
 def _date_remedies(texts: Sequence[str], *, advice: Advice) -> list[Remedy]:
-    """Return the formats by which all these texts are dates, as settings."""
+    """Return, as settings, the date formats that all these texts have."""
     fitting = [
         form
         for form in _DATE_FORMATS

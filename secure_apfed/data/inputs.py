@@ -52,10 +52,10 @@ def load_blocks(
     rows: int = _ROWS,
     counts: CellCounts | None = None,
 ) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    """Yield the IDs and the float32 features of the rows in `path`, so many at a time.
+    """Yield the IDs and float32 features of the rows in `path`, `rows` at a time.
 
-    No more of a table is in memory; arrays are whole. Without ID columns, and of arrays, rows are
-    called by their number from 0. To `counts` cells are added that are empty, or count for nothing.
+    Only one block of a table is in memory; arrays are loaded whole. Without ID columns, and for
+    arrays, IDs are row numbers from 0. `counts`: empty and ignored cells are added to it.
     """
     source = path.name
     first = 0
@@ -80,7 +80,7 @@ def load_blocks(
 
 
 def _list_row_names(column: "pd.Series", first: int, *, source: str) -> list[str]:
-    """Return the texts that name the rows of a block whose first row has this number."""
+    """Return the IDs of a block's rows as texts; `first`: the number of its first row."""
     return id_texts(
         column,
         party=source,
@@ -92,6 +92,7 @@ def _list_row_names(column: "pd.Series", first: int, *, source: str) -> list[str
 
 
 def _load_array(path: Path) -> RawFeatures:
+    """Return the rows of a .npy or IDX file. Raises DataError: another format, or damaged."""
     if path.suffix == ".npy":
         try:
             array: NDArray[np.generic] = np.load(path, allow_pickle=False)
@@ -132,7 +133,7 @@ class ColumnDrift:
 
     @property
     def notable(self) -> str:
-        """The unusual facts about the column, for people; empty if there are none."""
+        """The unusual facts about the column, in words; "" if there are none."""
         has_enough_rows = self.rows >= FEWEST_ROWS
         ignored, empty = (
             f"{count:,} of {self.rows:,} rows" for count in (self.ignored, self.empty)
@@ -159,22 +160,25 @@ class DriftMeter:
     """
 
     def __init__(self, encoding: ColumnEncoding) -> None:
+        """Start with sums of zero, for each feature of the encoding."""
         self._parts = list(zip(encoding.columns, encoding.places, strict=True))
         self.counts = CellCounts()
         zeros = torch.zeros(3, *encoding.shape, dtype=torch.float64)
         self._sum_F, self._squares_F, self._largest_F = zeros
 
     def add_batch(self, features_NF: Tensor) -> None:
+        """Add encoded rows (N, F) to the sums."""
         values_NF = features_NF.double()
         self._sum_F += values_NF.sum(0)
         self._squares_F += values_NF.square().sum(0)
         self._largest_F = torch.maximum(self._largest_F, values_NF.abs().amax(0))
 
     def compute_drifts(self) -> tuple[ColumnDrift, ...]:
-        """Return every column's drift, in the encoding's order; none if no row was read."""
+        """Return every column's drift, in the encoding's order; empty if no row was added."""
         return tuple(self._compute_drift(*part) for part in self._parts) if self.counts.rows else ()
 
     def _compute_drift(self, column: Column, rows_of_column: slice) -> ColumnDrift:
+        """Return one column's counts of cells, and for numbers its shift and spread."""
         rows = self.counts.rows
         name = column.name
         plain = ColumnDrift(

@@ -72,7 +72,9 @@ class TargetScale(BaseModel):
         return cls(mean=mean, scale=scale)
 
     def encode(self, targets_N: NDArray[Any], *, party: str) -> Tensor:
-        """Standardise, float32 (N,); NaN, where there is no target, becomes `UNLABELLED`."""
+        """Return standardised targets, float32 (N,); NaN, for a missing target, becomes
+        `UNLABELLED`.
+        """
         z_N = (targets_N - self.mean) / self.scale
         extremes = np.flatnonzero(np.abs(z_N) > _FARTHEST)
         if extremes.size:
@@ -113,13 +115,16 @@ def require_one_spelling(
     about: Collection[str] | None = None,
     remedies: Sequence[Remedy] = (),
 ) -> None:
-    """Refuse texts that differ only in how one label is spelled.
+    """Refuse labels that differ only in spelling, since they would silently be different classes.
 
-    Told alike are letters of either case, composed and decomposed, wide and narrow, blanks, numbers
-    of one value ("1", "1.0", "1,0", "01", "+1", "1e0", "1,000" beside "1000"), words of truth
-    ("True", "T", "1"), quotes around a word, and blanks and dashes within ("class 1", "class1").
-    Settings may name labels that no row has (`listed`), or those that alone matter (`about`).
-    `remedies`: settings that take them as different, which are said in place of `remedy`.
+    Ignored differences are case, Unicode composition and width, blanks, forms of one number ("1",
+    "1.0", "1,0", "01", "+1", "1e0", "1,000" beside "1000"), truth words ("True", "T", "1"), quotes
+    around a word, and blanks and dashes within ("class 1", "class1").
+
+    Args:
+        listed: labels that the settings name, which perhaps no row has.
+        about: labels that are to be checked; None: all.
+        remedies: settings that accept them as different, named in place of `remedy`.
     """
     counts = Counter(label for label in labels if label is not None)
     plain = {label: _normalise_label(label) for label in (*counts, *listed)}
@@ -154,8 +159,9 @@ def warn_of_empty_words(
     count: bool,
     listed: Sequence[str] = (),
 ) -> frozenset[str]:
-    """Warn of labels that say "NA", "None" or the like, and return the words that count as empty,
-    if any do (`count`): all but those that are listed as classes.
+    """Warn of labels that say "NA", "None" or the like; return the words that count as empty.
+
+    `count`: whether such words count as empty at all; those listed as classes never do.
     """
     empty = EMPTY.difference(listed)
     if read := {text: labels.count(text) for text in sorted(empty.intersection(labels)) if text}:
@@ -174,14 +180,14 @@ def warn_of_empty_words(
 
 
 def _shorten_label(label: str) -> str:
-    """Return a label as messages show it: escaped where letters alone do not distinguish two."""
+    """Return a label for messages, escaped if its letters alone look like another label's."""
     text = ascii(label) if not unicodedata.is_normalized("NFKC", label) else repr(label)
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}... ({len(label)} characters)"
 
 
 def _normalise_label(label: str) -> str:
-    """Return a label without what nobody sees or minds: case, quotes, outer blanks, forms of
-    signs.
+    """Return a label without differences that readers overlook: case, quotes, outer blanks, Unicode
+    forms.
     """
     text = unicodedata.normalize("NFKC", label).translate(_SIGNS)
     text = "".join(
@@ -191,7 +197,7 @@ def _normalise_label(label: str) -> str:
 
 
 def _parse_meaning(text: str, words: set[str]) -> object:
-    """Return a key for the meaning of a label: the same for different spellings of one label."""
+    """Return a key for a label's meaning, equal for different spellings of one label."""
     word = _LETTERS.get(text, text)
     text = word if word in words else text
     text = _TRUTHS.get(text, text)
@@ -210,9 +216,7 @@ def _parse_meaning(text: str, words: set[str]) -> object:
 def class_labels(
     labels: Sequence[str | None], listed: tuple[str, ...] | None, *, party: str, column: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return each row's class (N,), `UNLABELLED` if it has no label, and the names of the
-    classes.
-    """
+    """Return each row's class (N,), `UNLABELLED` without a label, and the names of the classes."""
     where = f"{party}: column {column!r}"
     named = _sort_labels(label for label in labels if label is not None)
     names = tuple(dict.fromkeys((*(listed or ()), *named)))
@@ -234,14 +238,14 @@ def class_labels(
 
 
 def _propose_classes(classes: Sequence[str]) -> tuple[Remedy, ...]:
-    """Return the setting that lists these classes; none where a person would not read it."""
+    """Return the setting that lists these classes; empty if the list is too long to read."""
     if len(classes) > _MOST_PROPOSED or max(map(len, classes), default=0) > _WIDTH:
         return ()
     return ((SettingLine(("data", "classes"), tuple(classes)),),)
 
 
 def choose_positive(labels_N: NDArray[np.int64], classes: Sequence[str]) -> str:
-    """Return the class that has fewer labels; the last of two that have equally many."""
+    """Return the class with fewer labels; the last one if two have equally many."""
     counts_K = np.bincount(labels_N[labels_N >= 0], minlength=len(classes))
     return classes[0] if counts_K[0] < counts_K[1] else classes[1]
 
@@ -249,13 +253,12 @@ def choose_positive(labels_N: NDArray[np.int64], classes: Sequence[str]) -> str:
 def move_positive_last(
     labels_N: NDArray[np.int64], classes: tuple[str, ...], positive: str | None, *, where: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Renumber labels (N,) so that the positive of two classes is class 1; None changes nothing.
+    """Renumber labels (N,) so that the positive one of two classes is class 1; None: no change.
 
     Args:
-        where: what names the class, for an error.
+        where: the setting that names the class, for an error.
 
-    Raises:
-        DataError: there are not two classes, or none of them is called so.
+    Raises DataError: there are not two classes, or none has this name.
     """
     if positive is None:
         return labels_N, classes
@@ -275,6 +278,7 @@ def _cut_label(label: str) -> str:
 
 
 def _sort_labels(labels: Iterable[str | None]) -> tuple[str, ...]:
+    """Return the distinct labels in order: by value if all are whole numbers, else as texts."""
     present = {label for label in labels if label is not None}
     whole = all(map(_WHOLE.fullmatch, present))
     return tuple(sorted(present, key=Decimal)) if whole else tuple(sorted(present))

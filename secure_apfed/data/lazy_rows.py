@@ -55,6 +55,7 @@ class LazyRows:
         workers: int = _THREADS,
         convert: Callable[[Any], Tensor] | None = None,
     ) -> None:
+        """Read the first row, whose shape all rows must have. Raises DataError: there is none."""
         self._dataset = dataset
         self._party = party
         self._rows = torch.arange(len(dataset)) if rows is None else rows
@@ -77,7 +78,7 @@ class LazyRows:
         return True
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> "LazyRows":
-        """Return the same rows, which arrive on this device, of this type."""
+        """Return the same rows, which are read onto this device, as this type."""
         other = self.select(torch.arange(len(self)))
         other._device = device
         other.dtype = dtype or self.dtype
@@ -91,10 +92,9 @@ class LazyRows:
         return other
 
     def __getitem__(self, rows: Tensor | slice | Sequence[int]) -> Tensor:
-        """Read rows: (B,) positions -> (B, *shape).
+        """Read these rows, (B,) positions -> (B, *shape).
 
-        Raises:
-            DataError: a row has another shape than the first one, or is not finite.
+        Raises DataError: a row has another shape than the first one, or is not finite.
         """
         positions = self._rows[rows if isinstance(rows, slice) else torch.as_tensor(rows).cpu()]
         numbers = [int(number) for number in positions.flatten()]
@@ -110,7 +110,7 @@ class LazyRows:
         return torch.stack(parts).to(self._device, self.dtype)
 
     def _read_rows(self, numbers: Sequence[int]) -> list[Tensor]:
-        """Read these items, side by side where more than one thread may."""
+        """Read these items, in several threads if allowed."""
         read = partial(self._read_row, shape=self._row_shape)
         if self._workers <= 1 or len(numbers) == 1:
             return [read(number) for number in numbers]
@@ -118,6 +118,9 @@ class LazyRows:
             return list(pool.map(read, numbers))
 
     def _read_row(self, number: int, shape: tuple[int, ...] | None = None) -> Tensor:
+        """Return one item as a float32 tensor. Raises DataError: unreadable, or of
+        another shape.
+        """
         try:
             item = self._dataset[number]
         except Exception as error:
@@ -155,7 +158,7 @@ def is_lazy(features: object) -> bool:
 
 
 def score_in_parts(score: Callable[[Tensor], Tensor], features: Any, rows: Tensor) -> Tensor:
-    """Return the scores (B, K) of these rows; of lazy rows only a few are in memory together."""
+    """Return the scores (B, K) of these rows; lazy rows are loaded a few at a time."""
     if not is_lazy(features):
         return score(features[rows])
     at_once = max(1, _NUMBERS_AT_ONCE // math.prod(features.shape[1:]))

@@ -45,9 +45,9 @@ from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     """Return all parties' tables for one run; the same settings and seed give the same tables.
 
-    Parties of built-in sets are called "active", "passive-1", ...; own tables keep the
-    names of the settings. Under a horizontal partition all parties use the encoding that is fitted
-    to the active's training rows, so that their features mean the same.
+    Parties of built-in sets are named "active", "passive-1", ...; own tables keep the names in the
+    settings. In a horizontal partition all parties use the encoding fitted to the active's training
+    rows, so that their features have the same meaning.
     """
     check_data(settings)
     if settings.dataset == TABLES:
@@ -94,7 +94,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
 
 
 def _classes_of(pool: Pool) -> Rows:
-    """Return the classes by which rows are drawn; numeric labels all count as one class."""
+    """Return the classes by which rows are sampled; numeric labels all count as one class."""
     numbers = np.issubdtype(pool.labels.dtype, np.floating)
     return np.zeros(len(pool.labels), np.int64) if numbers else pool.labels
 
@@ -103,6 +103,7 @@ class _People:
     """The rows of the pool that each party holds, in its own order, and the labels it knows."""
 
     def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
+        """Split the pool into test rows and each party's training rows, as the settings say."""
         self._labels_N = labels_N
         self._settings = settings
         self._seed = seed
@@ -130,8 +131,8 @@ class _People:
             self.train[self._active] = np.concatenate([split.shared, split.active_only])
 
     def list_rows(self, party: str) -> Rows:
-        """Return all rows of the party, in its order; under horizontal only the active has test
-        rows.
+        """Return all rows of the party, in its order; in a horizontal partition only the active has
+        test rows.
         """
         rows = self.train[party]
         if party == self._active or not self._settings.horizontal:
@@ -139,7 +140,7 @@ class _People:
         return make_generator(self._seed, f"order of {party}").permutation(rows)
 
     def list_labels(self, party: str, rows: Rows) -> Rows:
-        """Return the labels of these rows that the party knows: a passive knows no test labels."""
+        """Return the labels of these rows that the party knows; a passive knows no test labels."""
         labels_N = self._labels_N[rows]
         if party == self._active:
             return labels_N
@@ -200,7 +201,7 @@ def cut_strips(
 def _encode_parties(
     pool: Pool, dataset: DataSet, settings: DataSettings, people: _People
 ) -> Iterator[tuple[str, Rows, torch.Tensor, FeatureEncoding, dict[str, View]]]:
-    """Yield each party's name, rows of the pool, features, encoding, and places of its views."""
+    """Yield each party's name, rows of the pool, features, encoding, and positions of its views."""
     names = party_names(settings)
     if isinstance(pool, ImagePool):
         channels, height, width = pool.pixels.shape[1:]
@@ -231,6 +232,7 @@ def _encode_parties(
 def _columns_of(
     pool: TablePool, dataset: DataSet, settings: DataSettings
 ) -> dict[str, dict[str, ViewColumns]]:
+    """Return the columns of each party by view, from the settings or the set's natural views."""
     if settings.columns is not None:
         cut = cut_columns(list(pool.frame.columns), settings.columns)
         return {name: {name: ViewColumns(columns=cut[name])} for name in cut}

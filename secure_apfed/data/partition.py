@@ -21,15 +21,19 @@ Rows: TypeAlias = NDArray[np.int64]
 
 
 def make_generator(seed: int, purpose: str) -> np.random.Generator:
-    """Return the generator of one purpose, so that changing one draw leaves the others alone."""
+    """Return the random generator of one purpose, so that changing one draw leaves others
+    unchanged.
+    """
     return np.random.default_rng(derive_seed(seed, "data", purpose))
 
 
 def split_rows(
     labels_N: Rows, test_fraction: float, *, seed: int, split: str = "by_class"
 ) -> tuple[Rows, Rows]:
-    """Return (train, test) rows; the rounded share of each class goes to the test split, or, under
-    the split "at_random", which reads no label, of all rows together.
+    """Return (train, test) rows.
+
+    `split`: "by_class" puts the rounded share of each class into the test split; "at_random" reads
+    no label and takes the share of all rows.
     """
     draw = make_generator(seed, "split")
     group_N = np.zeros_like(labels_N) if split == "at_random" else labels_N
@@ -56,10 +60,10 @@ def choose_labelled_rows(
     choice: str = "by_class",
     party: str | None = None,
 ) -> Rows | None:
-    """Return positions among T training rows whose labels may be learnt from; None: all.
+    """Return positions among T training rows whose labels training may use; None: all.
 
-    So many rows are wanted, a share of those with a label, or (None) all of those. Of one seed,
-    fewer rows are among more of them. `party` names a passive; None: the active.
+    `wanted`: a number of rows, a share of those with a label, or None for all of those. For one
+    seed fewer rows are a subset of more. `party`: names a passive; None: the active.
     """
     known = np.flatnonzero(labels_T != UNLABELLED)
     if wanted is None:
@@ -101,7 +105,9 @@ def passive_labels(
 
 
 def person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
-    """Return an ID for each row of the pool that says nothing of its place or class."""
+    """Return a random ID for each row of the pool, which reveals neither its position nor its
+    class.
+    """
     numbers = make_generator(seed, "ids").permutation(count)
     return np.array([f"person-{number:06d}" for number in numbers])
 
@@ -130,6 +136,7 @@ def cut_columns(
 
 
 def _find_column(available: Sequence[str], column: int | str, party: str) -> str:
+    """Return the column with this name or index. Raises ConfigError: there is none."""
     if isinstance(column, int):
         if 0 <= column < len(available):
             return available[column]
@@ -162,7 +169,7 @@ def count_shared_rows(rows: int, overlap: float) -> int:
 def draw_people(
     labels_N: Rows, *, rows: int | None, rows_per_class: int | None, seed: int
 ) -> Rows | None:
-    """Return the people to go on with, ascending: so many, or so many of each class; None: all."""
+    """Return the people to keep, ascending: `rows` in all, or so many of each class; None: all."""
     if rows is None and rows_per_class is None:
         return None
     order = make_generator(seed, "drawn people").permutation(len(labels_N))
@@ -182,14 +189,13 @@ def deal_people(
 ) -> Holdings:
     """Choose the people of the active and of the passives.
 
-    With T training rows in the pool, the active gets the largest number A (at most `limit`)
-    for which every passive can hold as many: S = floor(overlap * A) shared ones and A - S
-    strangers kept from the active, so A + (A - S) <= T. The price is that the active trains on
-    about T / (2 - overlap) rows: a passive whose people the active all knows would make alignment
-    look too easy.
+    With T training rows in the pool, the active gets the largest number A (at most `limit`) for
+    which every passive can get as many: S = floor(overlap * A) shared ones and A - S strangers,
+    whom the active lacks, so A + (A - S) <= T. So the active trains on about T / (2 - overlap) rows
+    only: if it knew all people of a passive, alignment would look too easy.
 
-    Where `aligned` is given, the active gets all training rows (at most `limit`), so many of them
-    are shared, and there are no strangers.
+    With `aligned` the active gets all training rows (at most `limit`), so many of them are shared,
+    and there are no strangers.
     """
     rows = make_generator(seed, "people").permutation(train_rows)
     active = math.floor(len(rows) / (2 - Fraction(str(overlap))))
@@ -214,12 +220,10 @@ def deal_people(
 def deal_clients(
     labels_N: Rows, train_rows: Rows, *, clients: int, limit: int | None, seed: int
 ) -> tuple[Rows, ...]:
-    """Return the training rows of each client: equally many, and of each class equally many.
+    """Return the training rows of each client: equally many in all and of each class.
 
-    Each class is shuffled and dealt round; what does not go into equal parts, or is beyond `limit`
-    of a client, is left out of each class by its share. In no party's order.
-
-    Source: FedMV, section 8.2.
+    Each class is shuffled and dealt in turns; rows that do not divide evenly, or exceed a client's
+    `limit`, are left out in proportion. The order is no party's. Source: FedMV, section 8.2.
     """
     order = make_generator(seed, "clients").permutation(train_rows)
     rows_by_class = order[np.argsort(labels_N[order], kind="stable")]

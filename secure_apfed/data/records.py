@@ -29,7 +29,7 @@ _ABOUT = "party"
 
 
 def _is_finite(features_NF: torch.Tensor) -> bool:
-    """Return whether all numbers are finite; rows that are one row in memory are read once."""
+    """Return whether all numbers are finite; an expanded row is checked once."""
     repeated = features_NF.ndim > 1 and features_NF.stride(0) == 0
     return bool((features_NF[:1] if repeated else features_NF).isfinite().all())
 
@@ -57,6 +57,7 @@ class PartyTable:
     views: Mapping[str, View] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        """Check IDs, features, labels, encoding and views against each other. Raises DataError."""
         rows = len(self.ids)
         if not rows:
             raise DataError(f"{self.name}: its table is empty; at least one row is needed")
@@ -88,8 +89,9 @@ class PartyTable:
 
     @property
     def layout(self) -> str:
-        """SHA-256 (hex) of what each feature is: columns, kinds and categories in their order, and
-        the views; means and scales are a party's own.
+        """The SHA-256 (hex) of the meaning of each feature: columns, kinds, categories and views.
+
+        Means and scales are not included, as each party has its own.
         """
         content = {"features": self.encoding.layout, "views": _encode_views(self.views)}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -161,7 +163,7 @@ class VerticalData(OwnData):
         return (self.table, *self.passives)
 
     def select_party(self, name: str) -> OwnData | None:
-        """Return the data of the party of this name; None if it holds nothing (an aggregator)."""
+        """Return the data of the party of this name; None if it has none (an aggregator)."""
         if name == self.table.name:
             return OwnData(**{each.name: getattr(self, each.name) for each in fields(OwnData)})
         held = (OwnData.for_passive(each, self.classes) for each in self.passives)
@@ -172,11 +174,12 @@ class VerticalData(OwnData):
         return replace(self, **vars(own))
 
     def compare_ids(self, rule: Callable[[str], str]) -> None:
-        """Refuse parties of which no two IDs can match, each written by this rule."""
+        """Refuse parties without any matching ID, after this normalisation. Raises DataError."""
         if not self.horizontal:  # else nobody is matched
             require_comparable({table.name: map(rule, table.ids) for table in self.tables})
 
     def __post_init__(self) -> None:
+        """Check names, rows, labels and passives' tables. Raises DataError."""
         names = [table.name for table in self.tables]
         if len(set(names)) != len(names):
             raise DataError(f"two parties have one name among {', '.join(names)}; rename one")
@@ -192,6 +195,7 @@ class VerticalData(OwnData):
             self._check_passive(passive)
 
     def _check_rows(self) -> None:
+        """Raise DataError unless train, test and labelled rows are distinct and in range."""
         rows = torch.cat([self.train_rows, self.test_rows])
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.active.ids):
             raise DataError(
@@ -206,7 +210,7 @@ class VerticalData(OwnData):
             raise DataError(f"{self.active.name}: labelled rows are among its training rows")
 
     def _check_passive(self, table: PartyTable) -> None:
-        """Check that a passive has labels where it must, and under horizontal the active's
+        """Check that a passive has labels if it must, and in a horizontal partition the active's
         features.
         """
         name = table.name
@@ -236,6 +240,9 @@ class VerticalData(OwnData):
             )
 
     def _check_labels(self) -> None:
+        """Raise DataError unless the active's labels are classes in range, with two among labelled
+        rows.
+        """
         labels_N = self.active.labels
         if labels_N is None:
             raise DataError(f"{self.active.name} is the active and needs labels, it has none")
@@ -260,6 +267,7 @@ class VerticalData(OwnData):
             )
 
     def _check_targets(self, labels_N: torch.Tensor) -> None:
+        """Raise DataError unless numeric labels are float32, and finite where they are needed."""
         needed = labels_N[torch.cat([self.labelled_rows, self.test_rows])]
         if not labels_N.is_floating_point() or self.classes:
             raise DataError(
@@ -276,7 +284,7 @@ class VerticalData(OwnData):
 def check_distinct(
     ids: tuple[str, ...], *, party: str, place: Callable[[int], str] = "row {} (from 0)".format
 ) -> None:
-    """Refuse a list in which an ID occurs twice; `place` says where a row is found."""
+    """Raise DataError if an ID occurs twice; `place` says where a row is found."""
     if len(set(ids)) == len(ids):
         return
     repeated = [text for text, count in Counter(ids).items() if count > 1]
@@ -289,6 +297,7 @@ def check_distinct(
 
 
 def pack_own(data: OwnData) -> bytes:
+    """Return one party's data as the bytes of a safetensors file."""
     table = data.table
     tensors = {
         "features": table.features,
@@ -310,6 +319,9 @@ def pack_own(data: OwnData) -> bytes:
 
 
 def load_own(path: Path, name: str) -> OwnData:
+    """Read a file of `pack_own` for the party of this name. Raises DataError: it is of another
+    party, or damaged.
+    """
     try:
         tensors = load(load_bytes(path))
         with safe_open(path, framework="pt") as file:
@@ -351,6 +363,7 @@ def _encode_views(views: Mapping[str, View]) -> dict[str, tuple[object, ...]]:
 
 
 def _parse_view(first: int, end: int, sequence: list[int] | None) -> View:
+    """Return a view from its plain values in the file's header."""
     if sequence is None:
         return View(int(first), int(end))
     steps, channels = sequence

@@ -80,6 +80,7 @@ class ImageFiles:
         channels: int | None = None,
         size: tuple[int, int] | None = None,
     ) -> None:
+        """Check file names, and that Pillow is installed. Raises DataError, ConfigError."""
         try:
             from PIL import Image
         except ModuleNotFoundError as error:
@@ -103,6 +104,9 @@ class ImageFiles:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Tensor:
+        """Read one image, converted and resized, (C, H, W) in 0 to 1. Raises DataError: unsupported
+        mode.
+        """
         with self._open(self._folder / self._names[index]) as image:
             if image.mode[0] in "IF":
                 raise DataError(
@@ -118,19 +122,17 @@ class ImageFiles:
 
 
 def load_array(path: Path, *, party: str) -> Any:
-    """Return the array of rows of a file, (N, *shape).
+    """Return the array of rows in a file, (N, *shape).
 
-    Raises:
-        DataError: as `load_arrays`; or there are several arrays, and none is called rows.
+    Raises DataError: as `load_arrays`; or there are several arrays, and none is named rows.
     """
     return _pick_rows(load_arrays(path, party=party), path, party=party)
 
 
 def load_arrays(path: Path, *, party: str) -> Mapping[str, Any]:
-    """Return the arrays of a .npy, .npz or .safetensors file by name; that of .npy is called rows.
+    """Return the arrays of a .npy, .npz or .safetensors file by name; a .npy array is named rows.
 
-    Raises:
-        DataError: the file is not there, is of another kind, is damaged, or holds objects.
+    Raises DataError: the file is missing, of another kind, damaged, or contains objects.
     """
     kind = path.suffix.lower()
     if kind not in ARRAY_FILES:
@@ -159,8 +161,7 @@ def load_arrays(path: Path, *, party: str) -> Mapping[str, Any]:
 def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
     """Return rows of an array, a tensor or a map-style data set as features, (N, *shape).
 
-    Raises:
-        DataError: they are of no such kind, or single numbers.
+    Raises DataError: they are of another kind, or single numbers.
     """
     if isinstance(rows, np.memmap):  # larger than memory, perhaps
         return LazyRows(rows, party=party, workers=workers)
@@ -188,10 +189,9 @@ def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
 
 
 def load_array_rows(path: Path, *, party: str, has_table: bool, has_labels: bool) -> OwnRows:
-    """Return the rows of a file of arrays; without a table, its IDs and labels, too.
+    """Return the rows of a file of arrays; without a table also its IDs and labels.
 
-    Raises:
-        DataError: as `load_arrays`; or an array is missing.
+    Raises DataError: as `load_arrays`; or an array is missing.
     """
     arrays = load_arrays(path, party=party)
     features = make_features(_pick_rows(arrays, path, party=party), party=party)
@@ -213,12 +213,11 @@ def make_code_rows(
     """Return the rows that a party's own code makes.
 
     Args:
-        make: of the `ids` that it is asked for it returns the rows, in their order; without them
-            the IDs and rows, and at a party with labels the labels, too, as a tuple.
+        make: given `ids`, returns their rows in this order; without them, returns the IDs and rows
+            as a tuple, and at a party with labels the labels, too.
         ids: of the party's table; None: it has none.
 
-    Raises:
-        DataError: it returns something else.
+    Raises DataError: it returns something else.
     """
     if ids is not None:
         takes_ids = "ids" in inspect.signature(make).parameters
@@ -248,8 +247,7 @@ def make_code_rows(
 def load_images(folder: Path, names: Sequence[Any], *, column: str, party: str) -> LazyRows:
     """Return the images that the cells of a column name, read when a step needs them.
 
-    Raises:
-        ConfigError, DataError: as `ImageFiles`; or a cell is empty, or an image cannot be read.
+    Raises ConfigError, DataError: as `ImageFiles`; or a cell is empty, or an image cannot be read.
     """
     empty = [row for row, name in enumerate(names) if pd.isna(name) or not str(name).strip()]
     if empty:
@@ -266,6 +264,7 @@ def list_cells(values: Any) -> list[Any]:
 
 
 def _pick_rows(arrays: Mapping[str, Any], path: Path, *, party: str) -> Any:
+    """Return the array named rows, or the only one that is not IDs or labels. Raises DataError."""
     if _ROWS in arrays:
         return arrays[_ROWS]
     others = [name for name in arrays if name not in (_IDS, _LABELS)]

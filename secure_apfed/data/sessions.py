@@ -70,7 +70,7 @@ def _flatten_steps(steps_TC: _Floats) -> NDArray[np.float32]:
 
 
 def _draw_autoregressive(steps: int, memory: float, draw: np.random.Generator) -> _Floats:
-    """Return (T,) of mean 0 and variance 1, each step `memory` times the last and news."""
+    """Return (T,) of mean 0 and variance 1: each step is `memory` times the last one plus noise."""
     noise_T = draw.normal(size=steps)
     values_T = np.array(noise_T)
     for step in range(1, steps):

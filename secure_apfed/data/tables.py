@@ -103,6 +103,9 @@ _ALL = "all"
 
 
 def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, advice: Advice) -> None:
+    """Warn of columns that look like IDs: nearly all texts differ, or whole numbers
+    without a gap.
+    """
     if len(features) < _FEWEST_ROWS:
         return
     for name, column in features.items():
@@ -121,6 +124,7 @@ def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, advice: 
 
 
 def _counts_rows(column: "pd.Series") -> bool:
+    """Return whether a column has whole numbers that are all different and without a gap."""
     values = column.dropna().to_numpy()
     if len(values) < len(column) or not np.issubdtype(values.dtype, np.integer):
         return False
@@ -140,10 +144,11 @@ def warn_of_labels(
     numbers: bool = False,
     advice: Advice | None = None,
 ) -> None:
-    """Warn of a column that alone predicts every known label, by its values or cuts between them.
+    """Warn of a single column that predicts every known label, by its values or by thresholds.
 
-    A column of as many values as rows predicts them, too, and is judged by its order alone; labels
-    that are `numbers` rise or fall in that order. An empty cell is a value, or its row is left out.
+    A column with as many values as rows predicts them by chance, and is judged by its order only;
+    `numbers`: labels are numeric, and rise or fall in that order. An empty cell counts as a value,
+    or its row is left out.
     """
     known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
     if len(known) < _FEWEST_ROWS:
@@ -170,8 +175,9 @@ def warn_of_labels(
 
 
 def _can_separate_classes(column: "pd.Series", truth: "pd.Series") -> bool:
-    """Return whether the column's values, or cuts between them, separate the classes; empty cells
-    come last.
+    """Return whether the column's values, or thresholds between them, separate the classes.
+
+    Empty cells come last.
     """
     classes = truth.nunique()
     if not 1 < classes <= len(truth) / 2:
@@ -190,7 +196,7 @@ def _can_separate_classes(column: "pd.Series", truth: "pd.Series") -> bool:
 
 
 def _can_order_labels(column: "pd.Series", truth: "pd.Series") -> bool:
-    """Return whether numeric labels rise or fall with the column throughout."""
+    """Return whether numeric labels rise or fall monotonically with the column."""
     if not is_numeric(column):
         return False
     numbers = column.to_numpy(np.float64, na_value=np.nan)
@@ -224,6 +230,7 @@ class RawTable:
     suspects: frozenset[str] = frozenset()
 
     def select_rows(self, rows: NDArray[np.int64]) -> "RawTable":
+        """Return these rows of the table."""
         features = self.features
         return RawTable(
             tuple(self.ids[row] for row in rows),
@@ -254,10 +261,9 @@ class _ColumnChoice:
 
 
 def load_raw_table(settings: DataSettings, name: str) -> RawTable:
-    """Read the table of this party, with labels where the settings say that it holds some.
+    """Read the table of this party, with labels where the settings say that it has some.
 
-    Raises:
-        TableError: what is wrong with it, all at once.
+    Raises TableError: all faults of the table at once.
     """
     faults = FaultList()
     raw = _load_raw_table(settings, name, faults)
@@ -268,10 +274,9 @@ def load_raw_table(settings: DataSettings, name: str) -> RawTable:
 def _load_raw_table(
     settings: DataSettings, name: str, faults: FaultList, make_rows: MakeRows | None = None
 ) -> RawTable:
-    """Read a table and add what is wrong with it to the faults; its rows are of no use then.
+    """Read a table and add its faults to `faults`; with faults its rows must not be used.
 
-    Raises:
-        DataError: nothing more can be found out about it.
+    Raises DataError: a fault after which the table cannot be examined further.
     """
     party = (settings.parties or {})[name]
     if party.rows is not None:
@@ -313,7 +318,7 @@ def _load_raw_table(
 
 
 def _open_frame(settings: DataSettings, name: str) -> pd.DataFrame:
-    """Read a party's table, with all columns that the settings name."""
+    """Read a party's table, which must have all columns that the settings name."""
     party = (settings.parties or {})[name]
     labels = (settings.label_column,) if settings.holds_labels(name) else ()
     words = (*labels, *(party.categorical or ()))
@@ -330,10 +335,10 @@ def _open_frame(settings: DataSettings, name: str) -> pd.DataFrame:
 def _load_rows(
     settings: DataSettings, name: str, faults: FaultList, make_rows: MakeRows | None
 ) -> RawTable:
-    """Read rows that are no columns, with IDs and labels of the party's table, or of their own.
+    """Read rows that are not columns, with IDs and labels from the party's table or with the rows.
 
     Args:
-        make_rows: what the party names in its own file, where `rows` is own.
+        make_rows: the code that the party names in its own file, where `rows` is own.
     """
     party = (settings.parties or {})[name]
     has_labels = settings.holds_labels(name)
@@ -375,7 +380,9 @@ class _Identified:
 def _identify_rows(
     frame: pd.DataFrame, settings: DataSettings, name: str, faults: FaultList
 ) -> _Identified:
-    """Return IDs and labels of a table beside which the rows stand; further columns are a fault."""
+    """Return IDs and labels of a table whose rows are stored separately; other
+    columns are a fault.
+    """
     party = (settings.parties or {})[name]
     id_columns = settings.id_columns(name)
     label_column = settings.label_column if settings.holds_labels(name) else None
@@ -398,7 +405,7 @@ def _identify_rows(
 
 
 def _list_further_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> list[str]:
-    """Return the columns that hold neither IDs nor labels, and that the party does not ignore."""
+    """Return the columns that are neither IDs nor labels nor ignored by the party."""
     used = {*settings.id_columns(name), *(settings.parties or {})[name].ignore}
     if settings.holds_labels(name):
         used.add(settings.label_column)
@@ -419,7 +426,7 @@ def _open_rows(
     frame: pd.DataFrame | None,
     table: _Identified | None,
 ) -> OwnRows:
-    """Return a party's rows by what the settings say of them; of large ones none is read yet."""
+    """Return a party's rows as the settings say; large ones are not read yet."""
     party = (settings.parties or {})[name]
     source = party.rows
     has_labels = settings.holds_labels(name)
@@ -453,7 +460,7 @@ def _open_rows(
 
 
 def _advice_for(settings: DataSettings, name: str) -> Advice:
-    """Return what proposes settings of this party beside those that it has."""
+    """Return an object that proposes settings of this party in addition to those it has."""
     party = (settings.parties or {})[name]
     lists = {
         "numeric": party.numeric or (),
@@ -465,7 +472,7 @@ def _advice_for(settings: DataSettings, name: str) -> Advice:
 
 
 def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> None:
-    """Refuse a table that lacks a column that the settings name."""
+    """Raise an error if the table lacks a column that the settings name; suggest the nearest."""
     party = (settings.parties or {})[name]
     named = {
         "id_column": settings.id_columns(name),
@@ -504,6 +511,7 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
 
 
 def _find_nearest_name(absent: str, frame: pd.DataFrame) -> str:
+    """Return the table's column name nearest to this one, ignoring case; "" for none."""
     names = {str(column).casefold(): str(column) for column in frame.columns}
     matches = difflib.get_close_matches(absent.casefold(), names, n=1)
     return names[matches[0]] if matches else ""
@@ -512,7 +520,7 @@ def _find_nearest_name(absent: str, frame: pd.DataFrame) -> str:
 def _drop_empty(
     frame: pd.DataFrame, chosen: _ColumnChoice, *, advice: Advice, called: str
 ) -> pd.DataFrame:
-    """Return the rows without an empty cell among the features."""
+    """Return the rows without an empty cell among the features. Raises TableError: none is left."""
     empty = {column: is_empty(frame[column]) for column in chosen.numeric}
     empty |= {column: is_empty(frame[column], BLANK) for column in chosen.categorical}
     is_left = ~np.any(list(empty.values()), axis=0) if empty else np.ones(len(frame), dtype=bool)
@@ -537,7 +545,7 @@ def _drop_empty(
 def _extract_labels(
     frame: pd.DataFrame, column: str | None, settings: DataSettings, *, party: str
 ) -> tuple[str | None, ...]:
-    """Return each row's label, or None; "NA" and the like are labels only if they are classes."""
+    """Return each row's label, or None; "NA" and the like are labels only if listed as classes."""
     if column is None:
         return (None,) * len(frame)
     texts = to_texts(frame[column])
@@ -555,7 +563,7 @@ def _extract_labels(
 
 
 def open_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
-    """Return the path of this party's table, or the current rows of its query."""
+    """Return the path of this party's table, or the current rows of its database query."""
     party = (settings.parties or {})[name]
     if party.database is None:
         if party.file is None:
@@ -570,8 +578,8 @@ def open_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
 
 
 def party_path(settings: DataSettings, file: Path) -> Path:
-    """Return where a file of a party's table lies; relative paths start at `data.folder`, or else
-    at the working directory.
+    """Return the path of a party's file; relative ones start at `data.folder`, or the working
+    directory.
     """
     return (settings.folder or Path()).expanduser() / file.expanduser()
 
@@ -584,7 +592,7 @@ def _choose_columns(
     taken: tuple[str, ...],
     faults: FaultList,
 ) -> _ColumnChoice:
-    """Choose the features: columns as the party's lists name them, the others by their type."""
+    """Choose the features: columns in the party's lists, and the others by their type."""
     party = (settings.parties or {})[name]
     advice = _advice_for(settings, name)
     formats = settings.date_formats_at(name)
@@ -636,7 +644,7 @@ def _check_categories(
     most: int | None,
     faults: FaultList,
 ) -> set[str]:
-    """Return those of the columns that a reader would not take for categories; add their faults."""
+    """Return the columns that do not look like categories, and add their faults."""
     suspects = set[str]()
     for column in columns:
         if are_padded_codes(frame[column]):
@@ -655,6 +663,7 @@ def _check_categories(
 def _label_as_feature(
     column: str, lists: Mapping[str, Sequence[str]], *, advice: Advice
 ) -> TableError:
+    """Return the error for a label column that is listed as a feature."""
     remedy: Remedy = tuple(
         advice.drop_from_list(key, column) for key, names in lists.items() if column in names
     )
@@ -670,6 +679,7 @@ def _label_as_feature(
 
 
 def _label_at_passive(column: str, *, advice: Advice) -> TableError:
+    """Return the error for a passive's column with the name of the active's labels."""
     remedy: Remedy = (advice.add_to_list("ignore", column),)
     return TableError(
         [
@@ -683,6 +693,7 @@ def _label_at_passive(column: str, *, advice: Advice) -> TableError:
 
 
 def _make_nameless_error(columns: Sequence[str], *, called: str, advice: Advice) -> TableError:
+    """Return the error for columns without a name, by their position."""
     places = ", ".join(str(int(column.removeprefix(_NAMELESS)) + 1) for column in columns)
     remedy: Remedy = (advice.add_to_list("ignore", *columns),)
     return TableError(
@@ -699,7 +710,7 @@ def _make_nameless_error(columns: Sequence[str], *, called: str, advice: Advice)
 def _list_non_numeric(
     frame: pd.DataFrame, columns: Sequence[str], formats: Sequence[str], *, party: str
 ) -> list[str]:
-    """Return those of these columns that hold cells that are no numbers."""
+    """Return those of these columns with cells that are not numbers."""
     wrong = []
     for column in columns:
         if has_measures(frame[column], formats):
@@ -714,7 +725,7 @@ def _list_non_numeric(
 def _texts_as_numbers(
     frame: pd.DataFrame, columns: Sequence[str], *, advice: Advice, most: int | None
 ) -> TableError:
-    """Return the fault of columns that are listed as numeric and hold texts."""
+    """Return the error for columns that are listed as numeric and contain texts."""
     rare_categories = [
         line
         for column in columns
@@ -748,7 +759,7 @@ def _mention_columns(columns: Sequence[str]) -> str:
 
 
 def _mask_empty_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
-    """Return a column of a CSV file, in which words such as NA count as empty, even among texts."""
+    """Return a column of a CSV file in which words such as NA are empty, even among texts."""
     empty = is_empty(column)
     texts = (cell.strip() for cell in column[empty].tolist() if isinstance(cell, str))
     if words := Counter(text for text in texts if text):
@@ -763,7 +774,7 @@ def _mask_empty_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
 def _extract_ids(
     frame: pd.DataFrame, columns: tuple[str, ...], *, file: str, party: str
 ) -> list[str]:
-    """Return one text for each row, made of these columns by the rules of `apfed_protocols.ids`."""
+    """Return one ID for each row, from these columns by the rules of `apfed_protocols.ids`."""
     parts = [
         id_texts(
             frame[name],
@@ -785,8 +796,8 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     The active's rows are split with the seed; its test rows need not be known to all.
 
     Raises:
-        TableError: what is wrong with all tables.
-        ConfigError: a table is not named here, and those that are have no fault.
+        TableError: all faults of all tables.
+        ConfigError: a table is not named here, and the others have no fault.
     """
     faults = FaultList()
     unnamed = list[ConfigError]()
@@ -833,8 +844,8 @@ def has_table_here(settings: DataSettings, name: str) -> bool:
 def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> str:
     """Return the SHA-256 (hex) of parties' own files, and of the current rows of their queries.
 
-    So figures that were kept for other tables are not reused. It is empty for a data set of the
-    catalogue, which never changes.
+    It prevents the reuse of figures that belong to other tables. Empty for a built-in data set,
+    which never changes. `of`: the parties; None: all.
     """
     if settings.parties is None:
         return ""
@@ -851,8 +862,9 @@ def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> 
 
 
 def _describe_rows(settings: DataSettings, name: str) -> list[str]:
-    """Return what tells rows that are no columns from others: digests of files, names of code, and
-    of images names, sizes and times.
+    """Return what identifies rows that are not columns: digests of files, or the name of code.
+
+    For images these are names, sizes and times.
     """
     party = (settings.parties or {})[name]
     if _are_images(settings, name):
@@ -887,9 +899,9 @@ def _compute_digests(source: Path | pyarrow.Table | None, party: str) -> list[st
 def _load_active(
     settings: DataSettings, *, seed: int, make_rows: MakeRows | None = None
 ) -> OwnData:
-    """Return the active's table, its classes, its split, and the rows with labels to learn from.
+    """Return the active's table, classes, split, and labelled training rows.
 
-    Rows with an empty cell in the label column train without a label and test nothing.
+    Rows with an empty label are training rows without a label, never test rows.
     """
     name = settings.active
     faults = FaultList()
@@ -937,10 +949,9 @@ def _load_active(
 def _labels_of(
     settings: DataSettings, raw: RawTable, *, party: str
 ) -> tuple[NDArray[Any], NDArray[np.int64], tuple[str, ...]]:
-    """Return labels as they are learnt, the classes by which rows are drawn, and the names of
-    classes.
+    """Return the labels to learn, the classes by which rows are sampled, and the class names.
 
-    If labels are numbers, all rows that have one are drawn alike.
+    Numeric labels all count as one class for sampling.
     """
     column = settings.label_column
     if labels_are_numbers(settings):
@@ -971,7 +982,7 @@ def _labels_of(
 def load_own_tables(
     settings: DataSettings, name: str, *, seed: int, make_rows: MakeRows | None = None
 ) -> OwnData:
-    """Return what one party holds, of its own file alone.
+    """Return one party's data, read from its own file alone.
 
     Args:
         make_rows: code that the party's own file names, where `rows` of its table is own.
@@ -993,9 +1004,9 @@ def load_own_tables(
 def _load_passive(
     settings: DataSettings, name: str, *, seed: int, make_rows: MakeRows | None = None
 ) -> tuple[PartyTable, tuple[str, ...]]:
-    """Read one passive's table, and its classes where it holds labels.
+    """Read one passive's table, and its classes if it has labels.
 
-    It has labels of people whom the active tests, too: only the active can leave them out.
+    Its labels may include people whom the active tests: only the active can leave them out.
     """
     faults = FaultList()
     raw = _load_raw_table(settings, name, faults, make_rows)
@@ -1024,7 +1035,7 @@ def _load_passive(
 def _gather_column_faults(
     settings: DataSettings, name: str, raw: RawTable, faults: FaultList
 ) -> None:
-    """Add what is wrong with the columns of a table that has other faults already."""
+    """Add the faults of the columns in a table that has other faults already."""
     party = (settings.parties or {})[name]
     advice = _advice_for(settings, name)
     if not isinstance(raw.features, pd.DataFrame):
@@ -1051,9 +1062,9 @@ def _gather_column_faults(
 def _encode_table(
     settings: DataSettings, name: str, raw: RawTable, *, rows: NDArray[np.int64]
 ) -> tuple[Any, ColumnEncoding | ArrayEncoding, dict[str, View]]:
-    """Return the features of all rows, their encoding, and the places of the party's views.
+    """Return the features of all rows, their encoding, and the positions of the party's views.
 
-    A given encoding is used unchanged; otherwise one is fitted to these rows. Rows that are no
+    A configured encoding is used unchanged; otherwise one is fitted to `rows`. Rows that are not
     columns are features as they are.
     """
     if not isinstance(raw.features, pd.DataFrame):
@@ -1100,6 +1111,9 @@ def _encode_table(
 
 
 def _load_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
+    """Return the column encoding in a JSON file. Raises DataError: it has none, or
+    one of images.
+    """
     try:
         content = load_json(path, dict[str, Any])
         encoding = parse_encoding(content.get("encoding", content))

@@ -90,7 +90,10 @@ def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
 
 
 def proportion_interval(of_it: int, rows: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson 1927), valid even for few or no rows."""
+    """Return the 95 % interval of a share (Wilson 1927), valid even for few or no rows.
+
+    `of_it`: the number of rows that count, of `rows` in all.
+    """
     interval = scipy.stats.binomtest(of_it, rows).proportion_ci(_CONFIDENCE, method="wilson")
     return float(interval.low), float(interval.high)
 
@@ -119,10 +122,10 @@ def gain_between(
 
 
 def _add_rare_row(scored: Scored) -> Iterator[Scored]:
-    """Yield the same rows with one more of a rare class: predicted worst, then best.
+    """Yield the same rows with one more of a rare class: predicted worst, then predicted best.
 
-    This applies only where a class has few rows. Otherwise, the interval of few rows that are all
-    predicted correctly would have no width.
+    Only where a class has few rows: the interval of few rows that are all predicted correctly would
+    otherwise have no width.
     """
     if np.issubdtype(scored.truth.dtype, np.floating):
         return
@@ -140,7 +143,7 @@ def _add_rare_row(scored: Scored) -> Iterator[Scored]:
 def _compute_intervals(
     scored: Scored, values: Mapping[str, float], resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Return, by measure, the interval by resamples of these rows; a single row has NaN ends."""
+    """Return, by measure, its interval over resamples of these rows; NaN ends for a single row."""
     resampled: dict[str, list[FloatArray]] = {name: [] for name in values}
     for counts_RB in _iter_draws(scored, resamples if len(scored.truth) > 1 else 0, seed):
         redrawn = Resamples(scored, counts_RB)
@@ -153,7 +156,7 @@ def _compute_intervals(
 
 
 def _iter_draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
-    """Yield how often each row is drawn, (R, B), some resamples at a time."""
+    """Yield how often each row is drawn, (R, B), in blocks of resamples."""
     truth_B = scored.truth
     if resamples * len(truth_B) > _KEPT_CELLS:
         return _draw_counts(truth_B, resamples, seed)
@@ -163,12 +166,13 @@ def _iter_draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArra
 
 @lru_cache(maxsize=1)
 def _cache_draws(truth: bytes, kind: str, resamples: int, seed: int) -> list[NDArray[np.uint16]]:
-    """Return the draws of these rows, cached: a run's report and summary use the same ones."""
+    """Return the draws for these rows, cached: a run's report and summary use the same ones."""
     draws = _draw_counts(np.frombuffer(truth, kind), resamples, seed)
     return [counts_RB.astype(np.uint16) for counts_RB in draws]
 
 
 def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[FloatArray]:
+    """Yield multinomial counts (R, B) by class, so that every class keeps its number of rows."""
     groups = _group_rows(truth_B)
     rows = len(truth_B)
     rngs = np.random.default_rng(seed).spawn(len(groups))  # so that blocks change nothing
@@ -185,6 +189,7 @@ def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[F
 
 
 def _group_rows(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
+    """Return the rows of each class; for numeric labels all rows as one group."""
     if np.issubdtype(truth_B.dtype, np.floating):
         return [np.arange(len(truth_B))]
     return [np.flatnonzero(truth_B == label) for label in np.unique(truth_B)]
@@ -193,6 +198,7 @@ def _group_rows(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
 def _compute_interval(
     value: float, resampled: list[FloatArray], *, mirrored: bool
 ) -> tuple[float, float]:
+    """Return the interval from resampled values: by percentiles, or mirrored at the value."""
     if not resampled:
         return math.nan, math.nan
     tail = (1 - _CONFIDENCE) / 2
@@ -216,11 +222,12 @@ class _Curve:
 
     @cached_property
     def shares(self) -> tuple[FloatArray, FloatArray]:
-        """The shares of all rows of the class, and of all others; from none on, (T + 1, R)."""
+        """The true and false positive rates by threshold, from none on, (T + 1, R) each."""
         return _compute_shares(self.true), _compute_shares(self.false)
 
 
 def _compute_shares(alarms_TR: FloatArray) -> FloatArray:
+    """Return cumulated counts (T, R) as shares of the total, with a first row of zeros."""
     share_TR = np.zeros((1 + len(alarms_TR), alarms_TR.shape[1]))
     np.divide(alarms_TR, alarms_TR[-1], out=share_TR[1:])
     return share_TR
@@ -243,7 +250,7 @@ class Resamples:
 
     @cached_property
     def decisions(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The counts by class, (R, K): rows of it, rows predicted as it, and both."""
+        """The counts by class, (R, K): rows of it, rows predicted as it, and rows that are both."""
         eye = np.eye(self.scored.classes)
         true_BK = eye[self.scored.truth]
         predicted_BK = eye[self.scored.class_predictions]
@@ -255,10 +262,11 @@ class Resamples:
 
     @cached_property
     def curves(self) -> tuple[_Curve, ...]:
-        """The curves of each class in question; a class with no row, or all rows, has none."""
+        """The ROC counts of each class in question; a class with no row, or all rows, has none."""
         return tuple(self._iter_curves())
 
     def _iter_curves(self) -> Iterator[_Curve]:
+        """Yield each class's true and false alarms by threshold; equal scores share a threshold."""
         scores = self.scored.scores
         truth_B = self.scored.truth
         counts_BR = np.ascontiguousarray(self.counts.T)
@@ -280,6 +288,7 @@ class Resamples:
 
 
 def _compute_ks(resamples: Resamples) -> FloatArray:
+    """Return the Kolmogorov-Smirnov distance of each resample, (R,), mean over classes."""
     gaps = []
     for curve in resamples.curves:
         true_TR, false_TR = curve.shares
@@ -288,6 +297,7 @@ def _compute_ks(resamples: Resamples) -> FloatArray:
 
 
 def _compute_average_precision(resamples: Resamples) -> FloatArray:
+    """Return the average precision of each resample, (R,), mean over classes."""
     precisions = []
     for curve in resamples.curves:
         alarms_TR = curve.true + curve.false
@@ -297,12 +307,14 @@ def _compute_average_precision(resamples: Resamples) -> FloatArray:
 
 
 def _compute_accuracy(resamples: Resamples) -> FloatArray:
+    """Return the accuracy of each resample, (R,)."""
     return resamples.compute_means(
         (resamples.scored.class_predictions == resamples.scored.truth).astype(np.float64)
     )
 
 
 def _compute_balanced_accuracy(resamples: Resamples) -> FloatArray:
+    """Return the mean recall over classes of each resample, (R,)."""
     true_RK, _, both_RK = resamples.decisions
     present_K = true_RK[0] > 0
     recalls: FloatArray = (both_RK[:, present_K] / true_RK[:, present_K]).mean(axis=1)
@@ -310,6 +322,7 @@ def _compute_balanced_accuracy(resamples: Resamples) -> FloatArray:
 
 
 def _compute_f1(resamples: Resamples) -> FloatArray:
+    """Return F1 of each resample, (R,): of class 1 of two classes, else the mean over classes."""
     true_RK, predicted_RK, both_RK = resamples.decisions
     total_RK = true_RK + predicted_RK
     f1_RK = 2 * both_RK / np.maximum(total_RK, 1)
@@ -319,12 +332,14 @@ def _compute_f1(resamples: Resamples) -> FloatArray:
 
 
 def _compute_brier(resamples: Resamples) -> FloatArray:
+    """Return the Brier score of each resample, (R,); halved for two classes, as is usual."""
     scored = resamples.scored
     errors_B = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1)
     return resamples.compute_means(errors_B / 2 if scored.classes == 2 else errors_B)
 
 
 def _compute_log_loss(resamples: Resamples) -> FloatArray:
+    """Return the mean negative log probability of the true class of each resample, (R,)."""
     scored = resamples.scored
     least = np.finfo(np.float64).eps
     shares_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
@@ -332,6 +347,7 @@ def _compute_log_loss(resamples: Resamples) -> FloatArray:
 
 
 def _compute_r2(resamples: Resamples) -> FloatArray:
+    """Return R2 of each resample, (R,); where all its targets are equal, 1 if exact, else 0."""
     truth_B = resamples.scored.truth - resamples.scored.truth.mean()  # large means lose no digits
     error_R = resamples.compute_means((resamples.scored.truth - resamples.scored.scores) ** 2)
     all_R = resamples.compute_means(truth_B**2) - resamples.compute_means(truth_B) ** 2

@@ -50,6 +50,7 @@ class Scored:
     threshold: float | None = None
 
     def __post_init__(self) -> None:
+        """Check shapes, and that a threshold comes with two classes. Raises DataError."""
         if self.truth.ndim != 1 or self.scores.ndim not in (1, 2):
             raise DataError(
                 "measures: truth is a list and scores one number a row, or one a row and class; "
@@ -68,7 +69,7 @@ class Scored:
 
     @classmethod
     def from_probabilities(cls, truth: ArrayLike, probabilities: ArrayLike) -> Self:
-        """Return scores from labels (B,) and probabilities (B, K) or, of two classes, (B,) of the
+        """Return scores from labels (B,) and probabilities (B, K); for two classes also (B,) of the
         second.
         """
         labels_B = np.asarray(truth, dtype=np.int64)
@@ -90,7 +91,7 @@ class Scored:
 
     @classmethod
     def from_network_outputs(cls, truth: ArrayLike, scores_BK: ArrayLike) -> Self:
-        """Return scores from labels (B,) and a network's outputs, (B, K), as the softmax in
+        """Return scores from labels (B,) and a network's outputs (B, K), by softmax as in
         `predict`.
 
         A diverged training gives outputs that are not finite, whose measures are NaN.
@@ -110,7 +111,7 @@ class Scored:
 
     @cached_property
     def class_predictions(self) -> NDArray[np.int64]:
-        """The class (B,) that each row is given."""
+        """The predicted class of each row, (B,)."""
         if self.threshold is None:
             return np.asarray(self.scores.argmax(axis=1), dtype=np.int64)
         return np.asarray(self.scores[:, 1] >= self.threshold, dtype=np.int64)
@@ -119,19 +120,19 @@ class Scored:
         return replace(self, threshold=threshold)
 
     def select_rows(self, places: NDArray[np.int64]) -> Self:
-        """Return some of the rows, or some more than once."""
+        """Return the rows at these indices, which may repeat."""
         return replace(self, truth=self.truth[places], scores=self.scores[places])
 
 
 @torch.no_grad()
 def outputs_of(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """Ask a model for its outputs of `rows` of a table, a few thousand at a time."""
+    """Return a model's outputs for `rows` of a table, computed a few thousand at a time."""
     parts = [predict(rows_B).double().cpu() for rows_B in rows.split(_EVALUATION_ROWS)]
     return torch.cat(parts)
 
 
 def score_model(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
-    """Return the scores (B, K) that a model gives `rows` of a table, beside their labels."""
+    """Return the scores (B, K) of a model for `rows` of a table, with their labels."""
     rows_on_device = rows.to(labels_N.device)
     return Scored.from_network_outputs(
         labels_N[rows_on_device].cpu(), outputs_of(predict, rows_on_device)
@@ -241,10 +242,10 @@ def _compute_rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
 
 
 def _iter_class_scores(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
-    """Yield which rows are of a class, and the scores for it.
+    """Yield a mask of the rows of a class, and the scores for it.
 
-    Of two classes this is the second, else each class. A class that has no row, or all, is left
-    out.
+    For two classes this is the second one only, else each class. A class with no row, or all rows,
+    is left out.
     """
     for label in range(scored.classes) if scored.classes > 2 else (1,):
         alarm_B = scored.truth == label
@@ -257,6 +258,7 @@ def _compute_mean(values: list[float]) -> float:
 
 
 def _compute_auc(scored: Scored) -> float:
+    """Return the area under the ROC curve, mean over classes."""
     return _compute_mean(
         [_import_metrics().auc(false_T, true_T) for false_T, true_T in _compute_rocs(scored)]
     )
@@ -267,6 +269,7 @@ def _compute_ks(scored: Scored) -> float:
 
 
 def _compute_average_precision(scored: Scored) -> float:
+    """Return the average precision, mean over classes."""
     rank = _import_metrics().average_precision_score
     return _compute_mean(
         [rank(alarm_B, class_scores_B) for alarm_B, class_scores_B in _iter_class_scores(scored)]
@@ -274,6 +277,7 @@ def _compute_average_precision(scored: Scored) -> float:
 
 
 def _compute_f1(scored: Scored) -> float:
+    """Return F1: of class 1 of two classes, else the mean over classes."""
     average = "binary" if scored.classes == 2 else "macro"
     f1 = _import_metrics().f1_score(
         scored.truth, scored.class_predictions, average=average, zero_division=0
@@ -282,9 +286,7 @@ def _compute_f1(scored: Scored) -> float:
 
 
 def _compute_balanced_accuracy(scored: Scored) -> float:
-    """Return the mean recall of the classes that have rows; scikit-learn's own warns of the
-    others.
-    """
+    """Return the mean recall of the classes with rows; scikit-learn's own warns of the others."""
     present = np.unique(scored.truth)
     recalls = _import_metrics().recall_score(
         scored.truth, scored.class_predictions, labels=present, average="macro", zero_division=0
@@ -299,6 +301,7 @@ def _compute_brier(scored: Scored) -> float:
 
 
 def _compute_log_loss(scored: Scored) -> float:
+    """Return the mean negative log probability of the true class."""
     return float(
         _import_metrics().log_loss(scored.truth, scored.scores, labels=range(scored.classes))
     )
@@ -392,6 +395,7 @@ def names_of(task: str) -> tuple[str, ...]:
 
 
 def find_measure(name: str) -> Measure:
+    """Return the measure of this name. Raises ValueError: there is none; names the nearest."""
     if name not in MEASURES:
         raise ValueError(unknown_name(name, MEASURES))
     return MEASURES[name]
@@ -415,11 +419,11 @@ THRESHOLDS: Mapping[str, str] = MappingProxyType(
 
 
 def compute_balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
-    """Return a weight for each class (K,): all classes count alike, and a labelled row 1 on
+    """Return a weight for each class (K,) so that all classes count equally; 1 a labelled row on
     average.
 
-    Rows / (classes with rows x rows of the class), as scikit-learn's "balanced"; a class without a
-    row has weight 0, as nothing is learnt of it.
+    Rows / (classes with rows x rows of the class), as scikit-learn's "balanced"; 0 for a class
+    without a row, of which nothing is learnt.
     """
     counts_K = torch.bincount(labels_N[labels_N >= 0].cpu(), minlength=classes).double()
     if not counts_K.sum():
@@ -429,11 +433,10 @@ def compute_balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
 
 
 def best_threshold(scored: Scored, measure: str) -> float:
-    """Return the threshold of the second of two classes with the highest value of a measure.
+    """Return the threshold of the second of two classes that maximises a measure.
 
-    Candidates lie half-way between neighbouring scores, at even quantiles, at most 200. Of equal
-    ones the nearest to 0.5 is taken. Labels of the rows may be learnt from: they are never test
-    rows.
+    Candidates lie half-way between neighbouring scores, at even quantiles, at most 200; of equally
+    good ones the nearest to 0.5. Call it on training or validation rows, never on test rows.
     """
     if measure not in THRESHOLDS:
         raise DataError(
@@ -449,6 +452,7 @@ def cheapest_threshold(scored: Scored, cost: float) -> float:
     """
 
     def compute_negative_cost(decided: Scored) -> float:
+        """Return the negative cost of these decisions."""
         missed = (decided.truth == 1) & (decided.class_predictions == 0)
         alarms = (decided.truth == 0) & (decided.class_predictions == 1)
         return -float(cost * missed.sum() + alarms.sum())
@@ -457,6 +461,10 @@ def cheapest_threshold(scored: Scored, cost: float) -> float:
 
 
 def _best_threshold(scored: Scored, worth: Callable[[Scored], float]) -> float:
+    """Return the candidate threshold with the highest `worth`, the nearest to 0.5 of equal ones.
+
+    Raises DataError: there are not two classes with labelled rows.
+    """
     if scored.classes != 2 or len(np.unique(scored.truth)) < 2:
         raise DataError(
             f"threshold: chosen between two classes with labelled rows of both; there are "
@@ -486,10 +494,10 @@ class CalibrationPoint(BaseModel):
 
 
 def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[CalibrationPoint, ...]:
-    """Return predicted and observed shares, in ranges with about as many rows each.
+    """Return predicted probability and observed share, in ranges with about equally many rows.
 
-    Of two classes the shares are of the second. Of several they are of the likeliest class: how
-    sure it is, and how often it is right. A diverged training has none.
+    For two classes of the second class; for several of the likeliest class: its probability, and
+    how often it is right. Empty for a diverged training.
     """
     from sklearn.calibration import calibration_curve as curve
 
@@ -534,10 +542,10 @@ class LiftRow(BaseModel):
 
 
 def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
-    """Return the rows of two classes by tenths of their probability of the second class.
+    """Return a row for each tenth of the rows, by falling probability of the second of two classes.
 
-    Equal scores are kept together, so that few different scores make fewer parts. Empty if one
-    class has no row.
+    Equal scores are kept together, so few different scores make fewer parts. Empty if one class has
+    no row.
     """
     if scored.classes != 2:
         raise DataError(f"measures: a lift table is of two classes, got {scored.classes}")

@@ -52,21 +52,20 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
-        """Return the task of a run, whose labels are numbers standardised so, or (None) classes.
+        """Return a run's task for labels that are numbers with this scale, or (None) classes.
 
-        Raises:
-            DataError: labels of another kind than the task's.
+        Raises DataError: labels of another kind than the task's.
         """
 
     @abstractmethod
     def count_outputs(self, classes: int) -> int:
-        """Return K, the numbers that the head gives for a row."""
+        """Return K, the number of outputs of the head for a row."""
 
     @abstractmethod
     def compute_loss(
         self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
     ) -> Tensor:
-        """Return the mean loss of the rows of a batch that can be learnt from; 0 if none can."""
+        """Return the mean loss of a batch's labelled rows; 0 if it has none."""
 
     @abstractmethod
     def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
@@ -74,13 +73,13 @@ class Task(ABC):
 
     @abstractmethod
     def score_outputs(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
-        """Return the predictions for rows whose truth is known, for measures."""
+        """Return predictions for rows with known truth, for the measures."""
 
 
 def score_rows(
     task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor
 ) -> Scored:
-    """Return a model's predictions for `rows` of a table, beside their labels."""
+    """Return a model's predictions for `rows` of a table, with their labels."""
     rows_on_device = rows.to(labels_N.device)
     return task.score_outputs(outputs_of(predict, rows_on_device), labels_N[rows_on_device].cpu())
 
@@ -99,6 +98,7 @@ class Classification(Task):
 
     @classmethod
     def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+        """Return the task. Raises DataError: the labels are numbers."""
         if targets is not None:
             raise DataError(
                 "task: classification tells classes, and these labels are numbers; say task: "
@@ -112,9 +112,9 @@ class Classification(Task):
     def compute_loss(
         self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
     ) -> Tensor:
-        """Return the mean cross-entropy of the rows that have a label; 0 if none of the batch has.
+        """Return the mean cross-entropy of the labelled rows; 0 if the batch has none.
 
-        With weights of classes each row's is multiplied by that of its class.
+        `weights_K`: multiply each row's loss by the weight of its class.
         """
         labelled_B = labels_B != UNLABELLED
         if weights_K is None and bool(labelled_B.all()):
@@ -162,6 +162,7 @@ class Regression(Task):
 
     @classmethod
     def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+        """Return the task with this scale and error. Raises DataError: the labels are classes."""
         if targets is None:
             raise DataError(
                 "task: regression predicts numbers, and these labels are classes; give a table of "
@@ -175,6 +176,7 @@ class Regression(Task):
     def compute_loss(
         self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
     ) -> Tensor:
+        """Return the mean error of the labelled rows; 0 if the batch has none."""
         labelled_B = labels_B != UNLABELLED
         error_B = LOSSES[self.error](outputs_BK[:, 0], labels_B, reduction="none")
         return (error_B * labelled_B).sum() / labelled_B.sum().clamp(min=1)
@@ -188,7 +190,9 @@ class Regression(Task):
 
 
 def _require_task(found: Any, code: str) -> type[Task]:
-    """Return a task of others, which has to say which methods learn it."""
+    """Check that a class named as `package.module:Name` is a Task that lists the methods learning
+    it.
+    """
     del code
     kind: type[Task] = require_class(found, Task)
     if not kind.learnt_by:
