@@ -50,6 +50,7 @@ from apfed_experiments.study import (
     MASKED,
     STUDENT,
     Line,
+    OnDone,
     Point,
     Results,
     base_config,
@@ -295,12 +296,15 @@ class Job:
 
     Attributes:
         configs: names of the YAML files that describe the bases.
+        first: key of the line that is measured on the first data set before all others, and shown
+            as soon as its seeds are done; empty: none.
     """
 
     title: str
     reading: str
     configs: tuple[str, ...]
     lines: tuple[Line, ...]
+    first: str = ""
 
 
 MAIN = Job(
@@ -308,6 +312,7 @@ MAIN = Job(
     reading=READING,
     configs=("main-handwritten", "main-breast-cancer"),
     lines=MAIN_LINES,
+    first="apfed_c",
 )
 METHOD_COMPARISON = Job(
     title="All methods: what help is worth where few rows have a label",
@@ -476,6 +481,15 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
             for base, of_base in parts
         ]
 
+    base, of_first_base = parts[0]
+    first = [point for point in of_first_base if point.line.key == job.first]
+
+    def measure_first(*, jobs: int, on_done: OnDone) -> list[str]:
+        results = run_points(
+            first, seeds, jobs=jobs, on_done=on_done, solo=True, later=of_first_base
+        )
+        return [_describe_first(base, point, results, seeds=len(seeds)) for point in first]
+
     # The longest lines are the last; begun first, they leave no process without work at the end.
     all_points = [*points[::-1], *ablations]
     return Study(
@@ -484,8 +498,26 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
         folder=folder,
         measure=partial(run_points, all_points, seeds, solo=True),
         compare=compare,
+        measure_first=measure_first if first else None,
         reported=list_trials(points, seeds[:1]),
     )
+
+
+def _describe_first(base: Config, point: Point, results: Results, *, seeds: int) -> str:
+    """Return the gain of one line in a sentence, before the other lines are measured."""
+    summary = Summary.from_rows(results.select_rows(point))
+    sentence = (
+        f"First line of {base.name}, {seeds} seed{'' if seeds == 1 else 's'}: {point.line.label} "
+        f"({point.line.cells['protection']}) predicts {ACCURACY_SHARE.form(summary.accuracy)} % "
+        "of the active's test rows"
+    )
+    if summary.gain is not None:
+        gain = difference_of_shares()(summary.gain.over_chosen)
+        sentence += (
+            f"; the best local model {100 * summary.gain.solo:.1f} %. Gain {gain} points, not yet "
+            "corrected for the number of lines"
+        )
+    return f"{sentence}. Ablations, other lines and what attacks read follow."
 
 
 def _make_part(folder: Path, base: Config, table: Table) -> Part:

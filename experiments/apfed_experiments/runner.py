@@ -40,6 +40,8 @@ class Study(Generic[_M]):
         measure: takes `jobs` and `on_done`, measures what the folder does not hold yet, and returns
             all of it, as `apfed_experiments.study.run_points` does for runs.
         compare: makes the parts of the answer from what was measured, and draws their pictures.
+        measure_first: takes `jobs` and `on_done`, measures the part of it that answers its question
+            soonest, and returns sentences to show before all else is measured.
         unit: what is counted while it runs.
         reported: the runs whose reports are written and linked from the page.
     """
@@ -49,6 +51,7 @@ class Study(Generic[_M]):
     folder: Path | None
     measure: Callable[..., _M]
     compare: Callable[[_M], Sequence[Part]]
+    measure_first: Callable[..., Sequence[str]] | None = None
     unit: str = "runs"
     reported: Sequence[Trial] = ()
 

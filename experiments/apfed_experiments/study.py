@@ -580,12 +580,14 @@ def run_points(
     keep_going: bool = False,
     figures: Callable[[FinishedRun], Figures] = figures_of,
     solo: bool = False,
+    later: Sequence[Point] = (),
 ) -> Results:
     """Run what is missing, in `jobs` processes with one thread each, and read `figures` of all.
 
     With `keep_going` a trial that ends with an error meant for people becomes a failure, else it
     ends the study, as another's run in a trial's place does. With `solo` the local models are
-    measured, too, once for all runs on the same data.
+    measured, too, once for all runs on the same data; what those of points `later` need of them is
+    kept as well.
     """
     trials = list_trials(points, seeds)
     solo_configs = {
@@ -595,7 +597,7 @@ def run_points(
     }
     compared_jointly = {
         solo_file(trial.solo_config, trial.point.folder)
-        for trial in trials
+        for trial in list_trials([*points, *later], seeds)
         if "the active predicts alone" not in trial.config.method.happens
     }
     tasks: list[tuple[str, Callable[[], Any]]] = [

@@ -464,9 +464,16 @@ def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
 
 
 def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
-    """Measure what is missing of a study; unless `quiet` show its tables and how to read them."""
+    """Measure what is missing of a study; unless `quiet` show its first answer as soon as it is
+    there, and at the end its tables and how to read them.
+    """
     from apfed_experiments import runner
 
+    if study.measure_first is not None and not quiet:
+        with progress.show_count(f"{study.title}: first line", quiet=quiet) as on_done:
+            sentences = study.measure_first(jobs=jobs, on_done=on_done)
+        for sentence in sentences:
+            terminal.show_note(sentence)
     with progress.show_count(f"{study.title}: {study.unit}", quiet=quiet) as on_done:
         answer = runner.run_study(study, jobs=jobs, on_done=on_done)
     if quiet:

@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import gettempdir
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
-from weakref import ReferenceType, ref
 
 import msgpack
 from torch import Tensor
@@ -56,17 +55,21 @@ class PastAlignment(NamedTuple):
     """The result of an alignment: rows by party and position, and the messages sent for it.
 
     Attributes:
-        tables: those that were aligned, where somebody brought them; None: the run loaded them.
+        people: those of the tables that somebody brought (`_list_people`); None: the run loaded
+            its tables.
     """
 
     rows: Mapping[str, Tensor]
     flows: tuple[Flow, ...]
-    tables: "ReferenceType[VerticalData] | None"
+    people: "_People | None"
 
-    def is_of(self, tables: VerticalData | None) -> bool:
-        if self.tables is None:
-            return tables is None
-        return tables is not None and self.tables() is tables
+
+_People: TypeAlias = tuple[tuple[object, ...], ...]
+
+
+def _list_people(tables: VerticalData) -> _People:
+    """Return all that an alignment depends on: IDs of each table by row, and rows that train."""
+    return (*(table.ids for table in tables.tables), tuple(tables.train_rows.tolist()))
 
 
 _PAST: ContextVar[dict[str, PastAlignment] | None] = ContextVar("alignments", default=None)
@@ -189,25 +192,25 @@ def _build_simulation(
     """Return a simulation, aligned as an earlier run on the same tables where runs share
     alignments.
 
-    `tables` are what somebody brought, which must be the very same in each run; None: those that
-    the settings name.
+    `tables` are what somebody brought, whose IDs must be the same in each run, row by row: an
+    alignment depends on nothing else of a table. None: those that the settings name.
     """
     config = start.config
     past = _PAST.get() if shares and start.config.method.aligns else None
     # All that tables and intersection depend on.
     key = f"{config.data.model_dump_json()} {config.alignment.model_dump_json()} {config.seed}"
-    found = past.get(key) if past is not None else None
-    if found and found.is_of(tables):
-        session = Simulation(METHODS[config.method.name], replace(start, alignment=found.rows))
-        session.transcript.add_flows(found.flows)
+    people = None if tables is None else _list_people(tables)
+    earlier = past.get(key) if past is not None else None
+    if earlier is not None and earlier.people == people:
+        session = Simulation(METHODS[config.method.name], replace(start, alignment=earlier.rows))
+        session.transcript.add_flows(earlier.flows)
         return session
     session = Simulation(METHODS[config.method.name], start)
     aligns = config.method.aligns and bool(session.contract.passives)
     # A dealer's messages are of more kinds than the alignment's, so that its runs share none.
     if past is not None and aligns and not needs_dealer(config.alignment):
         flows = tuple(flow for flow in session.transcript.flows if flow.kind is Kind.ALIGNMENT)
-        brought = None if tables is None else ref(tables)
-        past[key] = PastAlignment(dict(session.alignment), flows, brought)
+        past[key] = PastAlignment(dict(session.alignment), flows, people)
     return session
 
 

@@ -14,6 +14,7 @@ from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Answer, Study, run_study
 from apfed_experiments.study import Failure, Found, OnDone, Point, base_config
 from apfed_experiments.summary import Row
+from secure_apfed.commands import finished
 from secure_apfed.commands import study as commands
 from tests.experiments.run_folder import on_few_labels
 
@@ -49,6 +50,33 @@ def test_every_part_is_written_in_every_form(tmp_path: Path) -> None:
     assert (tmp_path / "study" / "one.half.csv").read_text() == "data,r2\ndigits,0.5\nwine,0.25\n"
     assert answer.as_json()["tables"] == {"one.half": ROWS, "two": [{}, {}]}
     assert (tmp_path / "study").stat().st_mode & 0o077 == 0, "its owner's alone"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_first_answer_is_shown_before_all_else_is_measured(
+    quiet: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+
+    def measure_first(*, jobs: int, on_done: OnDone) -> list[str]:
+        calls.append(f"first in {jobs}")
+        return ["The first line gains 3 points."]
+
+    def measure(*, jobs: int, on_done: OnDone) -> Found[list[Row]]:
+        calls.append(f"all in {jobs}")
+        assert quiet or "gains 3 points" in capsys.readouterr().err
+        return Found(ROWS)
+
+    study = Study(
+        title="A study",
+        reading="",
+        folder=None,
+        measure=measure,
+        compare=lambda found: [],
+        measure_first=measure_first,
+    )
+    finished.run_study(study, 1, quiet=quiet)
+    assert calls == (["all in 1"] if quiet else ["first in 1", "all in 1"])
 
 
 @pytest.mark.parametrize("name", ["one.half.md", "two.md", "index.html"])

@@ -13,7 +13,7 @@ from apfed_experiments import main_job
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.solo import solo_file
+from apfed_experiments.solo import BaselineResult, SoloRecord, solo_file
 from apfed_experiments.study import (
     Line,
     Point,
@@ -42,6 +42,10 @@ TVFL = BY_KEY["tvfl"]
 PLAIN = BY_KEY["apfed_c"]
 GUARDED = BY_KEY["apfed_c-protected"]
 NOISY = BY_KEY["votes-randomised"]
+RIDGE = SoloRecord(
+    settings="x",
+    baselines=(BaselineResult(name="ridge", title="Ridge", validation=0.8, test=0.875),),
+)
 
 
 def small() -> Config:
@@ -252,6 +256,29 @@ def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path)
     assert 'href="a/report.html"' in page
     assert page.count("data:image/png;base64,") == 1
     assert "http" not in page
+
+
+@pytest.mark.parametrize(
+    ("solo", "sentence"),
+    [
+        (None, "predicts 90.0 % of the active's test rows. Ablations"),
+        (RIDGE, "the best local model 87.5 %. Gain +2.5 points, not yet corrected for the number"),
+    ],
+    ids=["without local models", "beside a local model"],
+)
+def test_the_first_line_of_the_main_job_is_described_in_a_sentence(
+    solo: SoloRecord | None, sentence: str
+) -> None:
+    base = base_config(main_job.MAIN.configs[0])
+    (point,) = (
+        point
+        for point in main_job.points_of(base, Path("out"))
+        if point.line.key == main_job.MAIN.first
+    )
+    run = dataclasses.replace(finished(0.9), solo=solo)
+    text = main_job._describe_first(base, point, results_of([(point.make_trial(0), run)]), seeds=1)
+    assert text.startswith("First line of handwritten, 1 seed: APFed-C (CKKS + guard, epsilon 1)")
+    assert sentence in text
 
 
 def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:

@@ -670,13 +670,18 @@ def test_runs_on_the_same_tables_stand_in_one_order_count_its_bytes_and_find_the
 
 
 @pytest.mark.slow
-def test_tables_that_are_brought_are_shared_where_they_are_the_very_same() -> None:
+def test_tables_that_are_brought_share_an_alignment_where_their_ids_are_the_same() -> None:
     config = small_config("votes", **SHORT)
     tables, again = (load_data(config.data, seed=config.seed) for _ in range(2))
+    features_changed = changed(config, "passive-1", negated)
     with share_alignments({}):
-        first, second = (run(config, None, data=tables) for _ in range(2))
-        others = [run(config, None, data=again), run(config, None)]
-    assert torch.equal(rows_of(first), rows_of(second))
+        first = run(config, None, data=tables)
+        for same_people in (tables, again, features_changed):
+            assert torch.equal(rows_of(first), rows_of(run(config, None, data=same_people)))
+        others = [
+            run(config, None, data=changed(config, "passive-1", turned)),
+            run(config, None),
+        ]
     for other in others:
         assert not torch.equal(rows_of(first), rows_of(other))
 
