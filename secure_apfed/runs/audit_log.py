@@ -198,7 +198,7 @@ _EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="ev
 
 
 def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
-    """Parse the part of a line behind its chain."""
+    """Parse the JSON object of a line, after its chain hash. Raises CheckpointError: malformed."""
     try:
         return _EVENTS.validate_json(b"{" + body)
     except ValidationError as error:
@@ -214,7 +214,7 @@ def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
 
 
 def _require_format(body: bytes, *, path: Path, number: int) -> None:
-    """Refuse a log of another format by its name; the caller reports any other misfit."""
+    """Raise an error that names the format, if a log has another one; other faults pass."""
     try:
         line = json.loads(b"{" + body)
     except (ValueError, RecursionError):
@@ -227,6 +227,7 @@ class _Chain:
     """The chain over the lines so far: makes the next line, or follows a log that exists."""
 
     def __init__(self, path: Path) -> None:
+        """Start before the first line."""
         self._path = path
         self.head = b""
         self.size = 0
@@ -235,18 +236,18 @@ class _Chain:
         self.newline = True
 
     def encode_line(self, written: Line) -> bytes:
-        """Return the bytes of the next line; `confirm_line` notes that the file holds it."""
+        """Return the bytes of the next line; call `confirm_line` once the file has it."""
         body = written.model_dump_json(exclude_none=True).encode()[1:]
         return _BEGINNING + self._hash_body(body).hex().encode() + _BETWEEN + body + b"\n"
 
     def confirm_line(self, line: bytes) -> None:
-        """Continue from a line that the file holds now."""
+        """Advance the chain by a line that the file has now."""
         self.head = bytes.fromhex(line[len(_BEGINNING) : _BODY_AT - len(_BETWEEN)].decode())
         self.size += len(line)
         self.lines += 1
 
     def iter_bodies(self, file: BufferedReader) -> Iterator[bytes]:
-        """Read a log; yield the part of each line behind its chain."""
+        """Read a log and verify its chain; yield the JSON part of each line."""
         while line := file.readline(_MOST_LINE + 1):
             if len(line) > _MOST_LINE:
                 raise self._make_error(f"is longer than {_MOST_LINE} bytes")
@@ -264,6 +265,7 @@ class _Chain:
         return hashlib.sha256(self.head + body).digest()
 
     def _make_error(self, why: str) -> CheckpointError:
+        """Return the error for a log that is altered after the last verified line."""
         last = f"line {self.lines} is the last that fits" if self.lines else "no line fits"
         return CheckpointError(
             f"{self._path}: line {self.lines + 1} {why}: the log was altered or damaged there, and "
@@ -272,7 +274,7 @@ class _Chain:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Return whether the line is only the beginning of one, as a killed process leaves it."""
+    """Return whether the bytes are only the beginning of a line, as a killed process leaves it."""
     if line.endswith(b"\n") or not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
         return False
     try:
@@ -288,17 +290,16 @@ class CounterSource(Protocol):
     """
 
     def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
-        """Return name, number, origin and digest of each counter that counted since the last call.
+        """Return name, number, origin and digest of each counter that changed since the last call.
 
         Args:
-            saved: whether a checkpoint follows; some counters bind only then.
+            saved: whether a checkpoint follows; some counters are binding only then.
 
-        Raises:
-            CheckpointError: a counter is gone, or counts less than before.
+        Raises CheckpointError: a counter is missing, or counts less than before.
         """
 
     def write_witness(self, lines: int, head: str) -> None:
-        """Write down, beside the log, how many lines it has and its last chain."""
+        """Write beside the log how many lines it has, and the hash of its last line."""
 
 
 class AuditLog:
@@ -319,6 +320,7 @@ class AuditLog:
         clock: Callable[[], float] = time.time,
         counters: CounterSource | None = None,
     ) -> None:
+        """Open the log, verify what it has, and write the line of this opening."""
         if len(peers) > _MOST_PEERS:
             raise CheckpointError(f"{path}: an audit log is of {_MOST_PEERS} peers at most")
         self.path = path
@@ -345,7 +347,7 @@ class AuditLog:
             raise
 
     def _verify_file(self) -> int:
-        """Verify what is there; return how many bytes of a torn line were cut off."""
+        """Verify the existing lines; return how many bytes of a torn last line were cut off."""
         chain = self._chain
         with os.fdopen(os.dup(self._file), "rb") as file:
             for body in chain.iter_bodies(file):
@@ -370,10 +372,9 @@ class AuditLog:
         return len(chain.torn)
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
-        """See `LinkObserver`; on return the line outlives this process.
+        """Log a frame before it is sent; when this returns, the line survives a killed process.
 
-        Raises:
-            CheckpointError, OSError: it does not; nothing may be sent then.
+        Raises CheckpointError, OSError: the line cannot be written; nothing may be sent then.
         """
         self._note_counters(saved=False)
         epsilon = self._epsilon_of(envelope.payload)
@@ -389,6 +390,9 @@ class AuditLog:
         self._write_frame(Refused, frame, peer=sender)
 
     def _write_frame(self, line: type[Frame | Refused], frame: bytes, /, **fields: Any) -> None:
+        """Write a line with size and digest of a frame; its fields were validated with the
+        envelope.
+        """
         # They were checked when the envelope was made.
         digest = hashlib.sha256(frame).hexdigest()
         self._write_line(
@@ -396,7 +400,7 @@ class AuditLog:
         )
 
     def note_contract(self, contract: Contract) -> None:
-        """Note the contract of a session, which all have signed."""
+        """Log the contract of a session, which all parties have signed."""
         resumes = contract.resumes.step if contract.resumes else None
         session = contract.session
         digest = contract.digest.hex()
@@ -405,15 +409,15 @@ class AuditLog:
         )
 
     def note_restart(self, restart: Restarted) -> None:
-        """Note that the operator let a counter continue by name."""
+        """Log that the operator allowed a counter, by its name, to continue from another count."""
         self._write_line(restart)
 
     def note_end(self, end: Ended) -> None:
-        """Note that the party ended the project in its folder."""
+        """Log that the party ended the project in its folder."""
         self._write_line(end)
 
     def sync(self) -> None:
-        """Return once all lines are on the disk."""
+        """Wait until all lines are on the disk."""
         self._note_counters(saved=True)
         status = os.fstat(self._file)
         if not status.st_nlink or status.st_size != self._chain.size:
@@ -436,7 +440,7 @@ class AuditLog:
             os.close(self._file)
 
     def _note_counters(self, *, saved: bool) -> None:
-        """Write a line for each counter that counted since the last line of its own."""
+        """Write a line for each counter that changed since its last line."""
         changes = self._counters.list_changes(saved=saved) if self._counters else ()
         for name, number, origin, digest in changes:
             self._write_line(
@@ -444,13 +448,13 @@ class AuditLog:
             )
 
     def _sync_witness(self) -> None:
-        """Write all lines to the disk, then their number to the counters' own file."""
+        """Write all lines to the disk, then their number to a file of the counters."""
         os.fsync(self._file)
         if self._counters:
             self._counters.write_witness(self._chain.lines, self._chain.head.hex())
 
     def _epsilon_of(self, payload: bytes) -> float | Literal["inf"] | None:
-        """Return the epsilon of all releases so far if this payload is one, else None.
+        """Return the epsilon of all releases so far if this payload is a release, else None.
 
         A release is the first payload after a charge, or the same payload to other receivers.
         """
@@ -465,6 +469,7 @@ class AuditLog:
         return "inf" if epsilon == float("inf") else epsilon
 
     def _write_line(self, written: Line) -> None:
+        """Append a line to the file, whole or not at all, and advance the chain."""
         line = self._chain.encode_line(written)
         try:
             if os.write(self._file, line) != len(line):
@@ -532,7 +537,7 @@ class Summary:
 
     @property
     def flows(self) -> tuple[Flow, ...]:
-        """The messages that were sent, received and refused, by peer, event and kind."""
+        """The messages that were sent, received or refused, by peer, event and kind."""
         return tuple(self._flows.values())
 
     @property
@@ -540,6 +545,7 @@ class Summary:
         return not self.unsigned and not self.torn
 
     def as_json(self) -> dict[str, Any]:
+        """Return the summary as plain JSON values."""
         plain = asdict(self)
         flows = plain.pop("_flows").values()
         counters = {name: noted.number for name, noted in self.counters.items()}
@@ -554,7 +560,9 @@ class Summary:
         }
 
     def count_line(self, number: int, line: Line, *, chain_before: bytes) -> None:
-        """Count a line; `before` is the chain before it."""
+        """Add a verified line; `chain_before`: the hash chain before it, which a
+        signature covers.
+        """
         self.lines = number
         self.last_at = line.at
         self.unsigned += 1
@@ -576,11 +584,15 @@ class Summary:
             self.agreed += 1
 
     def _note_counter(self, number: int, line: Counted) -> None:
+        """Record a counter's last state. Raises CheckpointError: too many counters."""
         if line.counter not in self.counters and len(self.counters) >= _MOST_COUNTERS:
             raise self._make_error(number, f"names more than {_MOST_COUNTERS} counters in all")
         self.counters[line.counter] = line
 
     def _note_opening(self, number: int, line: Opened) -> None:
+        """Record who opened the log, and with which peers. Raises CheckpointError:
+        another party.
+        """
         if self.party not in ("", line.party):
             raise self._make_error(number, f"is of {line.party}, those before it of {self.party}")
         if number == 1:
@@ -592,6 +604,9 @@ class Summary:
         self.cut += line.cut
 
     def _count_frame(self, number: int, line: Frame | Refused) -> None:
+        """Add a frame to the flow of its peer, event and kind. Raises CheckpointError: unknown
+        peer.
+        """
         if line.peer not in self.peers:
             raise self._make_error(number, f"names {line.peer}, who is no peer of this party")
         kind = line.kind if isinstance(line, Frame) else None
@@ -606,6 +621,7 @@ class Summary:
         flow.size += line.size
 
     def _check_signature(self, number: int, line: Signed, chain_before: bytes) -> None:
+        """Verify the owner's signature of the chain so far. Raises CheckpointError."""
         signature = bytes.fromhex(line.signature)
         public = bytes.fromhex(self.identity)
         try:
@@ -618,6 +634,7 @@ class Summary:
             ) from error
 
     def _make_error(self, number: int, why: str) -> CheckpointError:
+        """Return the error for a line that no run writes."""
         return CheckpointError(
             f"{self.path}: line {number} {why}; no run writes that: ask its party for the log that "
             "its own run wrote"
@@ -625,7 +642,7 @@ class Summary:
 
 
 def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Line]]:
-    """Yield a log line by line, with its number from 1; `summary` counts them."""
+    """Yield number (from 1) and content of each line, verified; `summary` counts them."""
     summary = Summary(path=path) if summary is None else summary
     chain = _Chain(path)
     with open_plain(path) as file:
@@ -649,8 +666,7 @@ def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int,
 def iter_lines(path: Path) -> Iterator[Line]:
     """Yield the parsed lines of a log, in order.
 
-    Raises:
-        CheckpointError: missing, no log, or altered from some line on.
+    Raises CheckpointError: it is missing, not a log, or altered from some line on.
     """
     for _, line in _iter_log(path):
         yield line
@@ -659,9 +675,9 @@ def iter_lines(path: Path) -> Iterator[Line]:
 def summarise_log(
     path: Path, *, visit: Callable[[int, str], None] = lambda line, chain: None
 ) -> Summary:
-    """Return the summary of a log; call `visit` with each line's number and the chain there, hex.
+    """Return the summary of a log; call `visit` with each line's number and its chain hash, hex.
 
-    Raises CheckpointError: missing, no log, or altered from some line on.
+    Raises CheckpointError: it is missing, not a log, or altered from some line on.
     """
     summary = Summary(path=path)
     for number, _ in _iter_log(path, summary):
@@ -674,11 +690,11 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
 
     Args:
         path: of the log, or of the party's folder.
-        identity: the party's public key as its reader knows it, hex, which must have signed the
-            end of the log; None: the key that the log names, and the log may end unsigned.
+        identity: the party's public key as the reader knows it, hex, which must have signed the end
+            of the log; None: trust the key that the log names, and the log may end unsigned.
 
-    Raises:
-        CheckpointError: missing, no log, altered from some line on, or not signed as asked.
+    Raises CheckpointError: it is missing, not a log, altered from some line on, or not signed as
+    required.
     """
     path = path / FILE_NAME if path.is_dir() else path
     summary = Summary(path=path)
@@ -737,6 +753,7 @@ class Comparison:
         return all(direction.parting is None for direction in self.directions)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the comparison as plain JSON values."""
         return {
             "agree": self.agree,
             "logs": [log.as_json() for log in self.logs],
@@ -745,7 +762,7 @@ class Comparison:
 
 
 def compare_logs(first_path: Path, second_path: Path) -> Comparison:
-    """Verify two parties' logs, or those in their folders, and compare their link."""
+    """Verify two parties' logs, or those in their folders, and compare the link between them."""
     first = verify_log(first_path)
     second = verify_log(second_path)
     _require_peers(first, second)
@@ -771,6 +788,11 @@ def _require_peers(log: Summary, other: Summary) -> None:
 
 
 def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
+    """Compare what one party sent with what the other received, in order, by digest.
+
+    Frames that the sender sent last in a session may be missing at the receiver; any other
+    difference is the parting of the logs.
+    """
     sent_frames = _iter_frames(sender.path, receiver.party, ("sent",))
     equal = equal_size = unreceived = unreceived_size = 0
     parting = None
@@ -817,6 +839,7 @@ def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
 
 
 def _describe_frame(line: Frame | Refused) -> str:
+    """Return a frame's kind, step, number, size and digest in words."""
     if isinstance(line, Refused):
         description = "a frame that was refused"
     else:
@@ -828,9 +851,7 @@ def _describe_frame(line: Frame | Refused) -> str:
 def _iter_frames(
     path: Path, peer: str, events: tuple[str, ...]
 ) -> Iterator[tuple[int, int, Frame | Refused]]:
-    """Yield one direction of a link in order: which opening of the log, number of the line, the
-    line.
-    """
+    """Yield one direction of a link: number of the log's opening, line number, and the line."""
     opening = 0
     for number, line in _iter_log(path):
         if isinstance(line, Opened):

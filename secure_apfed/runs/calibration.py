@@ -41,7 +41,7 @@ _FEWEST = 30
 
 
 def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
-    """Calibrate the finished networks where the settings say so; None: they stay as they are.
+    """Calibrate the finished networks if the settings ask for it; None: they stay as they are.
 
     `data`: with the labels that the run may train on.
     """
@@ -95,6 +95,10 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
 
 
 def _is_asked(config: RunSettings, labels_n: IntArray, classes: int) -> bool:
+    """Return whether to calibrate: as configured, or by default if one of two classes is rare.
+
+    By default not where a privacy promise covers labels.
+    """
     if config.calibration == "none" or classes != 2 or len(np.unique(labels_n)) < 2:
         return False
     if config.calibration != "auto":
@@ -103,7 +107,7 @@ def _is_asked(config: RunSettings, labels_n: IntArray, classes: int) -> bool:
 
 
 def _has_a_last_layer(networks: ActiveNetworks) -> bool:
-    """Return whether a number can be added to its scores: a bias, or a constant among its
+    """Return whether an offset can be added to its scores: by a bias, or a constant among its
     inputs.
     """
     last = list(networks.head.modules())[-1]
@@ -113,7 +117,7 @@ def _has_a_last_layer(networks: ActiveNetworks) -> bool:
 
 
 def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> FloatArray:
-    """Return the scores of the second class over the first, on these rows of the table."""
+    """Return the log-odds of the second class for these rows of the table."""
     network = predictor_of(networks)
     assert network is not None
     dtype = next(network.parameters()).dtype
@@ -130,7 +134,9 @@ def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor)
 def _predict_out_of_fold(
     session: Session, data: OwnData, parts: list[torch.Tensor], left_out: list[IntArray]
 ) -> Iterator[FloatArray]:
-    """Yield the scores of all training rows by a model without each part of labels and rows."""
+    """Yield scores of all training rows, each time by a model trained without one
+    part of the rows.
+    """
     rows = data.train_rows
     fitted = [
         session.learner.refit_excluding(torch.cat([part, rows[torch.from_numpy(out)]]))
@@ -157,6 +163,7 @@ def _predict_out_of_fold(
 
 @torch.no_grad()
 def _apply_line(networks: ActiveNetworks, straight: PlattLine) -> None:
+    """Scale the last layer by the line's slope, and add its offset to the second class."""
     parameters = dict(last_layer(networks).named_parameters())
     for parameter in parameters.values():
         parameter.mul_(straight.slope)

@@ -48,9 +48,9 @@ def save_column_scores(folder: PartyFolder, name: str, data: OwnData, role: Role
 
 
 def load_column_scores(path: Path) -> Scores:
-    """Read the column scores of a finished run, or of one party's own folder, the highest first.
+    """Read the column scores of a finished run, or of one party's folder, the highest first.
 
-    Raises ModelError: no folder of a party here has scores.
+    Raises ModelError: no party's folder there has scores.
     """
     folders = [PartyFolder(folder) for folder in (path, *sorted((path / "parties").glob("*")))]
     stored = [load_json(scored.scores, _Scored) for scored in folders if scored.scores.is_file()]
@@ -67,9 +67,9 @@ def load_column_scores(path: Path) -> Scores:
 
 
 def pick_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
-    """Return the first columns of each party: `keep` of them or, below 1, this share, at least one.
+    """Return the highest-scored columns of each party.
 
-    Raises ConfigError: `keep` is neither.
+    `keep`: their number or, below 1, their share, at least one. Raises ConfigError: it is neither.
     """
     if not (0 < keep < 1 or (keep >= 1 and keep % 1 == 0)):
         raise ConfigError(
@@ -86,9 +86,9 @@ def pick_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
 def restrict_columns(
     config: Config, scores: Scores, columns_by_party: Mapping[str, list[str]]
 ) -> Config:
-    """Return the same run on these columns of the parties that have scores.
+    """Return the settings of the same run on these columns, for parties that have scores.
 
-    Raises ConfigError: the data cannot be cut so; it says what to write by hand.
+    Raises ConfigError: the data cannot be cut so; says what to write by hand.
     """
     content = config.model_dump(mode="json")
     if config.data.dataset != TABLES:

@@ -97,6 +97,7 @@ class ModelEvaluation:
 
     @property
     def result_fields(self) -> dict[str, Any]:
+        """Return the fields of result.json that the evaluation determines."""
         undefined = {
             name: explain_undefined_measures(scored) for name, scored in self.scores.items()
         }
@@ -154,17 +155,15 @@ def evaluate_scores(
 def find_unpredicted_classes(
     session: Session, labels: TrainingLabels, tested: Scored | None, trained: Scored | None
 ) -> dict[str, float | None]:
-    """Return the labelled classes that are predicted for no test row, and a threshold that would
-    predict them.
+    """Return the classes that are predicted for no test row, each with a threshold that would help.
 
     Args:
-        tested, trained: scores of test rows and of labelled training rows; None: there are none,
-            for training rows if the model needs other parties to predict.
+        tested: scores of test rows; None: there are none.
+        trained: scores of labelled training rows; None: the model needs other parties to predict.
 
-    Returns:
-        By class the threshold of two classes that reaches the best balanced accuracy on labelled
-        training rows; None under `dp_sgd`, whose guarantee would not cover it, for more classes,
-        and without scores of training rows.
+    Returns by class the threshold with the best balanced accuracy on labelled training rows, for
+    two classes. None for more classes, without scores of training rows, and under `dp_sgd`, whose
+    guarantee would not cover it.
     """
     if tested is None or not tested.classes or not len(tested.truth):
         return {}
@@ -182,7 +181,9 @@ def find_unpredicted_classes(
 def _pick_threshold(
     session: Session, labels: TrainingLabels, trained: Scored | None, *, calibrated: bool
 ) -> float | None:
-    """Return the threshold of the settings; None also during training, before one is chosen."""
+    """Return the configured threshold; None without one, or before the end if it is chosen from
+    rows.
+    """
     setting = _config_of(session).threshold
     if setting is None or isinstance(setting, float):
         return setting
@@ -203,7 +204,9 @@ def _pick_threshold(
 def _measure_ranking(
     labels: TrainingLabels, scored: Scored | None, measure: Measure
 ) -> Ranking | None:
-    """Return the ranking of two classes, if the run's measure ranks or one class is rare."""
+    """Return the ranking figures of two classes, if the run's measure ranks or one
+    class is rare.
+    """
     if scored is None or scored.classes != 2 or not len(scored.truth):
         return None
     if not measure.ranks and not is_rare(scored.truth.astype(np.int64), SKEWED):
@@ -214,7 +217,7 @@ def _measure_ranking(
 def _score_training_rows(
     session: Session, labels: TrainingLabels, rows: Tensor | None = None
 ) -> Scored | None:
-    """Return the finished model's scores of these training rows, or of those with a label.
+    """Return the finished model's scores of these training rows, by default of the labelled ones.
 
     None: the model needs other parties to predict.
     """
@@ -237,6 +240,7 @@ def _score_training_rows(
 
 
 def _config_of(session: Session) -> Config:
+    """Return the complete configuration of a session's run."""
     config = session.entered.own.config
     assert isinstance(config, Config)
     return config
@@ -248,6 +252,10 @@ def _compute_defined_measure(measure: Measure, scored: Scored) -> dict[str, floa
 
 
 def _require_two_classes(labels: TrainingLabels) -> None:
+    """Raise ConfigError unless a threshold has two classes with labels to decide between.
+
+    The message gives no number of labels where a mechanism protects them.
+    """
     data = labels.held
     assert data.table.labels is not None
     # The message must not say which labels exist if a mechanism protects them.
@@ -262,7 +270,7 @@ def _require_two_classes(labels: TrainingLabels) -> None:
 
 
 def list_versions(device: torch.device) -> dict[str, str]:
-    """Return the versions that a run's numbers depend on, and the machine and its device."""
+    """Return the versions and the hardware that a run's numbers depend on."""
     versions = {}
     for name in _PACKAGES:
         try:
@@ -288,12 +296,18 @@ class RunWriter:
     def __init__(
         self, folder: RunFolder, config: Config, *, heard: Transcript | None = None
     ) -> None:
+        """Take the run's folder; `heard`: the messages the active received, if it
+        runs by itself.
+        """
         self.folder = folder
         self._config = config
         self._received = heard
         self._board: SummaryWriter | None = None
 
     def start_run(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
+        """Write configuration, contract, seeds and versions; drop metrics after the checkpoint's
+        `epoch`.
+        """
         folder = self.folder
         config = self._config
         write_atomically(folder.config, dump_settings(config).encode())
@@ -319,7 +333,7 @@ class RunWriter:
             self._board = SummaryWriter(str(curves), purge_step=epoch + 1)
 
     def record_epoch(self, record: Mapping[str, Any]) -> None:
-        """Add one epoch to the metrics, and to the TensorBoard file if there is one."""
+        """Append one epoch to the metrics, and to TensorBoard if it is installed."""
         self.folder.append_metrics(record)
         if self._board is None:
             return
@@ -407,6 +421,9 @@ class RunWriter:
     def _build_card(
         self, session: Session, data: OwnData, outcome: Outcome, evaluation: ModelEvaluation
     ) -> dict[str, Any]:
+        """Return the model card: what a reader needs to use the model, and what the
+        run guarantees.
+        """
         privacy = outcome.privacy
         return {
             MODEL_CARD.key: MODEL_CARD.number,
@@ -435,7 +452,7 @@ class RunWriter:
         }
 
     def write_recording(self, recording: Recording) -> None:
-        """Write the recording, which only the experimenter holds, for attacks on the run."""
+        """Write the record of all messages, which only a simulation has, for attacks on the run."""
         folder = self.folder
         state = recording.transcript.state_dict()
         if recording.encoders:
@@ -460,16 +477,14 @@ class RunCallbacks:
         self.past = NONE_BEFORE  # the earlier sessions of this run, as far as they are recorded
 
     def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:
-        """Prepare for the training loop, at a checkpoint of the active or at the start."""
+        """Prepare for the training loop, from the active's checkpoint or from the start."""
 
     def build_recording(self) -> Recording | None:
-        """Return the messages of all parties, if this process holds them."""
+        """Return the messages of all parties, if this process has them."""
         return None
 
     def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
-        """Return which absent parties are back at a checkpoint, so that all begin a new session
-        with them.
-        """
+        """Return which absent parties are back, so that all can start a new session with them."""
         return ()
 
 
@@ -483,6 +498,7 @@ class TrainingLoop:
         watch: RunCallbacks,
         state: PartyCheckpoint | None,
     ) -> None:
+        """Restore epoch, step and counts from the active's checkpoint, and start the writer."""
         state = restore_older_state(state, labels, session)
         watch.prepare_loop(session, state)
         rows = len(session.learner.training_rows)
@@ -534,6 +550,7 @@ class TrainingLoop:
         return self._steps_before + self._step - self._first_step
 
     async def run(self) -> None:
+        """Train all epochs, evaluate, write the results, and end the session."""
         learner = self.session.learner
         links = self.session.links
         # A method may send before its first epoch. What it sends after its last one is counted in
@@ -571,7 +588,7 @@ class TrainingLoop:
     def build_result(self) -> RunResult:
         """Return the result of the finished run, with the figures of other accountants.
 
-        These take seconds and come last: even if they fail, the run is finished.
+        These take seconds and come last: if they fail, the run is finished all the same.
         """
         assert self.evaluation is not None
         privacy = add_cross_checks(self.compute_privacy(), self.session)
@@ -606,12 +623,15 @@ class TrainingLoop:
 
     @property
     def _is_late(self) -> bool:
-        """True if the loss of held-out rows has not fallen for `train.patience` epochs."""
+        """True if the validation loss has not fallen for `train.patience` epochs."""
         patience = self._config.train.patience
         losses = self._held_out
         return patience is not None and len(losses) - 1 - _first_least(losses) >= patience
 
     async def note_held_out_loss(self) -> None:
+        """Record the validation loss; with `train.keep_best` remember or restore
+        the best networks.
+        """
         if self._config.train.patience is None:
             return
         learner = self.session.learner
@@ -635,6 +655,7 @@ class TrainingLoop:
             networks.load_state_dict(self._best)
 
     def iterate_epochs(self) -> Iterator[int]:
+        """Yield the remaining epochs, until early stopping."""
         for epoch in range(self._epoch, self._config.train.epochs):
             if self._is_late:
                 return
@@ -642,7 +663,9 @@ class TrainingLoop:
             yield epoch
 
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """See `secure_apfed.methods.TrainingLoop`; a last batch that is too small is left out."""
+        """Yield an epoch's steps and rows; see `methods.TrainingLoop`. A too small last batch is
+        omitted.
+        """
         batches = split_batches(self.session.learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
         self._epoch_steps = 0
@@ -652,6 +675,9 @@ class TrainingLoop:
             yield self._step, rows_B
 
     def count_step(self, loss: float | None) -> None:
+        """Advance by one step; None: a step without task loss, such as an exchange
+        after training.
+        """
         self.session.record_sum(self._step)
         self._step += 1
         if loss is None:
@@ -665,10 +691,11 @@ class TrainingLoop:
 
     @property
     def _tells_loss(self) -> bool:
-        """True if there is a task loss, and privacy allows it to be shown."""
+        """True if there is a task loss, and no privacy promise forbids to show it."""
         return self._config.dp_sgd is None and not self._config.train.meets_labels_after
 
     async def finish_epoch(self, *, last: bool) -> None:
+        """Evaluate, save, and write metrics where due; answer the next stage of private labels."""
         config = self._config.train
         learner = self.session.learner
         links = self.session.links
@@ -700,6 +727,7 @@ class TrainingLoop:
                 self._readmit_passives(links)
 
     async def _evaluate_model(self, *, final: bool) -> None:
+        """Score the test rows; at the end after calibration, and by all measures."""
         learner = self.session.learner
         links = self.session.links
         calibration = calibrate_networks(self.session, self._labels.build_data()) if final else None
@@ -710,7 +738,7 @@ class TrainingLoop:
         self._has_charge_reports = False
 
     async def _save_at_helpers(self, links: Links) -> None:
-        """Make all helpers save a checkpoint, and receive what they charged."""
+        """Have all helpers save a checkpoint, and receive their signed privacy accounts."""
         session = self.session
         contract = self.session.contract
         if session.entered.own.secrets.keeper is None:
@@ -728,7 +756,7 @@ class TrainingLoop:
         self._has_charge_reports = True
 
     def _readmit_passives(self, links: Links) -> None:
-        """End the session for a new one with all parties if an absent passive is back."""
+        """End the session, for a new one with all parties, if an absent passive is back."""
         back = self._watch.find_rejoining(self.session.learner.left)
         if back:
             raise PartyBackError(
@@ -737,7 +765,7 @@ class TrainingLoop:
             )
 
     def _save_checkpoint(self) -> None:
-        """Save the active's checkpoint, with the answered labels."""
+        """Save the active's checkpoint, with labels answered so far."""
         self.session.entered.save_checkpoint(
             self._step,
             tensors=add_prefix("labels", self._labels.tensors()) | add_prefix("best", self._best),
@@ -749,6 +777,7 @@ class TrainingLoop:
         )
 
     def _build_metrics(self, *, evaluated: bool) -> dict[str, Any]:
+        """Return one line of metrics.jsonl: losses, scores, privacy cost, bytes and seconds."""
         privacy = self.compute_privacy()
         passive = self._worst_passive
         promises = self._list_promises()
@@ -781,12 +810,12 @@ class TrainingLoop:
 
     @property
     def _worst_passive(self) -> Mapping[str, Any] | None:
-        """The account of the passive that spent most on votes or contributions."""
+        """The account of the passive with the highest epsilon for votes or contributions."""
         accounts = self.session.passive_accounts.values()
         return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
 
     def _warn_without_help(self) -> None:
-        """Warn if the active trained alone although the method trains with others."""
+        """Warn if the active trained by itself although the method trains with others."""
         contract = self.session.contract
         flows = self.session.transcript.flows
         if "the active sends representations" in self._config.method.happens and all(
@@ -801,7 +830,9 @@ class TrainingLoop:
             )
 
     def _find_worst_promise(self) -> Promise | None:
-        """Return the weakest promise so far about what leaves a party; None: not reported yet."""
+        """Return the weakest privacy promise so far about what leaves a party; None: none is
+        reported yet.
+        """
         method = self._config.method
         is_awaited = method.find_noise(self._config) is not None and self._worst_passive is None
         if method.figure == method.passives_figure and is_awaited:
@@ -809,6 +840,7 @@ class TrainingLoop:
         return worst_promise(self._list_promises(), method.figure)
 
     def _report_progress(self, epoch: int) -> None:
+        """Report step, loss, last score and privacy promise to the display."""
         evaluation = self.evaluation
         headline = self.session.headline
         measure = self._config.measure
@@ -835,12 +867,12 @@ class TrainingLoop:
 
 
 def _epsilon_of(promises: Sequence[Promise], figure: str) -> float | None:
-    """Return the largest epsilon of a figure; None: no promise uses it."""
+    """Return the largest epsilon among promises of this figure; None: there is none."""
     if all(promise.figure != figure for promise in promises):
         return None
     return worst_promise(promises, figure).epsilon
 
 
 def _first_least(values: Sequence[float]) -> int:
-    """Return the index of the first of the least values; -1 if there are none."""
+    """Return the index of the first minimum; -1 for an empty sequence."""
     return values.index(min(values)) if values else -1

@@ -15,7 +15,7 @@ __all__ = ["describe_departures", "describe_shared_organisations"]
 
 
 def describe_departures(config: RunSettings) -> tuple[str, ...]:
-    """Return a sentence for every setting that protects less than by default; none: no text."""
+    """Return a sentence for every setting that protects less than by default; empty for none."""
     return tuple(
         f"{departure.setting} is {departure.value} ({departure.usual}), which protects "
         f"{departure.whom} less: {departure.means}"
@@ -24,12 +24,12 @@ def describe_departures(config: RunSettings) -> tuple[str, ...]:
 
 
 def describe_shared_organisations(folder: Path) -> tuple[str, ...]:
-    """Return a sentence for every organisation that reads or alters more by several parties.
+    """Return a sentence for every organisation that runs several parties, and so reads or alters
+    more.
 
-    `folder`: of a party. Without a sealed project nobody said who runs a party, and there is none.
+    `folder`: of a party. Without a sealed project no one declared who runs a party; then empty.
 
-    Raises:
-        DataError, RemoteProtocolError: the sealed project there cannot be read.
+    Raises DataError, RemoteProtocolError: the sealed project cannot be read.
     """
     # Projects are read by party files, which play sessions, which write results.
     from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile

@@ -94,13 +94,13 @@ class Ending(BaseModel):
 
 
 def load_ending(folder: Path) -> Ending | None:
-    """Return the end of the project in a party's folder; None: it has not ended."""
+    """Return how the project in a party's folder ended; None: it has not ended."""
     path = folder / PROJECT_ENDED
     return load_json(path, Ending) if os.path.lexists(path) else None
 
 
 def require_open_project(folder: Path) -> None:
-    """Refuse to begin anything in a folder whose project was ended. Raises CheckpointError."""
+    """Refuse to start anything in a folder whose project has ended. Raises CheckpointError."""
     ending = load_ending(folder)
     if ending is not None:
         day = dt.datetime.fromtimestamp(ending.at, dt.UTC)
@@ -115,6 +115,7 @@ class RunFolder:
     """The paths of one run's files, and their plain readers and writers."""
 
     def __init__(self, path: Path) -> None:
+        """Name the paths of all files in this folder; nothing is read or created."""
         self.path = path
         self.config = path / "config.yaml"
         self.contract = path / "contract.json"
@@ -143,6 +144,9 @@ class RunFolder:
 
     @contextmanager
     def open_for_run(self, config: Config, *, resume: bool) -> Iterator[None]:
+        """Lock the folder for a run in this block, after checking that it can start
+        or resume here.
+        """
         active = PartyFolder(self.get_party_path(config.data.active_name))
         if resume:
             self._require_rest(active)
@@ -154,7 +158,7 @@ class RunFolder:
 
     @contextmanager
     def _lock_folder(self) -> Iterator[None]:
-        """Make the folder private, lock it, and delete what a killed process left."""
+        """Make the folder private, lock it, and delete temporary files of a killed process."""
         make_private(self.path)
         path = self.path / ".lock"
         os.close(open_regular(path, create=True))
@@ -174,7 +178,7 @@ class RunFolder:
             lock.release()
 
     def _require_rest(self, active: "PartyFolder") -> None:
-        """Refuse to resume where nothing is left to do, or nothing to go on from."""
+        """Raise CheckpointError if a run here is finished, or has no checkpoint to resume from."""
         has_active_result = active.result.exists()  # apart from the others, and not gathered yet
         if active.holds_steps or (has_active_result and not self.result.exists()):
             return
@@ -183,7 +187,7 @@ class RunFolder:
         raise make_no_checkpoint_error(active.path)
 
     def _make_room(self, active: "PartyFolder") -> None:
-        """Prepare the folder for a new run; refuse one with a checkpoint of the active, or a
+        """Prepare the folder for a new run. Raises CheckpointError: it has a checkpoint or a
         result.
         """
         if active.holds_steps:
@@ -216,7 +220,7 @@ class RunFolder:
         write_atomically(path, _encode_json(content))
 
     def load_config(self) -> Config:
-        """Read the run's settings; ConfigError says where another version wrote them."""
+        """Read the run's settings. Raises ConfigError: names the version that wrote them."""
         try:
             return _config_of(load_text(self.config), str(self.config))
         except ConfigError as error:
@@ -226,7 +230,7 @@ class RunFolder:
             raise ConfigError(f"{error}\n{self.config}: {origin}") from error
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Note digests of what the run wrote, then write `result.json`: the run is finished."""
+        """Write digests of the run's files, then `result.json`, which marks the run as finished."""
         content = _encode_json(result)
         noted = {
             self._get_relative_name(file): _digest_file(file)
@@ -239,7 +243,9 @@ class RunFolder:
         write_atomically(self.result, content)
 
     def check_digests(self, *files: Path) -> None:
-        """Refuse files that changed since the run; without `files`, check all that it wrote."""
+        """Raise CheckpointError if files changed since the run; by default check
+        all that it wrote.
+        """
         if not self.digests.exists():
             return
         try:
@@ -265,7 +271,7 @@ class RunFolder:
         return file.relative_to(self.path).as_posix()
 
     def _list_written_files(self) -> tuple[Path, ...]:
-        """Return the files that a run writes before its result, if it writes them at all."""
+        """Return the existing files that a run writes before its result."""
         return (
             self.config,
             self.contract,
@@ -286,20 +292,21 @@ class RunFolder:
         )
 
     def list_logs(self) -> tuple[Path, ...]:
-        """Return the logs of all parties whose folders lie here, or of the one whose folder this
-        is.
-        """
+        """Return the logs in all parties' folders below this one, or in this party's folder."""
         below = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
         return tuple(log for folder in (self.path, *below) for log in _logs_in(folder))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Append one JSON line to the metrics, and sync it before a checkpoint that counts it."""
         with os.fdopen(open_regular(self.metrics, create=False), "a", encoding="utf-8") as lines:
             lines.write(to_json(record) + "\n")
             lines.flush()
             os.fsync(lines.fileno())  # a checkpoint that counts this line follows
 
     def keep_metrics(self, count: int) -> None:
-        """Delete what a killed session wrote after its last checkpoint, of `count` epochs."""
+        """Keep the first `count` epochs; delete those a killed session wrote after
+        its checkpoint.
+        """
         all_lines = (
             load_bytes(self.metrics).splitlines(keepends=True) if self.metrics.exists() else []
         )
@@ -326,6 +333,7 @@ class PartyFolder(RunFolder):
     """
 
     def __init__(self, path: Path) -> None:
+        """Name the paths of this party's files."""
         super().__init__(path)
         self.ended = path / "ended.json"
         self.joint = path / "joint.safetensors"
@@ -337,9 +345,10 @@ class PartyFolder(RunFolder):
     def lock_for_run(
         self, *, resume: bool, counted: Callable[[], Collection[str]] = frozenset
     ) -> Iterator[None]:
-        """Lock the folder for a run; `counted` returns the logs that the audit log counts.
+        """Lock the folder for a run in this block.
 
-        Raises CheckpointError: a finished part, or one that was begun and is not resumed.
+        `counted`: returns the names of the logs that the audit log covers. Raises CheckpointError:
+        the party's part is finished, or was started and is not resumed.
         """
         with self._lock_folder():
             counting = counted()
@@ -353,7 +362,7 @@ class PartyFolder(RunFolder):
 
     @contextmanager
     def lock_exclusively(self) -> Iterator[None]:
-        """Keep other processes out, whatever lies here."""
+        """Keep other processes out in this block, whatever the folder contains."""
         with self._lock_folder():
             yield
 
@@ -362,7 +371,7 @@ class PartyFolder(RunFolder):
         return bool(self.steps.list_steps())
 
     def load_identity(self) -> Identity:
-        """Return the party's long-term key pair; make it if there is none yet."""
+        """Return the party's long-term key pair; create it at first use."""
         if not self._key.exists():
             private = Ed25519PrivateKey.from_private_bytes(fresh_identity().secret_bytes())
             pem = private.private_bytes(
@@ -384,7 +393,7 @@ class PartyFolder(RunFolder):
         return Identity.from_secret_bytes(key.private_bytes_raw())
 
     def require_no_releases(self) -> None:
-        """Refuse to forget what was released."""
+        """Raise CheckpointError if a log here counts releases, which a new run would forget."""
         from secure_apfed.privacy.ledger import holds_releases
 
         for log in _logs_in(self.path):
@@ -392,7 +401,10 @@ class PartyFolder(RunFolder):
                 raise _make_counts_error(log)
 
     def _clear_logs(self, counting: Collection[str]) -> None:
-        """Remove the logs before a new run; a party that answered anything has a checkpoint."""
+        """Delete the logs before a new run; `counting`: those that must not be deleted.
+
+        A party that answered anything has a checkpoint, and its run is resumed instead.
+        """
         if self.holds_steps:
             raise CheckpointError(
                 f"resume the run (--resume), or choose another folder: {self.path} holds a run "
@@ -412,6 +424,7 @@ class PartyFolder(RunFolder):
 
 
 def _make_counts_error(log: Path) -> CheckpointError:
+    """Return the error for a log that counts releases while its checkpoint is gone."""
     return CheckpointError(
         f"put the party's newest checkpoint back and resume, or choose another folder: {log} "
         "counts what left its party in an earlier session, and the checkpoint to go on from is "
@@ -426,7 +439,7 @@ def can_resume(path: Path, config: Config) -> bool:
 
 @lru_cache(maxsize=16)
 def _config_of(text: str, source: str) -> Config:
-    """Parse a configuration once: attacks, report and table read it again, which takes 20 ms
+    """Parse a configuration, cached: attacks, report and table read it again, which takes 20 ms
     each.
     """
     return load_config_text(text, source=source)
@@ -442,9 +455,7 @@ def _digest_file(file: Path) -> str:
 
 
 def _require_inner_name(name: str) -> str:
-    """Return the name of a file in the folder or in a party's; ValueError for a path that leads
-    out.
-    """
+    """Return a file name below the folder. Raises ValueError: the path leads outside."""
     *above, file = name.split("/")
     if (above and (len(above) != 2 or above[0] != "parties")) or "\x00" in name:
         raise ValueError("no name of a file")
@@ -458,6 +469,7 @@ def _logs_in(folder: Path) -> tuple[Path, ...]:
 
 
 def describe_contract(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return a contract with digest and signatures as JSON values."""
     return {
         "document": contract.model_dump(mode="json"),
         "sha256": contract.digest.hex(),
@@ -475,7 +487,7 @@ def load_contract(path: Path, kind: type[ContractT]) -> ContractT:
 
 
 def write_with_checksum(path: Path, content: bytes) -> None:
-    """Write a private file that ends in its SHA-256: a check against damage, not forgery."""
+    """Write a private file that ends in its SHA-256, which detects damage, not forgery."""
     write_atomically(path, content + hashlib.sha256(content).digest(), private=True)
 
 
@@ -484,6 +496,7 @@ def make_no_checkpoint_error(path: Path) -> CheckpointError:
 
 
 def load_with_checksum(path: Path) -> bytes:
+    """Return a file's content without its checksum. Raises CheckpointError: missing or damaged."""
     if not path.exists():
         raise make_no_checkpoint_error(path)
     sealed = load_bytes(path)
@@ -516,9 +529,9 @@ class StepFiles:
         return load_with_checksum(self.get_path(step))
 
     def write_step(self, step: int, content: bytes) -> None:
-        """Write the file of this step atomically; then delete later ones and all but two before.
+        """Write this step's file atomically; delete later ones, and all but two before.
 
-        Later files belong to a session that was broken off and is now repeated.
+        Later files belong to a broken-off session, whose steps are repeated now.
         """
         write_with_checksum(self.get_path(step), content)
         steps = self.list_steps()
@@ -527,7 +540,7 @@ class StepFiles:
             self.get_path(old).unlink()
 
     def clear(self) -> None:
-        """Remove all of them, and what a killed process left of one."""
+        """Delete all of them, and temporary files of a killed process."""
         for path in (*self._list_paths(), *self._folder.glob(f".{self._kind}-*")):
             path.unlink()
 
@@ -541,8 +554,8 @@ def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:
-    """Write the test predictions; `tested`: which test rows have one, if some models predict only
-    some rows.
+    """Write test predictions by variant; `tested`: mask of test rows, if some models predict only
+    some.
     """
     tensors = {} if tested is None else {_TESTED: tested}
     for name, scored in scores.items():
@@ -554,8 +567,9 @@ def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | No
 def load_scores(
     folder: RunFolder, variant: str, *, threshold: float | None, alone: bool = False
 ) -> Scored | None:
-    """Read the test predictions of one variant, or with `alone` of one local baseline, decided at a
-    threshold; None if they were not stored.
+    """Read the test predictions of one variant, decided at this threshold; None: not stored.
+
+    `alone`: `variant` names a local baseline.
     """
     path = folder.solo_scored if alone else folder.scored
     if not path.exists():
@@ -565,10 +579,9 @@ def load_scores(
 
 
 def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Scored:
-    """Read one model's test predictions from a file that `save_scores` wrote.
+    """Read one model's test predictions from a file of `save_scores`.
 
-    Raises:
-        CheckpointError: the file holds no scores of it.
+    Raises CheckpointError: the file has none of this model.
     """
     try:
         tensors = load(load_bytes(path))
@@ -588,7 +601,7 @@ def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Sc
 
 
 def load_tested_rows(folder: RunFolder) -> Tensor | None:
-    """Return which test rows the headline model predicts, (B,) bool; None: this was not stored."""
+    """Return a mask (B,) of the test rows that the headline model predicts; None: not stored."""
     folder.check_digests(folder.scored)
     try:
         return load(load_bytes(folder.scored)).get(_TESTED)

@@ -67,7 +67,7 @@ class JointNetworkCard(BaseModel):
 
 
 def save_joint_network(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
-    """Write what this party needs to predict together with the others, if its role does."""
+    """Write what this party needs to predict jointly after the run, if its role does."""
     if tensors := collect_network_states(role):
         card = JointNetworkCard(party=name, encoding=data.table.encoding, classes=data.classes)
         content = save(
@@ -80,6 +80,10 @@ def save_joint_network(folder: PartyFolder, name: str, data: OwnData, role: Role
 def load_joint_network(
     folder: PartyFolder, name: str
 ) -> tuple[JointNetworkCard, dict[str, Tensor]]:
+    """Read this party's networks for joint prediction, with their card.
+
+    Raises ModelError: there are none, or they are of another party.
+    """
     if not folder.joint.exists():
         raise ModelError(
             f"{folder.joint} is missing: {name} has finished no training whose model predicts "
@@ -113,6 +117,9 @@ class PartyCheckpointStore:
     def __init__(
         self, folder: PartyFolder, name: str, config: Config, data: OwnData | None, *, role: str
     ) -> None:
+        """Load the party's identity and, if a checkpoint has them, its secrets;
+        else draw new ones.
+        """
         self._folder = folder
         identity = folder.load_identity()
         # The fields that a checkpoint must have to be resumed; None: this party has none.
@@ -139,11 +146,13 @@ class PartyCheckpointStore:
         self.meter.add_ledger(name, ledger)
 
     def save_contract(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
+        """Store the contract, and log it in the audit log."""
         if self.audit:
             self.audit.note_contract(contract)
         self._folder.write_json(self._folder.contract, describe_contract(contract, signatures))
 
     def load_latest(self, until: int | None = None) -> PartyCheckpoint | None:
+        """Return the newest checkpoint, at most of step `until`; None: there is none."""
         content = self._load_content(until)
         if content is None:
             return None
@@ -155,6 +164,7 @@ class PartyCheckpointStore:
         return tuple(self._folder.steps.list_steps())
 
     def save(self, state: PartyCheckpoint) -> None:
+        """Sync the audit log, then write the checkpoint with the party's secrets."""
         self.before_save(state.step)
         if self.audit:
             self.audit.sync()
@@ -181,7 +191,9 @@ class PartyCheckpointStore:
             forget_alignment(self._folder.path)
 
     def finish_part(self, contract: Contract, role: Role) -> None:
-        """See `CheckpointStore`; the secrets of the checkpoints should not outlive the run."""
+        """See `CheckpointStore`; checkpoints are deleted, since their secrets should not outlive
+        the run.
+        """
         privacy = find_worst_spent(
             ledger for ledger in role.ledgers.values() if ledger is not role.contributions
         )
@@ -201,7 +213,7 @@ class PartyCheckpointStore:
         forget_alignment(self._folder.path)
 
     def _load_content(self, last_step: int | None) -> dict[str, Any] | None:
-        """Read the newest checkpoint that is not after this step; return None if there is none."""
+        """Return the newest checkpoint's fields, at most of `last_step`; None: there is none."""
         steps = self._folder.steps
         steps_so_far = [
             step for step in steps.list_steps() if last_step is None or step <= last_step
@@ -213,7 +225,7 @@ class PartyCheckpointStore:
             return self._load_step(path)
 
     def _load_step(self, path: Path) -> dict[str, Any]:
-        """Read one checkpoint. Raises CheckpointError: it is none, or not of this party's run."""
+        """Read one checkpoint. Raises CheckpointError: malformed, or not of this party's run."""
         assert self._expected is not None
         try:
             content = _check_format(path)
@@ -229,7 +241,9 @@ class PartyCheckpointStore:
 
 
 def _check_format(path: Path) -> dict[str, Any]:
-    """Return the fields of a checkpoint; CheckpointError: a format that is not read."""
+    """Return a checkpoint's fields. Raises CheckpointError: malformed, or of an
+    unsupported format.
+    """
     content: dict[str, Any] = msgpack.unpackb(load_with_checksum(path), strict_map_key=False)
     if not isinstance(content, dict):
         raise TypeError(f"it holds {type(content).__name__} in place of fields")
@@ -238,10 +252,11 @@ def _check_format(path: Path) -> dict[str, Any]:
 
 
 def _check_content(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another party, version, configuration or table.
+    """Refuse a checkpoint of another party, version, configuration or table. Raises
+    CheckpointError.
 
-    Alignment, ledgers and frozen rows refer to positions: in another table they would concern other
-    people, whose releases nobody would have counted.
+    Alignment, ledgers and frozen rows refer to positions: in another table these would be other
+    people, whose releases nobody counted.
     """
     name = expected["party"]
     if any(content[key] != expected[key] for key in ("party", "identity")):
@@ -271,8 +286,8 @@ def _check_content(path: Path, content: Mapping[str, Any], expected: Mapping[str
 def table_digest(data: OwnData) -> str:
     """Return the SHA-256 (hex) of a party's IDs in order and, at the active, of labels and split.
 
-    Features are left out: they may differ in the last bits on another machine, and steps that
-    are repeated with other features are charged again.
+    Features are excluded: their last bits may differ on another machine, and repeated steps with
+    other features are charged again.
     """
     labels: list[bytes] = []
     if data.table.labels is not None:
@@ -290,7 +305,7 @@ def table_digest(data: OwnData) -> str:
 def keys_digest(*kinds: type[Settings]) -> str:
     """Return the SHA-256 (hex) of the keys that these settings may have, whatever their values.
 
-    A digest of values cannot compare two versions whose keys differ.
+    It detects versions with other keys, which digests of values could not compare.
     """
     return hashlib.sha256(msgpack.packb([[*list_keys(kind)] for kind in kinds])).hexdigest()
 
@@ -311,7 +326,7 @@ def config_digest(config: Config) -> str:
 def _model_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 (hex) of a role's parameters.
 
-    Tensors by alignment position are left out, since each run has another order.
+    Tensors by alignment position are excluded, since each run has another order.
     """
     model = {name: tensor for name, tensor in tensors.items() if not name.startswith(_BY_POSITION)}
     return hashlib.sha256(save_tensors(model)).hexdigest()

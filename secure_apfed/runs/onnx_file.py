@@ -89,6 +89,7 @@ def write_onnx(model: SoloModel, path: Path) -> None:
 
 
 def _check_names(model: SoloModel) -> None:
+    """Raise ModelError if a column has a name that the graph uses itself."""
     for column in model.encoding.columns if isinstance(model.encoding, ColumnEncoding) else ():
         if column.name in (_LABEL, _PROBABILITIES, _PREDICTION) or column.name.startswith(_INSIDE):
             raise ModelError(
@@ -101,12 +102,14 @@ class _Predicting(nn.Module):
     """A module that computes `SoloModel.predict`, in the precision of the parameters."""
 
     def __init__(self, model: SoloModel) -> None:
+        """Take network and task of a model, in evaluation mode."""
         super().__init__()
         self.network = model.network
         self.task = model.task
         self.eval()
 
     def forward(self, features_N: Tensor) -> Tensor:
+        """Return predictions for encoded features, probabilities as float32, numbers as float64."""
         typed_N = features_N.to(next(self.network.parameters()).dtype)
         outputs_N = self.task.decode_outputs(self.network(typed_N))
         return outputs_N.double() if outputs_N.ndim == 1 else outputs_N.float()
@@ -132,7 +135,9 @@ def _export_network(model: SoloModel) -> Any:
 
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """Silence the exporter's messages on its own internals and on packages that nobody needs."""
+    """Silence the exporter's messages about its internals and about packages that
+    are not needed.
+    """
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -204,6 +209,7 @@ class _Graph:
     """A graph under construction: its nodes, inputs and constants."""
 
     def __init__(self, helper: Any) -> None:
+        """Start an empty graph."""
         self._helper = helper
         self.nodes: list[Any] = []
         self.inputs: list[Any] = []
@@ -213,6 +219,7 @@ class _Graph:
     def add_node(
         self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any
     ) -> str:
+        """Add an operator to the graph; return the name of its output."""
         made = self._helper.make_node(operator, inputs, [output], domain=domain, **attributes)
         self.nodes.append(made)
         return output
@@ -222,7 +229,7 @@ class _Graph:
         return name
 
     def add_column(self, index: int, column: Column, encoding: ColumnEncoding) -> str:
-        """Add one column's features, (N, number of them)."""
+        """Add one column's features; return the name of their output (N, number of features)."""
         kind = _TEXT if isinstance(column, CategoricalColumn) else _DOUBLE
         tensor_info = self._helper.make_tensor_value_info(column.name, kind, ["rows", 1])
         self.inputs.append(tensor_info)
@@ -244,7 +251,9 @@ class _Graph:
         return self.add_node("Cast", [scaled], prefix, to=_FLOAT)
 
     def add_refusals(self, features: str, output: str) -> str:
-        """Add the features, with NaN in refused rows and where features are infinite."""
+        """Add features that are NaN in refused rows and where they are infinite;
+        return their name.
+        """
         none = self.add_constant("encoding/none", _FLOAT, [math.nan])
         infinite = self.add_node("IsInf", [features], "encoding/infinite")
         refused = [infinite]
@@ -255,7 +264,7 @@ class _Graph:
     def _add_category(
         self, prefix: str, column: CategoricalColumn, encoding: ColumnEncoding
     ) -> str:
-        """Add a text column's features; the graph compares texts exactly as they are given."""
+        """Add a text column's one-hot features; the graph compares texts exactly."""
         blank = _build_blank_pattern()
         words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
         empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{prefix}_none")
@@ -288,7 +297,7 @@ class _Graph:
         return self.add_node("RegexFullMatch", [column.name], output, pattern=pattern)
 
     def _replace_spellings(self, prefix: str, column: CategoricalColumn) -> str:
-        """Add the column with other spellings of its categories replaced by these."""
+        """Add a node that replaces other spellings of a column's categories."""
         if len(column.spellings) == len(column.categories):
             return column.name
         return self.add_node(
@@ -302,7 +311,7 @@ class _Graph:
         )
 
     def add_strip(self, encoding: ImageEncoding) -> None:
-        """Add this party's rows of whole images, in [0, 1]."""
+        """Add the extraction of this party's strip from whole images, scaled to [0, 1]."""
         whole = ["rows", encoding.channels, encoding.height, encoding.width]
         self.inputs.append(self._helper.make_tensor_value_info("images", _FLOAT, whole))
         first = self.add_constant("encoding/first_row", _INT64, [encoding.first_row])
@@ -314,7 +323,7 @@ class _Graph:
 
 
 def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
-    """Add the label of each row where rows have classes, and give outputs their names."""
+    """Add each row's label if there are classes, and set the names of the outputs."""
     graph = joined.graph
     net = graph.output[0].name
     if model.task.tells != Classification.tells:

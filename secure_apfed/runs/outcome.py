@@ -46,7 +46,7 @@ RANKED = ("auc", "average_precision", "ks")
 
 
 def _parse_epsilon(value: Any) -> Any:
-    """Return infinity for null and texts that stand for it, since JSON has none."""
+    """Return infinity for null and for texts that stand for it, since JSON has no infinity."""
     return math.inf if value in (None, "inf", "infinity", "Infinity") else value
 
 
@@ -139,6 +139,7 @@ class MeasureInterval(Written):
         return cls(value=found.value, low=low, high=high)
 
     def format_interval(self, measure: Measure) -> str:
+        """Return value and interval as text, in the measure's format."""
         if self.low is None or self.high is None:
             return measure.format_value(self.value)
         ends = f"{measure.format_value(self.low)}, {measure.format_value(self.high)}"
@@ -185,7 +186,7 @@ class Ranking(Written):
 
     @property
     def is_met(self) -> bool:
-        """True if the mean probability lies in the interval of the rate."""
+        """True if the mean predicted probability lies in the interval of the observed rate."""
         low = self.rate.low
         high = self.rate.high
         return low is not None and high is not None and low <= self.predicted <= high
@@ -253,6 +254,7 @@ class Outcome(Written):
 
     @property
     def headline_measure(self) -> Measure:
+        """The measure by which the run is judged. Raises CheckpointError: unknown name."""
         try:
             return find_measure(self.measure)
         except ValueError as error:
@@ -264,16 +266,16 @@ class Outcome(Written):
 
 
 def promises_in(config: Config, outcome: Outcome) -> tuple[Promise, ...]:
-    """Return what a finished run promises, by its settings and its accounts."""
+    """Return the privacy promises of a finished run, by its settings and accounts."""
     accounts = {name: account.model_dump() for name, account in outcome.contributions.items()}
     return promises_of(config, outcome.privacy, contributions=accounts)
 
 
 def count_measured_rows(config: Config, outcome: Outcome, variant: str) -> int | None:
-    """Return of how many test rows an inference variant was measured; None: not known.
+    """Return on how many test rows an inference variant was measured; None: not known.
 
-    Joint inference says something of the people alone whom all parties know, and may be measured
-    on fewer test rows than the active has.
+    Joint inference covers only people whom all parties know, which may be fewer test rows than the
+    active has.
     """
     count = outcome.measured_rows.get(variant)
     if count is None and variant == config.method.name:
@@ -284,14 +286,14 @@ def count_measured_rows(config: Config, outcome: Outcome, variant: str) -> int |
 def describe_unpredicted_classes(
     config: Config, never_predicted: Mapping[str, float | None]
 ) -> str | None:
-    """Say which classes no test row is given, and what these settings take that would change it.
+    """Return in words which classes are predicted for no test row, and which settings would change
+    it.
 
     Args:
-        never_predicted: by class, the threshold that labelled training rows choose; None: none
-            does, as where there are more classes than two.
+        never_predicted: by class, the threshold chosen on labelled training rows; None: there is
+            none, as for more than two classes.
 
-    Returns:
-        None: every class is given to some test row.
+    Returns None if every class is predicted for some test row.
     """
     if not never_predicted:
         return None
@@ -315,7 +317,7 @@ def describe_unpredicted_classes(
 
 
 def _can_change_run(config: Config, key: str, value: str) -> bool:
-    """Return whether a run with these settings takes this one, too, and would be another run."""
+    """Return whether this setting is valid beside the others and would change the run."""
     text = dump_settings(config)
     try:
         return load_config_text(text, overrides=(f"{key}={value}",)) != config
@@ -324,7 +326,7 @@ def _can_change_run(config: Config, key: str, value: str) -> bool:
 
 
 def load_common_people(folder: RunFolder) -> tuple[CommonPeople, ...]:
-    """Read what the parties whose run this folder holds found out about their people."""
+    """Read what each party of this run found out about its aligned people."""
     if not folder.common.is_file():
         return ()
     return load_json(folder.common, tuple[CommonPeople, ...])
@@ -337,7 +339,7 @@ def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
 
 
 def load_outcome(folder: RunFolder) -> Outcome:
-    """Read what it wrote; CheckpointError: missing, or not as this version writes it."""
+    """Read what `write_outcome` wrote. Raises CheckpointError: missing, or of another format."""
     outcome = load_json(folder.result, Outcome, of=RUN_RESULT)
     if not folder.accountants.is_file():
         return outcome
@@ -375,19 +377,17 @@ def load_recording(
     head: ModuleSource | None = None,
     encoders: Mapping[str, ModuleSource] = MappingProxyType({}),
 ) -> Recording:
-    """Load a finished run from its folder; the data is loaded anew from its configuration.
+    """Load a finished run from its folder; its data are loaded again from its configuration.
 
     Args:
-        data: of the run, where its settings name no files, as that of `secure_apfed.train`.
-        encoder, head: of a model that is code of one's own, as `load_model` takes them.
-        encoders: by passive, what made the network whose output it sent, if that is code of its
-            own.
+        data: of the run, if its settings name no files, as for `secure_apfed.train`.
+        encoder, head: of a model from own code, as `load_model` takes them.
+        encoders: by passive, what made the network whose output it sent, if that is own code.
 
     Raises:
-        CheckpointError: no finished run there, or a file that cannot be read as this version
-            writes it.
+        CheckpointError: no finished run there, or a file that this version cannot read.
         ModelError: the same of a model.
-        DataError: the data is not there any more.
+        DataError: the data are no longer there.
     """
     path = Path(path)
     folder = RunFolder(path)
@@ -427,8 +427,9 @@ def load_recording(
 def _encoders_in(
     folder: RunFolder, config: Config, data: VerticalData, own: Mapping[str, ModuleSource]
 ) -> Mapping[str, nn.Module]:
-    """Return the passives' networks after training, which no real party holds; empty if none are
-    stored. `own`: by passive, what makes its network, where that is code of its own.
+    """Return the passives' trained networks; empty if none are stored. No real party has them all.
+
+    `own`: by passive, what makes its network, if that is own code.
     """
     if not folder.encoders.exists():
         return {}
@@ -449,8 +450,9 @@ def _encoders_in(
 
 
 def _build_sent_network(config: Config, passive: str, features: Shape) -> nn.Module:
-    """Return a passive's network without numbers: it takes no more memory than those in the file,
-    whatever the settings ask for.
+    """Return a passive's network on torch's meta device, without memory for its numbers.
+
+    So a folder's settings cannot make the reader allocate more than the stored numbers need.
     """
     model = config.settings_of(passive).model or config.model
     if model.is_own:
@@ -463,6 +465,7 @@ def _build_sent_network(config: Config, passive: str, features: Shape) -> nn.Mod
 
 
 def no_recording(path: Path | None) -> CheckpointError:
+    """Return the error for a run whose parties ran in processes of their own."""
     return CheckpointError(
         f"{path or 'this run'} has no record of what all parties sent: each ran in a process of "
         "its own, and none holds it; run it with --transport memory to mount attacks"
@@ -497,7 +500,7 @@ class Progress:
 
     @property
     def promise_text(self) -> str:
-        """The figure and what is promised by it, for a line."""
+        """The privacy figure and its promise, in one line."""
         return describe_epsilon(self.figure, self.epsilon)
 
 
@@ -555,9 +558,7 @@ class RunResult:
     own_networks: ActiveNetworks | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, without the experimenter's record of other parties' rows, and
-        without live networks.
-        """
+        """Return the state to pickle, without other parties' rows and without live networks."""
         return {**self.__dict__, "recorded": None, "own_networks": None}
 
     @property
@@ -566,6 +567,9 @@ class RunResult:
 
     @property
     def recording(self) -> Recording:
+        """The record of all messages, for attacks. Raises CheckpointError: the
+        parties ran apart.
+        """
         if self.recorded is None:
             raise no_recording(self.folder)
         return self.recorded
@@ -583,7 +587,7 @@ def scores_of(
 def measure_text(
     measure: Measure, variant: str, value: float, undefined: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """Return a value as people read it, or why there is none."""
+    """Return a measure's value as text, or the reason why it is undefined."""
     why = undefined.get(variant, {}).get(measure.name, "")
     return (
         f"{measure.format_value(value)}: {why}"

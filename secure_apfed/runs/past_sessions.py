@@ -49,7 +49,7 @@ class PastSessions:
     received: tuple[Flow, ...] = ()
 
     def count_bytes(self) -> dict[str, tuple[int, int]]:
-        """Return by peer how many bytes went to it and came from it."""
+        """Return by peer the bytes sent to it and received from it."""
         bytes_by_peer: dict[str, tuple[int, int]] = {}
         for flow in self.sent:
             sent, back = bytes_by_peer.get(flow.receiver, (0, 0))
@@ -79,11 +79,13 @@ class _Session:
 
     @property
     def seconds(self) -> float:
+        """The seconds between the start of training and the last training message."""
         if self.trained_from is None or not self.steps:
             return 0.0
         return max(0.0, self.last_at - self.trained_from)
 
     def add_frame(self, frame: Frame) -> None:
+        """Update the session's times and steps by a logged frame; control messages do not count."""
         if frame.kind in _ASIDE:
             return
         self.last_at = frame.at
@@ -104,6 +106,7 @@ class _Counts:
     steps: list[int] = field(default_factory=list)
 
     def add_frame(self, payload_bytes: int, frame: Frame) -> None:
+        """Add a logged frame to messages, bytes and range of steps."""
         self.messages += 1
         self.payload_bytes += payload_bytes
         self.wire_bytes += frame.size
@@ -112,10 +115,9 @@ class _Counts:
 
 
 def load_logged_sessions(path: Path) -> PastSessions:
-    """Return the totals of the sessions in a party's audit log; none without a log.
+    """Return the totals of the sessions in a party's audit log; zeros without a log.
 
-    Raises:
-        CheckpointError: the log was altered from some line on.
+    Raises CheckpointError: the log was altered from some line on.
     """
     if not path.is_file():
         return NONE_BEFORE
@@ -150,7 +152,7 @@ def load_logged_sessions(path: Path) -> PastSessions:
 
 
 def _payload_size(frame: Frame, sender: str, receiver: str, session: str) -> int:
-    """Return how many bytes of a frame are payload: all but its header and seal."""
+    """Return a frame's payload bytes: all but header and seal."""
     envelope = Envelope(
         session=session,
         step=frame.step,
@@ -190,7 +192,7 @@ class _BrokenSessions(BaseModel):
 def save_broken_sessions(
     path: Path, flows: Iterable[Flow], *, sessions: int, steps: int, seconds: float
 ) -> None:
-    """Write the totals of all sessions until this one was broken off."""
+    """Write the totals of all sessions up to this one, which was broken off."""
     content: Mapping[str, Any] = {
         "sessions": sessions,
         "steps": steps,
@@ -201,7 +203,7 @@ def save_broken_sessions(
 
 
 def load_broken_sessions(path: Path) -> PastSessions:
-    """Return what `save_broken_sessions` wrote; none if no session was broken off."""
+    """Return what `save_broken_sessions` wrote; zeros if no session was broken off."""
     if not path.is_file():
         return NONE_BEFORE
     try:

@@ -68,7 +68,9 @@ _People: TypeAlias = tuple[tuple[object, ...], ...]
 
 
 def _list_people(tables: VerticalData) -> _People:
-    """Return all that an alignment depends on: IDs of each table by row, and rows that train."""
+    """Return all that an alignment depends on: the IDs of each table by row, and
+    the training rows.
+    """
     return (*(table.ids for table in tables.tables), tuple(tables.train_rows.tolist()))
 
 
@@ -77,12 +79,12 @@ _PAST: ContextVar[dict[str, PastAlignment] | None] = ContextVar("alignments", de
 
 @contextmanager
 def share_alignments(past: dict[str, PastAlignment]) -> Iterator[None]:
-    """Let runs in this block share alignments, those in `past` too, which new ones are added to.
+    """Let runs in this block share alignments, `past` included, to which new ones are added.
 
-    One alignment for all runs on the same tables, as organisations have it that train often: the
-    first run of some data, seed and intersection aligns, by the protocol of its settings; those
-    after it go on from its rows, and count what it sent as theirs: each line of a table costs what
-    it would cost alone. Runs outside share nothing, and no alignment leaves the process.
+    One alignment serves all runs on the same tables, as for organisations that train often: the
+    first run with some data, seed and intersection aligns, by the protocol of its settings; later
+    ones reuse its rows, and count its messages as theirs, so that each line of a table shows what
+    the run would cost by itself. No alignment leaves the process.
     """
     before = _PAST.set(past)
     try:
@@ -101,12 +103,12 @@ def run_in_memory(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     timeout_s: float = 60.0,
 ) -> RunResult:
-    """Train, evaluate and write one run, all parties in this process; see `run`.
+    """Train, evaluate and write one run with all parties in this process; see `run`.
 
-    Each party has its own keys, secrets and folder here, too, and is built from its own data; the
-    record of what they sent, with the sums that were opened and the passives' networks, is the
-    experimenter's. `code`: by party, networks, losses and optimisers of its own, beside what the
-    settings name. `timeout_s` means nothing: silence needs no clock where one process plays all.
+    Each party has its own keys, secrets, folder and data also here; the record of all messages,
+    with decoded sums and the passives' networks, belongs to the experimenter. `code`: by party, its
+    own networks, losses and optimisers, beside what the settings name. `timeout_s` is ignored:
+    silence needs no clock in one process.
     """
     begin_phase("read")
     given = data
@@ -151,9 +153,9 @@ def run_in_memory(
 
 @contextmanager
 def _save_on_failure(course: TrainingLoop, writer: RunWriter | None) -> Iterator[None]:
-    """Keep what all sessions came to where this one ends before its time; who resumes adds to it.
+    """Save the totals of all sessions if an error leaves this block; a resumed run adds to them.
 
-    A process that is killed keeps what its newest checkpoint holds.
+    A killed process keeps only what its newest checkpoint has.
     """
     try:
         yield
@@ -174,7 +176,7 @@ def _save_on_failure(course: TrainingLoop, writer: RunWriter | None) -> Iterator
 def _load_secrets(
     stack: ExitStack, run: RunFolder, config: Config, data: VerticalData, *, resume: bool
 ) -> dict[str, PartySecrets]:
-    """Return each party's secrets from its own folder, which is locked until the stack unwinds."""
+    """Return each party's secrets from its folder, which stays locked until `stack` is closed."""
     passives = [table.name for table in data.passives]
     found = {}
     roles = assign_roles(METHODS[config.method.name], config, data.active.name, passives)
@@ -189,11 +191,10 @@ def _load_secrets(
 def _build_simulation(
     start: SimulationInputs, *, tables: VerticalData | None, shares: bool
 ) -> Simulation:
-    """Return a simulation, aligned as an earlier run on the same tables where runs share
-    alignments.
+    """Return a simulation; with `shares` reuse the alignment of an earlier run on the same people.
 
-    `tables` are what somebody brought, whose IDs must be the same in each run, row by row: an
-    alignment depends on nothing else of a table. None: those that the settings name.
+    `tables`: the caller's, whose IDs must be the same in each run, row by row, as an alignment
+    depends on nothing else of a table; None: those that the settings name.
     """
     config = start.config
     past = _PAST.get() if shares and start.config.method.aligns else None
@@ -215,8 +216,9 @@ def _build_simulation(
 
 
 def _require_room(config: Config, session: Simulation, folder: Path | None) -> None:
-    """Refuse what a transcript surely cannot hold, before hours of training and not in the middle:
-    of each kept epoch what was sent of each row, and the sum that answered it.
+    """Raise an error if the disk is surely too small for the transcript, before hours of training.
+
+    Counted are, for each stored epoch, the messages about each row and the sums that answer them.
     """
     train = config.train
     surely = train.epochs if train.patience is None else min(train.epochs, train.patience + 1)
@@ -245,13 +247,16 @@ class _SimulationCallbacks(RunCallbacks):
         writer: RunWriter | None,
         on_progress: Callable[[Progress], None],
     ) -> None:
+        """Take the simulation, whose messages of all parties it records."""
         super().__init__(writer, on_progress)
         self._config = config
         self._data = data
         self._session = session
 
     def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:
-        """Save the record before each checkpoint of the active; go on with that of this state."""
+        """Save the record before each checkpoint of the active; continue from the record of this
+        state.
+        """
         if self.writer is None:
             return
         folder = self.writer.folder
@@ -275,6 +280,7 @@ class _SimulationCallbacks(RunCallbacks):
             transcript.resume_record(recorded, self.past.sent)
 
     def build_recording(self) -> Recording:
+        """Return the record of the finished run: messages, alignment, model, passives' networks."""
         session = self._session
         return Recording(
             config=self._config,
@@ -296,7 +302,7 @@ WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
 
 
 def _run_in_processes(over: Way, *args: Any, **options: Any) -> RunResult:
-    """Start a process for each party; what organisations need is loaded here and not before."""
+    """Start a process for each party; modules that only this needs are loaded here."""
     from secure_apfed.organisations.local import run_locally
 
     return run_locally(*args, over=over, **options)
@@ -323,19 +329,20 @@ def run(
 
     Args:
         config: of the run.
-        folder: of the run; made where missing. None: write nothing.
-        data: of the run, where it is loaded already.
-        resume: go on from the checkpoints in `folder`.
-        on_progress: called after every step, and again after an evaluation; where parties run
-            apart, once a second at most.
-        transport: a key of `TRANSPORTS`: "memory", one process plays all; "local", one process a
-            party, over loopback; "grpc", the same as between machines; "relay", through a relay.
+        folder: of the run; created if missing. None: write nothing.
+        data: of the run, if it is loaded already.
+        resume: continue from the checkpoints in `folder`.
+        on_progress: called after every step, and again after an evaluation; if parties run apart,
+            once a second at most.
+        transport: a key of `TRANSPORTS`: "memory", one process for all parties; "local", one
+            process a party, over loopback; "grpc", the same as between machines; "relay", through a
+            relay.
         options: of the transport: `timeout_s`, seconds of patience with a silent party.
 
     Raises:
         ConfigError, DataError, ModelError: what does not fit, before anything is sent.
-        CheckpointError: nothing to resume, the folder holds a run already, or the active refused
-            more sums of it than `rules.refused_sums`.
+        CheckpointError: nothing to resume, the folder has a run already, or the active refused more
+            sums of it than `rules.refused_sums`.
         BudgetExhaustedError: the privacy budget is spent; the checkpoints stay.
         ProtocolError: a party broke the protocol; the run stops for all.
     """

@@ -31,7 +31,7 @@ _NO_KEY = bytes(32)
 
 
 def describe_obstacles(config: Config) -> str:
-    """Return why only parties that send messages can run this; empty if it can be simulated."""
+    """Return why this run needs parties that send messages; "" if it can be simulated."""
     method = config.method
     train = config.train
     kind = sum_kind(config.secure_sum)
@@ -66,7 +66,7 @@ def describe_obstacles(config: Config) -> str:
 
 @isolate_torch_modes()
 def simulate_run(config: Config) -> Mapping[str, float]:
-    """Train one run, aligned by the IDs that all have; return its accuracy, by inference variant.
+    """Train one run, aligned by the common IDs; return its accuracy by inference variant.
 
     Raises:
         ConfigError: the run needs parties that send messages; see `describe_obstacles`.
@@ -77,7 +77,7 @@ def simulate_run(config: Config) -> Mapping[str, float]:
 
 
 def begin_simulation(config: Config, data: VerticalData) -> Simulation:
-    """Build the parties of a run that can be simulated, ready to train; see `simulate_run`."""
+    """Build the parties of a simulated run, ready to train; see `simulate_run`."""
     if reason := describe_obstacles(config):
         raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
     data_of_active = data.select_party(data.active.name)
@@ -96,9 +96,9 @@ def begin_simulation(config: Config, data: VerticalData) -> Simulation:
 def train_simulation(
     session: Simulation, config: Config, on_epoch: Callable[[int], None] = lambda done: None
 ) -> int:
-    """Train all epochs of a simulation that `begin_simulation` built; return the number of steps.
+    """Train all epochs of a simulation from `begin_simulation`; return the number of steps.
 
-    After each epoch `on_epoch` is called with the number of epochs that are done.
+    `on_epoch` is called after each epoch with the number of finished ones.
     """
     method = METHODS[config.method.name]
     helpers = session.helpers
@@ -114,12 +114,13 @@ def train_simulation(
 
 
 def finish_simulation(session: Simulation, *, step: int) -> Mapping[str, float]:
-    """Finish after the last step, and return the accuracy."""
+    """Do what follows the last step, and return the accuracy by inference variant."""
     session.learner.finish_locally()
     return session.evaluate(next_step=step, final=True)
 
 
 def _align_tables(data: VerticalData) -> dict[str, Tensor]:
+    """Return by party the rows of the people whom all parties know, in one common order."""
     people = {table.name: pd.Index(table.ids) for table in data.tables}
     common = pd.Index(sorted(set.intersection(*map(set, people.values()))))
     return {name: torch.from_numpy(ids.get_indexer(common)) for name, ids in people.items()}

@@ -75,7 +75,9 @@ class SoloModel:
     task: Task = field(default_factory=Classification)
 
     def decide_classes(self, probabilities_NK: Tensor) -> Tensor:
-        """Return the indices (N,) in `classes` that these probabilities decide for."""
+        """Return the indices (N,) in `classes` decided by these probabilities, with the threshold
+        if set.
+        """
         if self.threshold is None:
             return probabilities_NK.argmax(1)
         return (probabilities_NK[:, 1] >= self.threshold).long()
@@ -94,10 +96,9 @@ class SoloModel:
         return self.task.decode_outputs(scores_NK)
 
     def predict_frame(self, frame: pd.DataFrame) -> Tensor:
-        """Return the predictions for raw rows, in float64; further columns are ignored.
+        """Return the predictions for raw rows, in float64; other columns are ignored.
 
-        Raises:
-            DataError: a column of training is missing, or its cells do not fit.
+        Raises DataError: a column of training is missing, or its cells do not fit.
         """
         assert isinstance(self.encoding, ColumnEncoding)
         require_dense(frame, party="the input")
@@ -114,8 +115,8 @@ def load_model(
     """Load the model of a finished run folder.
 
     Args:
-        encoder: of a model that is code of one's own: the class or function that makes it, or a
-            module. A folder never says which code to import.
+        encoder: of a model from own code: the class or function that makes it, or a module. A
+            folder never says which code to import.
         head: of such a model, likewise; None: one linear layer.
 
     Raises:
@@ -158,6 +159,9 @@ def load_model(
 
 
 def _build_task(parts: _Parts, card: Path) -> Task:
+    """Return the task that a model card names. Raises ModelError: it does not fit the card's
+    classes.
+    """
     if CODE_NAME.fullmatch(parts.task):
         with reading_settings(own=False):
             TASKS.take_name(parts.task, key=f"{card}: task")
@@ -176,9 +180,9 @@ def _build_task(parts: _Parts, card: Path) -> Task:
 def _build_network(
     parts: _Parts, tensors: Mapping[str, Tensor], outputs: int, own: OwnFamily | None
 ) -> nn.Module:
-    """Build encoder and head; take no more memory than the tensors, whatever the card asks for.
+    """Build encoder and head from a card; allocate no more memory than the tensors need.
 
-    `own`: makes networks that are code of the caller's; None: the card says which of ours.
+    `own`: makes networks from the caller's code; None: the card names a built-in family.
     """
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if dtypes not in ({torch.float32}, {torch.float64}):
@@ -190,6 +194,7 @@ def _build_network(
     place = torch.device("cpu" if own else "meta")
 
     def build_parts(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:
+        """Return encoder and head with these tensors; sizes are read from the encoder's output."""
         family = own or family_for(parts.model, shape)
         with place:
             encoder = family.make_encoder(shape, parts.model)
@@ -213,6 +218,7 @@ _Write = Callable[[pd.DataFrame], None]
 
 @contextmanager
 def _csv_rows(path: Path) -> Iterator[_Write]:
+    """Yield a function that appends frames to a CSV file, with a header before the first."""
     with path.open("w", encoding="utf-8", newline="") as file:
 
         def write_frame(frame: pd.DataFrame) -> None:
@@ -223,6 +229,7 @@ def _csv_rows(path: Path) -> Iterator[_Write]:
 
 @contextmanager
 def _json_rows(path: Path) -> Iterator[_Write]:
+    """Yield a function that appends frames to one JSON list of objects."""
     with path.open("w", encoding="utf-8", newline="") as file:
 
         def write_frame(frame: pd.DataFrame) -> None:
@@ -238,6 +245,7 @@ def _json_rows(path: Path) -> Iterator[_Write]:
 
 @contextmanager
 def _parquet_rows(path: Path) -> Iterator[_Write]:
+    """Yield a function that appends frames to a Parquet file."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
@@ -258,10 +266,10 @@ _KINDS = {".csv": _csv_rows, ".parquet": _parquet_rows, ".json": _json_rows}
 
 @contextmanager
 def row_writer(path: Path) -> Iterator[_Write]:
-    """Take frames of the same columns one after the other: CSV, Parquet or a JSON list of objects.
+    """Yield a function that appends frames of equal columns to a CSV, Parquet or JSON file.
 
-    In CSV a text that a spreadsheet would take for a formula stands behind an apostrophe. The file
-    takes its name when it is complete; before it has another beside it, and a failure leaves none.
+    In CSV an apostrophe precedes a text that a spreadsheet would take for a formula. The file is
+    written under a temporary name, and renamed when complete; a failure leaves none.
     """
     if path.suffix not in _KINDS:
         raise DataError(f"{path}: expected a name that ends in {', '.join(_KINDS)}")
@@ -317,6 +325,7 @@ class Predictions:
         return pd.DataFrame({"id": self.ids, "class": decided, **columns})
 
     def as_json(self) -> dict[str, Any]:
+        """Return the predictions and the comparison of rows as JSON values."""
         rows = self.to_frame()
         if self.decided is None:
             return {**self.compared.as_json(), "predictions": rows.to_dict("records")}
@@ -335,9 +344,9 @@ class Predictions:
 def predict_file(
     folder: Path, path: Path, *, id_columns: Sequence[str] | None = None
 ) -> Predictions:
-    """Predict the rows of a file (CSV, Parquet, .npy or IDX) by the model of a finished run.
+    """Predict the rows of a file (CSV, Parquet, .npy or IDX) with the model of a finished run.
 
-    Rows are named by these columns; None takes those of training, where that was on own tables.
+    `id_columns`: columns that identify rows; None: those of training, if it used own tables.
     """
     predictor = _Predictor(load_model(folder))
     blocks = list(predictor.predict_blocks(path, _find_id_columns(folder, id_columns)))
@@ -350,10 +359,9 @@ def predict_file(
 def predict_into(
     folder: Path, path: Path, output: Path, *, id_columns: Sequence[str] | None = None
 ) -> RowComparison:
-    """Predict the rows of a file into another, which appears when it is complete.
+    """Predict the rows of a file into another file, which appears when it is complete.
 
-    Raises:
-        ConfigError: `output` is the file or one of the model's own, which it would replace.
+    Raises ConfigError: `output` is the input, or a file of the model, which it would replace.
     """
     refuse_replacing_input(output, "--output", path, folder)
     predictor = _Predictor(load_model(folder))
@@ -367,6 +375,7 @@ class _Predictor:
     """A model, and how what it has predicted so far compares with its training rows."""
 
     def __init__(self, model: SoloModel) -> None:
+        """Take a model; measure drift if its encoding is of columns."""
         self.model = model
         self._rows = 0
         encoding = model.encoding
@@ -375,6 +384,7 @@ class _Predictor:
     def predict_blocks(
         self, path: Path, named: Sequence[str]
     ) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+        """Yield IDs and predictions of a file's rows in blocks, and count their drift."""
         counts = None if self._drift is None else self._drift.counts
         blocks = load_blocks(path, self.model.encoding, id_columns=named, counts=counts)
         for ids, features in blocks:
@@ -385,6 +395,7 @@ class _Predictor:
             yield ids, outputs
 
     def build_predictions(self, ids: tuple[str, ...], outputs: Tensor) -> Predictions:
+        """Return predictions with the decided classes, if the task has classes."""
         what = self.model.task.tells
         compared = RowComparison(rows=len(ids))
         whole = Predictions(ids=ids, outputs=outputs, what=what, compared=compared)
@@ -400,6 +411,7 @@ class _Predictor:
 
 
 def _find_id_columns(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the columns that identify rows: the given ones, or those of the run's active table."""
     files = RunFolder(folder)
     if id_columns is not None or not files.config.exists():
         return tuple(id_columns or ())

@@ -40,6 +40,7 @@ class ReleaseMeter:
     """
 
     def __init__(self, config: Config, role: str) -> None:
+        """Start without ledgers; the party adds them as it opens them."""
         self._config = config
         self._role = role
         self._ledgers: dict[str, PrivacyLedger] = {}
@@ -47,19 +48,19 @@ class ReleaseMeter:
         self._charges_known = -1
 
     def add_ledger(self, name: str, ledger: PrivacyLedger) -> None:
-        """Count this ledger from now on, unless it is one of private updates, which stay here."""
+        """Count this ledger from now on, except one of private updates, which release nothing."""
         if not name.endswith(UPDATES):
             self._ledgers[name] = ledger
             self._promise = None
 
     @property
     def charges(self) -> int:
-        """Batches that were charged in this session, repeats included."""
+        """The number of charged batches in this session, repeats included."""
         return sum(ledger.charges for ledger in self._ledgers.values())
 
     @property
     def promise(self) -> Promise:
-        """Return what `promise_of_party` makes of the ledger that spent most, or of none."""
+        """The privacy promise by the ledger with the highest cost, or without any."""
         if self._promise is None or self._charges_known != self.charges:
             self._charges_known = self.charges
             self._promise = promise_of_party(
@@ -71,9 +72,9 @@ class ReleaseMeter:
 
 
 def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
-    """Return what the party that spent most has spent, with training and labels.
+    """Return the cost of the party that spent most, with training and labels included.
 
-    `delta`: used if nobody releases.
+    `delta`: used if nobody releases anything.
     """
     released = find_worst_spent(_list_release_ledgers(session)) or _compute_remote_cost(
         session, delta
@@ -87,10 +88,10 @@ def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> Priva
 
 
 def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
-    """Return the cost if no ledger here counts what leaves: nothing, or what the passives report.
+    """Return the cost if no ledger in this process counts what leaves a party.
 
-    Epsilon is infinite while something leaves that nobody here counts, and until all passives have
-    reported.
+    It is what the passives report. Epsilon is infinite while something leaves uncounted, and until
+    all passives have reported.
     """
     nothing = PrivacySpent.for_no_release(delta=delta)
     method = session.entered.own.config.method
@@ -117,7 +118,7 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
 
 
 def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
-    """Return the same beside the figures of every accountant that is installed; takes seconds."""
+    """Return the cost with the figures of every installed accountant; takes seconds."""
     worst = _pick_worst_ledger(_list_release_ledgers(session))
     if not 0 < spent.epsilon_x < math.inf:
         return spent
@@ -142,18 +143,14 @@ def _pick_worst_ledger(ledgers: Iterable[PrivacyLedger]) -> PrivacyLedger | None
 
 
 def _list_release_ledgers(session: Session) -> list[PrivacyLedger]:
-    """Return the ledgers of representations, without those of private updates and of
-    contributions.
-    """
+    """Return the ledgers of representations, without those of private updates and contributions."""
     updates = session.learner.training.updates if session.learner.training else None
     other_ledgers = (updates, *session.contributions.values())
     return [ledger for ledger in session.ledgers.values() if ledger not in other_ledgers]
 
 
 def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> str:
-    """Return all protections of the run, what each part gives and what gives none, in words for
-    people.
-    """
+    """Return all protections of the run in words: what each covers, and what is not protected."""
     seeded = config.guard.noise != "secret"
     learner = session.learner
     also = describe_defences(config.defences, config.method)
@@ -179,10 +176,10 @@ def guarantee_of(
     seeded: bool = False,
     also: Sequence[str] = (),
 ) -> str:
-    """Return the guarantee of a run.
+    """Return the guarantee of a run in words.
 
-    `released` is what the guard or private training promises, which speaks of labels already, or
-    that nothing is released; `also` is what else was on, with what it gives or does not.
+    `released`: the guarantee of guard or private training, or that nothing is released. `also`:
+    sentences on other protections.
     """
     parts = [released]
     if not math.isinf(labels.epsilon):

@@ -44,6 +44,7 @@ class TrainingLabels:
     def __init__(
         self, config: Config, data: OwnData, *, key: bytes, log: Path | None = None
     ) -> None:
+        """Divide the labelled rows into stages by the seed, with no label answered yet."""
         self.mechanism = make_label_mechanism(config.labels, classes=len(data.classes))
         self._config = config
         self.held = data
@@ -64,6 +65,7 @@ class TrainingLabels:
         self._stage = 0
 
     def is_due(self, epoch: int) -> bool:
+        """Return whether the next stage of labels is to be answered after so many epochs."""
         stages = self.mechanism.stages
         epochs = self._config.train.epochs
         return self._stage < stages and epoch == first_epoch_of(
@@ -71,6 +73,7 @@ class TrainingLabels:
         )
 
     def answer_stage(self, networks: ActiveNetworks | None) -> None:
+        """Answer the labels of the next stage, with the present model's predictions as prior."""
         part = self._parts[self._stage]
         rows = self.held.labelled_rows[part]
         prior_NK = None if networks is None else self._predict_prior(networks, rows)
@@ -84,7 +87,9 @@ class TrainingLabels:
         self._stage += 1
 
     def _write_ahead(self, log: Path, answers: Tensor) -> None:
-        """Note these answers before anything is trained on them; refuse others for the stage."""
+        """Log these answers before anything is trained on them; refuse other answers for this
+        stage.
+        """
         digest = derive_key(self._key, b"label answers", answers.numpy().tobytes()).hex()
         noted = load_text(log).split() if log.exists() else []
         if len(noted) <= self._stage:
@@ -100,7 +105,9 @@ class TrainingLabels:
             )
 
     def _predict_prior(self, networks: ActiveNetworks, rows: Tensor) -> Tensor:
-        """Return the model's class probabilities for rows with unseen labels; dropout is off."""
+        """Return the model's class probabilities for rows with unanswered labels,
+        without dropout.
+        """
         compute = Compute.from_settings(self._config.train)
         modules = (networks.encoder, networks.head)
         for module in modules:
@@ -117,10 +124,9 @@ class TrainingLabels:
         return torch.cat(scores).double().softmax(1).cpu()
 
     def build_data(self) -> OwnData:
-        """Return the active's data with the answers in place of the labels, and no label beside
-        them.
+        """Return the active's data with the answers as labels, and no true training label.
 
-        Rows whose labels wait for their answer are left out meanwhile.
+        Rows whose label is not answered yet are left out.
         """
         data = self.held
         table = self.held.table
@@ -143,11 +149,11 @@ class TrainingLabels:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the answers so far, for the active's checkpoint: -1 where there is none."""
+        """Return the answers so far, for the active's checkpoint; -1 where there is none."""
         return {} if self.mechanism.unsafe else {"answers": self._answers_N}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the answers; nothing is drawn again."""
+        """Restore the answers; nothing is answered again."""
         if self.mechanism.unsafe:
             self.answer_stage(None)
             return
@@ -176,8 +182,9 @@ class TrainingLabels:
 def load_training_labels(
     config: Config, data: OwnData, active: PartySecrets
 ) -> tuple[TrainingLabels, PartyCheckpoint | None]:
-    """Return the labels that the active may train on, new or from its checkpoint, and that
-    checkpoint.
+    """Return the labels that the active may train on, and its checkpoint if there is one.
+
+    The labels are newly answered, or those of the checkpoint.
     """
     name = data.table.name
     labels = TrainingLabels(
@@ -197,10 +204,10 @@ def load_training_labels(
 def restore_older_state(
     state: PartyCheckpoint | None, labels: TrainingLabels, session: Session
 ) -> PartyCheckpoint | None:
-    """Return the active's state where the session resumes, with its labels as they were then.
+    """Return the active's state where the session resumes, with its labels as of then.
 
-    The state is older than its newest where another party lost its own. A stage of labels that was
-    answered since is answered again, with the same answers.
+    It may be older than its newest, if another party lost its own. A later stage of labels is
+    answered again, with the same answers.
     """
     resumes = session.contract.resumes
     keeper = session.entered.own.secrets.keeper

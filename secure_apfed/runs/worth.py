@@ -82,14 +82,13 @@ class WhoHelped(Written):
 
 
 def check_leaving_out(config: Config, passives: Sequence[str]) -> None:
-    """Refuse a run of which no passive can be left out, before anything is trained.
+    """Refuse, before any training, a run in which no passive can be left out.
 
     Args:
         passives: names of all that take part.
 
-    Raises:
-        ConfigError: the method has no passives, or there is one alone; or the others could not
-            train under the same secure sum.
+    Raises ConfigError: the method has no passives, or only one takes part; or the others could not
+    train under the same secure sum.
     """
     method = config.method
     if not method.has_passives or not passives:
@@ -108,7 +107,7 @@ def check_leaving_out(config: Config, passives: Sequence[str]) -> None:
 
 
 def _check_others(config: Config, left_out: str, others: Sequence[str]) -> None:
-    """Refuse where these passives could not train without the one that is left out."""
+    """Raise ConfigError if these passives could not train without the omitted one."""
     method = config.method
     helping = [name for name in others if config.settings_of(name).weight > 0]
     sums = method.sums or method.opens_votes == "encrypted"
@@ -131,9 +130,9 @@ def _check_others(config: Config, left_out: str, others: Sequence[str]) -> None:
 
 
 def leave_out_settings(config: Config, passive: str) -> Config:
-    """Return the settings of the same run without those of this passive.
+    """Return the settings of the same run without this passive's.
 
-    Nothing is stored for attacks, and none is mounted.
+    Nothing is stored for attacks, and none is run.
     """
     tables = config.data.parties
     other_tables = None
@@ -157,7 +156,7 @@ def leave_out_settings(config: Config, passive: str) -> Config:
 
 
 def leave_out(data: VerticalData, passive: str) -> VerticalData:
-    """Return the same tables without that of this passive."""
+    """Return the tables without this passive's."""
     return replace(
         data,
         passives=tuple(table for table in data.passives if table.name != passive),
@@ -168,7 +167,7 @@ def leave_out(data: VerticalData, passive: str) -> VerticalData:
 def measure_worth(
     result: RunResult, *, on_done: Callable[[int, int], None] = lambda done, total: None
 ) -> WhoHelped:
-    """Train once more without each passive, and measure what the run's model loses by it.
+    """Train once more without each passive, and measure what the run's model loses.
 
     Args:
         result: of a run of one process for all parties; it is not changed.
@@ -220,6 +219,7 @@ def measure_worth(
 def _measure_one(
     config: Config, data: VerticalData, passive: str, result: RunResult, variant: str
 ) -> PassiveWorth:
+    """Train without one passive; return the loss of the measure, with its interval."""
     try:
         with _merge_warnings(passive):
             result_without = run(
@@ -243,7 +243,7 @@ def _measure_one(
 
 @contextmanager
 def _merge_warnings(passive: str) -> Iterator[None]:
-    """Repeat each kind of warning of this block once, with the passive that was left out."""
+    """Repeat each kind of warning of this block once, with the omitted passive's name."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", UnsafeChoiceWarning)  # the run itself has warned of it
@@ -257,5 +257,5 @@ def _merge_warnings(passive: str) -> Iterator[None]:
 
 
 def _replace_nan(value: float) -> float | None:
-    """Return a figure for a file, where NaN has no place."""
+    """Return a figure for a JSON file: None in place of NaN."""
     return None if math.isnan(value) else value
