@@ -46,7 +46,7 @@ class Coalition:
     needs_threshold_below_all: bool = False
 
     def applies_to(self, facts: Collection[str]) -> bool:
-        """Return whether a run with these facts is one that the row speaks of."""
+        """Return whether a run with these facts gives the coalition what the row states."""
         return all(not set(facts).isdisjoint(part.split(" or ")) for part in self.when.split("; "))
 
 
@@ -162,10 +162,10 @@ def facts_of(config: RunSettings, passives: int) -> frozenset[str]:
 def find_conflicts(
     config: RunSettings, roles: Mapping[str, PartyRole], together: Collection[str]
 ) -> Iterator[Conflict]:
-    """Yield what an organisation gets that runs all these parties of a run.
+    """Yield what an organisation gains by running all these parties of a run.
 
-    `roles` are those of all parties of the run. Reading comes before altering; each coalition that
-    the organisation covers is yielded once, with its members among `together`.
+    `roles`: of all parties of the run. Reading comes before altering; each coalition that the
+    organisation covers is yielded once, with its members among `together`.
     """
     passives = sum(role == "passive" for role in roles.values())
     facts = facts_of(config, passives)
@@ -182,7 +182,7 @@ def find_conflicts(
 
 
 def _count_needed_passives(config: RunSettings, row: Coalition, passives: int) -> int:
-    """Return how many passives make up a coalition that counts them."""
+    """Return how many passives form a coalition that needs several."""
     if row.who == "active and all passives but one":
         return max(1, passives - 1)
     if row.who == "aggregator and more than 2t - M - 1 passives":
@@ -200,7 +200,10 @@ def _find_threshold(config: RunSettings, passives: int) -> int:
 def _list_members(
     who: str, roles: Mapping[str, PartyRole], together: Collection[str], *, least: int
 ) -> tuple[str, ...]:
-    """Return the parties of `together` that form this coalition; none if members are missing."""
+    """Return the parties of `together` that form this coalition; empty if members are missing.
+
+    `least`: how many passives it needs.
+    """
     members: dict[str, list[str]] = {
         role: [] for role in ("active", "passive", "aggregator", "dealer")
     }

@@ -99,18 +99,20 @@ class _LineCounter:
     """
 
     def __init__(self, path: Path, *, headers: int) -> None:
+        """Start at the beginning of the file; `headers`: first lines that do not count."""
         self._path = path
         self._headers = headers
         self._reset_count()
 
     def _reset_count(self) -> None:
+        """Forget what was read, so that the file is read from its beginning."""
         self._offset = 0
         self._lines = 0
         self._origin = _NOBODY
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def load_count(self) -> Count:
-        """Return the count of the file as it is now."""
+        """Return the count of the file now; read only what was appended."""
         os.close(open_regular(self._path, create=False))  # which refuses links
         with open_plain(self._path) as file:
             if os.fstat(file.fileno()).st_size < self._offset:
@@ -137,6 +139,7 @@ class _LineCounter:
         return count
 
     def _add_line(self, line: bytes) -> None:
+        """Count a complete line; the first one sets the origin."""
         if not line:
             return
         self._lines += 1
@@ -156,7 +159,7 @@ class _BookCounter:
         self._path = path
 
     def load_count(self) -> Count:
-        """Return the count of the file as it is now. Raises CheckpointError: it is no book."""
+        """Return the count of the file now. Raises CheckpointError: it is not a book of answers."""
         os.close(open_regular(self._path, create=False))
         try:
             address = f"{self._path.resolve().as_uri()}?mode=rw"
@@ -171,7 +174,7 @@ class _BookCounter:
         return Count(changes, origin, origin)
 
     def load_count_until(self, number: int) -> Count:
-        """Return the count of the file; a book does not keep its past."""
+        """Return the present count: a book does not store its past."""
         del number
         return self.load_count()
 
@@ -218,7 +221,7 @@ COUNTERS: tuple[CounterKind, ...] = (
 
 
 def kind_of(name: str) -> CounterKind | None:
-    """Return the kind of counter that a file of this name is; None: it is none."""
+    """Return the kind of counter that a file of this name is; None: it is not a counter."""
     return next((kind for kind in COUNTERS if Path(name).match(kind.pattern)), None)
 
 
@@ -233,6 +236,7 @@ class CounterFiles:
     def __init__(
         self, folder: Path, party: str, noted: Mapping[str, Count] = {}, *, watches: bool = True
     ) -> None:
+        """Take the recorded counts, with which the files are compared."""
         self._folder = folder
         self._party = party
         self._watches = watches
@@ -273,7 +277,7 @@ class CounterFiles:
 
     @property
     def counting(self) -> frozenset[str]:
-        """The names of those that counted anything."""
+        """The names of the counters that are above zero."""
         return frozenset(name for name, count in self._noted.items() if count.number)
 
     def exclude_counters(self, names: Collection[str]) -> "CounterFiles":
@@ -282,7 +286,7 @@ class CounterFiles:
         return CounterFiles(self._folder, self._party, noted, watches=False)
 
     def _list_stamps(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield name, and time and size, of each counter's file."""
+        """Yield name, and modification time and size, of each counter's file."""
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if kind_of(entry.name) is not None:
@@ -318,7 +322,9 @@ class _Record:
 
 
 def _load_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
-    """Return the content of `counters.json`, or None and why it is unreliable; "": no file."""
+    """Return the content of `counters.json`; or None, and why it cannot be trusted
+    ("": no file).
+    """
     path = folder / WITNESS
     if not os.path.lexists(path):
         return None, ""
@@ -332,7 +338,7 @@ def _load_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
 
 
 def _load_record(folder: Path, party: str) -> _Record:
-    """Read audit log and `counters.json`, and compare them."""
+    """Read audit log and `counters.json`, compare them, and return the recorded counts."""
     path = folder / FILE_NAME
     witness, unreadable = _load_witness(folder, party)
     counters = witness.counters if witness else {}
@@ -370,11 +376,11 @@ def _load_record(folder: Path, party: str) -> _Record:
 def _find_log_fault(
     log: Summary, party: str, noted: Count, witness: _Witness | None, chain_at: Sequence[str]
 ) -> _Fault | None:
-    """Compare an intact audit log with `counters.json`.
+    """Compare an intact audit log with `counters.json`; return its fault, or None.
 
     Args:
-        noted: how many lines that file records; chain_at: the log's chain after them, if it has
-            so many.
+        noted: how many lines that file records.
+        chain_at: the log's chain hash after that many lines, if it has them.
     """
     if log.party != party:
         detail = f"it is of {log.party}, this party is {party}"
@@ -391,7 +397,7 @@ def _find_log_fault(
 
 
 def _list_traces(folder: Path) -> Iterator[Path]:
-    """Yield files that show that a party ran here before, apart from its audit log."""
+    """Yield files that show that a party ran here before, besides its audit log."""
     contract = folder / "contract.json"
     if contract.exists():
         yield contract
@@ -401,7 +407,7 @@ def _list_traces(folder: Path) -> Iterator[Path]:
 
 
 def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
-    """Yield each counter's file that lies here with its count; None: it cannot be read."""
+    """Yield the name and count of each counter's file in the folder; None: it is unreadable."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         kind = kind_of(path.name)
         if kind is not None:
@@ -412,7 +418,7 @@ def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
 
 
 def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
-    """Compare one counter's file with its recorded count."""
+    """Compare one counter's file with its recorded count; return its fault, or None."""
     path = folder / name
     kind = kind_of(name)
     if kind is None or not noted.number:
@@ -433,7 +439,7 @@ def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
 
 
 def _describe_fault(fault: _Fault) -> str:
-    """Say what is wrong with a counter."""
+    """Return a counter's fault in words."""
     kind = kind_of(fault.name)
     counts = kind.counts if kind else "lines"
     record_file = FILE_NAME if kind else WITNESS
@@ -452,6 +458,7 @@ def _describe_fault(fault: _Fault) -> str:
 
 
 def _refuse(folder: Path, party: str, fault: _Fault) -> CheckpointError:
+    """Return the error for a counter that is not as recorded, with both remedies."""
     return CheckpointError(
         f"put the newest copy of {folder / fault.name} back: it {_describe_fault(fault)}, and "
         f"begun anew it would forget what {party} gave away. If there is no copy and it shall "
@@ -461,11 +468,10 @@ def _refuse(folder: Path, party: str, fault: _Fault) -> CheckpointError:
 
 
 def open_counters(folder: Path, party: str) -> CounterFiles:
-    """Compare all counters in a party's folder with their second record; return them to watch.
+    """Compare all counters in a party's folder with their second record; return them for watching.
 
-    Raises:
-        CheckpointError: one is missing, counts less than noted, is of another run or party, or
-            cannot be read; or the audit log itself is.
+    Raises CheckpointError: a counter is missing, lower than recorded, of another run or party, or
+    unreadable; or the audit log itself is.
     """
     record = _load_record(folder, party)
     if record.fault is not None:
@@ -478,7 +484,7 @@ def open_counters(folder: Path, party: str) -> CounterFiles:
 
 
 def list_nonzero_counters(folder: Path, party: str) -> frozenset[str]:
-    """Return the names of counters that count something by the audit log. Raises as above."""
+    """Return the names of counters above zero by the audit log. Raises as `open_counters`."""
     return open_counters(folder, party).counting
 
 
@@ -499,15 +505,15 @@ class Restart:
     peers: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what was done, in plain values."""
+        """Return what was done, as JSON values."""
         return {**self.line.model_dump(mode="json"), "aside": self.aside and str(self.aside)}
 
 
 def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Restart:
     """Let one counter continue, by its name, although its file is not as recorded.
 
-    An older copy of its own file continues from its count; any other file is set aside, and the
-    counter restarts.
+    An older copy of its own file continues from its count; any other file is moved aside, and the
+    counter restarts at zero.
 
     Raises:
         ConfigError: no counter has that name, or nothing is wrong with it.
@@ -547,6 +553,7 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
 
 
 def _free_place(folder: Path, name: str) -> Path:
+    """Return a name beside the file that is not in use, to which it can be moved."""
     number = 1
     while os.path.lexists(folder / f"{name}.aside-{number}"):
         number += 1
@@ -561,7 +568,7 @@ class NothingReleased:
 
 
 def restart_in(folder: Path, name: str, *, party: str) -> Restart:
-    """Restart a counter, see `restart_counter`, and record it in the signed audit log.
+    """Restart a counter as `restart_counter` does, and record it in the signed audit log.
 
     Raises as `restart_counter`, and CheckpointError: a process runs in the folder.
     """

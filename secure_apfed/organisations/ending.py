@@ -101,10 +101,9 @@ class Owner:
 
 
 def find_owner(folder: Path | None, config: Path | None) -> Owner:
-    """Return the owner of a folder, by the party's file or by the audit log in the folder.
+    """Return the owner of a folder, from the party's file or the audit log in the folder.
 
-    Raises:
-        ConfigError: neither or both are given, or the owner cannot be found.
+    Raises ConfigError: neither or both are given, or the owner cannot be found.
     """
     if (folder is None) == (config is None):
         raise ConfigError("project end: name the party's folder, or its file with --config")
@@ -148,11 +147,11 @@ class EndPlan:
 
     @property
     def is_done(self) -> bool:
-        """True if the project ended before, and nothing is left to delete."""
+        """True if the project has ended before, and nothing remains to be deleted."""
         return self.ended_at is not None and not self.deletes
 
     def as_json(self) -> dict[str, Any]:
-        """Return it in plain values."""
+        """Return the plan as JSON values."""
         deletes = [{"file": name, "why": why, "bytes": size} for name, why, size in self.deletes]
         return {
             "party": self.owner.party,
@@ -181,21 +180,20 @@ def plan_end(owner: Owner) -> EndPlan:
 
 
 def _size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
     if path.is_dir() and not path.is_symlink():
         return sum(_size_of(inner) for inner in path.iterdir())
     return path.lstat().st_size
 
 
 def end_project(owner: Owner, *, now: float) -> EndPlan:
-    """End the project in this folder; return what was deleted and what is kept.
+    """End the project in this folder; return what was deleted and what stays.
 
-    First a marker forbids to begin anything in the folder, then files are deleted, then the audit
-    log gets a signed line about the end. If the process is killed in between, the same call
-    finishes it.
+    First a marker forbids to start anything in the folder, then files are deleted, then the audit
+    log gets a signed line. If the process is killed, the same call completes it.
 
-    Raises:
-        CheckpointError: a run or `serve` is under way there, or the audit log was altered. The
-            marker is written even while `serve` runs, which then ends after its session.
+    Raises CheckpointError: a run or `serve` is under way there, or the audit log was altered. The
+    marker is written even while `serve` runs, which then ends after its session.
     """
     folder = PartyFolder(owner.folder)
     log_path = owner.folder / FILE_NAME
@@ -213,7 +211,10 @@ def end_project(owner: Owner, *, now: float) -> EndPlan:
 
 
 def _refuse_running(owner: Owner, folder: PartyFolder, now: float) -> CheckpointError:
-    """Let a `serve` end after its session; leave a training as it is."""
+    """Write the marker for a running `serve`, which then ends; return the error for the caller.
+
+    A running training is left unchanged.
+    """
     how = "end it (Ctrl-C, SIGTERM, or `systemctl stop` of its unit), and say this command again"
     if not folder.ended.exists():
         return CheckpointError(
@@ -236,6 +237,7 @@ def _write_marker(
     is_complete: bool,
     counters_are_as_noted: bool | None = None,
 ) -> None:
+    """Write `project-ended.json`, which forbids to start anything in the folder."""
     ending = Ending(
         party=owner.party,
         at=now,
@@ -248,6 +250,9 @@ def _write_marker(
 
 
 def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
+    """Delete the planned files, and sign the end in the audit log; return the plan
+    with its time.
+    """
     plan = plan_end(owner)
     if plan.is_done:
         return plan
@@ -284,7 +289,7 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
 
 
 def _counters_of(owner: Owner) -> tuple[CounterFiles, bool]:
-    """Return the counters, and whether they are as the audit log notes them."""
+    """Return the counters, and whether they are as the audit log records them."""
     try:
         return open_counters(owner.folder, owner.party), True
     except CheckpointError:
@@ -292,7 +297,7 @@ def _counters_of(owner: Owner) -> tuple[CounterFiles, bool]:
 
 
 def _delete_path(path: Path) -> None:
-    """Delete a file, a folder with all in it, or a link and nothing behind it."""
+    """Delete a file, a folder with its content, or a link without its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -300,7 +305,7 @@ def _delete_path(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Return once the disk knows what was deleted."""
+    """Wait until deletions in the folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -116,10 +116,11 @@ _ERRORS: tuple[type[Exception], ...] = (
 
 
 def free_addresses(count: int) -> list[str]:
-    """Return addresses of loopback where nobody listens now.
+    """Return unused addresses on loopback.
 
-    Their ports lie below the ephemeral ports, of which one could be taken before its party listens.
-    Processes that run side by side prefer disjoint ports. Raises ConfigError: too few are free.
+    Their ports are below the ephemeral ports, so that no other connection takes one before its
+    party listens. Processes that run in parallel prefer disjoint ports. Raises ConfigError: too few
+    are free.
     """
     addresses: list[str] = []
     mine = _PORTS[os.getpid() % _BLOCKS :: _BLOCKS]
@@ -139,9 +140,9 @@ def free_addresses(count: int) -> list[str]:
 
 
 def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """Return each party's link settings for its file; make the certificates.
+    """Return each party's link settings for its file; create the certificates.
 
-    The authority's key is discarded afterwards, so that it signs no other certificate.
+    The authority's key is discarded afterwards, so that it cannot sign further certificates.
     """
     if over == "tcp":
         return {name: {"link": over, "reconnect_s": _GONE_S} for name in folders}
@@ -169,9 +170,8 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
 
 
 def relay_command(files: Iterable[Path]) -> tuple[str, ...]:
-    """Return the command that runs the relay of these parties' files, as a list of words.
-
-    Empty if they name no relay.
+    """Return the command that runs these parties' relay, as a list of words; empty
+    if none has one.
     """
     party = next(iter(files))
     address = PartyFile.from_file(party).relay
@@ -186,7 +186,7 @@ def relay_command(files: Iterable[Path]) -> tuple[str, ...]:
 
 @contextmanager
 def run_relay(files: Iterable[Path]) -> Iterator[None]:
-    """Run the relay that these parties' files name, if they do, in a process of its own."""
+    """Run the relay that these parties' files name, if any, in its own process during the block."""
     words = relay_command(files)
     if not words:
         yield
@@ -213,6 +213,7 @@ def run_relay(files: Iterable[Path]) -> Iterator[None]:
 
 
 def _is_listening(address: str) -> bool:
+    """Return whether a connection to this address succeeds."""
     with contextlib.suppress(OSError), socket.create_connection(parse_address(address), 1.0):
         return True
     return False
@@ -231,8 +232,7 @@ def run_locally(
     on_work: Callable[[str, Work], None] = lambda party, work: None,
     baselines: bool = False,
 ) -> RunResult:
-    """Train, evaluate and write one run, whose parties' folders lie in its own; see
-    `secure_apfed.run`.
+    """Train, evaluate and write one run whose parties each have a process; see `secure_apfed.run`.
 
     `on_status` is called from a thread with each party's status, at most once a second;
     `on_progress` with the active's progress; `on_work` with a party's name and its long work. With
@@ -260,6 +260,7 @@ def run_locally(
             ]
 
             def report_event(event: Mapping[str, Any]) -> None:
+                """Pass an event that a party's process printed to the callbacks."""
                 if isinstance(work := event.get("work"), dict):
                     on_work(*parse_work_event(work))
                 if isinstance(status := event.get("status"), dict):
@@ -285,7 +286,7 @@ def run_locally(
 
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:
-    """Refuse to resume a run of one process, or one with another configuration."""
+    """Refuse to resume a run of one process, or a run with another configuration."""
     if run.recordings.list_steps():
         raise CheckpointError(
             f"resume with --transport memory: {run.path} holds a run that one process played"
@@ -306,9 +307,9 @@ def prepare_parties(
     resume: bool = False,
     over: Way = "tcp",
 ) -> dict[str, Path]:
-    """Make each party's folder, key, rows and file of settings; return the files by party.
+    """Create each party's folder, key, rows and settings file; return the files by party.
 
-    Each party reads its own table when it begins, unless the tables are given as `data`. Over
+    Each party reads its own table when it starts, unless the tables are given as `data`. Over
     "nvflare" the files are for a job (`nvflare_job.py` beside this file); over "grpc" and "relay"
     each party also gets a certificate from an authority of this trial.
     """
@@ -362,7 +363,7 @@ def prepare_parties(
 
 
 def _prepare_peers(run: RunFolder, names: Sequence[str], over: Way) -> dict[str, Peer]:
-    """Make the parties' folders and keys; return the address and identity of each."""
+    """Create the parties' folders and keys; return the address and identity of each."""
     addresses: Sequence[str | None] = free_addresses(len(names))
     if over in ("relay", "nvflare"):
         addresses = [None] * len(names)
@@ -378,6 +379,7 @@ class _Process:
     """One party's process, which reports events on stdout; `said` is the error that it reported."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", hear: _Hear) -> None:
+        """Start a thread that reads the events of a party's process; `hear` receives them."""
         self.name = name
         self.process = process
         self._hear = hear
@@ -397,6 +399,7 @@ class _Process:
         self._reader.join(_GRACE_S)
 
     def _parse_events(self) -> None:
+        """Read JSON events from the process's output, and remember its last error."""
         assert self.process.stdout
         with self.process.stdout as lines:
             while line := lines.readline(_MOST_LINE):
@@ -451,9 +454,9 @@ def _end_processes(processes: Sequence[_Process]) -> None:
 def _wait_for_processes(
     processes: Sequence[_Process], active_folder: RunFolder, timeout_s: float, config: Config
 ) -> None:
-    """Wait until the active has ended, and then for a limited time until the others have.
+    """Wait for the active's process to end, and then a limited time for the others.
 
-    Parties that have ended their part and still attack what they sent are awaited without limit.
+    Parties whose part is over and which still measure what they sent are awaited without limit.
     """
     signed_at_start = _get_signing_time(active_folder)
     leading = next(process for process in processes if process.name == config.data.active_name)
@@ -491,7 +494,7 @@ def _get_signing_time(folder: RunFolder) -> int:
 
 
 def _find_failure(processes: Sequence[_Process]) -> Exception | None:
-    """Return the error that caused the others, with each party's message; None: no failure."""
+    """Return the error that caused the others, with each party's message; None: all succeeded."""
     failed = [process for process in processes if process.code != 0]
     if not failed:
         return None
@@ -514,6 +517,7 @@ def _find_failure(processes: Sequence[_Process]) -> Exception | None:
 
 
 def _describe_failure(process: _Process) -> str:
+    """Return a process's own error, or how the process ended."""
     if process.said:
         return str(process.said.get("message"))
     code = process.code or 0
@@ -523,6 +527,9 @@ def _describe_failure(process: _Process) -> str:
 
 
 def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) -> RunResult:
+    """Copy the parties' results into the run's folder, combine their accounts, and return the
+    result.
+    """
     for name in (
         "contract",
         "seeds",
@@ -584,14 +591,14 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
 
 
 def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
-    """Return what a party sent in all sessions; from its audit log if it did not end."""
+    """Return what a party sent in all sessions, from its audit log if its part did not end."""
     if not party.flows.exists():
         return [asdict(flow) for flow in load_logged_sessions(party.path / FILE_NAME).sent]
     return [flow for flow in load_json(party.flows, list[Any]) if flow["sender"] == party.path.name]
 
 
 def _pick_worst_account(active: Privacy, others: Sequence[Privacy]) -> Privacy:
-    """Return the account of the party that spent most on representations, with the active's of
+    """Return the account with the highest cost of representations, with the active's cost of
     labels.
     """
     released = max(others, key=lambda account: account.epsilon_x, default=None)

@@ -56,6 +56,7 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
     """
 
     def __init__(self, sites: Sequence[str], *, name: str = _NAME, resume: bool = False) -> None:
+        """Check the sites' names, and build the job. Raises ConfigError."""
         if len(sites) < 2 or len(set(sites)) < len(sites):
             raise ConfigError(f"a job needs two sites or more, each once; got {', '.join(sites)}")
         try:
@@ -70,7 +71,7 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
 
 
 def job_of(name: str, parties: Mapping[str, Site]) -> FedJob:
-    """Return a job that runs these parties at their sites, and ends when one of them is gone."""
+    """Return a job that runs these parties at their sites, and ends when one of them disappears."""
     job = FedJob(name, len(parties), list(parties), fail_fast=True)
     job.set_app_packages(["secure_apfed"])
     server = job.to_server(Server(), id="server")
@@ -84,11 +85,12 @@ def job_of(name: str, parties: Mapping[str, Site]) -> FedJob:
 def simulate_job(
     files: Mapping[str, Path], workspace: Path, *, resume: bool = False, name: str = _NAME
 ) -> None:
-    """Play parties of this machine as a job in NVFlare's simulator, each in its own process.
+    """Run the parties of this machine as a job in NVFlare's simulator, each in its own process.
 
     Args:
         files: of all parties, as `prepare_parties` of `organisations/local.py` makes them over
-        "nvflare". workspace: NVFlare's; what lies there of a former job is removed.
+            "nvflare".
+        workspace: NVFlare's; files of a former job in it are removed.
     """
     local = workspace / name / "local"
     local.mkdir(parents=True, exist_ok=True)
@@ -112,7 +114,9 @@ class PartyKits(Builder):  # type: ignore[misc]  # nvflare ships no annotations
     """
 
     def build(self, project: Any, ctx: Any) -> None:
-        """Allow the classes of such jobs, keep their logs at the sites, and deny code."""
+        """Allow the classes of such jobs, store their logs at the sites, and forbid
+        submitted code.
+        """
         for owner in (project.get_server(), *project.get_clients()):
             local = Path(ctx.get_local_dir(owner))
             resources, rights = (
@@ -124,12 +128,12 @@ class PartyKits(Builder):  # type: ignore[misc]  # nvflare ships no annotations
 
 
 def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> None:
-    """Let a site, or the server, load the classes of such jobs besides those that it allows.
+    """Allow a site, or the server, to load the classes of such jobs, besides those it allows
+    already.
 
     Args:
-        resources: its `local/resources.json`; made from `resources.json.default` beside it where
-            there is none.
-        classes: names, or their beginnings with a dot behind.
+        resources: its `local/resources.json`; created from `resources.json.default` if missing.
+        classes: names, or prefixes that end in a dot.
     """
     default = resources.with_name(f"{resources.name}.default")
     source = next((file for file in (resources, default) if file.exists()), None)
@@ -139,7 +143,7 @@ def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> 
 
 
 def _deny_code(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the same rights by role, without the right to submit own code."""
+    """Return the rights by role without that to submit own code."""
     roles: dict[str, Any] = content["permissions"]
     named = {right for rights in roles.values() if isinstance(rights, dict) for right in rights}
     rights_of_all = {role: rights for role, rights in roles.items() if not isinstance(rights, dict)}

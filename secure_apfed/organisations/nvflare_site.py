@@ -61,6 +61,7 @@ _LOGGER = logging.getLogger(__name__)
 
 class Site:
     def __init__(self, resume: bool = False) -> None:
+        """Prepare a site whose party has not run yet; `resume`: continue from its checkpoint."""
         self._resume = resume
         self._lock = threading.Lock()
         self._played = False
@@ -71,7 +72,7 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def play(self) -> str:
-        """Run the party to its end; return how it failed, in words for all, or an empty text."""
+        """Run the party to its end; return its failure in words for all sites, "" on success."""
         site: str = collab.site_name
         self._require_first(site, collab.caller)
         # It says of every call that there was one.
@@ -96,6 +97,7 @@ class Site:
         return ""
 
     def _require_first(self, site: str, caller: str) -> None:
+        """Raise WrongSiteError unless the server calls, and the party has not run in this job."""
         with self._lock:
             if self._played or caller != SERVER:
                 raise WrongSiteError(f"{site}: its party is played once a job, by the server alone")
@@ -103,10 +105,13 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def playing(self) -> bool:
-        """Return whether its party still runs; if nobody answers, the site is gone."""
+        """Return whether the party still runs; a call without an answer means that the site is
+        gone.
+        """
         return self._playing
 
     def _run_party(self, site: str, meet: Connect) -> None:
+        """Run the party by its own file, and log progress and errors locally."""
         folder: Path | None = None
         try:
             file = _party_file(site)
@@ -123,11 +128,13 @@ class Site:
             ]  # epochs: NVFlare's log says how far the active is, and nothing more
 
             def tell_progress(progress: Progress) -> None:
+                """Log each new epoch."""
                 if progress.epoch > reported_epochs[-1]:
                     reported_epochs.append(progress.epoch)
                     _LOGGER.info("%s: epoch %d of %d", site, progress.epoch, progress.epochs)
 
             def tell_restart(why: str) -> None:
+                """Log why a new session starts."""
                 _LOGGER.warning("%s: %s", site, why)
                 _write_log(settings.folder, why)
 
@@ -144,13 +151,13 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def carry(self, name: bytes, number: int, frame: bytes) -> bool:
-        """Take one frame of the calling site; see `Calls.take_frame`."""
+        """Accept one frame of the calling site; see `Calls.take_frame`."""
         calls = self._calls  # another session may begin meanwhile
         return calls is not None and calls.take_frame(collab.caller, name, number, frame)
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def stopped(self, failure: str) -> None:
-        """Note that the party of the calling site has ended; see `Calls.note_stop`."""
+        """Note that the calling site's party has ended; see `Calls.note_stop`."""
         why = _one_line(failure)
         with self._lock:
             self._stopped[collab.caller] = why
@@ -159,7 +166,9 @@ class Site:
             calls.note_stop(collab.caller, why)
 
     def _announce_end(self, peers: Mapping[str, Any], failure: str) -> None:
-        """Tell all sites that this party has ended; linked peers are also told over their links."""
+        """Tell all sites that this party has ended; connected peers also learn it
+        over their links.
+        """
 
         def announce_to_peer(peer: Any) -> None:
             with contextlib.suppress(CollabCallError, RunAborted):
@@ -176,7 +185,7 @@ class Site:
         identities: Mapping[str, bytes],
         report_missing: Missed = lambda missing: None,
     ) -> Transport:
-        """Return links to all peers by calls; close those of a session before."""
+        """Return links to all peers by calls; close those of an earlier session."""
         me = LocalEnd(
             name=settings.party,
             identity=identity,
@@ -190,6 +199,9 @@ class Site:
             )
 
         def send_frame(peer: str, name: bytes, number: int, frame: bytes) -> bool:
+            """Send one frame by a call to the peer's site. Raises ConnectionError:
+            the call failed.
+            """
             try:
                 return peers[peer].carry(name, number, frame) is True
             except RunAborted as error:
@@ -208,7 +220,7 @@ class Site:
         )
 
     def _replace_calls(self, calls: Calls) -> Calls:
-        """Replace the connections of the former session by those of a new one."""
+        """Replace the former session's connections by those of a new one."""
         with self._lock:
             former = self._calls
             self._calls = calls
@@ -223,7 +235,7 @@ class Site:
         return calls
 
     def _watch_abort(self, aborted: Any, ended: threading.Event) -> None:
-        """End the party when NVFlare ends the job; no session begins afterwards."""
+        """End the party when NVFlare ends the job; no session starts afterwards."""
         while not ended.wait(_LOOK_S):
             if aborted.triggered:
                 with self._lock:
@@ -269,7 +281,7 @@ class Server:
 
 
 def _is_running(site: Any) -> bool:
-    """Return whether the site's party still runs, as far as the server can learn."""
+    """Return whether the site's party still runs, as far as the server knows."""
     try:
         return site(timeout=_CALL_S).playing() is True
     except (CollabCallError, RunAborted):
@@ -281,6 +293,7 @@ class WrongSiteError(ConfigError):
 
 
 def _party_file(site: str) -> Path:
+    """Return the path of the party's file, from this site's environment. Raises WrongSiteError."""
     if not (path := os.environ.get(PARTY_FILE)):
         raise WrongSiteError(
             f"{site}: start this site with {PARTY_FILE} in its environment: the path of its "
@@ -290,7 +303,10 @@ def _party_file(site: str) -> Path:
 
 
 def _for_all(error: Exception) -> str:
-    """Return an error in words for all; of an error that may hold private data, only its kind."""
+    """Return an error in words for all sites: who left, or only its type.
+
+    The text of other errors may contain private data, and goes into the party's own log.
+    """
     open_to_all = isinstance(error, PartyLeftError | WrongSiteError)
     failure = str(error) if open_to_all else f"its own {_LOG} says more"
     return f"{type(error).__name__}: {failure}"
@@ -302,7 +318,7 @@ def _one_line(text: object) -> str:
 
 
 def _write_log(folder: Path | None, line: str) -> None:
-    """Write a line to the party's own log, or to stderr."""
+    """Append a line to the party's own log, or write it to stderr."""
     if folder is None:
         sys.stderr.write(f"{line}\n")
         return

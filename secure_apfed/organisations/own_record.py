@@ -63,6 +63,7 @@ class OwnRecord:
         keeps: bool = False,
         past: PastSessions = NONE_BEFORE,
     ) -> None:
+        """Start with the totals of earlier sessions; `keeps`: whether sent batches are stored."""
         self.me = me
         self.role = role
         self.config = config
@@ -89,13 +90,13 @@ class OwnRecord:
 
     @property
     def plain_flows(self) -> list[dict[str, Any]]:
-        """The same in plain values."""
+        """The flows as JSON values."""
         return [asdict(flow) for flow in self.flows]
 
     @property
     def batches_by_receiver(self) -> Mapping[tuple[Kind, str], Sequence[SentBatch]]:
-        """The messages that it kept, by kind and receiver, in order; the middle of a long run is
-        left out.
+        """The stored batches by kind and receiver, in order; a long run's middle
+        part is omitted.
         """
         batches: dict[tuple[Kind, str], list[SentBatch]] = {}
         for batch in (*self._first, *self._last):
@@ -103,6 +104,7 @@ class OwnRecord:
         return batches
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
+        """Count a sent frame, and store its batch if batches are kept."""
         self.sent_by_me.record_envelope(envelope, len(frame))
         if self._keeps:
             for batch in self._parse_batches(envelope):
@@ -115,11 +117,15 @@ class OwnRecord:
         pass
 
     def record_contribution(self, step: int, rows_B: Tensor, values_BD: Tensor) -> None:
-        """Record a contribution to a sum before the sum protects it."""
+        """Store a contribution (B, D) as it was before the sum protected it."""
         if self._keeps:
             self._keep_batch(SentBatch(Kind.CONTRIBUTION, self.active, step, rows_B, values_BD))
 
     def _parse_batches(self, envelope: Envelope) -> Iterator[SentBatch]:
+        """Yield the batch of representations or gradients in a sent message, with its rows.
+
+        A message that went to another passive before is not repeated.
+        """
         kind = envelope.kind
         receiver = envelope.receiver
         step = envelope.step
@@ -139,6 +145,7 @@ class OwnRecord:
                 yield SentBatch(kind, receiver, step, rows, tensors["gradient"])
 
     def _keep_batch(self, batch: SentBatch) -> None:
+        """Store a batch: the first ones up to the memory limit, after that only the newest."""
         if len(batch.rows) != len(batch.values) or not len(batch.rows):
             return  # not row by row
         if self._size + batch.size <= _MOST_BYTES and not self._last:

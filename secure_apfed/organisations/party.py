@@ -76,6 +76,7 @@ if TYPE_CHECKING:
 
 
 def _check_address(text: str) -> str:
+    """Return the address if it is "host:port". Raises ValueError."""
     try:
         parse_address(text)
     except LocalProtocolError as error:
@@ -149,7 +150,7 @@ class ServeSettings(Settings):
     epsilon: float | None = Field(None, gt=0)
 
     def limits_for(self, people: int) -> "ServeSettings":
-        """Return the same with every limit in numbers, where so many people may be asked about."""
+        """Return the settings with every limit as a number, for so many people in the table."""
         a_day = max(_FEWEST_A_DAY, people // _DAYS_OF_A_TABLE)
         return self.model_copy(
             update={
@@ -174,14 +175,17 @@ class OwnLimits(Settings):
 
     @classmethod
     def from_early_file(cls, path: Path) -> "OwnLimits":
-        """Return the limits of a party's file that may hold nothing else yet, or be missing."""
+        """Return the limits from a party's file, which may be incomplete yet, or missing."""
         said = parse_yaml(load_text(path), str(path))[0] if path.exists() else None
         known = said if isinstance(said, dict) else {}
         given = {key: known[key] for key in cls.model_fields if key in known}
         return load_settings_text(cls, as_yaml(given or {"minima": {}}), source=str(path))
 
     def require_protection(self, config: Config, *, party: str, path: Path, ask: str) -> None:
-        """Refuse a run's settings that protect less. Raises ConfigError: names all of them."""
+        """Refuse a run's settings that protect less than these limits.
+
+        Raises ConfigError: names all such settings.
+        """
         require_limits(
             config,
             self.minima,
@@ -195,7 +199,7 @@ class OwnLimits(Settings):
 
 @cache
 def list_protections() -> Mapping[str, Protection | Unprotective | FollowsFrom | None]:
-    """Return the marks of all settings that there may be, by dotted path."""
+    """Return, by dotted path, how every possible setting relates to protection."""
     found = dict(find_key_types(Config))
     for method in METHODS.values():
         found |= find_key_types(method.settings, "method.")
@@ -264,6 +268,7 @@ class PartyFile(OwnLimits):
 
     @classmethod
     def from_file(cls, path: Path) -> "PartyFile":
+        """Read a party's file; relative paths are resolved from its folder. Raises ConfigError."""
         file = load_settings_text(cls, load_text(path), source=str(path), own=True)
         below = path.parent
         table = None if file.table is None else below / file.table
@@ -289,7 +294,10 @@ def connect_peers(
     known: Mapping[str, bytes],
     told: Missed = lambda missing: None,
 ) -> Transport:
-    """Connect to all others, as the party's file says, or a site of NVFlare's for it."""
+    """Connect to all peers as the party's file says.
+
+    `told`: called with the peers that are missing, and why.
+    """
     if file.link not in LINKS:
         raise ConfigError(
             f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
@@ -304,6 +312,7 @@ class _OverTcp:
     certificate = ""
 
     def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
+        """Take the party's keys, and those by which it knows its peers."""
         self.file = file
         self.me = LocalEnd(
             name=file.party,
@@ -314,6 +323,7 @@ class _OverTcp:
         )
 
     def meet_peers(self, told: Missed) -> Transport:
+        """Open the routes and wait until all peers have connected."""
         with ExitStack() as stack:
             ways = self.make_routes(stack)
             return LinkTransport.meet_peers(
@@ -336,8 +346,8 @@ class _OverTcp:
         return {**ways}
 
     def needs_dialling(self, peer: str) -> bool:
-        """Return whether this party dials: if only the other listens, or both do, by their
-        names.
+        """Return whether this party dials: the other listens, and this one does not or comes first
+        by name.
         """
         party = self.file.party
         there = self.file.peers[peer].address is not None
@@ -349,6 +359,7 @@ class _OverTcp:
         return there and (self.file.listen is None or peer < party)
 
     def dial_and_prove(self, peer: str) -> Connection:
+        """Dial a peer, and prove both identities; return the encrypted connection."""
         connection = self.dial_peer(peer)
         try:
             self.prepare_connection(connection, peer)
@@ -358,14 +369,16 @@ class _OverTcp:
             raise
 
     def prepare_connection(self, connection: Carrier, peer: str) -> None:
-        """Do what comes before the proof."""
+        """Do what must precede the proof of identity; by default nothing."""
 
     def address_of(self, peer: str) -> Address:
+        """Return a peer's address from the party's file."""
         address = self.file.peers[peer].address
         assert address is not None
         return parse_address(address)
 
     def dial_peer(self, peer: str) -> Carrier:
+        """Open a TCP connection to a peer. Raises ConnectionError: names peer and address."""
         address = self.address_of(peer)
         try:
             return sockets.dial(address)
@@ -376,12 +389,15 @@ class _OverTcp:
             ) from error
 
     def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
+        """Return the acceptor for peers that dial this party."""
         me = self.me.name
         why = f"it did not come to {me} in time; start it, or correct the address of {me}"
         return PeerAcceptor(self.me, awaited, absent=f"{why} in its file")
 
     def start_listening(self, door: PeerAcceptor) -> Callable[[], None]:
-        """Let others come to the door; return what ends that."""
+        """Listen for peers and pass their connections to the acceptor; return a function that stops
+        it.
+        """
         assert self.file.listen is not None
         try:
             return sockets.Port(parse_address(self.file.listen), door.admit_stranger).close
@@ -400,6 +416,7 @@ class _OverGrpc(_OverTcp):
     """The same between machines with TLS at both ends; or all peers at a relay that all dial."""
 
     def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
+        """Import gRPC, and load the TLS credentials."""
         from secure_apfed.exchange import certificates, grpc_link, relay
 
         self._certificates = certificates
@@ -411,7 +428,7 @@ class _OverGrpc(_OverTcp):
         super().__init__(file, identity, known)
 
     def _load_credentials(self, file: PartyFile) -> "Credentials | None":
-        """Return the credentials for TLS; None on loopback if that was asked for by name."""
+        """Return the TLS credentials; None on loopback if the file allows plaintext by name."""
         if (tls := file.tls) is not None:
             revoked = self._certificates.load_revocations(tls.revoked)
             return self._certificates.Credentials.from_files(
@@ -432,6 +449,7 @@ class _OverGrpc(_OverTcp):
         return self.file.relay is not None or super().needs_dialling(peer)
 
     def dial_peer(self, peer: str) -> Carrier:
+        """Open a gRPC stream to the peer, or to the relay."""
         file = self.file
         if file.relay is not None:
             address = parse_address(file.relay)
@@ -442,6 +460,7 @@ class _OverGrpc(_OverTcp):
         return self._grpc.dial(address, self._credentials, name=name, proxy=file.proxy)
 
     def prepare_connection(self, connection: Carrier, peer: str) -> None:
+        """Enter the session's room at the relay, if the party uses one."""
         if self.file.relay is not None:
             wait_s = min(self._relay.PARTNER_S, self.file.reconnect_s / 3)
             self._relay.enter_room(connection, self.me, peer, wait_s=wait_s)
@@ -450,17 +469,19 @@ class _OverGrpc(_OverTcp):
         return PeerAcceptor(self.me, awaited, self._require_certificate)
 
     def _require_certificate(self, name: str, certificate: bytes) -> None:
+        """Raise an error unless the caller's certificate is the peer's; skipped behind a proxy."""
         peer = self.file.peers.get(name)
         if self._credentials is not None and peer is not None and not peer.behind_proxy:
             self._certificates.require_caller(name, certificate, self.load_revocations())
 
     def start_listening(self, door: PeerAcceptor) -> Callable[[], None]:
+        """Listen over gRPC; return a function that stops it."""
         assert self.file.listen is not None
         address = parse_address(self.file.listen)
         return self._grpc.Port(address, self._credentials, door.admit_stranger).close
 
     def load_revocations(self) -> frozenset[str]:
-        """Return the list as it is now; without it nobody is let in."""
+        """Return the current revocation list; if it is missing, nobody is admitted."""
         try:
             return self._certificates.load_revocations(
                 self.file.tls.revoked if self.file.tls else None
@@ -485,16 +506,20 @@ def run_party(
     on_record: Callable[[OwnRecord], None] = lambda record: None,
     on_common: Callable[[CommonPeople], None] = lambda common: None,
 ) -> RunResult | None:
-    """Play one party's part of a run to its end; at the active return what the run gave: its own
-    bytes on the links, and of passives what they say that they charged.
+    """Run one party's part of a run to its end; the active returns the result.
 
-    Under `rules.restarts` it goes on from what lies in its folder, and where another party left or
-    comes back, it begins a new session by itself, unless that one stopped for its settings, data or
-    budget; `on_restart` is told why. `meet` connects it to the others, and frames go through
-    `over` besides the links. `on_record` is given what the party remembers of its part, once that
-    is over. `on_common` is told how many of its people are common, once the rows are aligned.
+    The result has the active's own bytes on the links, and privacy accounts as the passives report
+    them. Under `rules.restarts` the party starts a new session from its folder when another party
+    left or returned, unless that one stopped for its settings, data or budget.
 
-    Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
+    Args:
+        over: wraps the transport, for example to simulate faults.
+        on_restart: called with the reason of each new session.
+        meet: connects to the peers.
+        on_record: receives the party's record of its messages, after its part is over.
+        on_common: receives how many of its people are common, once the rows are aligned.
+
+    Raises as `secure_apfed.run`, and PartyLeftError: another party stopped or left.
     """
     file = PartyFile.from_file(path)
     restarts = 0
@@ -525,7 +550,7 @@ def run_party(
 
 
 def _describe_cause(failed: str) -> str:
-    """Return why a session ended, without what people would have to do by themselves."""
+    """Return why a session ended, without advice that a restart makes unnecessary."""
     return failed.removeprefix(_NOTHING).replace(f"; {ALL_AGAIN}", "")
 
 
@@ -538,7 +563,7 @@ def _run_session(
     restarts: int,
     on_common: Callable[[CommonPeople], None],
 ) -> RunResult | None:
-    """Play one session; `restarts`: how many more this party may begin by itself."""
+    """Run one session; `restarts`: how many further sessions this party may start by itself."""
     folder = RunFolder(file.folder)
     how: dict[str, Any] = {"timeout_s": file.timeout_s, "observer": status}
     if here.role == "active":
@@ -550,6 +575,7 @@ def _run_session(
     people = list[CommonPeople]()
 
     def note_entry(entered: PartySession) -> None:
+        """Record the aligned rows, and report the common people."""
         record.rows = entered.rows
         if entered.common is not None:
             people.append(entered.common)
@@ -585,10 +611,10 @@ def connect_with_audit(
     meet: Connect,
     past: PastSessions = NONE_BEFORE,
 ) -> Iterator[tuple[dict[str, bytes], AuditLog, Transport]]:
-    """Hold its counters against the log in a party's folder, open the log, and connect it.
+    """Check the party's counters, open its audit log, and connect it to the peers.
 
-    Yields by which keys all are known, its own among them, the log, and the links. `past`: what
-    sessions before came to, with which the status goes on.
+    Yields the public identities of all parties, the log, and the transport. `past`: totals of
+    earlier sessions, to which the status adds.
     """
     known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
     folder = PartyFolder(file.folder).path
@@ -622,7 +648,7 @@ def join_session(
     status: StatusTracker | None = None,
     meet: Connect = connect_peers,
 ) -> Iterator[ConnectedParty]:
-    """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
+    """Lock the party's folder, load its rows, and connect it to the peers; see `run_party`."""
     status = status or StatusTracker()
     require_open_project(file.folder)
     config = load_config(file.config)
@@ -694,12 +720,14 @@ class _ActiveCallbacks(RunCallbacks):
     def __init__(
         self, writer: RunWriter, on_progress: Callable[[Progress], None], here: ConnectedParty
     ) -> None:
+        """Take the active's links and transport, to find absent parties."""
         super().__init__(writer, on_progress)
         self._links = here.links
         self._transport = here.transport
         self._dismissed = set[str]()
 
     def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
+        """Dismiss newly absent parties from this session; return those that wait for a new one."""
         for name in set(absent) - self._dismissed:
             self._dismissed.add(name)
             self._links.dismiss_peer(
@@ -716,7 +744,9 @@ async def _run_active(
     restarts: int,
     on_common: Callable[[CommonPeople], None],
 ) -> RunResult:
-    """Run the active's whole side, as `assist` does for the others, with a course and a result."""
+    """Run the active's whole side, with training loop, result and files; helpers
+    use `run_helper`.
+    """
     own = here.own
     links = here.links
     config = own.config
@@ -751,6 +781,9 @@ def require_own_limits(file: PartyFile, config: Config) -> None:
 
 
 def role_of(file: PartyFile, config: Config) -> PartyRole:
+    """Return this party's role. Raises ConfigError: its file names other parties
+    than the run has.
+    """
     roles = assign_roles(METHODS[config.method.name], config, file.active, file.passives)
     named = {file.party, *file.peers}
     if named != set(roles):
@@ -765,7 +798,7 @@ def role_of(file: PartyFile, config: Config) -> PartyRole:
 def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
     """Return this party's data; None at an aggregator or dealer.
 
-    Raises DataError: its answer to a project reported another table.
+    Raises DataError: in its answer to a project it declared another table.
     """
     if role in ("aggregator", "dealer"):
         return None
@@ -780,6 +813,10 @@ def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None
 
 
 def _require_declared_table(file: PartyFile, held: OwnData) -> None:
+    """Raise DataError if the table differs from the one declared in the project's answer.
+
+    Row counts may differ by a factor of two.
+    """
     answer = file.folder / ANSWERED.format(file.party)
     told = load_json(answer, dict[str, Any])["document"]["table"] if answer.exists() else None
     if told is None:
@@ -802,8 +839,8 @@ def _require_declared_table(file: PartyFile, held: OwnData) -> None:
 
 
 def shape_of(own: OwnData, *, columns: bool) -> TableShape:
-    """Return the public facts of a table: counts rounded to two digits, and column names if
-    asked.
+    """Return a table's public facts: counts rounded to two digits, and column names
+    if `columns`.
     """
     table = own.table
     encoding = own.table.encoding

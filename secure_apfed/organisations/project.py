@@ -157,7 +157,7 @@ class Proposal(Document):
 
     @cached_property
     def conflicts(self) -> tuple[tuple[str, Conflict], ...]:
-        """The facts that an organisation reads or could alter because it runs several parties."""
+        """What each organisation could read or alter because it runs several parties."""
         organisations: dict[str, list[str]] = {}
         for name in self.roles:
             key = "".join(filter(str.isalnum, self.run_by.get(name, name).casefold()))
@@ -169,7 +169,9 @@ class Proposal(Document):
         )
 
     def require_allowed_groups(self, together: Sequence[Sequence[str]], remedy: str) -> None:
-        """Raise ValueError: an organisation runs parties together that `together` does not name."""
+        """Raise ValueError if an organisation runs parties together that `together`
+        does not name.
+        """
         allowed = [set(group) for group in together]
         for organisation, conflict in self.conflicts:
             if not any(set(conflict.parties) <= group for group in allowed):
@@ -180,7 +182,9 @@ class Proposal(Document):
                 )
 
     def build_config(self, own_table: Mapping[str, Any] | None = None, party: str = "") -> Config:
-        """Return the run's settings, with these of one party's own table (in `data.parties`)."""
+        """Return the run's settings, with one party's own table settings (in
+        `data.parties`) added.
+        """
         settings = self.settings
         if own_table:
             data = self.build_config().data
@@ -198,6 +202,7 @@ class Proposal(Document):
 
     @model_validator(mode="after")
     def _has_others(self) -> Self:
+        """Refuse a method without passives, for which there is nothing to agree on."""
         method = self.build_config().method.name
         if not METHODS[method].settings.has_passives:
             raise ValueError(
@@ -208,6 +213,9 @@ class Proposal(Document):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
+        """Check that settings are public, and that addresses, relay and groups name parties of the
+        run.
+        """
         shared = list_shared_settings(self.build_config())
         if private_keys := list(find_differences(self.settings, shared)):
             raise ValueError(
@@ -272,12 +280,14 @@ class SignedFile(Settings):
 
     @classmethod
     def from_document(cls, identity: Identity, content: Document) -> Self:
+        """Return the file of a document, signed by its party."""
         document = content.model_dump(mode="json")
         signature = identity.sign(_PURPOSE, content.kind.encode(), _encode_canonical(document))
         return cls(document=document, signature=signature.hex())
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
+        """Read a file without verifying it; `open_document` does. Raises DataError: malformed."""
         if not path.exists():
             raise DataError(f"there is no file {path}; correct its path, or --folder")
         try:
@@ -292,10 +302,9 @@ class SignedFile(Settings):
         write_atomically(path, to_json(self.model_dump(mode="json"), indent=1).encode() + b"\n")
 
     def open_document(self, kind: type[_DocumentT], source: object) -> _DocumentT:
-        """Return the document. Nothing of it is used or shown before its signature is verified.
+        """Verify the signature and return the document; before, nothing of it is used or shown.
 
-        Raises:
-            RemoteProtocolError: altered since, of another kind, of another version, or malformed.
+        Raises RemoteProtocolError: altered, of another kind or version, or malformed.
         """
         expected_kind = kind.model_fields["kind"].default
         self._verify_signature(source)
@@ -350,6 +359,7 @@ class SealedProject(Document):
 
     @cached_property
     def answer_documents(self) -> dict[str, Answer]:
+        """The verified answers by party."""
         return {
             name: answer.open_document(Answer, f"{name}") for name, answer in self.answers.items()
         }
@@ -360,11 +370,14 @@ class SealedProject(Document):
 
     @property
     def project_words(self) -> str:
-        """The project's fingerprint in words: equal at all parties that hold the same project."""
+        """The project's fingerprint in words: equal at all parties that have the same project."""
         return format_as_words(self.digest, DOCUMENT_WORDS)
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
+        """Check that the proposer sealed it, and that every party answered this proposal once, by
+        its own key.
+        """
         proposal = self.proposal_document
         by_key = dict[str, str]()
         if (proposal.party, proposal.identity) != (self.party, self.identity):
@@ -391,7 +404,7 @@ class SealedProject(Document):
 
 
 def _require_kind(document: Mapping[str, Any], expected_kind: str) -> None:
-    """Raise ValueError: the document is of another kind or version, or holds hidden characters."""
+    """Raise ValueError if the document is of another kind or version, or has hidden characters."""
     kind = document.get("kind")
     if kind != expected_kind:
         raise ValueError(
@@ -417,20 +430,20 @@ def _require_kind(document: Mapping[str, Any], expected_kind: str) -> None:
 def _drop_pems(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document without certificates and requests, which have a pattern of their own.
 
-    Documents within a sealed project are looked at where they are opened.
+    Documents within a sealed project are checked when they are opened.
     """
     return {key: value for key, value in document.items() if key not in _NOT_LOOKED_AT}
 
 
 def _wrong_document(error: Exception, expected_kind: str) -> str:
-    """Return the fault of a document, in a sentence."""
+    """Return the fault of a document in a sentence."""
     if isinstance(error, ValidationError | ConfigError):
         return f"is no {expected_kind}: {_first_of(error)}"
     return str(error)
 
 
 def list_shared_settings(config: Config) -> dict[str, Any]:
-    """Return a proposal's settings of a run: nothing of one party's own table, machine or
+    """Return the settings of a run for a proposal, without one party's own table, machine or
     folders.
     """
     shared = _dump_settings(config)
@@ -444,6 +457,7 @@ def list_shared_settings(config: Config) -> dict[str, Any]:
 
 
 def _dump_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that were given, without those that each party sets for itself."""
     values = settings.model_dump(mode="json", exclude_unset=True)
     for name, field in type(settings).model_fields.items():
         if EACH_ALONE in field.metadata and name not in _SAID_TO_ALL:
@@ -463,7 +477,7 @@ def propose_project(
     show: Show = lambda *_: None,
     **fields: Any,
 ) -> Proposal:
-    """Write a proposal, and the organiser's own answer, into its folder; run by the organiser,
+    """Write a proposal, and the organiser's own answer, into its folder; run by the organiser
     `party`.
 
     `fields`: addresses, relay, relay_by and run_by of the proposal; see `answer_proposal`.
@@ -500,20 +514,20 @@ def answer_proposal(
     together: Sequence[Sequence[str]] = (),
     settings: Sequence[str] = (),
 ) -> Proposal:
-    """Make a party's folder, keys, settings and answer; run by a party that takes part.
+    """Create a party's folder, keys, settings and answer; run by each party that takes part.
 
     Args:
-        table: settings of its own table, as in `data.parties`; columns: reveal their names.
+        table: settings of its own table, as in `data.parties`.
+        columns: whether the answer reveals column names.
         certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
             has an authority of its own.
-        show: called with the request before anything is written; what it raises ends this.
-        together: groups of parties that this party lets one organisation run, although it then
+        show: called with the request before anything is written; it may raise to cancel.
+        together: groups of parties that this party lets one organisation run, although that then
             reads more; without this, groups of the proposal are refused.
         settings: further settings of its own table, each as "data.parties.shop.numeric=[age]".
 
-    Raises:
-        ConfigError: the proposal lets one organisation run parties that `together` does not allow,
-            or `settings` concern more than the party's own table.
+    Raises ConfigError: the proposal lets one organisation run parties that `together` does not
+    allow, or `settings` concern more than the party's own table.
     """
     signed = SignedFile.from_file(path)
     proposal = signed.open_document(Proposal, path)
@@ -538,7 +552,7 @@ def answer_proposal(
 
 
 def _set_own(config: Config, party: str, settings: Sequence[str]) -> Config:
-    """Return the run with these settings of the party's own table."""
+    """Return the configuration with these settings of the party's own table."""
     if party not in (config.data.parties or {}):
         raise ConfigError(f"{party} takes part without a table of its own; leave --set out")
     for setting in settings:
@@ -554,7 +568,7 @@ def _set_own(config: Config, party: str, settings: Sequence[str]) -> Config:
 
 
 def _prepare_folder(folder: Path, party: str) -> Identity:
-    """Return the party's identity in its folder, which holds no project yet."""
+    """Return the party's identity, created in its folder, which must have no project yet."""
     if existing := [path.name for path in folder.glob("*.json")]:
         raise ConfigError(
             f"{folder} holds {', '.join(sorted(existing))} already: send what {party} answered, or "
@@ -574,6 +588,10 @@ def _write_answer(
     columns: bool,
     show: Show,
 ) -> None:
+    """Create the party's TLS key and request, describe its table, and write its signed answer.
+
+    The party's own limits are checked, and `show` is called, before anything is written.
+    """
     identity = PartyFolder(folder).load_identity()
     fields = dict[str, Any]()
     if certificates is None:
@@ -614,12 +632,11 @@ def _write_answer(
 
 
 def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> SealedProject:
-    """Collect the answers, the organiser's own among them, and write the project; run by the
-    organiser.
+    """Collect all answers and write the sealed project; run by the organiser.
 
-    Sealing the same answers again renews all certificates under another authority, and so changes
-    the project's words; `secure_apfed.organisations.renewal` renews one under the same authority,
-    whose key stays in this folder.
+    Sealing the same answers again renews all certificates under a new authority, and so changes the
+    project's words. `secure_apfed.organisations.renewal` renews one certificate under the same
+    authority, whose key stays in this folder.
     """
     written = SignedFile.from_file(folder / PROPOSAL)
     identity = PartyFolder(folder).load_identity()
@@ -667,7 +684,7 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
 
 
 def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
-    """Take over a sealed project that holds this party's answer, and write party.yaml; run by each
+    """Install a sealed project that has this party's answer, and write party.yaml; run by each
     party.
 
     Keys of party.yaml that the project does not set stay as they are.
@@ -724,7 +741,7 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
 
 
 def _remove_renewals(folder: Path, sealed: SealedProject) -> None:
-    """Remove renewed certificates of a project that was sealed before this one."""
+    """Delete renewed certificates of a project that was sealed earlier."""
     for path in folder.glob(RENEWED.format("*")):
         document = load_json(path, dict[str, Any]).get("document", {})
         if not isinstance(document, dict) or document.get("project") != sealed.digest.hex():
@@ -732,6 +749,7 @@ def _remove_renewals(folder: Path, sealed: SealedProject) -> None:
 
 
 def _party_file(sealed: SealedProject, party: str) -> dict[str, Any]:
+    """Return the settings of party.yaml that follow from the sealed project."""
     proposal = sealed.proposal_document
     fields: dict[str, Any] = {
         "party": party,
@@ -754,14 +772,13 @@ def _party_file(sealed: SealedProject, party: str) -> dict[str, Any]:
 
 
 def listens_at(address: str) -> str:
-    """Return where to listen so that others reach `address`: all interfaces, unless it is
-    loopback.
-    """
+    """Return where to listen so that others reach `address`: on all interfaces, or on loopback."""
     host, port = parse_address(address)
     return address if is_loopback(host) else spell_address(("0.0.0.0", port))  # noqa: S104
 
 
 def _first_of(error: ValidationError | ConfigError) -> str:
+    """Return the first fault of an error, with the key where it stands."""
     if isinstance(error, ConfigError):
         return str(error)
     first = error.errors()[0]

@@ -69,9 +69,9 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
     """Write a party's request to the organiser; return that file. Run by the party.
 
     Args:
-        new_key: ask for a certificate of another key, since the one in use leaked; that one stays
-            in its place until the certificate is accepted. The project can then no longer be sealed
-            again from the answer that this party gave.
+        new_key: request a certificate for another key, since the one in use leaked; the old one
+            stays in use until the certificate is accepted. After that the project cannot be sealed
+            again from the party's former answer.
     """
     file = PartyFile.from_file(config)
     require_open_project(file.folder)
@@ -97,7 +97,7 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
     """Issue a certificate for a request; return the file for the party. Run by the organiser.
 
     Raises:
-        ConfigError: this is not the organiser's folder, or it holds no key of the authority.
+        ConfigError: this is not the organiser's folder, or has no key of the authority.
         RemoteProtocolError: the request is not signed by the party of the sealed project, or
             belongs to another project.
     """
@@ -130,10 +130,10 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
 
 
 def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
-    """Install the new certificate, at its party; note it, at another party.
+    """Install the new certificate at its party; record it at another party.
 
     A training continues with the old one until it is started again; a serving party restarts its
-    session with the new one. If the process is killed, the same call finishes it.
+    session with the new one. If the process is killed, the same call completes it.
 
     Raises:
         RemoteProtocolError: it is not from the organiser, or belongs to another project.
@@ -168,7 +168,7 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
 
 
 def _key_of(certificate: bytes, next_key: Path, in_use: Path) -> Path:
-    """Return the key of a certificate: the new key that waits for it, or the one in use."""
+    """Return the file of the key that fits a certificate: the new key, or the one in use."""
     public = load_pem_x509_certificate(certificate).public_key()
     if next_key.exists():
         content = load_bytes(next_key, most=_MOST_KEY)
@@ -178,12 +178,14 @@ def _key_of(certificate: bytes, next_key: Path, in_use: Path) -> Path:
 
 
 def _require_tls(file: PartyFile, config: Path) -> Any:
+    """Return the TLS settings of a party's file. Raises ConfigError: there are none."""
     if file.tls is None:
         raise ConfigError(f"{config}: {file.party} has no `tls`, so it shows no certificate")
     return file.tls
 
 
 def _load_project(folder: Path) -> tuple[SealedProject, Path]:
+    """Return the sealed project in a folder, verified, and its path. Raises ConfigError: none."""
     path = folder / SEALED
     if not path.exists():
         raise ConfigError(

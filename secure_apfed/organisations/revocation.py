@@ -69,7 +69,7 @@ def find_readers(
     """Return the parties' files near a list that read it, and those over TLS that do not.
 
     Args:
-        beside: further folders to search, with their subfolders, beside the list's own.
+        beside: further folders to search with their subfolders, in addition to the list's own.
     """
     from secure_apfed.organisations.party import PartyFile
 
@@ -91,7 +91,7 @@ def find_readers(
 
 
 def _party_files(folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield parties' files in these folders and in those right below them, each once."""
+    """Yield parties' files in these folders and their direct subfolders, each once."""
     yielded: set[Path] = set()
     for folder in folders:
         if not folder.is_dir():
@@ -120,6 +120,7 @@ def find_unread_lists(file: "PartyFile") -> list[Path]:
 
 
 def _revokes_anything(path: Path) -> bool:
+    """Return whether a list has at least one entry."""
     try:
         return bool(load_revocations(path))
     except ConfigError:
@@ -127,7 +128,7 @@ def _revokes_anything(path: Path) -> bool:
 
 
 def find_revoked_names(file: "PartyFile", revoked: frozenset[str]) -> list[str]:
-    """Return the names of peers whose identity or certificate is on a list."""
+    """Return the names of peers whose identity or certificate is revoked."""
     return [name for name, marks in _marks_of(file).items() if marks & revoked]
 
 
@@ -145,7 +146,7 @@ def _marks_of(file: "PartyFile") -> dict[str, frozenset[str]]:
 
 
 def find_newest_pem(folder: Path, name: str, sealed: str) -> str:
-    """Return a party's newest certificate that this folder knows: a renewed one, or `sealed`."""
+    """Return a party's newest certificate known in this folder: a renewed one, or `sealed`."""
     path = folder / RENEWED.format(name)
     if not path.is_file():
         return sealed
@@ -162,23 +163,27 @@ class RevocationWatch:
     """
 
     def __init__(self, file: "PartyFile") -> None:
+        """Find the list that the party's file names, and the entries that would
+        revoke each peer.
+        """
         self._me = file.party
         self._path = file.tls.revoked if file.tls is not None else None
         self._list = RevokedList(self._path)
         self._marks: Mapping[str, frozenset[str]] = _marks_of(file) if self._path else {}
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
-        """Refuse to send to a peer that is revoked. Raises PartyLeftError."""
+        """Refuse to send to a revoked peer. Raises PartyLeftError."""
         self._require_valid_peer(envelope.receiver)
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
-        """Refuse what a peer sent that is revoked. Raises PartyLeftError."""
+        """Refuse a message from a revoked peer. Raises PartyLeftError."""
         self._require_valid_peer(envelope.sender)
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
-        """Do nothing: the session ends."""
+        """Do nothing, since the session ends anyway."""
 
     def _require_valid_peer(self, peer: str) -> None:
+        """Read the list if it changed, and raise PartyLeftError if it revokes the peer."""
         if self._path is None:
             return
         try:
@@ -211,6 +216,7 @@ class SessionFiles:
     def __init__(
         self, path: Path, file: "PartyFile", *others: Path, say: Callable[[str], None]
     ) -> None:
+        """Remember the files' present state; `say`: called once if a replaced file is unusable."""
         self._path = path
         self._file = file
         self._others = others
@@ -219,7 +225,7 @@ class SessionFiles:
         self._unusable = self._stamps
 
     def require_same(self, missing: Mapping[str, str]) -> None:
-        """Raise FilesReplacedError where a file was replaced by what a new session can use.
+        """Raise FilesReplacedError if a file was replaced by one that a new session can use.
 
         Args:
             missing: the peers that have not come yet; unused, as this is called like `Missed`.
@@ -245,7 +251,7 @@ class SessionFiles:
         )
 
     def _require_usable(self) -> None:
-        """Read all files as a new session will. Raises ConfigError, OSError: one is unusable."""
+        """Read all files as a new session would. Raises ConfigError, OSError: one is unusable."""
         self._file.from_file(self._path)
         tls = self._file.tls
         if tls is not None:
@@ -254,7 +260,7 @@ class SessionFiles:
             Credentials.from_files(tls.ca, tls.certificate, tls.key, name=name, revoked=revoked)
 
     def _compute_stamps(self) -> dict[Path, tuple[int, int, int] | None]:
-        """Return a stamp for each file that changes when it is replaced; None: it is missing."""
+        """Return a stamp of each file, which changes when the file is replaced; None: missing."""
         file = self._file
         paths = [self._path, *self._others, file.folder / _SEALED]
         paths += [file.folder / RENEWED.format(name) for name in file.peers]
@@ -265,6 +271,7 @@ class SessionFiles:
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """Return modification time, size and inode of a file; None: it is missing."""
     try:
         status = path.stat()
     except OSError:

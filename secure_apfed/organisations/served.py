@@ -85,7 +85,7 @@ _REFUSED_S = 10.0  # how long an active waits for a refused peer: others retry e
 
 
 def _run_of(folder: PartyFolder) -> str:
-    """Return the run of the folder. Raises CheckpointError: nothing was agreed there."""
+    """Return the run's name in the folder. Raises CheckpointError: it has no contract."""
     try:
         document = load_json(folder.contract, dict[str, Any])["document"]
         CONTRACT.parse_format_number(folder.contract, document)
@@ -120,6 +120,10 @@ class AnswerBook:
         run: str = "",
         today: Callable[[], str] = lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
     ) -> None:
+        """Open the SQLite book of answers, or create it for this party and run.
+
+        Raises CheckpointError: the file is damaged, or of another party or run.
+        """
         self._me = me
         self._limits = limits.limits_for(people)
         self._today = today
@@ -180,6 +184,7 @@ class AnswerBook:
         return [index for index, person in enumerate(people) if self._count_times(person) >= limit]
 
     def _count_times(self, person: bytes) -> int:
+        """Return how many answers were given about this person."""
         key = f"a_person {self._hash_person(person)}"
         row = self._book.execute("SELECT times FROM counted WHERE what = ?", (key,)).fetchone()
         return row[0] if row else 0
@@ -188,6 +193,7 @@ class AnswerBook:
         return hashlib.blake2b(person, key=self._key, digest_size=16).hexdigest()
 
     def _count_use(self, limit: str, subject: str, count: int = 1) -> int:
+        """Add to a counter of one limit; return its new value. Raises LimitReachedError."""
         times: int
         (times,) = self._book.execute(
             "INSERT INTO counted VALUES (?, ?) ON CONFLICT (what) DO UPDATE "
@@ -198,6 +204,7 @@ class AnswerBook:
         return times
 
     def _require_limit(self, limit: str, value: float, maximum: float) -> None:
+        """Raise LimitReachedError if a value exceeds this limit of the party's file."""
         if value > maximum:
             raise LimitReachedError(
                 f"{self._me} answers no more: the limit serve.{limit} of its file is {maximum:g}, "
@@ -206,6 +213,7 @@ class AnswerBook:
 
     @contextmanager
     def _open_transaction(self) -> Iterator[None]:
+        """Run the block as one transaction on the disk; an error undoes what it counted."""
         self._book.execute("BEGIN IMMEDIATE")
         with self._book:  # which commits, or takes back what was counted
             self._book.execute("UPDATE running SET changes = changes + 1")
@@ -221,6 +229,7 @@ class _ServeMeter:
     charges = 0
 
     def __init__(self, config: Config, file: PartyFile) -> None:
+        """Set the promise: the budget of answers about one person with noise, else none."""
         if file.party not in file.passives:
             why = "a prediction asks it for nothing of its rows"
             self.promise = Promise(figure=config.method.figure, epsilon=None, why=why)
@@ -247,6 +256,9 @@ class _JointParty:
 
     @classmethod
     def from_file(cls, path: Path) -> "_JointParty":
+        """Load a party's settings, run and network for joint prediction, and check that it may
+        serve.
+        """
         file = PartyFile.from_file(path)
         require_open_project(file.folder)
         config = load_config(file.config)
@@ -266,7 +278,7 @@ class _JointParty:
     def open_links(
         self, data: OwnData | None, meet: Connect, status: StatusTracker
     ) -> Iterator[tuple[PartyContext, Links, Any]]:
-        """Connect to the others; yield this party's context, its links and its transport."""
+        """Connect to the peers; yield this party's context, links and transport."""
         file = self.file
         identity = self.folder.load_identity()
         meter = _ServeMeter(self.config, file)
@@ -308,12 +320,11 @@ def serve_party(
     """Serve joint predictions by a party's file, session after session.
 
     Args:
-        sessions: end after so many; None: when the process is ended.
+        sessions: end after so many; None: run until the process is ended.
         on_session: called with how each session ended, and when one restarts because the party's
-            file, its certificate or its list of revoked keys was replaced while nobody asked.
+            file, its certificate or its revocation list was replaced in between.
 
-    Raises:
-        ConfigError, DataError, ModelError: the file, the table or the kept model does not fit.
+    Raises ConfigError, DataError, ModelError: the file, the table or the stored model does not fit.
     """
     path = Path(path)
     party = _JointParty.from_file(path)
@@ -362,7 +373,7 @@ def serve_party(
 
 
 def _meet_while(meet: Connect, require: Missed) -> Connect:
-    """Return a function that meets the others as `meet` does, and raises what `require` raises."""
+    """Return a function that connects as `meet` does, and calls `require` while it waits."""
 
     def meet_and_check(
         file: PartyFile,
@@ -370,7 +381,10 @@ def _meet_while(meet: Connect, require: Missed) -> Connect:
         identities: Mapping[str, bytes],
         report_missing: Missed = lambda missing: None,
     ) -> Transport:
+        """Connect to the peers; report missing ones, and raise what `require` raises."""
+
         def check_missing(missing: Mapping[str, str]) -> None:
+            """Report the missing peers, then call `require`."""
             report_missing(missing)
             require(missing)
 
@@ -387,12 +401,13 @@ class _Refusals:
     """
 
     def __init__(self, me: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start without refusals; `clock` returns seconds."""
         self._me = me
         self._clock = clock
         self._refused_since: dict[str, float] = {}
 
     def require_bearable(self, missing: Mapping[str, str]) -> None:
-        """Raise PartyLeftError where somebody is refused, or refuses this party, for too long."""
+        """Raise PartyLeftError if a party has been refused, or refuses this one, for too long."""
         now = self._clock()
         refused = {name: why for name, why in missing.items() if isinstance(why, Refusal)}
         self._refused_since = {name: self._refused_since.get(name, now) for name in refused}
@@ -407,6 +422,7 @@ class _Refusals:
 
 
 def _open_book(party: _JointParty, *, people: int) -> AnswerBook:
+    """Open the party's book of answers, with its limits and budget."""
     path = party.folder.path / ANSWER_BOOK
     limits = party.file.serve
     budget = _budget_of(party.config, limits)
@@ -414,13 +430,15 @@ def _open_book(party: _JointParty, *, people: int) -> AnswerBook:
 
 
 def _budget_of(config: Config, limits: ServeSettings) -> float | None:
-    """Return what all answers about one person may cost, if noise was agreed."""
+    """Return the epsilon that all answers about one person may cost; None: no noise is agreed, or
+    no limit.
+    """
     noise = config.method.find_noise(config)
     return limits.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
 
 
 def _load_served_table(party: _JointParty, card: JointNetworkCard) -> OwnData:
-    """Return the people whom this passive may be asked about, as its network reads them."""
+    """Return the people whom this passive may be asked about, encoded for its network."""
     file = party.file
     config = party.config
     if file.serve.table is None:
@@ -445,6 +463,7 @@ def _load_served_table(party: _JointParty, card: JointNetworkCard) -> OwnData:
 
 
 def _id_columns(config: Config, party: str) -> tuple[str, ...]:
+    """Return the ID columns of a party's table. Raises ConfigError: the data are a built-in set."""
     if config.data.parties is None:
         raise ConfigError(
             f"{party}: people are asked about by the IDs of own tables; data.parties names none"
@@ -470,7 +489,7 @@ class JointPredictionCounts:
 
     @property
     def is_failure(self) -> bool:
-        """True if it ended early, or all rows that passives know were refused."""
+        """True if it ended early, or if all rows that passives know were refused."""
         return bool(self.why or (self.refused and not self.jointly))
 
 
@@ -491,15 +510,15 @@ def predict_jointly(
     status: StatusTracker | None = None,
     write: Callable[[pd.DataFrame], None] | None = None,
 ) -> JointPredictionCounts:
-    """Predict the rows of a file by the model of all parties, and locally where that is impossible.
+    """Predict the rows of a file with the model of all parties, or locally where that is
+    impossible.
 
     Args:
         path: the active's file; data: CSV or Parquet with its columns and IDs.
-        output: .csv, .parquet or .json, which appears when it is complete; None: `write` takes
-            the rows, block by block.
+        output: .csv, .parquet or .json, which appears when it is complete; None: `write` receives
+            the rows block by block.
 
-    Raises:
-        ConfigError, DataError, ModelError: the file, the rows or the kept model does not fit.
+    Raises ConfigError, DataError, ModelError: the file, the rows or the stored model does not fit.
     """
     path = Path(path)
     data = Path(data)
@@ -540,6 +559,7 @@ class _JointPrediction:
         blocks: Iterator[_Block],
         write: Callable[[pd.DataFrame], None],
     ) -> None:
+        """Load the local model, which predicts what the parties cannot."""
         self._party = party
         self._blocks = blocks
         self._write = write
@@ -552,6 +572,7 @@ class _JointPrediction:
         self._refused = 0
 
     async def predict_blocks(self, context: PartyContext, links: Links) -> None:
+        """Predict block after block with the other parties; raise why they stopped answering."""
         predictor = await JointPredictor.start_session(
             context, links, self._party.method, self._party.tensors
         )
@@ -566,12 +587,13 @@ class _JointPrediction:
         predictor.end_session()
 
     def predict_rest(self) -> None:
-        """Predict the remaining rows by the local model."""
+        """Predict the remaining rows with the local model."""
         pending = [self._pending] if self._pending is not None else []
         for block in itertools.chain(pending, self._blocks):
             self._write_block(block, np.zeros(len(block.ids), dtype=bool), torch.empty(0, 0))
 
     def count_predictions(self) -> JointPredictionCounts:
+        """Return the numbers of rows predicted jointly, locally and refused."""
         return JointPredictionCounts(
             jointly=self._counts[_JOINTLY],
             alone=self._counts[_ALONE],
@@ -581,6 +603,7 @@ class _JointPrediction:
         )
 
     def _write_block(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
+        """Write one block: joint predictions of known rows, local ones of the others."""
         jointly_B = torch.from_numpy(known_B)
         probabilities_BK = torch.empty(len(jointly_B), len(self._classes), dtype=torch.float64)
         if known_B.any():
@@ -603,6 +626,7 @@ class _JointPrediction:
 def _iterate_blocks(
     joint_party: _JointParty, card: JointNetworkCard, data: Path
 ) -> Iterator[_Block]:
+    """Yield IDs, encoded IDs and features of a file's rows in blocks."""
     party = joint_party.file.party
     columns = _id_columns(joint_party.config, joint_party.file.party)
     pieces = encode_pieces(
@@ -614,7 +638,7 @@ def _iterate_blocks(
 
 
 def _make_dummy_data(card: JointNetworkCard) -> OwnData:
-    """Return data to build the active's networks from: a row of no person."""
+    """Return one row of no person, from whose shape the active's networks are built."""
     features = torch.zeros(1, *card.encoding.shape)
     table = PartyTable("active", ("nobody",), features, torch.zeros(1).long(), card.encoding)
     return OwnData(table=table, classes=card.classes)

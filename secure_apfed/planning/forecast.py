@@ -170,11 +170,10 @@ def _find_common_rows(config: Config, data: VerticalData) -> Tensor:
 
 
 def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
-    """Refuse declared tables whose rehearsal, by arithmetic, would not fit into memory.
+    """Refuse declared tables whose rehearsal would not fit into memory, by arithmetic.
 
-    Raises:
-        DataError: it would take more than `_MOST_FORECAST_BYTES`; names the party that declared
-            most, and what to change.
+    Raises DataError: it would take more than `_MOST_FORECAST_BYTES`; names the party that declared
+    most, and what to change.
     """
     rows = next(iter(shapes.values())).rows
     row_count = (
@@ -212,14 +211,14 @@ def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
 
 
 def _is_contrastive(config: Config, passives: Sequence[str]) -> bool:
-    """Return whether a passive compares every row of a batch with every other one."""
+    """Return whether a passive compares every two rows of a batch."""
     if not config.method.sums_gradients:
         return False
     return any(isinstance(objective_of(config, name), ContrastiveSettings) for name in passives)
 
 
 def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, passives: int) -> int:
-    """Return the number of labelled rows of a rehearsal, so that they fit into memory."""
+    """Return how many labelled rows a rehearsal uses, so that encrypted labels fit into memory."""
     bytes_per_label = config.method.count_label_bytes(
         config, labelled=labelled, classes=classes, passives=passives
     )
@@ -231,7 +230,7 @@ def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, pass
 
 
 def _models_in(settings: Settings) -> Iterator[ModelSettings]:
-    """Yield the sizes of every network in these settings, at any depth."""
+    """Yield every network's settings within these settings, at any depth."""
     if isinstance(settings, ModelSettings):
         yield settings
         return
@@ -252,12 +251,11 @@ def _count_widths(model: ModelSettings) -> int:
 
 
 def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
-    """Refuse by arithmetic networks that a rehearsal of all parties would not fit into memory.
+    """Refuse, by arithmetic, networks of all parties that would not fit into memory.
 
-    `features`: of each party's rows; 0 where they are not known yet.
+    `features`: numbers in a row of each party; 0 if not known yet.
 
-    Raises:
-        DataError: they would take more than `_MOST_NETWORK_BYTES`; names the sizes to change.
+    Raises DataError: they would take more than `_MOST_NETWORK_BYTES`; names the sizes to change.
     """
     parameters = config.method.count_further_parameters(max(1, len(features) - 1))
     for model in _models_in(config):
@@ -279,7 +277,7 @@ def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
 def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> VerticalData:
     """Return tables of these shapes, the active's first, in which all know the same people.
 
-    They hold no value of anybody's.
+    They have no value of any real row.
     """
     first = next(iter(shapes.values()))
     classes = 2 if first.classes is None else first.classes
@@ -288,6 +286,7 @@ def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertic
     numbers = torch.float32 if labels_are_numbers(config.data) else torch.int64
 
     def make_table(name: str, shape: TableShape) -> PartyTable:
+        """Return one party's table of zeros, with labels of all classes if it has labels."""
         people = range(shape.rows)
         ids = tuple(f"{name} {index}" if is_horizontal else str(index) for index in people)
         labels_N = (torch.arange(shape.rows) * _GOLDEN).long() % max(1, len(names))
@@ -325,12 +324,12 @@ def forecast(
     *,
     time_baselines: Callable[[VerticalData], float] | None = None,
 ) -> Forecast:
-    """Return the forecast of a run; raise what would stop the run itself.
+    """Return the forecast of a run; raise the errors that would stop the run itself.
 
     Args:
-        shapes: of the parties' own tables, the active's first; None: the tables are read. Tables of
-            a built-in set are always read.
-        time_baselines: returns the seconds of the local baselines; None: they are not forecast.
+        shapes: of the parties' own tables, the active's first; None: read the tables. Tables of a
+            built-in set are always read.
+        time_baselines: returns the seconds of the local baselines; None: not forecast.
     """
     began = time.perf_counter()
     declared = shapes is not None and config.data.dataset == TABLES
@@ -449,7 +448,7 @@ def _count_party_columns(
 ) -> dict[str, int]:
     """Return the number of distinct columns of each party whose columns enter decrypted numbers.
 
-    If tables are only declared, all columns count.
+    If tables are only declared, all columns count as distinct.
     """
     tables = data.tables if config.method.decomposes else data.passives
     if shapes is not None and config.data.dataset == TABLES:
@@ -466,7 +465,7 @@ def _settle_numbers(
 ) -> Config:
     """Return the settings with the numbers that these passives would agree to.
 
-    They are counted on the real tables, since those of a rehearsal are random.
+    They depend on distinct columns, counted on the real tables, as those of a rehearsal are random.
     """
     if not _is_counted(config, data):
         return config
@@ -501,10 +500,10 @@ def _scale_links(
     labels: float,
     fixed: Mapping[_Route, int],
 ) -> Iterator[Link]:
-    """Scale the rehearsal's flows: alignment by IDs, training by the given factors; set-up stays.
+    """Scale the rehearsal's traffic to the run: alignment by IDs, training by the given factors.
 
-    `labels`: encrypted labels of the run for each one of the rehearsal. `fixed`: bytes of the
-    alignment that IDs do not add to.
+    Traffic of the set-up stays. `labels`: encrypted labels of the run for each of the rehearsal.
+    `fixed`: bytes of the alignment that do not depend on the number of IDs.
     """
     real = {table.name: len(table.ids) for table in data.tables}
     rehearsed = len(rehearsal.data.active.ids)
@@ -560,6 +559,7 @@ def _compute_privacy(config: Config) -> PrivacySpent:
 def _find_warnings(
     config: Config, rehearsal: "_Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
+    """Yield what the user should know before the run: weak protection, and avoidable traffic."""
     happens = config.method.happens
     sends_representations = "representations are sent" in happens
     guarded = config.guard.mechanism != "none" and sends_representations
@@ -594,7 +594,7 @@ def _find_warnings(
 
 
 def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
-    """Warn if the disk is too small for what the transcript is to keep."""
+    """Warn if the disk is too small for the transcript."""
     happens = config.method.happens
     # The same representations go to every passive, and are stored once.
     bytes_once: dict[tuple[str, str], int] = {}
@@ -643,7 +643,7 @@ def _rehearse(
 ) -> _Rehearsal:
     """Rehearse so many steps of `batch` random rows, with the run's names, shapes and classes.
 
-    All parties share the fraction `aligned` of them; the run learns from `labelled` rows.
+    `aligned`: the share of rows that all parties know. `labelled`: rows with a label to learn from.
     """
     changes = {
         "transcript": TranscriptSettings(keep="none"),
@@ -678,7 +678,7 @@ def _rehearse(
 
 
 def _list_black_boxes(config: Config, data: VerticalData) -> list[str]:
-    """Return the passives that bring gradients of their own."""
+    """Return the passives that bring their own gradients."""
     if not config.method.sums_gradients:
         return []
     names = [table.name for table in data.passives]
@@ -693,6 +693,7 @@ class _RehearsalLoop:
     """One timed epoch of a few steps; see `secure_apfed.methods.TrainingLoop`."""
 
     def __init__(self, session: Simulation, batch: int) -> None:
+        """Start the clock of the first step."""
         self._session = session
         self._batch = batch
         self._began = time.perf_counter()
@@ -707,6 +708,7 @@ class _RehearsalLoop:
         return True
 
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield all rows in batches, and time each step from here."""
         for step, rows_B in enumerate(self._session.learner.training_rows.split(self._batch)):
             self._began = time.perf_counter()
             yield step, rows_B
@@ -716,12 +718,12 @@ class _RehearsalLoop:
         self.seconds.append(time.perf_counter() - self._began)
 
     async def note_held_out_loss(self) -> None:
-        """Do nothing: the forecast counts held-out rows as training rows, and no early stop."""
+        """Do nothing: the forecast counts validation rows as training rows, and no early stop."""
 
     @property
     def step_seconds(self) -> float:
-        """The median without the first step, whose caches are cold; a share of it if there is one
-        step.
+        """The median without the first step, whose caches are cold; with one step,
+        a share of it.
         """
         if len(self.seconds) == 1:
             return self.seconds[0] / STEPS
@@ -729,6 +731,7 @@ class _RehearsalLoop:
         return later[len(later) // 2]
 
     async def finish_epoch(self, *, last: bool) -> None:
+        """Time one evaluation."""
         began = time.perf_counter()
         session = self._session
         await session.learner.evaluate(session.links, next_step=self.next_step, final=False)
@@ -736,6 +739,7 @@ class _RehearsalLoop:
 
 
 def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: int) -> VerticalData:
+    """Return random tables shaped like the real ones, with this share of aligned rows."""
     rows = train + min(_TEST_ROWS, max(_FEWEST, len(like.test_rows)))
     # Aligned rows are spread evenly, since a run's batches mix them too.
     shared = (torch.arange(rows) * aligned).floor().diff(prepend=torch.tensor([-1.0])) > 0
@@ -744,6 +748,7 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
     generator = torch.Generator().manual_seed(0)
 
     def make_ids(party: str) -> list[str]:
+        """Return a party's IDs: common ones at the shared rows, its own elsewhere."""
         mine = enumerate(shared.tolist())
         return [
             f"all {row}" if is_shared and not is_horizontal else f"{party} {row}"
@@ -765,6 +770,7 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
 def _random_table(
     data: VerticalData, like: PartyTable, ids: Sequence[str], generator: torch.Generator
 ) -> PartyTable:
+    """Return a random table shaped like the real one, with these IDs and labels of all classes."""
     # Distributed like standardised columns: from all-positive features an encoder may make
     # representations without variance, which are not sent.
     features = torch.randn(len(ids), *like.features.shape[1:], generator=generator)
@@ -835,6 +841,7 @@ def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, in
 
 
 def _sample_ids(config: Config, data: VerticalData, most: int) -> dict[str, list[bytes]]:
+    """Return the first `most` IDs of each party, encoded for the intersection."""
     settings = config.alignment.for_a_trial()
     return {
         table.name: canonical_ids(table.name, table.ids[:most], settings) for table in data.tables
@@ -844,7 +851,7 @@ def _sample_ids(config: Config, data: VerticalData, most: int) -> dict[str, list
 def _play_intersection(
     config: Config, data: VerticalData, name: str, ids: Mapping[str, list[bytes]]
 ) -> tuple[Counter[_Route], float]:
-    """Play one protocol in this process; return the bytes by sender and receiver, and seconds."""
+    """Run one protocol in this process; return the bytes by sender and receiver, and seconds."""
     # The limit fits the rehearsed IDs, so that no protocol refuses the run's largest set.
     update = {"protocol": name, "maximum_ids": _SAMPLE}
     settings = config.alignment.for_a_trial().model_copy(update=update)

@@ -109,15 +109,15 @@ _LEAST_LIKELY = 1e-6
 
 
 def list_local_models() -> tuple[Baseline, ...]:
-    """Return the single models that can be kept and averaged: all but the run's own network."""
+    """Return the single models that can be stored and averaged: all but the run's own network."""
     return tuple(baseline for baseline in BASELINES.values() if not baseline.of_run)
 
 
 def measure_collapse(predictor: Predictor, task: SoloTask) -> float:
-    """Return how far the classes that a model predicts lie from those of the labels, 0 to 1.
+    """Return the distance of the predicted classes from the labels' classes, 0 to 1.
 
-    That is the total variation between the shares of classes predicted on rows without a label, and
-    the shares of the labels. 0 where fewer than 30 rows have no label.
+    It is the total variation between the class shares predicted on rows without a label and those
+    of the labels; 0 if fewer than 30 rows have no label.
     """
     unlabelled = np.setdiff1d(np.arange(len(task.features)), task.labelled)
     if len(unlabelled) < _FEWEST_UNLABELLED:
@@ -129,17 +129,15 @@ def measure_collapse(predictor: Predictor, task: SoloTask) -> float:
 
 
 def every_baseline() -> dict[str, Baseline]:
-    """Return the single models and the combinations of them, by name."""
+    """Return the single models and their combinations, by name."""
     return {**BASELINES, **COMBINATIONS}
 
 
 def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
-    """Return whether a baseline, fitted to this task, predicts other classes than the labels have.
+    """Return whether a baseline fitted to this task predicts other classes than the labels have.
 
-    Where a store of fits is named, the answer is computed once and stored.
-
-    Raises:
-        ModelError: it cannot be fitted to these rows.
+    The answer is cached where a store of fits is in use. Raises ModelError: it cannot be fitted to
+    these rows.
     """
 
     def compute_collapse() -> FloatArray:
@@ -159,7 +157,7 @@ class LocalModel:
 
     @classmethod
     def choose_best(cls, task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Self:
-        """Return the best of a task by its held-out labels; see `choose_baseline`."""
+        """Return a task's best model by held-out labels; see `choose_baseline`."""
         return cls(baseline=choose_baseline(task, among=among), task=task.few)
 
     @property
@@ -167,11 +165,11 @@ class LocalModel:
         return self.baseline.name
 
     def fit(self) -> Predictor:
-        """Fit it, or return what was fitted before within `cache_fits`."""
+        """Return the fitted baseline; within `cache_fits` it is fitted once."""
         return fit_once(self.baseline, self.task)
 
     def build_network(self) -> nn.Module:
-        """Return it, fitted, as a network whose parameters are its own."""
+        """Return the fitted baseline as a network with parameters of its own."""
         make_model = self.fit().kept
         assert make_model is not None  # every baseline has a model
         return copy.deepcopy(make_model())
@@ -183,7 +181,9 @@ class LocalModel:
         return score_out_of_fold(self.baseline, self.task)
 
     def compute_rank(self) -> tuple[float, float]:
-        """Return the rank by the task's measure on the labels held out, and their likelihood."""
+        """Return the task's measure on held-out labels, and their mean
+        log-likelihood, for sorting.
+        """
         scored = self.score_held_out()
         return rank_of(scored, self.task.measure), likelihood_of(scored)
 
@@ -194,16 +194,16 @@ ModelT = TypeVar("ModelT", bound=LocalModel)
 def pick_models(
     models: Iterable[ModelT], *, most: int | None = None
 ) -> tuple[list[ModelT], list[str]]:
-    """Return the models to use, and the names of those that are left out, with why.
+    """Return the models to use, and the names of the others with the reason.
 
-    None that has collapsed is used, unless all have: then the labels' shares are no guide.
+    A collapsed model is not used, unless all have collapsed: then the labels' class shares are no
+    guide.
 
     Args:
         most: how many, the best by held-out labels, best first; None: all, in their order. Models
-            that rank below these are neither fitted to all labels nor named.
+            ranked lower are neither fitted to all labels nor named.
 
-    Raises:
-        ModelError: none can be fitted.
+    Raises ModelError: none can be fitted.
     """
     left_out: list[str] = []
     if most is not None:
@@ -228,7 +228,9 @@ def pick_models(
 
 
 def _rank_models(models: Iterable[ModelT], left_out: list[str]) -> list[ModelT]:
-    """Return the models that can be fitted, best first; add the names of the others."""
+    """Return the models that can be fitted, best first; append the names of the others to
+    `left_out`.
+    """
     ranks: dict[ModelT, tuple[float, float]] = {}
     for model in models:
         try:
@@ -243,7 +245,7 @@ def _describe_fit_failure(model: LocalModel) -> str:
 
 
 def average_held_out(models: Iterable[LocalModel]) -> Scored | None:
-    """Return the mean held-out predictions of models of one task; None: nothing is held out."""
+    """Return the mean held-out predictions of models of one task; None: no label is held out."""
     scored = [model.score_held_out() for model in models]
     known = [scores for scores in scored if scores is not None]
     if not known:
@@ -260,24 +262,25 @@ class MeanOfModels(Baseline):
     """
 
     def __init__(self, name: str, title: str, *, most: int | None = None) -> None:
+        """Set the name, and how many models are averaged; None: all."""
         self.name = name
         self.title = title
         self.reads_measure = most is not None
         self._most = most
 
     def pick_members(self, task: SoloTask) -> list[LocalModel]:
-        """Return the models that are averaged: none that has collapsed, unless all have."""
+        """Return the models to average: no collapsed ones, unless all have collapsed."""
         models = [LocalModel(baseline=baseline, task=task) for baseline in list_local_models()]
         return pick_models(models, most=self._most)[0]
 
     def fit(self, task: SoloTask) -> Predictor:
-        """Fit all models, and average what they say."""
+        """Fit all members, and return the mean of their probabilities."""
         with cache_fits():
             predictors = [member.fit() for member in self.pick_members(task)]
         return mean_of(predictors, features=task.features.shape[1])
 
     def score_held_out(self, task: SoloTask) -> Scored | None:
-        """Average the held-out predictions of the members."""
+        """Return the mean of the members' held-out predictions."""
         return average_held_out(self.pick_members(task))
 
 
@@ -296,7 +299,7 @@ def mean_of(predictors: Sequence[Predictor], *, features: int) -> Predictor:
 
 
 def convert_predictor(predictor: Predictor) -> FittedModel:
-    """Return a local model as a fitted one, whose parameters are its own."""
+    """Return a local model as a fitted model, with tensors of its own."""
     assert predictor.kept is not None  # every local model can be kept
     model = predictor.kept()
     assert isinstance(model, FittedModel)
@@ -319,13 +322,11 @@ def find_baseline(name: str) -> Baseline:
 
 
 def choose_baseline(task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Baseline:
-    """Return the baseline with the best validation, as a study would find it best.
+    """Return the baseline with the best validation, by the task's measure.
 
-    That is by the task's measure. `among`: the baselines to choose among; None: all single models
-    and combinations.
-
-    Of equals the one is chosen under which the held-out labels are likelier. One that cannot be
-    fitted with the settings of the run, or has collapsed, is passed over, unless all have.
+    `among`: the baselines to choose from; None: all single models and combinations. Ties go to the
+    one with the higher likelihood of the held-out labels. One that cannot be fitted with the run's
+    settings, or has collapsed, is skipped, unless all are.
     """
     task = task.few
     ranked: dict[Baseline, tuple[float, float]] = {}
@@ -341,7 +342,7 @@ def choose_baseline(task: SoloTask, *, among: Iterable[Baseline] | None = None) 
 
 
 def likelihood_of(scored: Scored | None) -> float:
-    """Return the mean logarithm of the probability of the true classes; -inf: of no row."""
+    """Return the mean log probability of the true classes; -inf without rows."""
     if scored is None or not len(scored.truth):
         return -math.inf
     truth_n = scored.truth.astype(np.int64)
@@ -350,7 +351,7 @@ def likelihood_of(scored: Scored | None) -> float:
 
 
 def validation_of(scored: Scored | None, measure: Measure) -> float | None:
-    """Return the measure on the labels held out; None: there are none, or they define none."""
+    """Return the measure on held-out labels; None: there are none, or it is undefined."""
     value = math.nan if scored is None else measure.compute_value(scored)
     return None if math.isnan(value) else value
 
@@ -358,9 +359,8 @@ def validation_of(scored: Scored | None, measure: Measure) -> float | None:
 def score_out_of_fold(baseline: Baseline, task: SoloTask) -> Scored | None:
     """Return the scores of held-out labels, each part by a model fitted without it.
 
-    There are three parts, fewer where a class has fewer labels, and from 400 labels on only one;
-    their rows stay among the unlabelled ones. None if no label can be held out, since every class
-    has one.
+    There are three parts, fewer where a class has fewer labels, and one from 400 labels on; their
+    rows stay among the unlabelled ones. None if no label can be held out, as every class has one.
     """
     task = task.few
     if isinstance(baseline, MeanOfModels):
@@ -396,8 +396,8 @@ def surely_better(
 ) -> bool:
     """Return whether `first` beats `second` on the same rows by more than the gain's deviation.
 
-    The deviation is over bootstrap resamples of the rows; those that do not define the measure are
-    left out.
+    The deviation is over bootstrap resamples of the rows; resamples that do not define the measure
+    are skipped.
     """
     if first is None or second is None:
         return False

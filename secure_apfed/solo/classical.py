@@ -73,6 +73,7 @@ _BOOSTING_PARTS = 2
 def build_classifier(
     scale: Any, model: Any, classes: int, kind: Callable[[], ModelKind]
 ) -> Predictor:
+    """Return the predictor of a fitted scikit-learn classifier; `kind`: makes it as a network."""
     return Predictor(
         lambda x_BF: table_of(model, scale.transform(x_BF), classes), lambda: FittedModel(kind())
     )
@@ -82,6 +83,7 @@ def build_regression(scale: Any, model: Any, classes: int) -> Predictor:
     """Return the predictor of a fitted logistic regression on standardised rows."""
 
     def build_layers() -> ModelKind:
+        """Return the regression as linear layers on unscaled rows."""
         return build_regression_layers(
             scale, model.coef_, model.intercept_, model.classes_, classes
         )
@@ -104,14 +106,14 @@ def scale_of(task: SoloTask) -> Any:
 
 
 def make_logistic_regression(strength: float) -> Any:
-    """Return an unfitted logistic regression; the larger `strength` (C), the less it is held."""
+    """Return an unfitted logistic regression; a larger `strength` (C) regularises less."""
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(C=strength, max_iter=_STEPS)
 
 
 def best_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float:
-    """Return the C with the largest likelihood of held-out labels; 1 where none can be held out."""
+    """Return the C with the largest likelihood of held-out labels; 1 if none can be held out."""
     rows = np.asarray(scaled_nF, np.float64)
     labels = np.asarray(labels_n, np.int64)
     return _best_strength(rows.tobytes(), labels.tobytes(), seed)
@@ -119,7 +121,7 @@ def best_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float
 
 @lru_cache(maxsize=4)
 def _best_strength(rows: bytes, labels: bytes, seed: int) -> float:
-    """Choose the strength of a regression; cached, since several baselines ask for the same."""
+    """Choose the strength of a regression; cached, since several baselines need the same."""
     labels_n = np.frombuffer(labels, dtype=np.int64)
     scaled_nF = np.frombuffer(rows, dtype=np.float64).reshape(len(labels_n), -1)
     parts = split_folds(labels_n, _FOLDS, seed)
@@ -127,6 +129,7 @@ def _best_strength(rows: bytes, labels: bytes, seed: int) -> float:
         return 1.0
 
     def compute_likelihood(strength: float) -> float:
+        """Return the summed log-likelihood of held-out labels at this strength."""
         total = 0.0
         for part in parts:
             fitted = np.setdiff1d(np.arange(len(labels_n)), part)
@@ -147,6 +150,7 @@ class Logistic(Baseline):
     title = "Logistic regression"
 
     def fit(self, task: SoloTask) -> Predictor:
+        """Fit a logistic regression to the labelled rows."""
         scale = scale_of(task)
         scaled_nF = scale.transform(task.labelled_rows)
         strength = best_strength(scaled_nF, task.labels, task.seed)
@@ -165,6 +169,7 @@ class SelfTraining(Baseline):
     title = "Self-training"
 
     def fit(self, task: SoloTask) -> Predictor:
+        """Fit a logistic regression that adds its own confident labels."""
         from sklearn.semi_supervised import SelfTrainingClassifier
 
         scale = scale_of(task)
@@ -191,6 +196,7 @@ class ExtraTrees(Baseline):
     title = "Extra trees"
 
     def fit(self, task: SoloTask) -> Predictor:
+        """Fit extremely randomised trees to the labelled rows."""
         from sklearn.ensemble import ExtraTreesClassifier
 
         scale = scale_of(task)
@@ -198,6 +204,7 @@ class ExtraTrees(Baseline):
         forest.fit(scale.transform(task.labelled_rows), task.labels)
 
         def build_trees() -> ModelKind:
+            """Return the forest as tensors of nodes."""
             values = [
                 np.zeros((tree.tree_.node_count, task.classes)) for tree in forest.estimators_
             ]
@@ -229,6 +236,7 @@ class GradientBoosting(Baseline):
     title = "Gradient boosting"
 
     def fit(self, task: SoloTask) -> Predictor:
+        """Choose the number of rounds by held-out log-likelihood, then fit all labelled rows."""
         scale = scale_of(task)
         scaled_nF = scale.transform(task.labelled_rows)
         labels_n = task.labels
@@ -250,6 +258,7 @@ class GradientBoosting(Baseline):
     def _fit_booster(
         self, task: SoloTask, scaled_nF: FloatArray, labels_n: IntArray, rounds: int
     ) -> Any:
+        """Return boosted trees after so many rounds; leaf sizes follow the number of labels."""
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         least = min(max(len(task.labels) // (4 * task.classes), 1), _MOST_IN_A_LEAF)
@@ -267,7 +276,7 @@ class GradientBoosting(Baseline):
 
     @staticmethod
     def _build_trees(model: Any, scale: Any, task: SoloTask) -> ModelKind:
-        """Return the trees of a fitted model; two classes have one tree a round, of the second."""
+        """Return a fitted model's trees; with two classes a round has one tree, of the second."""
         seen = model.classes_
         trees = []
         bias = np.full(task.classes, UNSEEN)
@@ -305,7 +314,7 @@ def fit_ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predict
 def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) -> list[Predictor]:
     """Return a regression from the features of the task's `rows`, (R,), to each of the targets.
 
-    They share their strength, which leave-one-out errors of all choose together.
+    All share one regularisation strength, chosen by the sum of their leave-one-out errors.
 
     Args:
         targets: each (R, K).
@@ -333,12 +342,13 @@ def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) ->
 def fit_best_ridge(
     columns_RC: FloatArray, targets_RT: FloatArray, strengths: Sequence[float]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the weights (T, C) and biases (T,) of the ridge regression with the least
-    leave-one-out error of all targets.
+    """Return weights (T, C) and biases (T,) of the ridge regression with the least leave-one-out
+    error.
 
-    Of more rows than columns the errors follow from the eigenvectors of X^T X, on which rows are
-    projected once (G. Golub, M. Heath, G. Wahba, Technometrics 21, 1979, section 2): scikit-learn
-    multiplies all rows by a matrix for each strength, and takes several times as long.
+    The error is over all targets. With more rows than columns it follows from the eigenvectors of
+    X^T X, on which rows are projected once (G. Golub, M. Heath, G. Wahba, Technometrics 21, 1979,
+    section 2): scikit-learn multiplies all rows by a matrix for each strength, and takes several
+    times as long.
     """
     from sklearn.linear_model import RidgeCV
 
@@ -356,6 +366,7 @@ def fit_best_ridge(
     squares_RC = np.square(along_RC)
 
     def compute_error(strength: float) -> float:
+        """Return the mean squared leave-one-out error at this strength."""
         shrink_C = 1 / (sizes_C + strength)
         rest_RT = centred_RT - along_RC @ (shrink_C[:, None] * along_CT)
         others_R = 1 - 1 / rows - squares_RC @ shrink_C
@@ -369,11 +380,15 @@ def fit_best_ridge(
 def _regression_on_cosines(
     scale: Any, cosines: Any, weights_KC: FloatArray, bias_K: FloatArray
 ) -> Predictor:
+    """Return the predictor of a regression on standardised rows and their random cosines."""
+
     def score_rows(features_BF: FloatArray) -> FloatArray:
+        """Return scores (B, K) of rows."""
         columns_BC = _stack_columns(scale.transform(features_BF), cosines)
         return np.asarray(columns_BC @ weights_KC.T + bias_K, dtype=np.float64)
 
     def build_network() -> FittedModel:
+        """Return the regression as a network on unscaled rows."""
         features = len(scale.mean_)
         directions_CF, phases_C = unscale_layer(
             scale, cosines.random_weights_.T, cosines.random_offset_
@@ -422,13 +437,15 @@ class _SpreadLabels(Baseline):
         return next(iter(self.fit_together([task])))
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> Iterable[Predictor]:
-        """Fit each when it is asked for; the paths between labelled rows are walked once."""
+        """Fit each task when its predictor is requested; paths between labelled rows are found
+        once.
+        """
         whole = max(tasks, key=lambda task: len(task.labels))
         return (self._fit_to_spread(task, _spread_once(task, whole)) for task in tasks)
 
     @abstractmethod
     def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
-        """Learn from labels of all rows; 0 in rows that none reached."""
+        """Return a predictor from spread labels (N, K) of all rows; 0 in rows that none reached."""
 
 
 class Spreading(_SpreadLabels):
@@ -443,6 +460,7 @@ class Spreading(_SpreadLabels):
     title = "Label spreading"
 
     def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
+        """Return a predictor of the mean spread label of a row's nearest training rows."""
         from sklearn.neighbors import NearestNeighbors
 
         reached_RK = labels_NK[labels_NK.any(axis=1)]
@@ -451,10 +469,12 @@ class Spreading(_SpreadLabels):
         nearest.fit(rows_RF)
 
         def score_rows(features_BF: FloatArray) -> FloatArray:
+            """Return the mean label of each row's nearest training rows, (B, K)."""
             neighbours = nearest.kneighbors(features_BF, return_distance=False)
             return np.asarray(reached_RK[neighbours].mean(axis=1), dtype=np.float64)
 
         def build_network() -> FittedModel:
+            """Return the same as a network that stores the training rows."""
             neighbour_count = [nearest.n_neighbors]
             return FittedModel(
                 Nearest({"rows": rows_RF, "shares": reached_RK, "neighbours": neighbour_count})
@@ -475,7 +495,7 @@ class SpreadingStudent(_SpreadLabels):
 
 
 def _spread_once(task: SoloTask, whole: SoloTask) -> FloatArray:
-    """Return the spread labels (N, K) of a task, or those that were kept."""
+    """Return the spread labels (N, K) of a task, computed or from the store of fits."""
     return score_once("spread", task, lambda: _spread_labels(task, whole))
 
 
@@ -517,10 +537,10 @@ def _spread_labels(task: SoloTask, whole: SoloTask) -> FloatArray:
 
 
 def _take_reach(task: SoloTask, whole: SoloTask, nearest_NN: IntArray) -> FloatArray:
-    """Return how far each label of a task reaches the others, by each count of nearest rows and
-    each alpha, (C, A, n, n).
+    """Return how much each label of a task contributes to the others, (C, A, n, n).
 
-    It is a part of the table of `whole`, where that has all labels of the task.
+    For each number C of nearest rows and each alpha. It is taken from the table of `whole`, if that
+    has all labels of the task.
     """
     order = np.argsort(whole.labelled)
     place_n = np.searchsorted(whole.labelled, task.labelled, sorter=order)
@@ -534,7 +554,9 @@ def _take_reach(task: SoloTask, whole: SoloTask, nearest_NN: IntArray) -> FloatA
 
 @lru_cache(maxsize=1)
 def _find_reach(nearest: bytes, labelled: bytes, count: int) -> FloatArray:
-    """Walk from all labelled rows; cached, since folds of the same labels ask for parts of it."""
+    """Compute the contributions of all labelled rows; cached, since folds of the same labels share
+    them.
+    """
     nearest_NN = np.frombuffer(nearest, dtype=np.int64).reshape(-1, count)
     labelled_n = np.frombuffer(labelled, dtype=np.int64)
     graphs = (graph_of(nearest_NN[:, :near]) for near in _NEAR)

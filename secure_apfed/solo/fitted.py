@@ -41,7 +41,7 @@ class ModelKind(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x_BF: Tensor) -> Tensor:
-        """Return shares (B, K), which are at least 0; a row of zeros says nothing."""
+        """Return class shares (B, K), at least 0; a row of zeros is no prediction."""
 
 
 class Simple(ModelKind):
@@ -52,6 +52,7 @@ class Simple(ModelKind):
     names: tuple[str, ...]
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
+        """Register the named tensors, which must be complete, finite and of fitting shapes."""
         super().__init__()
         if set(tensors) != set(self.names):
             raise ModelError(f"a model of {type(self).__name__} holds {', '.join(self.names)}")
@@ -72,6 +73,7 @@ class Layers(Simple):
     """
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
+        """Name the tensors w0, b0, w1, b1 and so on, as many as there are."""
         self.names = tuple(
             f"{kind}{index}" for index in range(len(tensors) // 2) for kind in ("w", "b")
         )
@@ -89,6 +91,7 @@ class Layers(Simple):
         )
 
     def _check_tensors(self) -> None:
+        """Raise ModelError unless each layer's input size is the former one's output size."""
         shapes = [tuple(buffer.shape) for buffer in self.buffers()]
         widths = [shape[0] for shape in shapes[1::2]]
         pairs = list(zip(shapes[::2], shapes[1::2], strict=True))
@@ -104,6 +107,7 @@ class Layers(Simple):
         return parts[0].shape[1], len(parts[-1])
 
     def forward(self, x_BF: Tensor) -> Tensor:
+        """Return class probabilities (B, K)."""
         parts = list(self.buffers())
         for index in range(0, len(parts), 2):
             x_BF = nn.functional.linear(
@@ -123,6 +127,7 @@ class Cosines(Simple):
     bias: Tensor
 
     def _check_tensors(self) -> None:
+        """Raise ModelError unless directions, phases and weights have fitting shapes."""
         (features, cosines), (classes,) = self.directions.shape, self.bias.shape
         if (self.phases.shape, self.linear.shape, self.waves.shape) != (
             (cosines,),
@@ -148,6 +153,9 @@ class Nearest(Simple):
     neighbours: Tensor
 
     def _check_tensors(self) -> None:
+        """Raise ModelError unless rows and shares have fitting shapes and the
+        number is in range.
+        """
         rows = len(self.rows)
         fits = self.rows.ndim == self.shares.ndim == 2 and len(self.shares) == rows
         if not fits or self.neighbours.numel() != 1 or not 1 <= float(self.neighbours) <= rows:
@@ -158,6 +166,7 @@ class Nearest(Simple):
         return self.rows.shape[1], self.shares.shape[1]
 
     def forward(self, x_BF: Tensor) -> Tensor:
+        """Return the mean shares of each row's nearest stored rows, (B, K)."""
         if torch.compiler.is_exporting():
             # ONNX has no cdist. Squares by a product of matrices, of the same order but for ties.
             distance_BR = self.rows.square().sum(1) - 2 * x_BF @ self.rows.T
@@ -207,6 +216,7 @@ class Trees(Simple):
     scale: Tensor
 
     def _check_tensors(self) -> None:
+        """Raise ModelError unless every node refers to nodes and features that exist."""
         nodes = len(self.feature)
         features = len(self.centre)
         inside = all(
@@ -233,6 +243,7 @@ class Trees(Simple):
         return len(self.centre), len(self.bias)
 
     def forward(self, x_BF: Tensor) -> Tensor:
+        """Walk all trees from their roots to the leaves; return their summed values, (B, K)."""
         x_BF = (x_BF - self.centre) / self.scale
         if self._single:
             x_BF = x_BF.float().double()
@@ -248,7 +259,7 @@ class Trees(Simple):
 
 
 def shares_of_one(shares_BK: Tensor) -> Tensor:
-    """Return probabilities (B, K), even ones of a row of which a model says nothing."""
+    """Return probabilities (B, K); uniform for a row without a prediction."""
     total_B1 = shares_BK.sum(1, keepdim=True)
     even_BK = torch.full_like(shares_BK, 1 / shares_BK.shape[1])
     return torch.where(total_B1 > 0, shares_BK / total_B1.clamp(min=LEAST), even_BK)
@@ -268,6 +279,9 @@ class Member(nn.Module):
     scale: Tensor
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Check and register the columns, their scaling, the weight, and the model. Raises
+        ModelError.
+        """
         super().__init__()
         own_tensors = {name: tensor for name, tensor in tensors.items() if "." not in name}
         kinds = {name.partition(".")[0] for name in tensors if "." in name}
@@ -299,6 +313,7 @@ class Member(nn.Module):
 
     @property
     def model(self) -> Simple:
+        """The model that reads the member's columns."""
         kind = self.get_submodule(self.kind)
         assert isinstance(kind, Simple)
         return kind
@@ -316,6 +331,9 @@ class Average(ModelKind):
     """
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
+        """Build the numbered members. Raises ModelError: none, too many, or of
+        different classes.
+        """
         super().__init__()
         parts = {name: torch.as_tensor(tensor) for name, tensor in tensors.items()}
         numbers = {name.partition(".")[0] for name in parts}
@@ -335,6 +353,7 @@ class Average(ModelKind):
         return max(member.end for member in members), members[0].classes
 
     def forward(self, x_BF: Tensor) -> Tensor:
+        """Return the weighted mean of the members' probabilities, (B, K)."""
         members = self.list_members()
         scores_MBK = torch.stack([member(x_BF) for member in members])
         weights = [member.share for member in members]
@@ -369,7 +388,7 @@ class View:
 
     @classmethod
     def for_whole_row(cls, features: int) -> "View":
-        """Return the view of a whole row as it is."""
+        """Return the view of a whole row, without scaling."""
         return cls(first=0, end=features, centre=np.zeros(features), scale=np.ones(features))
 
     @classmethod
@@ -404,13 +423,12 @@ def average_of(models: Sequence[tuple[View, "FittedModel"]]) -> "FittedModel":
 
 
 def blend_models(view: View, model: "FittedModel", others: "FittedModel") -> "FittedModel":
-    """Return the average of a model and of an average of others, with half the weight each.
+    """Return the average of a model and an average of others, each with half the weight.
 
     Args:
-        view: the columns that `model` reads; `others` stay at theirs.
+        view: the columns that `model` reads; `others` keep theirs.
 
-    Raises:
-        ModelError: `others` is no average of equal weights, or `model` is one.
+    Raises ModelError: `others` is not an average of equal weights, or `model` is one.
     """
     average = others.get_submodule(others.kind)
     if not isinstance(average, Average) or {member.share for member in average.list_members()} != {
@@ -429,11 +447,11 @@ def blend_models(view: View, model: "FittedModel", others: "FittedModel") -> "Fi
 def scores_of_network(
     columns: int, classes: int, *, are_shares: bool
 ) -> tuple[View, "FittedModel"]:
-    """Return a model that reads a network's class scores (B, K), and the columns that they are in.
+    """Return a model that reads a network's class scores (B, K) in a row, and their columns.
 
     Args:
-        columns: how many columns stand before them in a row.
-        are_shares: scores below 0 count as 0 and the others are shares; else shares are the
+        columns: how many columns precede them in a row.
+        are_shares: negative scores count as 0 and the others are shares; else shares are the
             scores' softmax.
     """
     end = columns + classes
@@ -456,13 +474,14 @@ class FittedModel(nn.Module):
     """A fitted model: rows (B, *shape) of any float dtype -> log-probabilities (B, K), float64."""
 
     def __init__(self, kind: ModelKind) -> None:
+        """Take a model, and name it by its kind, which its stored tensors state."""
         super().__init__()
         self.kind = next(name for name, model_class in KINDS.items() if type(kind) is model_class)
         self.add_module(self.kind, kind)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "FittedModel | None":
-        """Return the model in a state; None: there is none. Raises ModelError: a damaged one."""
+        """Return the model in a state; None: it has none. Raises ModelError: it is damaged."""
         kinds = {name.partition(".")[0] for name in tensors} & set(KINDS)
         if not kinds:
             return None
@@ -486,7 +505,7 @@ class FittedModel(nn.Module):
         return self.get_submodule(self.kind).get_shape()  # type: ignore[operator, no-any-return]  # torch types submodules as tensors
 
     def require_shape(self, features: int, classes: int) -> None:
-        """Raise ModelError: it reads other rows, or tells other classes."""
+        """Raise ModelError if it reads other rows, or predicts other classes."""
         if self._shape != (features, classes):
             raise ModelError(
                 f"a model of {self._shape[0]} numbers a row and {self._shape[1]} classes; expected "
@@ -494,7 +513,7 @@ class FittedModel(nn.Module):
             )
 
     def plain_head(self) -> nn.Linear:
-        """Return a layer for scores (B, K) that leaves them as they are."""
+        """Return a linear layer on scores (B, K) that is the identity."""
         head = nn.Linear(self.classes, self.classes, dtype=torch.float64)
         with torch.no_grad():
             head.weight.copy_(torch.eye(self.classes))
@@ -506,6 +525,7 @@ class FittedModel(nn.Module):
         return nn.Sequential(self, self.plain_head())
 
     def forward(self, features_B: Tensor) -> Tensor:
+        """Return log-probabilities (B, K), float64."""
         buffer = next(self.buffers())
         shares_BK = self.get_submodule(self.kind)(features_B.flatten(1).to(buffer))
         return shares_of_one(shares_BK).clamp(min=LEAST).log()
@@ -517,7 +537,7 @@ STUDENT_HEAD = "student_head"
 
 
 def join_scores_to_row(encoder: nn.Module, head: nn.Module) -> WithFeatures:
-    """Return what gives the row and, behind it, a network's class scores."""
+    """Return an encoder that outputs the row, followed by a network's class scores."""
     halves = OrderedDict({STUDENT_ENCODER: encoder, STUDENT_HEAD: head})
     return WithFeatures(nn.Sequential(halves))
 
@@ -526,14 +546,13 @@ def modules_in(
     tensors: Mapping[str, Tensor],
     fresh: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> tuple[nn.Module, nn.Module]:
-    """Return the encoder and head whose state this is.
+    """Return the encoder and head of this state.
 
-    A fitted model stands in the place of both, or behind an encoder, or behind the row and an
-    encoder (`WithFeatures`), or behind the row and the scores of a whole network
-    (`join_scores_to_row`). All else is as `fresh` makes it from the state of encoder and head.
+    A fitted model stands in place of both, or after an encoder, or after the row and an encoder
+    (`WithFeatures`), or after the row and the scores of a whole network (`join_scores_to_row`). All
+    else is as `fresh` makes it from the state of encoder and head.
 
-    Raises:
-        ModelError: a damaged fitted model.
+    Raises ModelError: a damaged fitted model.
     """
     fitted = FittedModel.from_tensors(remove_prefix("encoder", tensors))
     if fitted is not None:
@@ -557,8 +576,9 @@ def _network_beside(
     represented: Mapping[str, Tensor],
     fresh: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> nn.Module:
-    """Return what gives the row and the scores of a network in this state; see
-    `join_scores_to_row`.
+    """Return an encoder of the row and the scores of a network in this state.
+
+    See `join_scores_to_row`.
     """
     head_state = remove_prefix(STUDENT_HEAD, represented)
     encoder_state = remove_prefix(STUDENT_ENCODER, represented)
@@ -575,9 +595,9 @@ def build_regression_layers(
     classes: int,
     below: Sequence[tuple[np.ndarray, np.ndarray]] = (),
 ) -> Layers:
-    """Return scikit-learn's softmax regression (K', F) on standardised rows, behind layers `below`.
+    """Return scikit-learn's softmax regression (K', F) on standardised rows, after layers `below`.
 
-    If two classes were seen, it has one row, of the second.
+    For two classes scikit-learn has one row, of the second.
     """
     weight = np.atleast_2d(np.asarray(coefficients))
     bias = np.atleast_1d(np.asarray(offsets))
@@ -621,7 +641,7 @@ def assemble_trees(
 ) -> Trees:
     """Build trees from `feature`, `threshold`, `left`, `right` (V,) and `values` (V, K) of each.
 
-    The children of a leaf are -1; no other node stands before its parent.
+    The children of a leaf are -1; no other node comes before its parent.
     """
     starts = np.cumsum([0, *(len(tree["feature"]) for tree in trees)])
     parts: dict[str, list[np.ndarray]] = {name: [] for name in Trees.names[:5]}
@@ -648,7 +668,7 @@ def assemble_trees(
 
 
 def _compute_depth(tree: Mapping[str, np.ndarray]) -> int:
-    """Return how many nodes stand below the root on the longest path, counted level by level."""
+    """Return the number of nodes below the root on the longest path, counted level by level."""
     depth = 0
     level = np.zeros(1, dtype=np.int64)  # the root
     while True:

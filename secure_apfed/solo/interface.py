@@ -80,10 +80,10 @@ class SoloTask:
         *,
         labels_N: Tensor | None = None,
     ) -> Self:
-        """Return some of a run's training rows, and the labels of those that have one.
+        """Return some of a run's training rows, with the labels of those that have one.
 
         Args:
-            data: what the active has, with the labels that the run may learn from.
+            data: the active's, with the labels that the run may learn from.
             rows_U: which of its training rows, ascending, (U,).
             labels_N: of all rows of its table, on the CPU; None: those of the table.
         """
@@ -114,7 +114,7 @@ class SoloTask:
         train: TrainSettings | None = None,
         measure: Measure = ACCURACY,
     ) -> Self:
-        """Make a task of rows (N, *shape), arrays or tensors on the CPU."""
+        """Return a task of rows (N, *shape), arrays or tensors on the CPU."""
         rows = np.asarray(features, dtype=np.float64)
         if rows.ndim < 2:
             raise DataError(f"solo: features are a table or images, got shape {rows.shape}")
@@ -131,6 +131,7 @@ class SoloTask:
         )
 
     def __post_init__(self) -> None:
+        """Check rows, labelled positions and labels against each other. Raises DataError."""
         check_flat_rows(self.features, self.shape)
         rows = len(self.features)
         at = self.labelled
@@ -158,7 +159,7 @@ class SoloTask:
 
     @property
     def labelled_rows(self) -> FloatArray:
-        """(n, F)."""
+        """The features of the labelled rows, (n, F)."""
         return self.features[self.labelled]
 
     @property
@@ -168,9 +169,10 @@ class SoloTask:
 
     @property
     def few(self) -> Self:
-        """The same with all labelled rows and, of the others, so many that `MOST_ROWS` are left.
+        """The task with at most `MOST_ROWS` rows: all labelled ones, and some of the others.
 
-        Of more labels than that the table beside a run draws some, and a run's own model none.
+        With more labels than that, the table of a run's baselines samples them; a run's own model
+        does not.
         """
         rows = self.few_rows
         if len(rows) == len(self.features):
@@ -179,7 +181,7 @@ class SoloTask:
 
     @property
     def few_rows(self) -> IntArray:
-        """The rows that `few` has, in its order, at most (N,)."""
+        """The indices of the rows in `few`, in its order, at most (N,)."""
         rows = len(self.features)
         known = len(self.labelled)
         if rows <= MOST_ROWS or known == rows:
@@ -190,7 +192,7 @@ class SoloTask:
         return np.concatenate([self.labelled, np.sort(drawn)])
 
     def select_rows(self, rows: IntArray) -> Self:
-        """Return the task of some of its rows, distinct and ascending, with their labels."""
+        """Return the task of these rows, distinct and ascending, with their labels."""
         is_kept_n = np.isin(self.labelled, rows)
         return replace(
             self,
@@ -200,17 +202,19 @@ class SoloTask:
         )
 
     def drop_labels(self, part: IntArray) -> Self:
-        """Return the same task without these of the labels, whose rows stay."""
+        """Return the task without these labels, whose rows stay as unlabelled ones."""
         kept = np.setdiff1d(np.arange(len(self.labels)), part)
         return replace(self, labelled=self.labelled[kept], labels=self.labels[kept])
 
     def derive_random_state(self, *purpose: str | int) -> int:
-        """Return a seed for scikit-learn, which takes 32 bits, for one purpose of this task."""
+        """Return a 32-bit seed for scikit-learn, for one purpose of this task."""
         return derive_seed(self.seed, "solo", *purpose) % 2**32
 
 
 def measure_of_classes(config: RunSettings) -> Measure:
-    """Return by what a run ranks models of classes; of ranges of numbers that is the accuracy."""
+    """Return the measure by which models are ranked; accuracy where classes are
+    ranges of numbers.
+    """
     measure = MEASURES[config.measure]
     return measure if "classification" in measure.tasks else ACCURACY
 
@@ -229,9 +233,7 @@ class Predictor:
     kept: Callable[[], nn.Module] | None = field(default=None, repr=False)
 
     def compute_scores(self, features_BF: FloatArray) -> FloatArray:
-        """Return scores (B, K) of rows, computed in blocks: a model may make thousands of numbers a
-        row.
-        """
+        """Return scores (B, K) of rows, computed in blocks to limit memory."""
         ends = range(BLOCK, len(features_BF), BLOCK)
         return np.concatenate([self.of_block(part) for part in np.split(features_BF, ends)])
 
@@ -249,15 +251,20 @@ class Baseline(ABC):
 
     @abstractmethod
     def fit(self, task: SoloTask) -> Predictor:
-        """Learn from the labelled rows and, as the baseline likes, from the unlabelled ones."""
+        """Fit a model to the labelled rows and, depending on the baseline, to the
+        unlabelled ones.
+        """
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> Iterable[Predictor]:
-        """Fit each as by itself, when it is asked for; they differ in which rows have a label."""
+        """Fit each task as by itself, when its predictor is requested.
+
+        The tasks differ only in which rows have a label, so a baseline may share work among them.
+        """
         return map(self.fit, tasks)
 
 
 def check_flat_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
-    """Return the rows; DataError: they are not finite, or not rows of this shape, flattened."""
+    """Return the rows. Raises DataError: not finite, or not flattened rows of this shape."""
     width = math.prod(shape)
     if features_BF.ndim != 2 or features_BF.shape[1] != width or not len(features_BF):
         raise DataError(
@@ -275,12 +282,12 @@ def check_flat_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
 def split_folds(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
     """Return disjoint parts of the labelled rows, as positions in `labels_n`.
 
-    Each class is spread over the parts as evenly as it goes. There are `folds` parts, or as many as
-    the rarest class has labels if that is fewer: what is left then holds the classes in the same
-    shares. (Held out from two labels each in five parts, a class would be the rarest of those left,
-    and ridge regression was right about none of them.) The only label of a class is never held
-    out, so every class that can be predicted stays known. Empty where every class has one label;
-    the first of `folds` parts alone where there are `ENOUGH_LABELS`.
+    Each class is spread over the parts as evenly as possible. There are `folds` parts, or as many
+    as the rarest class has labels if that is fewer: the remaining labels then have the same class
+    shares. (With two labels a class and five parts, the held-out class would be the rarest in
+    training, and ridge regression was right about none of them.) The only label of a class is never
+    held out, so every class stays known. Empty if every class has one label; only the first of
+    `folds` parts from `ENOUGH_LABELS` labels on.
     """
     drawn = np.random.default_rng(derive_seed(seed, "solo", "folds"))
     members = [np.flatnonzero(labels_n == label) for label in np.unique(labels_n)]
@@ -303,7 +310,7 @@ _PREDICTORS: ContextVar[dict[str, Predictor] | None] = ContextVar("predictors", 
 
 @contextmanager
 def use_fit_store(store: FitStore) -> Iterator[None]:
-    """Let this store keep and tell fits while the block runs."""
+    """Cache fits in this store during the block."""
     before = _STORE.set(store)
     try:
         yield
@@ -313,13 +320,14 @@ def use_fit_store(store: FitStore) -> Iterator[None]:
 
 @contextmanager
 def cache_fits() -> Iterator[None]:
-    """Keep fits in memory while the block runs, if no store is named.
+    """Cache fits in memory during the block, unless a store is in use.
 
     It serves one task and parts of its labels.
     """
     kept: dict[str, bytes] = {}
 
     def make_once(name: str, make: Callable[[], bytes]) -> bytes:
+        """Return the stored bytes of this name, or make and store them."""
         if name not in kept:
             kept[name] = make()
         return kept[name]
@@ -333,14 +341,14 @@ def cache_fits() -> Iterator[None]:
 
 
 def fit_name(baseline: Baseline, task: SoloTask) -> str:
-    """Return what a baseline's fits are kept by, beside rows and labels."""
+    """Return the name under which a baseline's fits are stored, besides rows and labels."""
     if not baseline.reads_measure or task.measure.name == ACCURACY.name:
         return baseline.name
     return f"{baseline.name}-by-{task.measure.name}"
 
 
 def fit_once(baseline: Baseline, task: SoloTask) -> Predictor:
-    """Return the baseline fitted to this task; the same object within `fits_kept_meanwhile`."""
+    """Return the baseline fitted to this task; the same object within `cache_fits`."""
     fitted = _PREDICTORS.get()
     if fitted is None:
         return baseline.fit(task)
@@ -359,10 +367,10 @@ def fit_network_once(
     *,
     labels: bool = True,
 ) -> nn.Module:
-    """Return, to be evaluated, the network that `fit` trains, or trained before for an equal task.
+    """Return the network that `fit` trains, or the stored one of an equal task, for evaluation.
 
-    Of the task the fit reads rows and seed, and labels and classes where it says so (`labels`), but
-    no settings of the run. `fresh` makes a network of the shape that `fit` returns.
+    The fit depends on rows and seed, and with `labels` also on labels and classes, but on no
+    settings of the run. `fresh` makes a network of the shape that `fit` returns.
     """
     draws, store = seed_draws(task.seed, "solo", name), _STORE.get()
     if store is None:
@@ -382,10 +390,9 @@ def score_once(
     labels: bool = True,
     of_run: bool = False,
 ) -> FloatArray:
-    """Return these scores, or those that were kept by this name for an equal task.
+    """Return these scores, or the stored ones of this name for an equal task.
 
-    They depend on the settings of the run's own network (`of_run`), and on labels, where it says
-    so.
+    With `of_run` they depend on the settings of the run's own network, with `labels` on the labels.
     """
     store = _STORE.get()
     if store is None:
@@ -397,7 +404,7 @@ def score_once(
 
 
 def _about_run(task: SoloTask, of_run: bool) -> str:
-    """Return a digest of the settings of the run's own network, where it is trained (`of_run`)."""
+    """Return a digest of the settings of the run's own network if `of_run`, else ""."""
     settings = task.model.model_dump_json() + task.train.model_dump_json() if of_run else ""
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
 

@@ -88,7 +88,10 @@ class Network(Baseline):
 
 
 def _attempt_that_learns(task: SoloTask) -> "_Attempt":
-    """Return the first whose loss falls by the first look; the last that is finite if none does."""
+    """Return the first training whose loss falls soon, trying higher rates.
+
+    If none does, the last one with a finite loss.
+    """
     blind = math.log(len(np.unique(task.labels)))
     best = attempt = _Attempt(task, task.train.learning_rate)
     loss = attempt.go_on(_FIRST_LOOK)
@@ -105,6 +108,9 @@ class _Attempt:
     """One training from fresh weights at one rate."""
 
     def __init__(self, task: SoloTask, rate: float) -> None:
+        """Build a fresh network with this learning rate, and place the labelled
+        rows on its device.
+        """
         train = task.train.model_copy(update={"learning_rate": rate})
         self.compute = Compute.from_settings(train)
         self._seed = task.seed
@@ -131,6 +137,9 @@ class _Attempt:
         self._steps = 0
 
     def finish_training(self) -> None:
+        """Train until the loss is small or the step limit is reached. Raises ModelError: it
+        diverged.
+        """
         loss = math.inf
         while self._steps < _MOST_STEPS and loss > _LEARNT:
             loss = self.go_on(_LOOK_EVERY)
@@ -146,6 +155,7 @@ class _Attempt:
         return sum(losses) / len(losses)
 
     def _take_step(self) -> float:
+        """Take one step on the next batch; return its loss."""
         if len(self._queue) < self._size:
             order = torch.arange(len(self._y_n))
             self._queue = shuffle_rows(order, self._seed, "solo", "batches", self._steps)
@@ -174,6 +184,9 @@ class Autoencoder(Baseline):
     title = "Autoencoder"
 
     def fit(self, task: SoloTask) -> Predictor:
+        """Fit an autoencoder to all rows, and a logistic regression to the codes of
+        labelled ones.
+        """
         from sklearn.preprocessing import StandardScaler
 
         scale = scale_of(task)
@@ -209,12 +222,14 @@ class Autoencoder(Baseline):
 
 
 def _fresh_coder(features: int) -> nn.Module:
+    """Return an untrained encoder of so many features."""
     return nn.Sequential(
         nn.Linear(features, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, _CODE), nn.ReLU()
     )
 
 
 def _pretrain_encoder(x_NF: Tensor, draws: Draws) -> nn.Module:
+    """Return the encoder of a denoising autoencoder trained on these rows."""
     features = x_NF.shape[1]
     with draws:
         encoder = _fresh_coder(features)
@@ -259,7 +274,7 @@ class MixMatch(Baseline):
         return self.fit_together([task])[0]
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> list[Predictor]:
-        """Fit these tasks at the same time.
+        """Fit these tasks at the same time, as parallel networks.
 
         Raises DataError: they differ in more than which rows have a label.
         """
@@ -274,11 +289,13 @@ class MixMatch(Baseline):
         trained: list[nn.Module] = []
 
         def fit_network(draws: Draws, place: int) -> nn.Module:
+            """Train the networks of all tasks at the first call; return the one at this index."""
             if not trained:
                 trained.extend(_train_networks(rows, draws))
             return trained[place]
 
         def build_predictor(place: int) -> Predictor:
+            """Return the predictor of the task at this index."""
             network = fit_network_once(
                 self.name,
                 tasks[place],
@@ -288,6 +305,7 @@ class MixMatch(Baseline):
 
             @torch.no_grad()
             def score_rows(features_BF: FloatArray) -> FloatArray:
+                """Return class probabilities (B, K)."""
                 scaled_BF = torch.from_numpy(scale.transform(features_BF)).float()
                 logits_BK: Tensor = network(scaled_BF)
                 return logits_BK.double().softmax(1).numpy()
@@ -311,6 +329,7 @@ class _Rows:
 
     @classmethod
     def from_task(cls, task: SoloTask, x_NF: Tensor) -> Self:
+        """Separate a task's scaled rows into labelled and unlabelled ones."""
         unlabelled = torch.ones(len(x_NF), dtype=torch.bool)
         unlabelled[task.labelled] = False
         x_nF = x_NF[task.labelled]
@@ -319,6 +338,7 @@ class _Rows:
 
 
 def _make_network(features: int, classes: int) -> nn.Sequential:
+    """Return an untrained perceptron of two hidden layers."""
     return nn.Sequential(
         nn.Linear(features, _WIDTH),
         nn.ReLU(),
@@ -332,6 +352,7 @@ class _ParallelNetworks(nn.Module):
     """A set of copies of one network that train apart; rows (G, B, F) -> logits (G, B, K)."""
 
     def __init__(self, network: nn.Sequential, copies: int) -> None:
+        """Stack so many copies of a network's weights along a first axis."""
         super().__init__()
         layers = [layer for layer in network if isinstance(layer, nn.Linear)]
         self.weights = nn.ParameterList(
@@ -340,6 +361,7 @@ class _ParallelNetworks(nn.Module):
         self.biases = nn.ParameterList(layer.bias.detach().repeat(copies, 1) for layer in layers)
 
     def forward(self, x_GBF: Tensor) -> Tensor:
+        """Apply copy g to rows g, for all copies at once."""
         first, middle, last = zip(self.weights, self.biases, strict=True)
         hidden_GBW = _one_by_one(x_GBF, *first).relu()
         hidden_GBW = torch.baddbmm(middle[1][:, None], hidden_GBW, middle[0].mT).relu()
@@ -347,7 +369,7 @@ class _ParallelNetworks(nn.Module):
 
     @torch.no_grad()
     def split_networks(self, network: nn.Sequential) -> list[nn.Module]:
-        """Return each copy as a network by itself, of the shape of this one."""
+        """Return each copy as a network of its own, shaped like this one."""
         found: list[nn.Module] = []
         for place in range(len(self.weights[0])):
             alone = copy.deepcopy(network).requires_grad_(False)
@@ -360,8 +382,9 @@ class _ParallelNetworks(nn.Module):
 
 
 def _one_by_one(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
-    """Apply layers one by one: a batched product of such narrow matrices would round gradients
-    otherwise.
+    """Apply the copies' layers one by one.
+
+    A batched product of such narrow matrices would round gradients differently.
     """
     of_each = zip(x_GBF, weight_GWF, bias_GW, strict=True)
     return torch.stack([F.linear(x_BF, weight, bias) for x_BF, weight, bias in of_each])
@@ -408,7 +431,7 @@ def _compute_frequencies(labels: Iterable[Tensor]) -> Tensor:
 
 
 def _draw_rows(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
-    """Draw places (B,) among so many rows, of each part by the same random numbers."""
+    """Draw indices (B,) below each size, from the same random numbers for every part."""
     state = draw.get_state()
     drawn = []
     for size in sizes:
@@ -422,6 +445,7 @@ def _take_rows(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
 
 
 def _augment_rows(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
+    """Return rows with noise, and with some features set to their mean 0."""
     shape = x_GBF.shape[1:]
     noisy_GBF = x_GBF + _NOISE * torch.randn(shape, generator=draw)
     return noisy_GBF * (torch.rand(shape, generator=draw) >= _DROPPED)
@@ -467,12 +491,12 @@ def _compute_loss(networks: nn.Module, x_GMF: Tensor, y_GMK: Tensor, *, weight: 
 
 
 def flatten_parameters(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Tensor]:
-    """Return one parameter (P,), and its gradient, of which those of the networks are views.
+    """Return all parameters as one (P,), and its gradient; the networks' own become views of them.
 
-    Of a network with a few small layers most of a step's time is spent between the parameters, not
-    on them. Numbers move as they would apart: each by its own gradient.
+    For a few small layers most of a step's time is spent between the parameters, not on them.
+    Numbers change as they would separately: each by its own gradient.
 
-    Before each step the gradient is set to 0 in place: dropped, the views would lose it.
+    Before each step set the gradient to 0 in place: if it were dropped, the views would lose it.
     """
     apart = [weight for network in networks for weight in network.parameters()]
     flat_P = nn.Parameter(torch.cat([weight.detach().flatten() for weight in apart]))
@@ -485,7 +509,7 @@ def flatten_parameters(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Ten
 
 
 def separate_parameters(network: nn.Module) -> nn.Module:
-    """Give each parameter its own memory again, without a gradient; return the network."""
+    """Give each parameter its own memory again, without gradient; return the network."""
     for weight in network.parameters():
         weight.data = weight.data.clone()
         weight.grad = None
