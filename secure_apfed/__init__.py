@@ -171,7 +171,7 @@ _HOME: dict[str, str] = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load an everyday name from its home; those not listed above are of `apfed_protocols`."""
+    """Load an everyday name from its module; other names are those of `apfed_protocols`."""
     if name == "__version__":
         return version("secure-apfed")
     if name not in __all__:

@@ -175,6 +175,7 @@ def run(
 def _prepare_folders(
     config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
 ) -> None:
+    """Create the parties' folders and files, and print the command that starts each party."""
     from secure_apfed.organisations.local import prepare_parties, relay_command
     from secure_apfed.runs import folder as run_folder
     from secure_apfed.runs.run import WAYS
@@ -194,7 +195,7 @@ def _prepare_folders(
 
 
 def _refuse_contributions(transport: TransportName, *, resume: bool, several: bool) -> None:
-    """Refuse --contributions where no single whole run of this process can be compared."""
+    """Refuse --contributions unless one whole run in this process can be compared."""
     study = "secure-apfed study who-helped CONFIG"
     if transport is not TransportName.memory:
         raise typer.BadParameter(
@@ -214,7 +215,9 @@ def _refuse_contributions(transport: TransportName, *, resume: bool, several: bo
 
 
 def _load_several_passives(config: "Config") -> "VerticalData":
-    """Load the run's tables; refuse before any training where no passive can be left out."""
+    """Load the run's tables; refuse, before any training, a run in which no passive can be left
+    out.
+    """
     from secure_apfed.data import load_data
     from secure_apfed.runs.worth import check_leaving_out
 
@@ -226,6 +229,7 @@ def _load_several_passives(config: "Config") -> "VerticalData":
 def _run_seeds(
     config: "Config", folder: Path, seeds: int, jobs: int, *, baselines: bool, as_json: bool
 ) -> None:
+    """Run under several seeds, and print or show the answer of that study."""
     from apfed_experiments.several import declare_study
 
     study = declare_study(config, folder, seeds=seeds, baselines=baselines)
@@ -257,6 +261,7 @@ def _check_what_follows(config: "Config", folder: Path) -> None:
 def _run_training(
     config: "Config", folder: Path, how: dict[str, Any], *, as_json: bool, json_events: bool
 ) -> "RunResult":
+    """Train a run with progress on the terminal; an interruption says how to continue."""
     from secure_apfed.runs.run import run
 
     try:
@@ -389,7 +394,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 
 
 def _describe_plugins() -> str | None:
-    """Return the names that installed packages declare, for the help of a command."""
+    """Return the plug-in names that installed packages declare, for a command's help."""
     if "--help" not in sys.argv:  # reading them takes a while
         return None
     from secure_apfed.settings.plugins import GROUPS, list_declared

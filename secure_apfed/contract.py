@@ -47,6 +47,7 @@ class Participant(Settings):
 
     @model_validator(mode="after")
     def _name_fits(self) -> Self:
+        """Check a party's name; aggregator and dealer are named like their role."""
         if self.name != self.role:
             check_parties([self.name])
         return self
@@ -83,6 +84,7 @@ class RepresentationTerms(Settings):
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
+        """Refuse rows of too many numbers, and a minimum norm above the maximum."""
         if math.prod(self.shape) > _MOST_NUMBERS:
             raise ValueError(
                 f"a row has at most {_MOST_NUMBERS} numbers, got the shape {self.shape}"
@@ -116,6 +118,7 @@ class AnsweredSteps(Settings):
 
     @model_validator(mode="after")
     def _steps_rise(self) -> Self:
+        """Refuse a first step after the last."""
         if self.first > self.last:
             raise ValueError(f"steps go from the first to the last, got {self.first}, {self.last}")
         return self
@@ -137,7 +140,7 @@ class Resumption(Settings):
 
     @model_serializer(mode="wrap")
     def _leave_out_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write no empty `answered`, so that stored contracts keep their digests."""
+        """Omit an empty `answered`, so that stored contracts keep their digests."""
         written: dict[str, Any] = write(self)
         if not self.answered:
             del written["answered"]
@@ -191,6 +194,7 @@ class Contract(Settings):
 
     @model_validator(mode="after")
     def _parties_fit(self) -> Self:
+        """Refuse names equal up to case, and terms for other passives than take part."""
         names = [item.name for item in self.participants]
         if len({name.casefold() for name in names}) != len(names):
             raise ValueError(f"participants are all different, got {', '.join(names)}")
@@ -214,16 +218,20 @@ class Contract(Settings):
 
     @property
     def run(self) -> str:
-        """Digest of the contract of the run's first session, hex: which run it is."""
+        """The digest of the contract of the run's first session, hex, which identifies the run."""
         return self.resumes.run if self.resumes else self.digest.hex()
 
     @property
     def is_at_start(self) -> bool:
-        """True if no step was trained before: what is revealed once in a run is revealed now."""
+        """True if no step was trained before, so that what is revealed once a run
+        is revealed now.
+        """
         return self.resumes is None or self.resumes.step == 0
 
     def circle_of(self, step: int) -> tuple[str, ...] | None:
-        """Return the passives among whom this step was answered before; None: it was not."""
+        """Return the passives that answered this step together before; None: it was
+        not answered.
+        """
         answered = self.resumes.answered if self.resumes else ()
         index = bisect_right(answered, step, key=lambda steps: steps.first) - 1
         if index < 0 or step > answered[index].last:
@@ -231,9 +239,9 @@ class Contract(Settings):
         return answered[index].passives
 
     def keep_to_circle(self, step: int, present: Sequence[str]) -> list[str]:
-        """Return those present who answer this step: all, or those who answered it before.
+        """Return which present passives answer this step: all, or those that answered it before.
 
-        Raises PartyLeftError: one of these is not present.
+        Raises PartyLeftError: one of the latter is not present.
         """
         circle = self.circle_of(step)
         if circle is None:

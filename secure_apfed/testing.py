@@ -127,6 +127,9 @@ def check_labeller(labeller: Labeller) -> None:
 
 
 def _draw_people(seed: int) -> tuple[Floats, Integers, Integers]:
+    """Return features of random people in one cluster a class, and the positions and labels of
+    some.
+    """
     generator = np.random.default_rng(seed)
     classes_U = generator.permutation(np.arange(_PEOPLE) % _CLASSES)
     centres_KF = 3 * generator.standard_normal((_CLASSES, _COLUMNS))
@@ -136,7 +139,7 @@ def _draw_people(seed: int) -> tuple[Floats, Integers, Integers]:
 
 
 def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers) -> None:
-    """Check that votes for a class add up over the labels that name it."""
+    """Raise PromiseError unless votes for a class add up over the labels that name it."""
     name = type(labeller).__name__
     if not isinstance(labeller, LinearLabeller):
         raise PromiseError(f"{name} says linear = True, and is no LinearLabeller with a matrix")
@@ -155,7 +158,9 @@ def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers)
 
 
 def _check_model(labeller: Labeller) -> None:
-    """Check that votes on others reveal a labelled person's features no better than mu says."""
+    """Raise PromiseError if votes on others reveal a labelled person's features better than mu
+    allows.
+    """
     name = type(labeller).__name__
     mu = labeller.model.mu
     features_UF, labelled_n, labels_n = _draw_people(0)
@@ -167,6 +172,7 @@ def _check_model(labeller: Labeller) -> None:
     others_U = np.setdiff1d(np.arange(_PEOPLE), labelled_n[:1])
 
     def collect_votes(rows_UF: Floats) -> Floats:
+        """Return votes on the other people, by question."""
         labellers = (labeller.for_question(b"measured %d" % number) for number in range(_QUESTIONS))
         return np.stack(
             [
@@ -264,6 +270,7 @@ def check_defence(make: Callable[[], GradientDefence]) -> None:
 def _run_defence(
     defence: GradientDefence, gradient_BD: Tensor, leaving: Leaving, seed: int
 ) -> Tensor:
+    """Run a defence with seeded global generators, which it must not use."""
     with keep_random_state():
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002 - what a defence must not read

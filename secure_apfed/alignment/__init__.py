@@ -37,8 +37,10 @@ __all__ = [
 
 
 def check_alignment(settings: AlignmentSettings) -> None:
-    """Refuse an unknown protocol, one that shows what is to stay hidden, ambiguous formats, and a
-    largest set that would take others too much memory by its announcement alone.
+    """Refuse settings of an alignment that cannot or must not run.
+
+    These are an unknown protocol, one that reveals overlaps that must stay hidden, ambiguous date
+    formats, and a maximum of IDs whose announcement alone would use up the peers' memory.
     """
     id_rules(settings)
     if settings.backend not in SET_INTERSECTIONS:
@@ -63,7 +65,7 @@ def check_alignment(settings: AlignmentSettings) -> None:
 
 
 def require_overlaps_shown(settings: AlignmentSettings, party: str) -> None:
-    """Refuse to tell, or to ask, which people a party knows. Raises ConfigError: that is hidden."""
+    """Refuse joint prediction if the people a party knows must stay hidden. Raises ConfigError."""
     if settings.pairwise_overlaps == "hidden":
         raise ConfigError(
             f"{party}: alignment.pairwise_overlaps is hidden, and joint prediction tells the "
@@ -73,7 +75,7 @@ def require_overlaps_shown(settings: AlignmentSettings, party: str) -> None:
 
 
 def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> list[bytes]:
-    """Return the IDs of `party` as the bytes that the parties agreed on, one a row."""
+    """Return the IDs of `party` as bytes in the agreed normal form, one a row."""
     return encode_ids(party, ids, id_rules(settings), maximum_ids=settings.maximum_ids)
 
 
@@ -86,14 +88,17 @@ def make_intersection(
     sizes: Mapping[str, int] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> SetIntersection:
-    """Return the protocol that `settings` names, for one `session` that is used once.
+    """Return the configured protocol for one `session`, which is used once.
 
-    `dealer` names the party that hands out randomness where the protocol needs one, `output`
-    what opens. With a dealer, `sizes` are what the parties announce in place of their true numbers
-    of IDs. All parties must agree on all of these. `progress` is told of this party's work.
-    The IDs must come from `canonical_ids`; peers with another normalisation are refused. Where the
-    settings name a history, making a role notes it, and raises DataError where a peer had all its
-    runs or the session was used before.
+    Args:
+        dealer: the party that supplies randomness, where the protocol needs one.
+        output: what is revealed.
+        sizes: with a dealer, the numbers of IDs that parties announce in place of their true ones.
+        progress: called with the progress of this party's work.
+
+    All parties must agree on these. The IDs must come from `canonical_ids`; peers with another
+    normalisation are refused. If the settings name a history, creating a role records the run
+    there, and raises DataError if a peer had all its runs or the session was used before.
     """
     check_alignment(settings)
 
@@ -113,10 +118,10 @@ def make_intersection(
 
 
 def most_guesses(settings: AlignmentSettings) -> Guesses:
-    """Return the most IDs that a deviating active (`hub`) or passive can try in an intersection.
+    """Return the most IDs that a deviating active (`hub`) or passive can test in an intersection.
 
-    A session runs a backend that can be resumed in buckets, whose lists are filled up: a party may
-    use the filling, too.
+    Protocols in buckets pad their lists to fixed sizes, and a deviating party may use the padding,
+    too.
     """
     largest = settings.maximum_ids
     backend = SET_INTERSECTIONS[settings.backend]

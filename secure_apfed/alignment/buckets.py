@@ -58,6 +58,7 @@ def compute_capacity(size: int, buckets: int) -> int:
     enough = math.log(buckets) + _OVERFLOW_BITS * math.log(2)
 
     def is_rare(often: int) -> bool:
+        """Return whether more than `often` IDs in one bucket are improbable enough."""
         share = often / size
         expected = 1 / buckets
         rest = (1 - share) * math.log((1 - share) / (1 - expected)) if share < 1 else 0.0
@@ -74,7 +75,7 @@ def fingerprint_ids(
     key: bytes,
     worked: Callable[[int], None] = lambda ids: None,
 ) -> bytes:
-    """Return 32 bytes that tell whether a party has the same IDs in the same rows again."""
+    """Return 32 bytes that are equal if a party has the same IDs in the same rows."""
     whole = _make_hasher(key)
     for piece in encode_pieces(me, ids, id_rules(settings)):
         whole.update(_hash_ids(piece, key))
@@ -104,6 +105,7 @@ class BucketedIds:
         folder: Path | None = None,
         worked: Callable[[int], None] = lambda ids: None,
     ) -> None:
+        """Read and digest all IDs, distribute them to buckets, and refuse repeated ones."""
         self._me = me
         self._secret = secret
         self._buckets = buckets
@@ -121,6 +123,7 @@ class BucketedIds:
     def _fill_buckets(
         self, ids: SizedIds, settings: AlignmentSettings, key: bytes, worked: Callable[[int], None]
     ) -> bytes:
+        """Write each ID's digest and row into its bucket; return the digest of all IDs."""
         whole = _make_hasher(key)
         first = 0
         self.clear()
@@ -156,6 +159,9 @@ class BucketedIds:
         return whole.digest()
 
     def _check_buckets(self) -> None:
+        """Refuse repeated IDs, and a bucket above its capacity. Raises DataError,
+        LocalProtocolError.
+        """
         for bucket in range(self._buckets):
             records = self._load_records(bucket)
             if len(records) > self.capacity:
@@ -171,6 +177,7 @@ class BucketedIds:
                 self._refuse_repeats(records)
 
     def _refuse_repeats(self, records: NDArray[np.void]) -> None:
+        """Raise DataError if two IDs of a bucket are equal; name their rows."""
         first: dict[bytes, int] = {}
         pairs = [
             (row, first_row)
@@ -186,9 +193,9 @@ class BucketedIds:
             )
 
     def load_bucket(self, bucket: int) -> tuple[list[bytes], Rows]:
-        """Return the entries of a bucket and the row of each, -1 for what fills it up.
+        """Return the entries of a bucket and the row of each; -1 for padding.
 
-        They are the same each time. Both have `capacity` entries.
+        Both have `capacity` entries, and are the same at every call.
         """
         records = self._load_records(bucket)
         missing = self.capacity - len(records)
@@ -201,12 +208,14 @@ class BucketedIds:
         return listed, rows
 
     def clear(self) -> None:
+        """Delete all buckets."""
         self._parts_by_bucket = {bucket: [] for bucket in range(self._buckets)}
         if self._folder is not None:
             for file in self._folder.glob("ids-*.bin"):
                 file.unlink()
 
     def _load_records(self, bucket: int) -> NDArray[np.void]:
+        """Return the rows and digests of one bucket, from memory or its file."""
         if self._folder is not None:
             return np.fromfile(self._bucket_path(bucket), _RECORD)
         return np.concatenate([np.empty(0, _RECORD), *self._parts_by_bucket[bucket]])

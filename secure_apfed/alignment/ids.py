@@ -50,6 +50,7 @@ class IdFile:
     def __init__(
         self, party: str, source: "Path | pyarrow.Table", columns: str | Sequence[str]
     ) -> None:
+        """Open the table and count its rows. Raises DataError: it lacks one of the columns."""
         self._party = party
         self._source = source
         self._called = str(source) if isinstance(source, Path) else "its query"
@@ -68,7 +69,7 @@ class IdFile:
         return self._rows
 
     def pieces(self) -> Iterator[list[str]]:
-        """Yield the IDs of some thousand rows after another, those of several columns joined."""
+        """Yield the IDs in blocks of some thousand rows, those of several columns joined."""
         several = len(self._columns) > 1
         readers = {
             name: IdReader(
@@ -96,10 +97,10 @@ class IdFile:
             reader.require_no_refusals()
 
     def _open_rows(self) -> "tuple[Dataset, Callable[[int], str] | None]":
-        """Open the rows, and return them with a function that locates a row of CSV.
+        """Open the rows; return them with a function that locates a row of a CSV file.
 
-        At most a piece of the rows is held, except for .xz and for files with lines above the
-        names.
+        At most one block of rows is in memory, except for .xz and for files with lines above the
+        header.
         """
         import pyarrow
         from pyarrow import csv, dataset, input_stream
@@ -140,6 +141,7 @@ class IdFile:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
+        """Turn reading errors in this block into a DataError that names columns and file."""
         from pyarrow import ArrowException
 
         try:

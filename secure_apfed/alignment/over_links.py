@@ -77,10 +77,10 @@ _SMALL_BYTES = 2**20
 
 
 def signs_of_alignment(maximum_ids: int, members: int) -> int:
-    """Return how many signs of life a party may send for the alignment of a session, at most.
+    """Return at most how many signs of life a party may send for a session's alignment.
 
-    It reads its IDs up to three times, and for each member blinds its own and the member's; the
-    filling of buckets adds a few percent.
+    It reads its IDs up to three times, and for each member blinds its own and the member's; padding
+    of buckets adds a few per cent.
     """
     return count_allowed_heartbeats((4 + 3 * members) * maximum_ids)
 
@@ -96,6 +96,9 @@ class ProgressTo:
         self._last_done = 0
 
     def __call__(self, progress: Progress) -> None:
+        """Count the newly done work for signs of life, and report it as long work
+        of this process.
+        """
         previous = self._last_done if progress.done > self._last_done else 0
         self._signs.count_work(progress.done - previous)
         report_work(f"alignment, {progress.work}", progress.done, progress.total)
@@ -123,8 +126,8 @@ async def align_hub(
 ) -> Rows:
     """Run the hub's side of an intersection; return its row at each position, (rows,).
 
-    Its IDs are read several times: no generator. `session` names the intersection, once. A folder
-    for this intersection alone keeps what is needed to resume after a break; None: a break ends it.
+    `ids` is read several times, so it must not be a generator. `session` names the intersection and
+    is used once. `folder`: stores what is needed to resume after a break; None: a break ends it.
     """
     end = _End(links, links.me, tuple(members), ids, settings, folder)
     with relay_signs(links):
@@ -217,6 +220,7 @@ _First = TypeVar("_First", _Opening, _Reply)
 def _parse_opening(
     form: TypeAdapter[_First], message: Envelope, settings: AlignmentSettings
 ) -> _First:
+    """Parse a first message and check the announced number of IDs. Raises RemoteProtocolError."""
     try:
         opening = form.validate_python(msgpack.unpackb(message.payload, use_list=False))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -242,6 +246,7 @@ class _End:
         settings: AlignmentSettings,
         folder: Path | None,
     ) -> None:
+        """Load the intersection that the folder has, if it is of the same terms."""
         self._links = links
         self._me = links.me
         self._hub = hub
@@ -259,6 +264,7 @@ class _End:
     async def receive(
         self, peer: str, *, patience: int = 2, most: int = _OPENING_BYTES
     ) -> Envelope:
+        """Return the peer's next message of the alignment."""
         return await self._links.receive(
             peer, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=patience, most=most
         )
@@ -276,7 +282,7 @@ class _End:
             stored.delete_files()
 
     def check_reply(self, reply: _Reply, opening: _Opening, session: str) -> "Agreed":
-        """Return what a member agrees to with this reply."""
+        """Return the terms that a member agrees to with this reply of the hub."""
         stored = self.unfinished.agreed
         hub = self._hub
         nonces = dict(reply.nonces)
@@ -315,7 +321,7 @@ class _End:
     async def intersect_buckets(
         self, agreed: "Agreed", sizes: Mapping[str, int], start: int, *, resumes: bool
     ) -> None:
-        """Run all buckets from `start` on, and store the result of each."""
+        """Run all buckets from `start` on, and store each result."""
         if not resumes:
             self.unfinished.store_agreement(agreed)
         with self._links.signs.tighten_limits(self._estimate_signs(agreed.buckets, sizes)):
@@ -360,6 +366,7 @@ class _End:
     async def _intersect_bucket(
         self, own_ids: BucketedIds, agreed: "Agreed", sizes: Mapping[str, int], bucket: int
     ) -> None:
+        """Run the protocol on one bucket, and store its common rows."""
         entries, row_of_entry = own_ids.load_bucket(bucket)
         lists = {peer: compute_capacity(size, agreed.buckets) for peer, size in sizes.items()}
         agreement = IntersectionAgreement(
@@ -381,6 +388,7 @@ class _End:
         longest = protocol.longest_message(max(own_ids.capacity, *lists.values()))
 
         async def play_role(role: Conversation) -> None:
+            """Run one role's conversation; a repeated message must equal the former one."""
             checked = _Checked(role, partial(self.unfinished.require_same, bucket))
             await self._links.run_conversation(Kind.ALIGNMENT, checked, self._peers, most=longest)
 
@@ -461,6 +469,7 @@ class _Checked:
         return self.role.start()
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
+        """Check that a repeated message is the same as before, then pass it to the role."""
         self.require_same(sender, self.received[sender], body)
         self.received[sender] += 1
         return self.role.receive(sender, body)
@@ -481,6 +490,7 @@ class Agreed:
 
     @property
     def _seed(self) -> bytes:
+        """Return 32 bytes from session, terms and all parties' random bytes."""
         parts = [self.session.encode(), self.terms, self.buckets.to_bytes(4, "big")]
         for name, nonce in self.nonces.items():
             parts += [name.encode(), nonce]
@@ -489,12 +499,12 @@ class Agreed:
 
     @property
     def identity(self) -> bytes:
-        """32 bytes that name this intersection."""
+        """The 32 bytes that identify this intersection."""
         return derive_key(self._seed, b"identity")
 
     @property
     def key(self) -> bytes:
-        """The key under which IDs are digested: nobody knew it before the session."""
+        """The key under which IDs are digested; unknown to everybody before the session."""
         return derive_key(self._seed, b"digests")
 
 
@@ -550,7 +560,7 @@ class StoredIntersection:
 
     @property
     def done_buckets(self) -> int:
-        """The number of buckets that are done, counted from the first."""
+        """The number of finished buckets, counted from the first."""
         assert self.agreed is not None
         count = self.agreed.buckets
         lacking = (bucket for bucket in range(count) if not self._has_file(f"result-{bucket}.bin"))
@@ -571,8 +581,8 @@ class StoredIntersection:
     def require_same(self, bucket: int, peer: str, number: int, message: bytes) -> None:
         """Store the digest of a peer's message for this bucket, or compare it with the stored one.
 
-        `number` counts the messages of this peer. All are compared: what a second message tells
-        beside the first one (the hash of `ot` under a second key) would be more than one run does.
+        `number` counts this peer's messages. All are compared: a second, different message (such as
+        the hash of `ot` under a second key) would reveal more than one run does.
         """
         digest = hashlib.sha256(message).digest()
         name = f"seen-{bucket}-{number}-{peer.encode().hex()}.bin"
@@ -587,6 +597,7 @@ class StoredIntersection:
             )
 
     def delete_files(self) -> None:
+        """Delete the record, in memory and in the folder."""
         self._contents.clear()
         self.agreed = None
         if self.folder is not None and not self.folder.is_symlink():

@@ -72,6 +72,7 @@ def describe_common(
 def _describe_mismatches(
     party: str, ids: Sequence[str], is_common: NDArray[np.bool_], settings: AlignmentSettings
 ) -> str:
+    """Return a warning on ID patterns that rarely match, with a remedy; "" if there are none."""
     step = -(-len(ids) // _MOST_READ) or 1
     rules = id_rules(settings)
     texts = [rules.normalise_text(text) for text in ids[::step]]
@@ -98,7 +99,7 @@ def _describe_mismatches(
 
 
 def propose_rules(rules: Sequence[str], settings: AlignmentSettings) -> str:
-    """Return the setting that adds these rules to the agreed ones; empty if there are none."""
+    """Return the setting that adds these normalisation rules to the agreed ones; "" for none."""
     if not rules:
         return ""
     all_rules = [rule for rule in ID_RULES if rule in (*settings.normalisation, *rules)]

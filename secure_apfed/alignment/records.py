@@ -41,6 +41,7 @@ class AlignmentHistory:
     """
 
     def __init__(self, path: PathLike, *, runs_with_a_peer: int) -> None:
+        """Read the file, to refuse a damaged one at once."""
         if runs_with_a_peer < 1:
             raise DataError(f"runs_with_a_peer is at least 1, got {runs_with_a_peer}")
         self._path = Path(path)
@@ -51,7 +52,7 @@ class AlignmentHistory:
     def for_party(
         cls, folder: PathLike, party: str, *, runs_with_a_peer: int
     ) -> "AlignmentHistory":
-        """Return the history of `party` in a folder that may hold others' histories, as in
+        """Return the history of `party` in a folder that several parties may use, as in
         simulations.
         """
         try:
@@ -61,18 +62,18 @@ class AlignmentHistory:
         return cls(Path(folder) / f"{party}.jsonl", runs_with_a_peer=runs_with_a_peer)
 
     def record_run(self, *, session: str, peers: Sequence[str], resumes: bool = False) -> None:
-        """Note a run on the disk before anything is sent.
+        """Record a run on the disk before anything is sent.
 
         Args:
             session: of the agreement.
-            peers: with whom; at a member the hub, at the hub all members.
-            again: it goes on where it was broken off, on the same sets, and is noted already: two
-                attempts that send the same teach what one does, and count as one.
+            peers: the other parties: at a member the hub, at the hub all members.
+            resumes: whether it continues a broken-off run on the same sets, which is recorded
+                already: two attempts with equal messages reveal what one does, and count as one.
 
         Raises:
-            DataError: the session was used before, or a peer had all its runs; nothing is noted.
-            CheckpointError: a line of the file is no run, or another process holds it.
-            OSError: the disk does not take the line, or not all of it; nothing is noted.
+            DataError: the session was used before, or a peer had all its runs; nothing is recorded.
+            CheckpointError: a line of the file is malformed, or another process has it locked.
+            OSError: the line cannot be written completely; nothing is recorded.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # Two processes of this party cannot take the last run.
@@ -99,7 +100,9 @@ class AlignmentHistory:
             self._append_run({"session": session, "peers": list(peers)})
 
     def _append_run(self, run: Mapping[str, object]) -> None:
-        """Note one run, on the disk, whole or not at all: half a line would end every later run."""
+        """Append one run to the file, whole or not at all: half a line would end
+        every later run.
+        """
         line = f"{json.dumps(run)}\n".encode()
         with self._path.open("ab", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
@@ -114,7 +117,7 @@ class AlignmentHistory:
                 raise
 
     def _load_sessions(self) -> tuple[dict[str, list[str]], Counter[str]]:
-        """Read all sessions with their peers, and how many of them each peer took part in."""
+        """Read all sessions with their peers, and in how many of them each peer took part."""
         sessions = dict[str, list[str]]()
         runs = Counter[str]()
         lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
@@ -133,6 +136,7 @@ class AlignmentHistory:
         return sessions, runs
 
     def _no_run(self, number: int) -> CheckpointError:
+        """Return the error for a malformed line."""
         return CheckpointError(
             f"{self._path}, line {number}, is no run of an alignment; restore the file from a "
             "backup: without it, peers would start again from none"
@@ -147,7 +151,7 @@ def admit_run(
     session: str,
     resumes: bool = False,
 ) -> None:
-    """Note a run where the settings of the party `me` name a history; see `AlignmentHistory`."""
+    """Record a run if the settings of party `me` name a history; see `AlignmentHistory`."""
     folder = settings.history
     runs = settings.runs_with_a_peer
     if folder is not None and runs is not None:

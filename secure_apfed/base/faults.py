@@ -57,6 +57,7 @@ class TableError(DataError):
     """A party's table, or several, cannot be used; holds all faults that were found."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
+        """Join the messages of all faults, one a line."""
         self.faults = tuple(faults)
         lines = [fault.message for fault in self.faults]
         if len(lines) > 1:
@@ -65,7 +66,7 @@ class TableError(DataError):
 
     @property
     def lines(self) -> list[SettingLine]:
-        """The proposed settings of all faults, of each fault those of its first remedy."""
+        """The proposed settings, of each fault those of its first remedy."""
         return [line for fault in self.faults for remedy in fault.remedies[:1] for line in remedy]
 
     @property
@@ -75,7 +76,7 @@ class TableError(DataError):
 
     @property
     def remedy(self) -> tuple[str, str]:
-        """The advice for the proposed settings, and these settings ready to paste."""
+        """Advice on the proposed settings, and these settings ready to paste."""
         return describe_pasting("the run's file"), self.settings
 
 
@@ -97,13 +98,13 @@ class FaultList:
         return bool(self.faults)
 
     def add_error(self, error: DataError) -> None:
-        """Add what an error reports, unless it was added before."""
+        """Add the faults of an error, unless they were added before."""
         faults = error.faults if isinstance(error, TableError) else (Fault(str(error)),)
         self.faults += [fault for fault in faults if fault not in self.faults]
 
     @contextmanager
     def gather_faults(self) -> Iterator[None]:
-        """Add what the block raises of a table, and go on behind it."""
+        """Collect faults that the block raises, and continue after it."""
         try:
             yield
         except DataError as error:
@@ -128,23 +129,23 @@ class Advice:
     lists: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def add_to_list(self, key: str, *names: str, remark: str = "") -> SettingLine:
-        """Propose the party's list of this key with these names in it."""
+        """Return the party's list of this key with these names added, as a setting."""
         listed = tuple(dict.fromkeys((*self.lists.get(key, ()), *names)))
         return self.set_value(key, listed, remark=remark)
 
     def drop_from_list(self, key: str, *names: str) -> SettingLine:
-        """Propose the party's list of this key without these names."""
+        """Return the party's list of this key without these names, as a setting."""
         return self.set_value(
             key, tuple(name for name in self.lists.get(key, ()) if name not in names)
         )
 
     def set_value(self, key: str, value: Any, *, remark: str = "") -> SettingLine:
-        """Propose a value of the party's settings."""
+        """Return this value of the party's settings, as a setting."""
         return SettingLine(("data", "parties", self.party, key), value, remark)
 
 
 def describe_pasting(file: str) -> str:
-    """Say where proposed settings are pasted."""
+    """Return in words where proposed settings are pasted."""
     return (
         f"Or add these lines below the same keys of {file} (inside the braces, where it has these "
         "keys in braces):"
@@ -152,12 +153,12 @@ def describe_pasting(file: str) -> str:
 
 
 def describe_remedies(remedies: Sequence[Remedy]) -> str:
-    """Say the remedies in words, as "A and B, or C"."""
+    """Return the remedies in words, as "A and B, or C"."""
     return ", or ".join(" and ".join(map(str, remedy)) for remedy in remedies)
 
 
 def _merge_lines(lines: Sequence[SettingLine]) -> dict[tuple[str, ...], Any]:
-    """Return values by path; lists of one path are united, of other values the first counts."""
+    """Return values by path; lists of one path are merged, of other values the first is taken."""
     values = dict[tuple[str, ...], Any]()
     for line in lines:
         first_value = values.setdefault(line.path, line.value)
@@ -167,7 +168,7 @@ def _merge_lines(lines: Sequence[SettingLine]) -> dict[tuple[str, ...], Any]:
 
 
 def format_options(lines: Sequence[SettingLine]) -> str:
-    """Return the settings as options of a command line, a line each, quoted for a shell."""
+    """Return the settings as command-line options, a line each, quoted for a shell."""
     settings = [
         f"{'.'.join(path)}={format_value(value)}" for path, value in _merge_lines(lines).items()
     ]
@@ -175,7 +176,9 @@ def format_options(lines: Sequence[SettingLine]) -> str:
 
 
 def format_settings(lines: Sequence[SettingLine]) -> str:
-    """Return YAML in which lists of one key are united; of other values the first one counts."""
+    """Return the settings as YAML; lists of one key are merged, of other values the
+    first is taken.
+    """
     values = _merge_lines(lines)
     remarks = dict[tuple[str, ...], str]()
     for line in lines:
@@ -196,7 +199,7 @@ def format_settings(lines: Sequence[SettingLine]) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as YAML in one line; texts are quoted where YAML would read another thing."""
+    """Return a value as YAML in one line; texts are quoted where YAML would misread them."""
     if isinstance(value, Mapping):
         inner = (
             f"{format_value(key)}: {format_value(inner_value)}"

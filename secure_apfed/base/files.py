@@ -54,7 +54,7 @@ PAYLOADS = "transcript-*.bin"
 
 
 def _explain_missing(folder: Path) -> str:
-    """Return what to do about a missing file of a run's folder."""
+    """Return advice for a missing file in a run's folder."""
     if not folder.is_dir():
         return "there is no such folder"
     begun, finished = ((folder / name).is_file() for name in ("config.yaml", "result.json"))
@@ -64,7 +64,7 @@ def _explain_missing(folder: Path) -> str:
 
 
 def describe_missing(path: Path) -> str:
-    """Say that there is no such file, and for a relative path where it was looked for."""
+    """Return in words that there is no such file, and where a relative path was searched."""
     if path.is_absolute():
         return f"there is no file {path}; check the path"
     return (
@@ -74,7 +74,7 @@ def describe_missing(path: Path) -> str:
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Open a file that is no pipe, device or folder."""
+    """Open a file. Raises CheckpointError: it is missing, or a pipe, device or folder."""
     try:
         # Opening a pipe would wait for its writer.
         file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
@@ -91,6 +91,7 @@ def open_plain(path: Path) -> BufferedReader:
 
 
 def load_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
+    """Return a file's content. Raises CheckpointError: missing, too large or unreadable."""
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -104,6 +105,7 @@ def load_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
 
 
 def load_text(path: Path) -> str:
+    """Return a file's UTF-8 text. Raises CheckpointError: as `load_bytes`, or not UTF-8."""
     try:
         return _load_content(path).decode()
     except UnicodeDecodeError as error:
@@ -113,13 +115,12 @@ def load_text(path: Path) -> str:
 
 
 def load_json(path: Path, kind: type[PartT], *, of: FileFormat | None = None) -> PartT:
-    """Read a file of JSON as this type.
+    """Read a JSON file as this type.
 
     Args:
-        of: its format, whose number is looked at before anything else of it is read.
+        of: its format, whose number is checked before anything else.
 
-    Raises:
-        CheckpointError: missing, no JSON, another type, or a format that is not read.
+    Raises CheckpointError: missing, not JSON, of another type, or in an unsupported format.
     """
     content = _parse_json(path, _load_content(path))
     if of is None:
@@ -130,6 +131,7 @@ def load_json(path: Path, kind: type[PartT], *, of: FileFormat | None = None) ->
 
 
 def load_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
+    """Read a file of one JSON value a line as this type. Raises CheckpointError: as `load_json`."""
     lines = _load_content(path).splitlines()
     return tuple(
         _validate_content(path, kind, _parse_json(path, line, f"line {number}: "))
@@ -139,7 +141,7 @@ def load_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
 
 
 def count_lines(path: Path) -> int:
-    """Return how many lines a file has, however long it is."""
+    """Return the number of lines in a file of any length."""
     with open_plain(path) as file:
         return sum(chunk.count(b"\n") for chunk in iter(partial(file.read, _CHUNK), b""))
 
@@ -149,6 +151,7 @@ def _load_content(path: Path) -> bytes:
 
 
 def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
+    """Parse JSON, refusing huge integers and NaN. Raises CheckpointError: names the place."""
     try:
         return json.loads(content, parse_int=_parse_integer, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -159,6 +162,7 @@ def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
 
 
 def _parse_integer(digits: str) -> int:
+    """Return an integer. Raises ValueError: it has too many digits."""
     if len(digits) > _DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
@@ -169,9 +173,9 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def describe_origin(path: Path) -> str:
-    """Return what to do with a file of a run that another version wrote; "": this one did.
+    """Return advice for a run's file that another version wrote; "": this version did.
 
-    The run's versions.json, which lies beside it, says so.
+    The version is read from the run's versions.json beside it.
     """
     writer = ""
     with contextlib.suppress(CheckpointError):
@@ -187,6 +191,7 @@ def describe_origin(path: Path) -> str:
 def _validate_content(
     path: Path, kind: type[PartT], value: Any, *, remedy: str = _RESTORE
 ) -> PartT:
+    """Return a value as this type. Raises CheckpointError: names the field that does not fit."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -207,7 +212,7 @@ def _no_plain_file(path: Path) -> CheckpointError:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that its owner alone may enter, and shut an empty or an older one."""
+    """Create a folder that only its owner may enter; close an existing one to others."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not folder.stat().st_mode & 0o077:
@@ -225,9 +230,9 @@ def make_private(folder: Path) -> None:
 
 
 def own_subfolder(folder: Path) -> Path:
-    """Make a folder within one that somebody may have sent, or take the one that lies there.
+    """Create a folder within one that may have been sent by others, or take the existing one.
 
-    What is written into it, or removed from it, would be so behind a link.
+    Refuses a link, behind which files would be written or deleted.
     """
     try:
         folder.mkdir(mode=0o700, parents=True)
@@ -246,9 +251,8 @@ def own_subfolder(folder: Path) -> Path:
 def open_regular(path: Path, *, create: bool) -> int:
     """Return a descriptor that reads anywhere and writes at the end; the caller closes it.
 
-    It is of this very file, and of no other behind a link: a symbolic link in its place would have
-    the next session cut or extend a file of somebody else's choice; a pipe would have it wait for
-    ever.
+    Only this very file is opened: a symbolic link in its place would let the next session change a
+    file of somebody else's choice; a pipe would make it wait for ever.
 
     Raises:
         CheckpointError: a link, a folder, a pipe or a device; or the file is gone.
@@ -276,9 +280,9 @@ def open_regular(path: Path, *, create: bool) -> int:
 
 
 def add_line(log: Path, fields: Mapping[str, Any], *, waits: bool = True) -> None:
-    """Write a line to the disk; it begins with a line's end, since the one before may be torn.
+    """Append a JSON line to a log; a newline comes first, as the last line may be torn.
 
-    `waits`: until it is on the disk, and not with the operating system alone.
+    `waits`: until it is on the disk, not only with the operating system.
     """
     with FileIO(open_regular(log, create=True), "a") as lines:
         lines.write(f"\n{json.dumps(fields)}\n".encode())
@@ -298,8 +302,8 @@ def refuse_replacing_input(output: Path, option: str, *inputs: Path) -> None:
     """Raise `ConfigError` if `output` is one of the files that the same command reads.
 
     Args:
-        output: file that the command is going to write, which may exist already.
-        option: what the user calls it, such as `--output`.
+        output: file that the command will write, which may exist already.
+        option: the option that names it, such as `--output`.
         inputs: files that are read, and run folders, all of whose files count as read.
     """
     if not output.exists():
@@ -334,9 +338,9 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
 
 
 def to_json(content: Any, *, indent: int | None = None) -> str:
-    """Write JSON for programs of any language: infinity and NaN as "inf" and "nan", paths as text.
+    """Return JSON for programs of any language: infinity and NaN as "inf" and "nan", paths as text.
 
-    What a terminal would obey is written as an escape, which every reader of JSON takes back.
+    Terminal control characters are escaped, which every JSON reader reverses.
     """
     text = json.dumps(
         _replace_non_finite(content), indent=indent, allow_nan=False, ensure_ascii=False
@@ -350,6 +354,7 @@ def to_json(content: Any, *, indent: int | None = None) -> str:
 
 
 def _replace_non_finite(content: Any) -> Any:
+    """Return plain values with infinity and NaN as texts."""
     if isinstance(content, Mapping):
         return {key: _replace_non_finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
@@ -362,13 +367,14 @@ def _replace_non_finite(content: Any) -> Any:
 
 
 def escape_cell(value: object) -> object:
-    """Return the value, or a text that no spreadsheet reads as a formula."""
+    """Return the value, or a text that no spreadsheet takes for a formula."""
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
         return _FORMULA.sub(_add_apostrophe, value)
     return value
 
 
 def _add_apostrophe(match: re.Match[str]) -> str:
+    """Return a matched cell part with an apostrophe before a sign that could begin a formula."""
     run, sign = match.groups(default="")
     begins = match.start() == 0 or run.strip(_NO_SEPARATORS)
     return f"{run}'{sign}" if sign and begins else f"{run}{sign}"
@@ -377,12 +383,11 @@ def _add_apostrophe(match: re.Match[str]) -> str:
 def to_csv(frame: "pd.DataFrame", *, header: bool = True) -> str:
     """Return the frame as CSV without its index, each cell and column name by `escape_cell`.
 
-    For people who open it in a spreadsheet, which takes some texts for formulas; and IDs and class
-    names come from tables that somebody else may have written. As OWASP recommends (CSV Injection),
-    a text that begins as a formula does gets an apostrophe before it, and so does what stands
-    behind a semicolon, a tab or a new line in it: where a comma is the decimal mark, a spreadsheet
-    takes semicolons for separators, and quotes within such a cell end no other. Numbers, negative
-    ones too, stay as they are.
+    People open it in a spreadsheet, which takes some texts for formulas, and IDs and class names
+    may come from others' tables. As OWASP recommends (CSV Injection), a text that begins like a
+    formula gets an apostrophe before it, and so does what follows a semicolon, tab or newline in
+    it: where a comma is the decimal mark, a spreadsheet takes semicolons as separators, and quotes
+    within such a cell do not protect it. Numbers, negative ones too, stay as they are.
     """
     text: str = (
         frame.map(escape_cell).rename(columns=escape_cell).to_csv(index=False, header=header)

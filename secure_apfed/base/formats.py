@@ -54,14 +54,13 @@ class FileFormat:
     remedy: str
 
     def parse_format_number(self, path: Path | str, content: Any) -> int:
-        """Return the format of a file's content.
+        """Return the format number of a file's content.
 
         Args:
-            path: where it lies, for messages.
+            path: of the file, for messages.
             content: its fields by name.
 
-        Raises:
-            CheckpointError: a newer format, one that is too old, or no number at all.
+        Raises CheckpointError: a newer format, one that is too old, or no number.
         """
         fields = content if isinstance(content, Mapping) else {}
         number = fields.get(self.key, self.unnumbered)
@@ -86,7 +85,7 @@ class FileFormat:
         return number
 
     def describe_misfit(self, number: int) -> str:
-        """Return what to do with a file of a readable format whose fields do not fit."""
+        """Return advice for a file in a supported format whose fields do not fit."""
         if number == self.number:
             return "restore it from a copy"
         return (
@@ -97,6 +96,7 @@ class FileFormat:
 
     @property
     def _readable(self) -> str:
+        """The supported formats in words."""
         if self.oldest == self.number:
             return f"format {self.number}"
         return f"formats {self.oldest} to {self.number}"
@@ -194,7 +194,7 @@ FORMATS: Mapping[str, FileFormat] = {
 
 
 def find_installed_version() -> str:
-    """Return the version of this library; of sources that nobody installed "unknown"."""
+    """Return the version of this library; "unknown" for sources that are not installed."""
     try:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -202,10 +202,10 @@ def find_installed_version() -> str:
 
 
 def find_writer(versions: Any) -> str:
-    """Return which other version of this library wrote a run, or "" where it was this one.
+    """Return which other version of this library wrote a run; "" if this one did.
 
     Args:
-        versions: the content of versions.json, which anybody may have written.
+        versions: the untrusted content of versions.json.
     """
     version = versions.get(_DISTRIBUTION) if isinstance(versions, Mapping) else None
     if not isinstance(version, str):

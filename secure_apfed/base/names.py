@@ -43,7 +43,9 @@ DateFormat: TypeAlias = Annotated[str, AfterValidator(check_date_format)]
 
 
 def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
-    """Return the name; ValueError: of another form, or too long."""
+    """Return the name. Raises ValueError: too long, or with other characters than
+    names may have.
+    """
     if len(name) > at_most or not re.fullmatch(_FORM, name):
         shortened = repr(name if len(name) <= at_most else f"{name[:at_most]}...")
         raise ValueError(
@@ -56,7 +58,7 @@ def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
 def check_parties(names: Iterable[str]) -> None:
     """Check the names of a run's parties.
 
-    Raises ValueError: names of another form, reserved, or alike.
+    Raises ValueError: malformed, reserved, or equal up to case.
     """
     name_by_key: dict[str, str] = {}
     for name in names:
@@ -75,6 +77,7 @@ def column_name(name: object) -> str:
 
 
 def _check_party_name(name: str) -> str:
+    """Return a party's name. Raises ValueError: malformed or reserved."""
     if check_name(name).casefold() in RESERVED:
         raise ValueError(
             f"a party cannot be called {name!r}, which stands for something else in every run; "

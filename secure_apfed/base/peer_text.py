@@ -48,9 +48,9 @@ def escape_text(text: str, *, keep: str = "") -> str:
 
 
 def quote_text(text: object, *, most: int = _MOST_LETTERS) -> str:
-    """Return what another party wrote, in quotes, escaped and shortened to `most` letters.
+    """Return another party's text in quotes, escaped and shortened to `most` characters.
 
-    A value that is no text is shown as Python writes it, under the same rules.
+    Other values are shown as Python writes them, under the same rules.
     """
     if not isinstance(text, str):
         return escape_text(repr(text)[:most])
@@ -59,9 +59,9 @@ def quote_text(text: object, *, most: int = _MOST_LETTERS) -> str:
 
 
 def find_unprintable(value: Any, prefix: str = "", *, level: int = 0) -> Iterator[str]:
-    """Yield the places in plain values whose text is not printable, or that lie too deep.
+    """Yield the paths in plain values whose text is not printable, or that are nested too deeply.
 
-    Keys count as text. A place is a dotted path, escaped.
+    Keys count as text. A path is dotted and escaped.
     """
     if level > _MOST_LEVELS:
         yield f"{prefix} (more than {_MOST_LEVELS} levels deep)"

@@ -32,9 +32,9 @@ class Phase:
 
 
 def peak_memory() -> int:
-    """Return the most bytes that this process held.
+    """Return the most bytes that this process has used.
 
-    On Linux this is not `ru_maxrss`, which begins with what the parent process held.
+    On Linux `ru_maxrss` would include the parent process's memory, so it is not used.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -48,12 +48,13 @@ class Phases(dict[PhaseName, Phase]):
     """The phases in the order in which they began."""
 
     def __init__(self) -> None:
+        """Start with the phase from the process's start on."""
         super().__init__()
         self._name: PhaseName = "start"
         self._started_at = (_STARTED, 0.0)
 
     def end_phase(self) -> None:
-        """Add what passed since the last call to the phase that is on."""
+        """Add the cost since the last call to the current phase."""
         times = os.times()
         peak = peak_memory()
         current = time.perf_counter(), sum(times[:4])  # of children that were waited for, too
@@ -73,7 +74,7 @@ _PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
 
 @contextmanager
 def profile_phases() -> Iterator[Phases]:
-    """Measure what begins in this block; from the start of the process on."""
+    """Measure the phases of this block; the first began with the process."""
     phases = Phases()
     token = _PHASES.set(phases)
     try:
@@ -84,6 +85,6 @@ def profile_phases() -> Iterator[Phases]:
 
 
 def begin_phase(name: PhaseName) -> None:
-    """Say that this phase begins here."""
+    """Report that this phase begins here."""
     if (phases := _PHASES.get()) is not None:
         phases.begin_phase(name)

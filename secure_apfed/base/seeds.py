@@ -106,12 +106,13 @@ class Draws(TorchFunctionMode):
     """
 
     def __init__(self, seed: int) -> None:
+        """Take the seed; a generator for each device is made at its first use."""
         super().__init__()
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def get_generator(self, device: _Device = "cpu") -> torch.Generator:
-        """Return the generator of a device, which goes on from one call to the next."""
+        """Return the generator of a device, which continues from one call to the next."""
         place = torch.device("cpu" if device is None else device)
         if place not in self._generators:
             self._generators[place] = torch.Generator(place).manual_seed(self._seed)
@@ -120,6 +121,9 @@ class Draws(TorchFunctionMode):
     def __torch_function__(
         self, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Call a torch function; if it draws random numbers, draw them from this object's
+        generator.
+        """
         kwargs = kwargs or {}
         if func not in _CHANGED:
             return func(*args, **kwargs)
@@ -145,6 +149,7 @@ class Draws(TorchFunctionMode):
     def _draw_dropout(
         self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
+        """Return values after dropout, with the mask drawn from this object's generator."""
         if not training or not 0 < p < 1 or not values.numel():
             return F.dropout(values, p, training, inplace)
         mask = torch.empty_like(values).bernoulli_(
@@ -155,9 +160,9 @@ class Draws(TorchFunctionMode):
 
     @contextmanager
     def _lend_generators(self, *values: object) -> Iterator[None]:
-        """Lend torch's own generators to one thread at a time, at a drawn seed; restore them after.
+        """Seed torch's own generators for one thread at a time; restore them afterwards.
 
-        The generators are those of the devices of `given`.
+        The generators are those of the devices of `values`.
         """
         seed = int(torch.randint(2**62, (), generator=self.get_generator()))
         gpus = {
@@ -169,8 +174,9 @@ class Draws(TorchFunctionMode):
 
 
 def seed_draws(seed: int, *purpose: str | int) -> Draws:
-    """Return the random numbers of one purpose of the run with this seed; each object starts
-    anew.
+    """Return the random numbers of one purpose of the run with this seed.
+
+    Each returned object starts from the beginning.
     """
     return Draws(derive_seed(seed, *purpose))
 
@@ -193,13 +199,15 @@ _DRAW_NOTHING: set[type[nn.Module]] = {
 
 
 def draws_nothing(kind: type[OfModule]) -> type[OfModule]:
-    """Say of a module that its own forward pass draws no random number, which spares it `Draws`."""
+    """Mark a module class whose forward pass draws no random number, which saves the cost of
+    `Draws`.
+    """
     _DRAW_NOTHING.add(kind)
     return kind
 
 
 def may_draw(network: nn.Module) -> bool:
-    """Return whether some of its modules are not known to draw nothing."""
+    """Return whether some of its modules may draw random numbers."""
     return any(
         bool(module._forward_hooks or module._forward_pre_hooks)  # whatever those do
         or (type(module) not in _DRAW_NOTHING and not (type(module) is nn.Dropout and not module.p))
@@ -208,7 +216,7 @@ def may_draw(network: nn.Module) -> bool:
 
 
 def shuffle_rows(rows: torch.Tensor, seed: int, *purpose: str | int) -> torch.Tensor:
-    """Return `rows` (N,) in an order that depends on the seed and purpose only."""
+    """Return `rows` (N,) in an order that depends on seed and purpose only."""
     generator = torch.Generator().manual_seed(derive_seed(seed, *purpose))
     return rows[torch.randperm(len(rows), generator=generator, device="cpu").to(rows.device)]
 
@@ -217,12 +225,14 @@ class _DefaultDtype:
     """A default dtype of float32 while somebody needs it: it is of the process, not of a thread."""
 
     def __init__(self) -> None:
+        """Start without users."""
         self._lock = threading.Lock()
         self._users = 0
         self._callers = torch.float32
 
     @contextmanager
     def as_float32(self) -> Iterator[None]:
+        """Set the process's default dtype to float32 while at least one block needs it."""
         with self._lock:
             if not self._users:
                 self._callers = torch.get_default_dtype()
@@ -243,10 +253,10 @@ _DEFAULT_DTYPE = _DefaultDtype()
 
 @contextmanager
 def isolate_torch_modes() -> Iterator[None]:
-    """Compute with gradients, by default in float32 and on the CPU.
+    """Run the block with gradients, by default in float32 and on the CPU.
 
-    All of it is put back after. The default dtype is the process's: where it was another, other
-    threads find float32 meanwhile.
+    Everything is restored afterwards. The default dtype is the process's: other threads see float32
+    meanwhile.
     """
     with ExitStack() as stack:
         stack.enter_context(_DEFAULT_DTYPE.as_float32())
@@ -272,7 +282,7 @@ def usable_cores() -> int:
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """Let torch compute with so many within."""
+    """Let torch use so many threads in the block."""
     callers = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -283,9 +293,9 @@ def limit_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit all libraries to one thread.
+    """Limit all libraries to one thread in the block.
 
-    So fits depend on no number of cores, and small ones wait for no other thread.
+    So fits do not depend on the number of cores, and small ones do not wait for other threads.
     """
     import sklearn  # noqa: F401 - what is not here yet would not be limited, SciPy's included
 

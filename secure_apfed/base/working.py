@@ -43,7 +43,7 @@ class Work:
 
     @property
     def is_over(self) -> bool:
-        """True once nothing of the work is left."""
+        """True once all parts are done."""
         return self.done >= self.total
 
 
@@ -63,7 +63,7 @@ class TimeLeft:
         self._marks: list[tuple[float, float]] = [(clock(), 0.0)]
 
     def note_progress(self, done: float) -> None:
-        """Note that so many parts are done now; a lower number restarts the estimate."""
+        """Record that so many parts are done now; a lower number restarts the estimate."""
         last = self._marks[-1][1]
         if done < last:
             self._marks = [(self._clock(), done)]
@@ -73,7 +73,9 @@ class TimeLeft:
             del self._marks[1:-1:2]
 
     def estimate_seconds(self, total: float) -> float | None:
-        """Return the seconds that the rest of `total` parts takes; None: too early to say."""
+        """Return the seconds that the remaining parts of `total` take; None: too
+        early to estimate.
+        """
         ended, done = self._marks[-1]
         rest = total - done
         if rest <= 0:
@@ -90,7 +92,7 @@ class TimeLeft:
 
 
 def describe_time_left(seconds: float | None) -> str:
-    """Return an estimate as text; empty if there is none, or nothing is left."""
+    """Return an estimate as text; "" if there is none, or nothing remains."""
     if seconds is None or not 0 < seconds < math.inf:
         return ""
     if seconds < 60:
@@ -102,7 +104,7 @@ def describe_time_left(seconds: float | None) -> str:
 
 
 def parse_work_event(event: Mapping[str, Any]) -> tuple[str, Work]:
-    """Return whose work it is, and the work, of an event that `WorkLeft.as_json` wrote."""
+    """Return the party and the work of an event that `WorkLeft.as_json` wrote."""
     name = str(event["name"])
     part = str(event["part"])
     work = Work(name=name, done=int(event["done"]), total=int(event["total"]), part=part)

@@ -44,6 +44,7 @@ _Log = Annotated[
 
 
 def _print_schema(asked: bool) -> None:
+    """Print the JSON schema of event lines and exit, if the option is given."""
     if asked:
         from secure_apfed.runs.events import build_schema
 
@@ -167,7 +168,9 @@ class Terminated(ApfedError):  # noqa: N818 - it is no error
 
 
 def _end_by_signal(number: int, frame: FrameType | None) -> None:
-    """Raise `Terminated`, so that the others are told and files are complete, as for an error."""
+    """Raise `Terminated` at a signal, so that peers are told and files completed,
+    as for an error.
+    """
     raise Terminated("ended by SIGTERM")
 
 
@@ -397,6 +400,7 @@ def revoke_certificates(
 
 
 def _load_certificate(file: Path) -> "x509.Certificate":
+    """Return the certificate in a PEM file. Raises ConfigError: it has none."""
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
@@ -489,6 +493,7 @@ def restart_counter(
 
 
 def _show_log(summary: "Summary") -> None:
+    """Print the summary of an audit log as tables."""
     from secure_apfed.settings.promises import epsilon_words, figure_title
 
     last = "epsilon, last", "none: no ledger counts what it sent, so nothing is promised of it"
@@ -526,6 +531,7 @@ def _show_log(summary: "Summary") -> None:
 
 
 def _describe_ending(summary: "Summary") -> str:
+    """Return in words whether the log's end is signed, or what may have been changed there."""
     if summary.has_final_signature:
         return "signed by the identity"
     lines = "1 line" if summary.unsigned == 1 else f"{summary.unsigned:,} lines"

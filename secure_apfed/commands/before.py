@@ -142,7 +142,7 @@ def _config_of(
 
 
 def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
-    """Return all tables' shapes by a party's files, the active's first, and the run's file."""
+    """Return all tables' shapes from a party's files, the active's first, and the run's file."""
     from secure_apfed.config.file import load_config
     from secure_apfed.organisations.party import PartyFile, own_data, role_of, shape_of
     from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
@@ -180,6 +180,7 @@ def _forecast_run(
     links: bool,
     baselines: bool,
 ) -> dict[str, Any]:
+    """Forecast a run, print it unless `quiet`, and return it as plain values."""
     from secure_apfed.planning.forecast import forecast
     from secure_apfed.settings.protection import find_departures
 
@@ -203,8 +204,8 @@ def _forecast_run(
 def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:
     """Rehearse votes: measure on which share of the labelled rows each party would be right.
 
-    The votes on a row are fitted without its own label. A party that holds only its own table runs
-    method votes_rehearsal with the others instead.
+    The votes on a row are fitted without its own label. A party with only its own table runs method
+    votes_rehearsal with the others instead.
     """
     from secure_apfed.errors import ConfigError
     from secure_apfed.methods import METHODS
@@ -244,11 +245,10 @@ def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[st
 def _calibrate_noise(
     mechanism: str, epsilon: float, *, delta: float, epochs: int, clip: float
 ) -> dict[str, Any]:
-    """Return the noise that keeps one row's releases within (epsilon, delta), exactly, without
-    data.
+    """Return the noise that keeps one row's releases within (epsilon, delta), without data.
 
     Each row is released once an epoch, or once in all under `frozen_gaussian`; adjacency is
-    replace-one, and nothing is gained by subsampling, since passives know who is in a batch.
+    replace-one, and subsampling is not credited, since passives know who is in a batch.
     """
     from secure_apfed.privacy.accountants import calibrate_sigma, gdp_mu
 
@@ -268,6 +268,7 @@ def _calibrate_noise(
 
 
 def _show_noise(calibrations: Sequence[Mapping[str, Any]]) -> None:
+    """Print calibrated guards as a table."""
     columns = ("guard", "releases of a row", "sigma", "sigma / (2C)", "clip C", "mu")
     form = "{mechanism}|{releases:,}|{sigma:.4g}|{noise_multiplier:.4g}|{clip:g}|{mu:.4g}"
     rows = [tuple(form.format(**calibration).split("|")) for calibration in calibrations]
@@ -336,6 +337,7 @@ def check_encoder(
 
 
 def _show_quality(quality: "EncoderQuality", *, title: str) -> None:
+    """Print how well a classifier reads the encoder's code, compared with the columns."""
     borne = f"{100 * quality.threshold:g} fewer are borne"
     rows = [
         (f"columns, {len(quality.columns)} folds", f"{100 * quality.columns.mean():.2f} %"),

@@ -92,6 +92,7 @@ class _Checks:
     """The checks of one party; `code` is the exit code of the first failure, or 0."""
 
     def __init__(self, path: Path, *, is_quiet: bool = False) -> None:
+        """Load the party's file, settings, role, identity and sealed project."""
         from secure_apfed.base.faults import FaultList
         from secure_apfed.config.file import load_config
         from secure_apfed.organisations.party import PartyFile, role_of
@@ -119,12 +120,13 @@ class _Checks:
 
     @property
     def settings(self) -> str:
-        """The settings that repair the faults of tables, as YAML; empty if none does."""
+        """The settings that repair the faults of tables, as YAML; "" if there are none."""
         from secure_apfed.base.faults import TableError
 
         return TableError(self.faults.faults).settings
 
     def run_checks(self, meet_s: float | None) -> Iterator[Finding]:
+        """Yield the findings of all checks; with `meet_s` meet the peers for so many seconds."""
         text = f"{self.role} of {self.config.method.title}, version {_get_version()}"
         yield Finding("settings", "settings", "ok", text)
         for examine in (
@@ -145,7 +147,7 @@ class _Checks:
             )
 
     def _try_check(self, name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-        """Yield the findings of one check, its failure, and its warnings."""
+        """Run one check; yield its findings, its failure, and its warnings."""
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
@@ -167,9 +169,7 @@ class _Checks:
             yield Finding(name, name, "missing", fault.message)
 
     def _limits(self) -> Iterator[Finding]:
-        """Yield settings that protect less than the defaults; check the limits of the party's own
-        file.
-        """
+        """Yield settings that protect less than by default; check the party's own limits."""
         from secure_apfed.organisations.party import require_own_limits
         from secure_apfed.settings.protection import find_departures
 
@@ -224,6 +224,7 @@ class _Checks:
         yield Finding("contract", "contract", "ok", f"as in {sealed.project_words}")
 
     def _table(self) -> Iterator[Finding]:
+        """Load the party's table, and report rows, columns, ID patterns and labels."""
         from secure_apfed.organisations.party import own_data
 
         data = own_data(self.file, self.config, self.role)
@@ -244,7 +245,7 @@ class _Checks:
             yield Finding("table", "labels", "ok", f"{text}{classes}")
 
     def _describe_columns(self, data: "OwnData") -> Finding:
-        """Return which columns are features, by their kind, and which are left out."""
+        """Return which columns are features, by kind, and which are left out."""
         encoding = data.table.encoding
         if encoding.kind == "array":
             shape = " x ".join(map(str, encoding.shape))
@@ -261,7 +262,7 @@ class _Checks:
         return Finding("table", "features", "ok", "; ".join(kinds))
 
     def _describe_patterns(self, ids: Sequence[str]) -> Iterator[Finding]:
-        """Yield in how many ways the IDs are written, as the agreed rules read them."""
+        """Yield the patterns in which the IDs are written, after the agreed normalisation."""
         from apfed_protocols.id_patterns import (
             LEGEND,
             count_patterns,
@@ -283,7 +284,7 @@ class _Checks:
             yield Finding("table", "IDs", "optional", text)
 
     def _others_tables(self) -> Iterator[Finding]:
-        """Check tables of other parties whose files lie on this machine, as in a trial."""
+        """Check tables of other parties whose files are on this machine, as in a trial."""
         from secure_apfed.base.faults import Fault, TableError
         from secure_apfed.data.tables import find_table_faults, has_table_here
 
@@ -298,6 +299,7 @@ class _Checks:
             raise TableError(faults)
 
     def _folder(self) -> Iterator[Finding]:
+        """Check that the folder is open for a project, private, and has free disk space."""
         from secure_apfed.runs.folder import require_open_project
 
         folder = self.file.folder
@@ -315,6 +317,9 @@ class _Checks:
         )
 
     def _certificate(self) -> Iterator[Finding]:
+        """Check the party's TLS files, revocation list, and the days until the
+        certificate expires.
+        """
         from cryptography.x509 import load_pem_x509_certificate
 
         from secure_apfed.exchange.certificates import RENEWAL, Credentials, load_revocations
@@ -338,7 +343,7 @@ class _Checks:
             yield Finding("certificate", "certificate", "optional", text)
 
     def _check_revocations(self) -> Iterator[Finding]:
-        """Check that the list of revoked keys is read, and report whom it names."""
+        """Check that the revocation list is read, and report the parties that it names."""
         from secure_apfed.exchange.certificates import load_revocations
         from secure_apfed.organisations.revocation import find_revoked_names, find_unread_lists
 
@@ -362,8 +367,8 @@ class _Checks:
         yield Finding("certificate", "revoked", "optional" if names else "ok", text)
 
     def _compare_certificates(self) -> Iterator[Finding]:
-        """Report a project that was sealed again while this party still shows its old
-        certificates.
+        """Report a project that was sealed again while this party still uses its
+        old certificates.
         """
         from secure_apfed.organisations.project import SEALED
         from secure_apfed.organisations.revocation import find_newest_pem
@@ -385,6 +390,7 @@ class _Checks:
             yield Finding("certificate", "sealed certificate", "optional", text)
 
     def _check_peers(self) -> Iterator[Finding]:
+        """Dial each peer that listens, and report whether it proves its identity."""
         from secure_apfed.organisations.party import LINKS
 
         file = self.file
@@ -459,7 +465,7 @@ class _Checks:
     def _compare_patterns(
         self, own_patterns: Mapping[str, int], patterns_by_peer: Mapping[str, Mapping[str, int]]
     ) -> Iterator[Finding]:
-        """Yield how each other party writes its IDs, and the rules that unite all."""
+        """Yield how each other party writes its IDs, and the normalisation rules that unite all."""
         from apfed_protocols.id_patterns import (
             describe_patterns,
             differ_by_zeros,
@@ -546,10 +552,9 @@ def share_patterns(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
-    """Return the patterns that another party sent, with their shares in whole per cent.
+    """Return another party's ID patterns, with their shares in whole per cent.
 
-    Raises:
-        RemoteProtocolError: the value is anything else.
+    Raises RemoteProtocolError: the value is anything else.
     """
     fits = (
         isinstance(value, dict)
@@ -568,7 +573,7 @@ def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
 
 
 def _is_pattern(text: object) -> bool:
-    """Return whether a text shows only kinds of characters and can be shown to people."""
+    """Return whether a text consists only of character kinds and is printable."""
     if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_PATTERN:
         return False
     runs = re.findall(r"[^\W_]+", _UNSEEN.sub("-", text))

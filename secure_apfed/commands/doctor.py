@@ -60,6 +60,7 @@ def is_healthy(findings: tuple[Finding, ...]) -> bool:
 
 
 def examine_machine() -> tuple[Finding, ...]:
+    """Return the findings about system, packages, GPU, data and plug-ins."""
     return (
         *_check_system(),
         *_check_packages(),
@@ -70,6 +71,7 @@ def examine_machine() -> tuple[Finding, ...]:
 
 
 def _check_system() -> Iterator[Finding]:
+    """Yield the Python version, and the machine with its usable cores."""
     state: State = "ok" if sys.version_info >= _OLDEST_PYTHON else "missing"
     newer = "" if state == "ok" else "install Python {}.{} or newer".format(*_OLDEST_PYTHON)
     yield Finding("system", "python", state, platform.python_version(), newer)
@@ -80,6 +82,7 @@ def _check_system() -> Iterator[Finding]:
 
 
 def _check_packages() -> Iterator[Finding]:
+    """Yield whether each required and optional package can be imported."""
     for name, (module, purpose) in _REQUIRED.items():
         yield _check_package(name, module, purpose, install_requirement(name), "missing")
     for name, (module, purpose, extra) in _OPTIONAL.items():
@@ -88,6 +91,7 @@ def _check_packages() -> Iterator[Finding]:
 
 
 def _check_package(name: str, module: str, purpose: str, remedy: str, absent: State) -> Finding:
+    """Import a package; return its version, or the reason why it cannot be used, with a remedy."""
     quiet = io.StringIO()
     try:
         with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet):
@@ -101,6 +105,9 @@ def _check_package(name: str, module: str, purpose: str, remedy: str, absent: St
 
 
 def _check_crypten() -> Finding:
+    """Import crypten in a process of its own, since it changes torch, and report
+    whether it works.
+    """
     try:
         version = importlib.metadata.version("crypten")
         subprocess.run(  # noqa: S603 - a fixed program, no input
@@ -122,6 +129,7 @@ def _check_crypten() -> Finding:
 
 
 def _check_accelerator() -> Iterator[Finding]:
+    """Yield whether torch can use a GPU."""
     try:
         import torch
     except (ImportError, OSError):
@@ -141,13 +149,14 @@ def _check_accelerator() -> Iterator[Finding]:
 
 
 def _list_plugins() -> Iterator[Finding]:
-    """Yield what installed packages declare, which nothing here imports."""
+    """Yield the plug-ins that installed packages declare; nothing is imported."""
     for kind in GROUPS:
         for name, code in sorted(list_declared(kind).items()):
             yield Finding("plug-ins", f"{kind}: {name}", "ok", code)
 
 
 def _check_data() -> Iterator[Finding]:
+    """Yield whether downloads can be stored, and where each built-in data set was found."""
     folder = default_folder()
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK):

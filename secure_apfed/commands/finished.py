@@ -144,15 +144,16 @@ def _dump_record(written: "Written | None") -> "dict[str, Any] | None":
 
 
 def _open_folder(folder: Path) -> "Files":
+    """Return the run's folder; its module is imported only when a command needs it."""
     from secure_apfed.runs.folder import RunFolder as Files
 
     return Files(folder)
 
 
 def _merge_attacks(folder: Path) -> "tuple[AttackResult, ...]":
-    """Merge the results of attacks that parties ran apart into `attacks.json` of the run's folder.
+    """Merge attack results of parties that ran apart into `attacks.json` of the run's folder.
 
-    In the active's own folder only its own results are read.
+    For the active's own folder only its own results are read.
     """
     from apfed_attacks.interface import AttackResult
     from secure_apfed.base.files import load_json
@@ -171,7 +172,7 @@ def _merge_attacks(folder: Path) -> "tuple[AttackResult, ...]":
 
 
 def attack_own(record: "OwnRecord", folder: Path, *, quiet: bool) -> None:
-    """Attack what a party sent, if its settings ask for it; its own table is the ground truth."""
+    """Attack what a party sent, if its settings say so; its own table is the ground truth."""
     if not record.config.attacks or record.held is None:
         return
     from apfed_attacks.own import measure_own
@@ -196,7 +197,7 @@ def tell_helper(folder: Path, *, quiet: bool) -> None:
 def measure_local_models(
     config: "Config", result: "RunResult", *, quiet: bool
 ) -> "SoloRecord | None":
-    """Measure what the active reaches locally, from the same rows and labels."""
+    """Measure what the active achieves without help, from the same rows and labels."""
     from apfed_experiments.solo import LEFT_OUT, NOT_IN_MEMORY, measure_run_baselines
     from secure_apfed.data.lazy_rows import is_lazy
 
@@ -217,6 +218,7 @@ def _show_result(
     solo: "SoloRecord | None",
     page: Path | None,
 ) -> None:
+    """Print a finished run's table: scores, people, gain, privacy, attacks, and the verdict."""
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import load_finished_run
     from apfed_experiments.variants import describe_tested_rows, title_variant
@@ -391,6 +393,7 @@ def report_if_possible(folder: Path) -> Path | None:
 
 
 def _show_attacks(results: "Sequence[AttackResult]", by_direction: "Sequence[Headline]") -> None:
+    """Print the worst attack of each kind, and a summary by direction."""
     from apfed_attacks.interface import select_headlines
 
     worst = select_headlines(results)
@@ -423,7 +426,9 @@ def _show_attacks(results: "Sequence[AttackResult]", by_direction: "Sequence[Hea
 
 
 def _pick_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
-    """Return what to mount: the attacks with options given once each, the others' full suites."""
+    """Return what to run: attacks with given options once each, the others with
+    their full suites.
+    """
     from apfed_attacks import ATTACKS
     from apfed_attacks.run import ALL, full_suite, prepare_attack
     from secure_apfed.config import AttackChoice
@@ -447,6 +452,7 @@ def _pick_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[Attack
 
 
 def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Return the options ATTACK.KEY=VALUE by attack. Raises ConfigError: malformed."""
     from secure_apfed.config.plain_yaml import yaml_value
     from secure_apfed.errors import ConfigError
 
@@ -464,8 +470,10 @@ def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
 
 
 def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
-    """Measure what is missing of a study; unless `quiet` show its first answer as soon as it is
-    there, and at the end its tables and how to read them.
+    """Run what is missing of a study, and return its answer.
+
+    Unless `quiet`, print its first answer as soon as possible, and at the end its tables and how to
+    read them.
     """
     from apfed_experiments import runner
 
@@ -494,6 +502,7 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
 
 
 def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Answer | None":
+    """Run the trade-off study that a run's configuration asks for; None: it asks for none."""
     if not config.tradeoff:
         return None
     from apfed_experiments.tradeoff import declare_study, tradeoff_of
@@ -581,6 +590,7 @@ def predict(
 
 
 def _show_predictions(frame: "pd.DataFrame") -> None:
+    """Print predictions as a table."""
     rows = [
         tuple(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row)
         for row in frame.itertuples(index=False, name=None)
@@ -597,6 +607,7 @@ def _predict_jointly(
     *,
     as_json: bool,
 ) -> None:
+    """Predict with the serving parties, and show or write the rows. Exits with 4 if it failed."""
     from secure_apfed.errors import ConfigError
     from secure_apfed.exchange import StatusTracker
     from secure_apfed.organisations.party import PartyFile

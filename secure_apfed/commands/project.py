@@ -250,6 +250,7 @@ def end_party_project(
 
 
 def _show_end(plan: "EndPlan") -> None:
+    """Print which files would be deleted and which stay."""
     if plan.is_done:
         terminal.show_note(
             f"the project of {plan.owner.party} was ended in {plan.owner.folder} before; there is "
@@ -262,7 +263,9 @@ def _show_end(plan: "EndPlan") -> None:
 
 
 def _reword_message(message: str) -> str:
-    """Return a message with options in place of the run's file, which a joining party has not."""
+    """Return a message with options in place of the run's file, which a joining party does not
+    have.
+    """
     message = message.replace(" in the run's file", "")
     if _EMPTY_CELLS in message:
         message = message.partition(", or train with")[0]
@@ -273,6 +276,9 @@ def _reword_message(message: str) -> str:
 
 
 def _check_words(words: str, file: Path, organiser: "SealedProject | Proposal") -> None:
+    """Compare the given words with the organiser's or the project's. Raises an
+    error: they differ.
+    """
     from secure_apfed.organisations.project import SealedProject
 
     known_words = {"organiser": organiser.words.split()}
@@ -315,6 +321,7 @@ def show_identity(folder: Annotated[Path, typer.Argument()], as_json: AsJson = F
 
 
 def _show_identity(folder: Path, *, as_json: bool) -> None:
+    """Print a party's public identity, in hex and as words."""
     from secure_apfed.base.fingerprints import IDENTITY_WORDS, format_as_words
     from secure_apfed.runs.folder import PartyFolder
 
@@ -327,6 +334,7 @@ def _show_identity(folder: Path, *, as_json: bool) -> None:
 
 
 def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Return NAME=VALUE options as a mapping. Raises ConfigError: malformed or repeated."""
     pairs = dict(text.partition("=")[::2] for text in texts)
     if len(pairs) < len(texts) or not all(name and value for name, value in pairs.items()):
         raise ConfigError(f"{option} {' '.join(texts)}: expected NAME=VALUE, and each name once")
@@ -351,9 +359,9 @@ def _show_proposal(
     party: str,
     as_json: bool,
 ) -> None:
-    """Show in one screen what is asked of a party, what others learn of it, and what it learns.
+    """Print what is asked of a party, what others learn of it, and what it learns.
 
-    Raises ConfigError: such a run would not begin.
+    Raises ConfigError: such a run would not start.
     """
     from apfed_experiments.report.who_learns import COALITIONS, RunFacts
     from secure_apfed.planning.forecast import forecast
@@ -407,7 +415,7 @@ def _show_proposal(
 
 
 def _describe_organisations(proposal: "Proposal") -> Iterator[str]:
-    """Yield what an organisation reads because it was allowed to run several parties."""
+    """Yield what an organisation can read because it may run several parties."""
     for organisation, conflict in proposal.conflicts:
         yield (
             f"{organisation} runs {' and '.join(conflict.parties)}, which was allowed by name: "
@@ -422,6 +430,7 @@ def _describe_request(
     own_shape: "TableShape | None",
     links: "Sequence[Link]",
 ) -> Iterator[tuple[str, str]]:
+    """Yield what a proposal asks of this party: role, columns, training and bytes."""
     data = config.data
     train = config.train
     size = terminal.format_size
@@ -457,7 +466,7 @@ def _describe_request(
 def _describe_serving(
     config: "Config", party: str, own_shape: "TableShape | None", *, role: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield how much a passive answers after the training, unless its own file says otherwise."""
+    """Yield how much a passive answers after training, unless its own file sets limits."""
     from secure_apfed.methods import METHODS
     from secure_apfed.methods.joint import Tvfl
     from secure_apfed.organisations.party import ServeSettings
@@ -480,7 +489,7 @@ def _describe_serving(
 def _describe_leaks(
     proposal: "Proposal", facts: "RunFacts", links: "Sequence[Link]", **end: str
 ) -> Iterator[tuple[str, ...]]:
-    """Yield peers, what is read, and what remains open, by kind of message that has this end."""
+    """Yield peer, content and remaining exposure of messages, by kind, that have this end."""
     from apfed_experiments.report.who_learns import Role, Rule, rule_for
     from secure_apfed.exchange import Kind
 
@@ -498,7 +507,7 @@ def _describe_leaks(
 
 
 def _spell_own(address: str) -> str:
-    """Return where to listen for an address of a proposal, parsed and written by this program."""
+    """Return where to listen for an address in a proposal, rewritten by this program."""
     from ipaddress import ip_address
 
     from secure_apfed.exchange.sockets import parse_address, spell_address
@@ -511,6 +520,7 @@ def _spell_own(address: str) -> str:
 def _show_sealed_project(
     sealed: "SealedProject", folder: Path, next_step: str, *, as_json: bool
 ) -> None:
+    """Print the parties' words, the project's words, and the relay's command."""
     words = {name: answer.words for name, answer in sealed.answer_documents.items()}
     if as_json:
         terminal.print_json({"words": words, "project_words": sealed.project_words})

@@ -70,7 +70,7 @@ def choose_backend(
 
 
 def _start_workers() -> AbstractContextManager[None]:
-    """Import within what plays runs: the processes that play them import it at the same time."""
+    """Import the modules that runs need, while worker processes import them at the same time."""
     from apfed_experiments.workers import start_workers
 
     return start_workers()
@@ -236,7 +236,7 @@ def audit(
 
 
 def _run_study(study: "Study[Any]", jobs: int, *, as_json: bool) -> None:
-    """Run a study, and show it or print it as one object; fail where a part of it did."""
+    """Run a study, and show its answer or print it as JSON; exit with an error if a part failed."""
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # studies compare with unsafe choices
     answer = finished.run_study(study, jobs, quiet=as_json)
     if as_json:
@@ -246,6 +246,7 @@ def _run_study(study: "Study[Any]", jobs: int, *, as_json: bool) -> None:
 
 
 def _check_names(chosen: Sequence[str] | None, names: Sequence[str]) -> None:
+    """Raise a usage error for an unknown name; suggest the nearest."""
     for name in chosen or ():
         if name not in names:
             from secure_apfed.settings import unknown_name
@@ -282,6 +283,7 @@ def table(
 
 
 def _list_tables(*, as_json: bool) -> None:
+    """Print the tables of the papers that can be measured."""
     from apfed_experiments.tables import TABLES
 
     if as_json:

@@ -26,6 +26,7 @@ class Config(RunSettings):
     @field_validator("method", mode="before")
     @classmethod
     def _is_a_method(cls, value: Any, info: ValidationInfo) -> MethodSettings:
+        """Return the settings of the named method, whose table is imported only now."""
         from secure_apfed.methods import method_settings
 
         return method_settings(value, as_json=info.mode == "json")
@@ -33,12 +34,14 @@ class Config(RunSettings):
     @field_validator("passives")
     @classmethod
     def _are_names(cls, passives: dict[str, PassiveSettings]) -> dict[str, PassiveSettings]:
+        """Refuse passives' names of another form, or that differ only in case."""
         check_parties(name for name in passives if name != "default")
         return passives
 
     @field_validator("data")
     @classmethod
     def _labels_are_of_the_task(cls, data: DataSettings, info: ValidationInfo) -> DataSettings:
+        """Return the data settings adapted to the task: a regression reads labels as numbers."""
         from secure_apfed.config.checks import adapt_to_task
 
         return adapt_to_task(data, info.data.get("task"))
@@ -46,6 +49,7 @@ class Config(RunSettings):
     @field_validator("task", "measure", "alignment", "data", "secure_sum", "guard", "defences")
     @classmethod
     def _is_in_its_table(cls, value: Any, info: ValidationInfo) -> Any:
+        """Look a name up in the table of its field. Raises ValueError: unknown."""
         from secure_apfed.config.checks import CHECKS
 
         try:
@@ -54,7 +58,9 @@ class Config(RunSettings):
             raise ValueError(str(error)) from error
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
-        """Take what another process of this party's pickled, which has named the code in it."""
+        """Restore a pickle from another process of this party, and import the code
+        that it named.
+        """
         from secure_apfed.config.checks import take_names
 
         super().__setstate__(state)
@@ -62,6 +68,7 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _check_fit(self) -> Self:
+        """Set the task's default measure, and refuse settings that do not fit task and method."""
         # Late: tables hold what they name, and whoever reads settings needs none of it.
         from secure_apfed.config.checks import check_task
         from secure_apfed.measures.tasks import TASKS
@@ -76,7 +83,7 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _split_reads_no_label(self) -> Self:
-        """Draw test rows of own tables at random where training labels are private.
+        """Choose test rows of own tables at random where training labels are private.
 
         Raises ValueError: the settings ask for a split by class, which reads labels.
         """

@@ -23,13 +23,14 @@ from secure_apfed.settings.run import RunSettings
 
 
 def _find_measure(name: str) -> str:
+    """Return the measure's name. Raises ConfigError: unknown; names the nearest."""
     if name not in MEASURES:
         raise ConfigError(unknown_name(name, MEASURES))
     return name
 
 
 def _keep_settings(check: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Return what checks settings and returns them as they are."""
+    """Return a function that checks settings and returns them unchanged."""
 
     def keep(value: Any) -> Any:
         check(value)
@@ -39,6 +40,7 @@ def _keep_settings(check: Callable[[Any], object]) -> Callable[[Any], Any]:
 
 
 def _take_data(data: DataSettings) -> DataSettings:
+    """Return data settings with the set's table key, after checking the partition."""
     taken = take_dataset(data)
     check_data(taken)
     return taken
@@ -59,7 +61,7 @@ name that is in none, with the nearest.
 
 
 def take_names(config: RunSettings) -> None:
-    """Import the plug-ins that settings name, which were checked in another process."""
+    """Import the plug-ins that settings name, which another process has checked."""
     from secure_apfed.methods import METHODS
 
     METHODS.take_name(config.method.name, key="method")
@@ -85,6 +87,7 @@ def check_task(config: RunSettings) -> None:
 
 
 def _list_problems(config: RunSettings) -> Iterator[str]:
+    """Yield the faults of task, measure, labels and parties in these settings."""
     task = TASKS[config.task]
     numbers = labels_are_numbers(config.data)
     parties = config.data.parties or {}
@@ -116,6 +119,7 @@ def _list_problems(config: RunSettings) -> Iterator[str]:
 
 
 def _about_classes(config: RunSettings) -> Iterator[str]:
+    """Yield settings that only concern classes, for a task without classes."""
     only = f"and task is {config.task}; leave it out"
     if config.labels.mechanism != "none":
         yield f"labels.mechanism: {config.labels.mechanism} answers with classes, {only}"

@@ -55,9 +55,10 @@ _EXPECTED: Mapping[str, str] = {
 def describe_errors(
     cls: type[Settings], error: ValidationError, raw: Any
 ) -> list[tuple[KeyPath, str]]:
-    """Return (key path in `raw`, problem) for everything that `cls` refused.
+    """Return key path in `raw` and problem for everything that `cls` refused.
 
-    A hundred problems at most, since each takes time; one more, of no key, says if there are more.
+    At most a hundred problems, since each takes time; a last one without key says if there are
+    more.
     """
     problems: dict[KeyPath, list[ErrorDetails]] = {}
     overflow: list[tuple[KeyPath, str]] = []
@@ -74,7 +75,7 @@ def describe_errors(
 
 
 def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
-    """Return the error's location without the names of union members, which no file holds."""
+    """Return the error's key path without names of union members, which no file contains."""
     names = list(detail["loc"])
     path = []
     value = raw
@@ -95,10 +96,10 @@ def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
 
 
 def _find_key_names(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list[str]:
-    """Return the keys that begin one of our sentences, as "train.patience: ...", below its
-    location.
+    """Return the keys at the beginning of a message, such as "train.patience: ...".
 
-    Where a field's own validator speaks, the location ends in that field already.
+    They are relative to the error's location, which for a field's own validator ends in that field
+    already.
     """
     if detail["type"] != "value_error":
         return []
@@ -109,6 +110,9 @@ def _find_key_names(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list
 def _describe_problem(
     cls: type[Settings], path: KeyPath, details: list[ErrorDetails], raw: Any
 ) -> str:
+    """Return one problem in words: unknown or missing key, our own message, or expectation and
+    value.
+    """
     first = details[0]
     if first["type"] == "extra_forbidden":
         *above, name = first["loc"]
@@ -133,6 +137,7 @@ def _describe_problem(
 
 
 def _describe_expectation(detail: ErrorDetails) -> str:
+    """Return what was expected, in words instead of pydantic's error type."""
     if (expected := _EXPECTED.get(detail["type"])) is None:
         return detail["msg"].lower()
     context = detail.get("ctx", {})
@@ -142,7 +147,7 @@ def _describe_expectation(detail: ErrorDetails) -> str:
 
 
 def _suggest_choice(value: Any, details: list[ErrorDetails]) -> str:
-    """Name the choice that is closest to a misspelt one."""
+    """Return a hint with the choice closest to a misspelt one; "" if none is close."""
     choices = [
         choice.strip(" '")
         for detail in details
@@ -162,12 +167,13 @@ def _format_value(value: Any) -> str:
 
 
 def _list_known_keys(annotation: Any, path: KeyPath, value: Any) -> Iterator[str]:
-    """Yield the keys that settings at `path` inside `annotation` may have, where this is given."""
+    """Yield the keys that settings at `path` inside `annotation` may have, for this value."""
     for model in _models_at(annotation, path, value):
         yield from model.model_fields
 
 
 def _models_at(annotation: Any, path: KeyPath, value: Any) -> Iterator[type[BaseModel]]:
+    """Yield the settings classes at `path` inside a type annotation."""
     for option in _list_union_members(annotation):
         arguments = get_args(option)
         if isinstance(option, type) and issubclass(option, BaseModel):
@@ -179,6 +185,7 @@ def _models_at(annotation: Any, path: KeyPath, value: Any) -> Iterator[type[Base
 
 
 def _models_within(model: type[BaseModel], path: KeyPath, value: Any) -> Iterator[type[BaseModel]]:
+    """Yield the settings classes at `path` inside a settings class."""
     if not path:
         yield model
     elif path[0] in model.model_fields:
@@ -193,7 +200,7 @@ def _get_item(value: Any, key: str | int) -> Any:
 
 
 def _find_named_class(model: type[BaseModel], value: Any) -> type[BaseModel]:
-    """Return the class with the given name, if one class stands for those derived from it."""
+    """Return the class with the given name, if the annotated class stands for its subclasses."""
     name = _get_item(value, "name") if isinstance(value, dict) else value
     if isinstance(name, str) and name in _list_tags(model):
         return model
@@ -204,7 +211,7 @@ def _find_named_class(model: type[BaseModel], value: Any) -> type[BaseModel]:
 
 
 def _list_union_members(annotation: Any) -> Iterator[Any]:
-    """Yield the members of a union, however deep; anything else is its own only member."""
+    """Yield the members of a union at any depth; any other type is its own only member."""
     if get_origin(annotation) is Annotated:
         yield from _list_union_members(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, UnionType):
@@ -215,7 +222,7 @@ def _list_union_members(annotation: Any) -> Iterator[Any]:
 
 
 def _list_tags(model: type[BaseModel]) -> Iterator[Any]:
-    """Yield the literals that tell this member of a tagged union from the others."""
+    """Yield the literals that distinguish this member of a tagged union."""
     for field in model.model_fields.values():
         if get_origin(field.annotation) is Literal:
             yield from get_args(field.annotation)
@@ -229,10 +236,9 @@ def load_config(path: PathLike, *, overrides: Sequence[str] = (), own: bool = Fa
         path: of the file, UTF-8.
         overrides: settings that replace the file's, each as "train.epochs=3".
         own: whether the file is the caller's own, which may name code
-            (`secure_apfed.settings.plugins`); others share it, or another run wrote it, if not.
+            (`secure_apfed.settings.plugins`); False if others share it, or another run wrote it.
 
-    Raises:
-        ConfigError: the file cannot be read, is not YAML, or a setting is wrong.
+    Raises ConfigError: the file cannot be read, is not YAML, or a setting is wrong.
     """
     text = load_text(Path(path))
     return load_config_text(text, source=str(path), overrides=overrides, own=own)
@@ -241,6 +247,7 @@ def load_config(path: PathLike, *, overrides: Sequence[str] = (), own: bool = Fa
 def load_config_text(
     text: str, *, source: str = "the config", overrides: Sequence[str] = (), own: bool = False
 ) -> Config:
+    """Return the run that a YAML text describes; `own`: see `load_config`."""
     return load_settings_text(Config, text, source=source, overrides=overrides, own=own)
 
 
@@ -271,13 +278,12 @@ def load_settings_text(
 
 
 def read_options(kind: type[SettingsT], options: Mapping[str, Any], *, key: str) -> SettingsT:
-    """Return the options of a plug-in as the settings that its class declares, read strictly.
+    """Return a plug-in's options as the settings that its class declares, with strict types.
 
     Args:
-        key: where they stand, for errors.
+        key: where they are written, for errors.
 
-    Raises:
-        ConfigError: an option is unknown, missing or out of range; names it, and the nearest.
+    Raises ConfigError: an option is unknown, missing or out of range; names it, and the nearest.
     """
     raw = dict(options)
     try:
@@ -293,6 +299,7 @@ def dump_settings(settings: Settings) -> str:
 
 
 def _parse_settings(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    """Return the mapping in a YAML text, and the line of each key. Raises ConfigError."""
     raw, lines = parse_yaml(text, source)
     if raw is None:
         raise ConfigError(f"{source}: is empty; expected settings, at least name, method and data")
@@ -303,6 +310,7 @@ def _parse_settings(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPat
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> KeyPath:
+    """Set one "key=value" in the raw settings; return the key's path. Raises ConfigError."""
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
@@ -323,6 +331,7 @@ def _apply_override(raw: dict[str, Any], override: str) -> KeyPath:
 
 
 def _parse_index(holder: Any, name: str, override: str) -> str | int:
+    """Return a name as a mapping's key or a list's index. Raises ConfigError: there is none."""
     if isinstance(holder, dict):
         return name
     if isinstance(holder, list) and name.isdecimal() and int(name) < len(holder):
@@ -334,7 +343,7 @@ def _parse_index(holder: Any, name: str, override: str) -> str | int:
 def _describe_place(
     source: str, path: KeyPath, lines: Mapping[KeyPath, int], overridden: set[KeyPath]
 ) -> str:
-    """Say where a key was given: --set, or file and line (of the nearest key above it)."""
+    """Return where a key was given: --set, or file and line (of the nearest key above it)."""
     if any(path[:end] in overridden for end in range(1, len(path) + 1)):
         return "--set"
     for end in range(len(path), 0, -1):

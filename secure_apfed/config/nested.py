@@ -32,11 +32,12 @@ _NOT_SET = ("data", "seed")
 
 
 def list_settings(settings: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value that holds of every setting, by flat name.
+    """Return the effective value of every setting, by flat name.
 
     Args:
-        given: what the user set, nested as in a run's file; anything but a mapping counts as empty.
-        defaults: what holds where the user set nothing, nested likewise; of other settings their
+        settings: what the user set, nested as in a run's file; anything but a mapping counts as
+            empty.
+        defaults: values where the user set nothing, nested likewise; for other settings their
             declared default.
     """
     values = dict(_list_defaults(Config))
@@ -59,14 +60,13 @@ def list_given(settings: Mapping[str, Any]) -> frozenset[str]:
 
 
 def replace_setting(nested: Any, key: str, value: Any) -> dict[str, Any]:
-    """Return the settings with one of them set; what was given is left alone.
+    """Return a copy of the settings with one of them set.
 
     Args:
-        given: nested as in a run's file, or None.
+        nested: as in a run's file, or None; it is not changed.
         key: flat name of the setting.
 
-    Raises:
-        KeyError: there is no such setting; holds the name.
+    Raises KeyError: there is no such setting; has the name.
     """
     settings = dict(nested) if isinstance(nested, Mapping) else {}
     path = tuple(key.split(_SEPARATOR))
@@ -86,7 +86,7 @@ def replace_setting(nested: Any, key: str, value: Any) -> dict[str, Any]:
 
 
 def list_declared_names() -> Iterator[str]:
-    """Yield the flat name of every setting of a run that has no free part, listed or not."""
+    """Yield the flat name of every declared setting of a run without free keys."""
     for key in list_keys(Config):
         path = tuple(key.split("."))
         if "*" not in path and _is_set(path):
@@ -94,7 +94,7 @@ def list_declared_names() -> Iterator[str]:
 
 
 def name_nearest(key: str, names: Sequence[str]) -> str:
-    """Return the known name that is closest, by the whole of it or else by its last part."""
+    """Return the known name that is closest, by the whole name or else by its last part."""
     by_whole = get_close_matches(key, names, n=1, cutoff=0.8)
     if by_whole:
         return by_whole[0]
@@ -105,7 +105,7 @@ def name_nearest(key: str, names: Sequence[str]) -> str:
 
 
 def plain_values(value: Any) -> Any:
-    """Return the value with numbers of numpy, as searches draw them, as numbers of Python."""
+    """Return the value with numpy's numbers, as searches draw them, as Python's."""
     if isinstance(value, Mapping):
         return {key: plain_values(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -116,7 +116,9 @@ def plain_values(value: Any) -> Any:
 def _list_defaults(
     kind: type[Settings], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the path and default of every setting that has one; of a section those within."""
+    """Yield path and default of every setting that has one; for a section, of the
+    settings in it.
+    """
     for name, declared in kind.model_fields.items():
         if declared.is_required():
             continue
@@ -130,6 +132,7 @@ def _list_defaults(
 def _flatten_settings(
     nested: Mapping[str, Any], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield path and value of every nested setting."""
     for name, value in nested.items():
         path = (*prefix, str(name))
         inner = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
@@ -142,6 +145,7 @@ def _flatten_settings(
 
 
 def _find_method(method: Any) -> Any:
+    """Return the method's name from its settings, a mapping or a name."""
     if isinstance(method, Settings):
         return getattr(method, _NAME, None)
     return method.get(_NAME) if isinstance(method, Mapping) else method

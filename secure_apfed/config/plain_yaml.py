@@ -38,6 +38,9 @@ class _Loader(yaml.SafeLoader):
     source = ""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Compose a node as YAML does, but refuse aliases, which could expand to billions of
+        values.
+        """
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it out
             raise ConfigError(
@@ -60,6 +63,9 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 
 
 def load_text(path: Path) -> str:
+    """Return a settings file's text. Raises ConfigError: missing, unreadable, too large or not
+    UTF-8.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -79,7 +85,7 @@ def load_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
-    """Return the value that a text holds, and the line of each key; `source` names it in errors."""
+    """Return the value of a YAML text, and the line of each key; `source`: its name in errors."""
     if len(text) > MOST_BYTES:
         raise _too_large(source)
     try:
@@ -102,7 +108,7 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
 
 
 def yaml_value(text: str, *, given: str) -> Any:
-    """Return the value in a piece of YAML, as behind an option; `given` says where it stands."""
+    """Return the value of a piece of YAML, as in an option; `given`: where it was written."""
     try:
         return parse_yaml(text, given)[0]
     except ConfigError as error:
@@ -122,6 +128,7 @@ def _too_large(source: str) -> ConfigError:
 def _list_key_lines(
     node: yaml.Node, source: str, path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, int]]:
+    """Yield each key's path and line; refuse repeated keys, and keys that are not texts."""
     _check_plain(node, source)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
@@ -148,6 +155,7 @@ def _list_key_lines(
 
 
 def _check_plain(node: yaml.Node, source: str) -> None:
+    """Raise ConfigError for tags, and for numbers of endless digits."""
     line = node.start_mark.line + 1
     if node.tag not in _KINDS:
         raise ConfigError(f"{source}:{line}: the tag {node.tag[:80]} is not read; leave it out")

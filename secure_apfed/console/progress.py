@@ -81,6 +81,7 @@ def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], 
     with _make_bars(DownloadColumn(), quiet=quiet) as bars:
 
         def update_bar(file: str, done: int, total: int | None) -> None:
+            """Advance a file's bar; create it at the first call."""
             if file not in tasks:
                 tasks[file] = bars.add_task(file, total=total)
             bars.update(tasks[file], completed=done, total=total)
@@ -92,8 +93,9 @@ def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], 
 def show_count(
     name: str, *, quiet: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a count on stderr, and how long the rest takes (see `TimeLeft`): a bar, or a line a
-    minute; yield what is called with (done, total).
+    """Show a count on stderr with the time left (see `TimeLeft`): a bar, or a line a minute.
+
+    Yields a function that takes (done, total).
     """
     from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
@@ -106,6 +108,7 @@ def show_count(
         return describe_time_left(time_left.estimate_seconds(total))
 
     def print_line(done: int, total: int) -> None:
+        """Print the count once a minute, and at the end."""
         nonlocal printed_at
         text = f"{name}: {done} of {total}  {format_time_left(done, total)}"
         if clock() - printed_at >= _LINE_S or done == total:
@@ -124,7 +127,9 @@ def show_count(
 
 
 def _make_bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
-    """Make bars on stderr, with these columns behind; their module is loaded where one is shown."""
+    """Return bars on stderr, with these columns after each; rich's module is loaded
+    at first use.
+    """
     from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
@@ -137,7 +142,7 @@ def _make_bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
 
 
 def describe_figures(progress: "Progress") -> str:
-    """Return loss, accuracy, epsilon and bytes in a line, where each is known."""
+    """Return loss, accuracy, epsilon and bytes in one line, as far as they are known."""
     from secure_apfed.measures.table import MEASURES
 
     measure = MEASURES[progress.measure]
@@ -168,6 +173,7 @@ class Board:
         name: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Start without progress; `clock` returns seconds."""
         self._source = source
         self._name = name
         self._clock = clock
@@ -178,6 +184,7 @@ class Board:
 
     @property
     def statuses(self) -> "tuple[Status, ...]":
+        """The latest status of every party, by name."""
         own_statuses = {status.party: status for status in self._source() if status.party}
         statuses = {**self._reported, **own_statuses}
         return tuple(statuses[name] for name in sorted(statuses))
@@ -186,13 +193,14 @@ class Board:
         self._reported = {**self._reported, status.party: status}
 
     def update_progress(self, progress: "Progress") -> None:
+        """Set the training's progress, and note it for the estimate of the time left."""
         if self.progress is None:  # the time before the first step belongs to no step
             self._training = TimeLeft(self._clock)
         self._training.note_progress(progress.step)
         self.progress = progress
 
     def update_work(self, work: Work, party: str = "") -> None:
-        """Note how far some work of a party is; finished work is no longer shown."""
+        """Note how far a party's long work is; finished work is no longer shown."""
         key = (party, work.name)
         works = dict(self._work)
         previous = works.pop(key, None)
@@ -203,12 +211,12 @@ class Board:
         self._work = works  # replaced whole: another thread reads it
 
     def forget_work(self) -> None:
-        """Show no work that a session left unfinished."""
+        """Drop work that an ended session left unfinished."""
         self._work = {}
 
     @property
     def works(self) -> "tuple[WorkLeft, ...]":
-        """All long work in progress, with the estimate of the time left."""
+        """All long work in progress, with the estimated time left."""
         return tuple(
             WorkLeft(work=work, party=party, seconds_left=time_left.estimate_seconds(work.total))
             for (party, _), (work, time_left) in self._work.items()
@@ -216,14 +224,14 @@ class Board:
 
     @property
     def training_seconds_left(self) -> float | None:
-        """The estimated seconds until all epochs are done; None: too early to say."""
+        """The estimated seconds until all epochs are done; None: too early to estimate."""
         return (
             None if self.progress is None else self._training.estimate_seconds(self.progress.steps)
         )
 
     @property
     def progress_line(self) -> str:
-        """Epoch, figures and time left, for a line; empty before training."""
+        """Epoch, figures and time left, in one line; "" before training."""
         if self.progress is None:
             return ""
         time_left = describe_time_left(self.training_seconds_left)
@@ -242,12 +250,12 @@ class WorkLeft:
     seconds_left: float | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return it in plain values, as an event."""
+        """Return the work as a JSON event."""
         return {"party": self.party, **asdict(self.work), "seconds_left": self.seconds_left}
 
     @property
     def line(self) -> str:
-        """The line for people."""
+        """The work as a line of text."""
         work = self.work
         count = "" if work.total == 1 else f"{work.done:,} of {work.total:,}"
         current = f"now {work.part}" if work.part and count else work.part
@@ -264,8 +272,9 @@ def show_board(
     json_events: bool = False,
     console: Console | None = None,
 ) -> Iterator[Board]:
-    """Show the board while the block runs, and once more when it ends: not at all with `as_json`,
-    as events with `json_events`, else to people.
+    """Show the board during the block, and once more when it ends.
+
+    Not at all with `as_json`, as events with `json_events`, else as text.
     """
     console = console or Console(stderr=True)
     if json_events:
@@ -297,6 +306,7 @@ def _tick_periodically(tick: Callable[[], None]) -> Iterator[None]:
     done = threading.Event()
 
     def go_on() -> None:
+        """Call `tick` each period until the block has ended; ignore errors of the output."""
         is_over = False
         while not is_over:
             is_over = done.wait(_PERIOD_S)
@@ -315,11 +325,11 @@ def _tick_periodically(tick: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
-    """Keep a file for Prometheus while the block runs, which the node exporter's textfile collector
-    reads; no file for None. A disk that fills up later does not end the run.
+    """Write a metrics file for Prometheus during the block, for the node exporter's textfile
+    collector.
 
-    Raises:
-        OSError: it cannot be written when the block begins.
+    `path` None: no file. A disk that fills up later does not end the run. Raises OSError: it cannot
+    be written when the block begins.
     """
     if path is None:
         yield
@@ -334,10 +344,11 @@ def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
 
 
 def _format_metrics(board: Board) -> str:
-    """Return the text format of Prometheus, in which no character of a name has to be escaped."""
+    """Return the metrics in Prometheus' text format; names need no escaping."""
     lines: dict[str, list[str]] = {}
 
     def add_samples(labels: Mapping[str, str], **values: float | None) -> None:
+        """Add one line for each value, with these labels."""
         label_text = ",".join(f'{key}="{label}"' for key, label in labels.items())
         for name, value in values.items():
             if value is not None:
@@ -378,12 +389,14 @@ class _Events:
     """
 
     def __init__(self, board: Board) -> None:
+        """Start with nothing written."""
         self._board = board
         self._progress: Progress | None = None
         self._works: dict[tuple[str, str], Work] = {}
         self._last: dict[str, tuple[object, float]] = {}
 
     def tick(self) -> None:
+        """Write an event for everything that changed since the last call."""
         board = self._board
         progress = board.progress
         if progress is not None and progress != self._progress:
@@ -417,6 +430,7 @@ class _Lines:
     def __init__(
         self, board: Board, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """Start with nothing printed; `clock` returns seconds."""
         self._board = board
         self._console = console
         self._clock = clock
@@ -425,6 +439,7 @@ class _Lines:
         self._broken: dict[str, dict[str, float]] = {}  # by party and peer, since when
 
     def tick(self) -> None:
+        """Print a line for each change, and once a minute for everything else."""
         if self._board.progress is not None and self._is_due("epoch", None):
             self._print_progress()
         works = self._board.works
@@ -438,13 +453,13 @@ class _Lines:
                 self._print_text(_line_of(status))
 
     def print_last(self) -> None:
-        """Print the newest progress, if no line showed it."""
+        """Print the latest progress, unless a line showed it."""
         with contextlib.suppress(OSError, ValueError):
             if self._board.progress != self._progress:
                 self._print_progress()
 
     def _print_breaks(self, status: "Status") -> None:
-        """Print a line for each link that broke since the last call, and for each that is back."""
+        """Print a line for each link that broke since the last call, or was restored."""
         now = self._clock()
         previous = self._broken.get(status.party, {})
         broken = dict[str, float]()
@@ -462,6 +477,7 @@ class _Lines:
         self._broken[status.party] = broken
 
     def _is_due(self, key: object, facts: object) -> bool:
+        """Return whether a line of this key is due: its facts changed, or a minute has passed."""
         now = self._clock()
         past = self._last.get(key)
         is_due = past is None or past[0] != facts or now - past[1] >= _LINE_S
@@ -470,7 +486,7 @@ class _Lines:
         return is_due
 
     def _forget_all_but(self, works: "set[tuple[str, str]]") -> None:
-        """Forget finished work, so that it gets a line at once when it restarts."""
+        """Forget finished work, so that it gets a line at once if it restarts."""
         for key in [*self._last]:
             if isinstance(key, tuple) and key not in works:
                 del self._last[key]
@@ -502,6 +518,7 @@ def _list_facts(status: "Status") -> tuple[object, ...]:
 
 
 def _line_of(status: "Status") -> str:
+    """Return one line on a party: phase, troubles, what it waits for, bytes and privacy."""
     phase = status.phase if status.step is None else f"{status.phase}, step {status.step}"
     parts = [f"{status.party}: {phase}", *_list_troubles(status)]
     if status.meets:
@@ -512,7 +529,7 @@ def _line_of(status: "Status") -> str:
 
 
 def _describe_meeting(status: "Status", meets: "Meeting") -> str:
-    """Say whom a party waits for before a session, since when, and how many are present."""
+    """Return in words whom a party waits for before a session, since when, and who is present."""
     missing = " and ".join(status.list_peers("expected"))
     parties = len(status.peers) + 1
     present = parties - len(status.list_peers("expected"))
@@ -523,6 +540,7 @@ def _describe_meeting(status: "Status", meets: "Meeting") -> str:
 
 
 def _list_troubles(status: "Status") -> list[str]:
+    """Return in words each peer's trouble: broken, silent, left, expected or refused."""
     troubles = []
     refused = dict[str, list[str]]()
     for name, peer in status.peers.items():
@@ -544,6 +562,7 @@ def _list_troubles(status: "Status") -> list[str]:
 
 
 def _describe_wait(waits: "Waiting") -> str:
+    """Return in words which message a party waits for, since when, and how long it will."""
     step = "" if waits.step is None or waits.step < 0 else f" of step {waits.step}"
     kinds = " or ".join(waits.kinds)
     senders = " or ".join(waits.senders)
@@ -554,13 +573,14 @@ def _describe_wait(waits: "Waiting") -> str:
 
 
 def _describe_counts(status: "Status") -> str:
+    """Return privacy promise and bytes in words."""
     sent = status.sent_bytes / 1e6
     received = status.received_bytes / 1e6
     return f"{status.promise_text}  {sent:.1f} MB sent  {received:.1f} MB received"
 
 
 def _render_board(board: Board) -> Group:
-    """Return the progress of training and other work, and each party's line, built on each call."""
+    """Return training progress, other work, and each party's line, built at each call."""
     return Group(
         *_bar_of(board),
         *(Text(escape_text(work_left.line)) for work_left in board.works),
@@ -569,7 +589,7 @@ def _render_board(board: Board) -> Group:
 
 
 def _bar_of(board: Board) -> "Sequence[RenderableType]":
-    """Return a bar of all steps, and epoch, figures and time left in a line; nothing before
+    """Return a bar of all steps, and a line with epoch, figures and time left; empty before
     training.
     """
     progress = board.progress

@@ -56,6 +56,7 @@ class Failure:
 
 
 def failure_of(error: Exception) -> Failure:
+    """Return exit code, title and message for an error that is meant for users."""
     if isinstance(error, ModuleNotFoundError):
         message = f"{error.name} is not installed; run: {install_extra('experiments')}"
         return Failure(
@@ -111,8 +112,8 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
 
 
 def _faults_of(error: Exception | None) -> tuple[list[str], str, tuple[str, str]]:
-    """Return the faults of tables that an error holds, the settings that mend them as YAML, and
-    what to do with these in the command that failed.
+    """Return an error's faults of tables, settings that repair them as YAML, and advice for this
+    command.
     """
     if not isinstance(error, TableError):
         return [], "", ("", "")
@@ -141,12 +142,12 @@ def show_line(text: str) -> None:
 
 
 def _make_printable(text: str) -> str:
-    """Return the text with escapes for what a terminal would obey: a peer may have chosen words."""
+    """Return the text with terminal control characters escaped, since a peer may have chosen it."""
     return escape_text(_replace_blanks(text), keep="\n")
 
 
 def _replace_blanks(text: str) -> str:
-    """Return the text with plain blanks for those before a unit, which reports make narrow."""
+    """Return the text with plain blanks in place of the narrow ones before units."""
     return text.translate(_BLANKS)
 
 
@@ -163,8 +164,9 @@ def show_warning(
 
 
 def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stdout; columns of figures are right-aligned. Who does not write to a
-    terminal gets lines as long as they are.
+    """Print a table on stdout; columns of figures are right-aligned.
+
+    If stdout is not a terminal, lines are not wrapped.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(columns))
     for index, name in enumerate(columns):
@@ -193,7 +195,7 @@ def _make_console(*, stderr: bool = False) -> Console:
 
 
 def show_forecast(name: str, forecast: "Forecast", *, links: bool = False) -> None:
-    """Print a forecast on stdout; `links`: what is sent on each, and not their sum by kind."""
+    """Print a forecast on stdout; `links`: the traffic of each link, not its sum by kind."""
     counted = "baselines" in forecast.seconds
     spared = "run --no-baselines spares them"
     if not counted:
@@ -275,7 +277,7 @@ def show_forecast(name: str, forecast: "Forecast", *, links: bool = False) -> No
 
 
 def show_departures(departures: Sequence["Departure"]) -> None:
-    """Print the settings that protect less than by default on stdout, or that there are none."""
+    """Print the settings that protect less than by default, or that there are none."""
     title = "\nProtects less than by default"
     if departures:
         columns = ("setting", "is", "default", "protects", "what less means")
@@ -302,6 +304,7 @@ def show_phases(phases: "Phases") -> None:
 
 
 def format_size(count: float) -> str:
+    """Return a number of bytes as text with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -310,6 +313,7 @@ def format_size(count: float) -> str:
 
 
 def _format_duration(seconds: float) -> str:
+    """Return a duration as text with units."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     minutes, rest = divmod(round(seconds), 60)

@@ -85,23 +85,26 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         settings: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
+        """Store the parameters unchanged, as scikit-learn requires."""
         self.passives = passives
         self.settings = settings
         self.seed = seed
 
     @property
     def passives(self) -> Mapping[str, pd.DataFrame | None] | None:
-        """The passives as they were given; None for the rows that a pickle left out."""
+        """The passives' frames; None for each whose rows a pickle left out."""
         passives: Mapping[str, pd.DataFrame | None] | None = self.__dict__["passives"]
         return passives
 
     @passives.setter
     def passives(self, passives: Mapping[str, pd.DataFrame | None] | None) -> None:
+        """Store the frames so that no text or pickle shows their rows."""
         if isinstance(passives, Mapping) and not isinstance(passives, _HiddenFrames):
             passives = _HiddenFrames(passives)
         self.__dict__["passives"] = passives
 
     def __sklearn_tags__(self) -> Tags:
+        """Declare that inputs may be missing, categorical or text."""
         tags: Tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.input_tags.categorical = True
@@ -109,9 +112,9 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the parameters; `deep`: every setting of the run, too, as settings__train__epochs.
+        """Return the parameters; `deep`: also every setting of the run, as settings__train__epochs.
 
-        A setting that was not given has the value that holds then.
+        A setting that was not given has its effective value.
         """
         params: dict[str, Any] = super().get_params(deep=False)
         if deep:
@@ -122,8 +125,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
     def set_params(self, **params: Any) -> Self:
         """Set parameters; settings of the run by their flat names, as settings__train__epochs=3.
 
-        Raises:
-            ValueError: there is no such parameter; names the nearest.
+        Raises ValueError: there is no such parameter; names the nearest.
         """
         nested = {name: value for name, value in params.items() if name.startswith(_SETTINGS)}
         whole = {name: value for name, value in params.items() if name not in nested}
@@ -135,6 +137,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _set_nested_setting(self, name: str, value: Any) -> None:
+        """Set one setting of the run, unless it has that value by default."""
         key = name.removeprefix(_SETTINGS)
         settings = self.settings if isinstance(self.settings, Mapping) else {}
         # What holds already needs not be set: a default of today must not become a choice.
@@ -147,12 +150,13 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             raise self._build_parameter_error(name) from None
 
     def _section_default(self, key: str) -> dict[str, Any]:
-        """Return what holds of the section of a setting where the user says nothing of it."""
+        """Return the default values in a setting's section."""
         section = key.partition("__")[0]
         defaults = self._build_defaults()
         return {section: defaults[section]} if section in defaults else {}
 
     def _build_parameter_error(self, name: str) -> ValueError:
+        """Return the error for an unknown parameter, with the nearest name."""
         declared = (f"{_SETTINGS}{key}" for key in list_declared_names())
         nearest = name_nearest(name, [*self.get_params(), *declared])
         guess = f"did you mean {nearest!r}? " if nearest else ""
@@ -165,7 +169,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         )
 
     def _build_defaults(self) -> dict[str, Any]:
-        """Return the settings of the run where the user says none."""
+        """Return the settings that apply where the user gives none."""
         is_alone = not isinstance(self.passives, Mapping) or not self.passives
         return {
             "name": "estimator",
@@ -181,13 +185,12 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         """Align by index, and train.
 
         Args:
-            X: frame (N, columns) of the active, whose index names people; without passives also
-                an array.
-            y: labels (N,), in the order of X; the index of a Series is X's, or numbers of rows.
+            X: frame (N, columns) of the active, whose index names people; without passives also an
+                array.
+            y: labels (N,), in the order of X; the index of a Series equals X's, or is row numbers.
 
-        Raises:
-            ConfigError, DataError: as `secure_apfed.run`, and for labels that do not fit the task,
-                or are of people in another order.
+        Raises ConfigError, DataError: as `secure_apfed.run`, and for labels that do not fit the
+        task, or are of people in another order.
         """
         y = self._labels_in_order(X, y)
         X = _convert_frame(X)
@@ -222,15 +225,15 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _prepare_labels(self, y_N: NDArray[Any]) -> "_Labels":
-        """Return the labels as a run learns them."""
+        """Return the labels as a run learns them: class indices, or standardised numbers."""
         raise NotImplementedError
 
     def _check_labels(self, y_N: Any) -> NDArray[Any]:
-        """Refuse labels of another kind than the task's."""
+        """Return the labels as an array. Raises ValueError: of another kind than the task's."""
         raise NotImplementedError
 
     def _labels_in_order(self, X: Any, y: Any) -> Any:
-        """Return y in the order of X; raise where the frames do not say which row is whose."""
+        """Return y in the order of X. Raises an error if the frames do not identify rows."""
         me = type(self).__name__
         require_dense(X, party=_ACTIVE)
         absent = [name for name, frame in (self.passives or {}).items() if frame is None]
@@ -288,12 +291,14 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return self.model_.predict_frame(frame)
 
     def _validate_inputs(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        """Return rows and labels after scikit-learn's checks. Raises ValueError."""
         if y is not None and pd.isna(np.asarray(y, dtype=object)).any():
             raise ValueError("Input y contains NaN: each row of X needs its label")
         raw, labels = validate_data(self, X, y, dtype=None, ensure_all_finite="allow-nan")
         return raw, self._check_labels(labels)
 
     def _build_config(self) -> Config:
+        """Return the run's configuration from the user's settings. Raises ConfigError."""
         if not isinstance(self.settings, Mapping | None):
             raise ConfigError(
                 f"{type(self).__name__}: settings: expected a mapping of a run's sections, such as "
@@ -354,6 +359,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         return np.asarray(y_N)
 
     def _prepare_labels(self, y_N: NDArray[Any]) -> _Labels:
+        """Return class indices, and set `classes_`. Raises ValueError: fewer than two classes."""
         self.classes_, numbers_N = np.unique(y_N, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"Classifier can't train when only one class is present: {y_N[0]}")
@@ -401,6 +407,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
     _task = Regression.name
 
     def _check_labels(self, y_N: Any) -> NDArray[Any]:
+        """Return the labels as finite float64. Raises ValueError."""
         numbers_N = np.asarray(y_N)
         if numbers_N.dtype.kind not in "biuf":
             try:
@@ -416,6 +423,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
         return numbers_N
 
     def _prepare_labels(self, y_N: NDArray[Any]) -> _Labels:
+        """Return standardised labels with their scale. Raises ValueError: fewer than two rows."""
         if len(y_N) < 2:
             raise ValueError(
                 f"VerticalRegressor: got n_samples={len(y_N)}, expected two rows or more"
@@ -431,7 +439,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Return whether two settings are equal; of arrays that compare cell by cell, never."""
+    """Return whether two settings are equal; False for arrays, which compare cell by cell."""
     try:
         return bool(type(value) is type(other) and value == other)
     except ValueError:
@@ -439,9 +447,9 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def _convert_frame(X: Any) -> Any:
-    """Return frames of every library as pandas', with moments and durations as objects.
+    """Return a frame of any library as pandas', with times and durations as objects.
 
-    Numpy has no array of both numbers and moments.
+    Numpy has no array of both numbers and times.
     """
     require_dense(X, party=_ACTIVE)
     if not isinstance(X, pd.DataFrame):
@@ -455,13 +463,13 @@ def _convert_frame(X: Any) -> Any:
 
 
 def _has_other_order(columns: "pd.Index[Any]") -> bool:
-    """Return whether columns are named by their positions from 0, but stand in another order."""
+    """Return whether columns are named by positions from 0, but in another order."""
     places = list(range(len(columns)))
     return list(columns) != places and sorted(columns, key=str) == sorted(places, key=str)
 
 
 def _name_columns(X: Any, raw: Any) -> pd.DataFrame:
-    """Return the rows with column names; columns and people keep the names that the caller gave."""
+    """Return the rows as a frame with the caller's column names and people."""
     if isinstance(X, pd.DataFrame):
         return X.set_axis(list(map(column_name, X.columns)), axis=1)
     if raw.dtype == object:
@@ -471,6 +479,7 @@ def _name_columns(X: Any, raw: Any) -> pd.DataFrame:
 
 
 def _check_cells(raw: NDArray[Any]) -> None:
+    """Raise TypeError for cells that are neither texts nor numbers."""
     kinds = {type(cell) for cell in raw.ravel()}
     strange = [kind.__name__ for kind in kinds if not issubclass(kind, (str, numbers.Real))]
     if strange:
@@ -483,6 +492,7 @@ def _check_cells(raw: NDArray[Any]) -> None:
 def _build_table(
     name: str, frame: pd.DataFrame, labels_N: torch.Tensor | None = None
 ) -> PartyTable:
+    """Return one party's table, with an encoding fitted to its frame."""
     require_dense(frame, party=name)
     frame = plain_cells(frame) if frame.columns.is_unique else frame
     texts = [str(name) for name, cells in frame.items() if not has_measures(cells)]

@@ -71,7 +71,7 @@ class FramesModel:
     solo: SoloModel = field(repr=False)
 
     def predict_proba(self, frame: Any) -> NDArray[np.float64]:
-        """Return probabilities (N, K) in the order of `classes_`; further columns are ignored.
+        """Return probabilities (N, K) in the order of `classes_`; other columns are ignored.
 
         Raises:
             DataError: a column of training is missing, or its cells do not fit.
@@ -134,8 +134,7 @@ class FramesResult:
     def model(self) -> FramesModel:
         """The model that the active keeps.
 
-        Raises:
-            ModelError: the method needs every party to predict.
+        Raises ModelError: the method needs every party to predict.
         """
         if self._model is None:
             method_names = methods_that(lambda method: method.predicts_alone)
@@ -152,16 +151,16 @@ class FramesResult:
 
     @property
     def score(self) -> Estimate:
-        """The headline measure, with its interval."""
+        """The headline measure on the test rows, with its interval."""
         return self.measures.get(self.config.measure, Estimate(math.nan))
 
     @property
     def gain(self) -> float | None:
         """The gain over the best local model, by the headline measure.
 
-        None: not measured, or not defined by the test rows. One run shows no gain, only several
-        seeds do: `seed` draws the split, and each party its initial weights from a secret seed
-        unless `party_seeds` says otherwise.
+        None: not measured, or undefined for the test rows. One run proves no gain, several seeds
+        may: `seed` draws the split, and each party its initial weights from a secret seed unless
+        `party_seeds` says otherwise.
         """
         if self.alone is None or math.isnan(self.score.value):
             return None
@@ -277,8 +276,8 @@ def run_frames(
 
 
 def _parse_id_rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
-    """Return how IDs are compared; None if the settings of that are wrong, which `_build_config`
-    reports.
+    """Return how IDs are compared; None if those settings are wrong, which
+    `_build_config` reports.
     """
     alignment = settings.get("alignment") or {}
     try:
@@ -294,6 +293,7 @@ def _build_config(
     method: str | Mapping[str, Any],
     data: Mapping[str, str],
 ) -> Config:
+    """Return the run's configuration, whose tables are the written frames. Raises ConfigError."""
     content = {"name": "frames", **settings, "method": method}
     data_settings = content.get("data") or {}
     if named := sorted({"dataset", "folder", "id_column", "label_column"} & set(data_settings)):
@@ -370,7 +370,7 @@ def _load_result(
 
 
 def _write_report(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
-    """Return who learns what, and the page; nothing without the extra that makes them."""
+    """Return who learns what, and the report's page; empty without the extra that makes it."""
     try:
         from apfed_experiments.report import load_run, write_report
         from apfed_experiments.report.contents import learned_by
@@ -391,7 +391,7 @@ def check_frames(
     label: str,
     rules: IdNormalisation | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Return, by party, the active's first, a pandas frame with usable labels, and IDs as texts."""
+    """Return by party, the active first, a pandas frame with checked labels, and IDs as texts."""
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
     frame_by_party = {name: active, **passives}
@@ -417,7 +417,7 @@ def check_frames(
 
 
 def _labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
-    """Return the labels as in the frame, by the texts that name classes in a run."""
+    """Return the labels as in the frame, by the text that names the class in a run."""
     labels = frame[label].dropna().unique().tolist()
     # If texts differ only in surrounding blanks, the one without blanks names the class.
     texts = ((cell_text(value), value) for value in labels)
@@ -444,7 +444,7 @@ def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
 
 
 def _check_column(column: "pd.Series", *, party: str) -> None:
-    """Refuse a column that no Parquet file takes."""
+    """Refuse a column that a Parquet file cannot store."""
     kind = pd.api.types.infer_dtype(column, skipna=True)
     if kind.startswith("mixed"):
         raise DataError(
@@ -461,6 +461,7 @@ def _check_column(column: "pd.Series", *, party: str) -> None:
 
 
 def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -> list[str]:
+    """Return a frame's IDs as texts. Raises DataError: no rows, no such column, or repeated IDs."""
     if not len(frame):
         raise DataError(f"{party}: its frame has no rows")
     if column not in frame.columns:
@@ -484,6 +485,7 @@ def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -
 
 
 def _check_labels(frame: pd.DataFrame, label: str, *, party: str) -> None:
+    """Raise DataError unless the label column exists and has two classes."""
     if label not in frame.columns:
         raise DataError(
             f"{party}: it has no column {label!r} of labels; its columns are "

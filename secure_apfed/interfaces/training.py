@@ -168,6 +168,9 @@ class Passive:
     workers: int = field(default=4, kw_only=True)
 
     def __post_init__(self) -> None:
+        """Check that it has either rows, or a gradient function without other code. Raises
+        ConfigError.
+        """
         if self.gradient is None:
             if self.rows is None:
                 raise ConfigError(
@@ -243,10 +246,9 @@ class TrainingResult:
 
     @property
     def model(self) -> nn.Sequential:
-        """Rows -> class scores (B, K); its two parts are the active's own modules.
+        """The network rows -> class scores (B, K); its two parts are the active's own modules.
 
-        Raises:
-            ModelError: every party is needed to predict.
+        Raises ModelError: every party is needed to predict.
         """
         if self.networks is None:
             raise ModelError(
@@ -262,9 +264,9 @@ class TrainingResult:
 
     @property
     def gain(self) -> float | None:
-        """The gain over the better of the local models that were tried; None: none was.
+        """The gain over the better of the local models that were trained; None: none was.
 
-        One run shows no gain: only several seeds do.
+        One run proves no gain: only several seeds do.
         """
         tried = [value for value in (self.alone, self.best_local) if value is not None]
         if not tried:
@@ -279,7 +281,7 @@ class TrainingResult:
 
     @property
     def report(self) -> str:
-        """What was measured, spent, and not tried, in lines."""
+        """The lines of a text report: what was measured, spent, and not tried."""
         lines = [f"{self.run.measure}: {self.score:.3f} on {len(self.test_rows)} test rows"]
         if self.alone is not None:
             lines.append(f"the active's own network alone: {self.alone:.3f}")
@@ -299,7 +301,7 @@ class TrainingResult:
         return "\n".join(lines)
 
     def _describe_attacks(self) -> list[str]:
-        """Return what attacks found by direction, or that none was asked for."""
+        """Return the result of attacks by direction, or that none was configured."""
         if not self.attacks:
             return ["attacks: none was asked for, so nothing is known of what can be read"]
         from apfed_attacks.headlines import headlines_by_direction
@@ -407,7 +409,7 @@ def train(
 def _mount_attacks(
     config: Config, folder: Path | None, result: RunResult
 ) -> "tuple[AttackResult, ...]":
-    """Return what the attacks find that the settings name; in a folder write them, too."""
+    """Run the configured attacks, and return their results; in a folder write them, too."""
     if not config.attacks:
         return ()
     if folder is None:
@@ -422,14 +424,13 @@ def _mount_attacks(
 def load_training_recording(
     folder: PathLike, active: Active, passives: Sequence[Passive]
 ) -> Recording:
-    """Load the record of a finished `train(..., folder=...)`, as `load_recording`.
+    """Load the record of a finished `train(..., folder=...)`, as `load_recording` does.
 
     Args:
-        active, passives: as `train` was given them: rows and labels, and what makes the networks.
-            Modules that are handed in take the weights of the run.
+        active, passives: as given to `train`: rows and labels, and what makes the networks. Given
+            modules receive the weights of the run.
 
-    Raises:
-        DataError: they have other rows. Others as `load_recording`.
+    Raises DataError: they have other rows. Others as `load_recording`.
     """
     config = RunFolder(Path(folder)).load_config()
     data, _ = _make_data(
@@ -449,7 +450,7 @@ def load_training_recording(
 
 
 def _make_code(party: Active | Passive, optimizer: MakeOptimizer | str) -> OwnCode:
-    """Return what a party brings of its own."""
+    """Return the networks, losses and optimiser that a party brings."""
     own = party.optimizer
     if own is None and not isinstance(optimizer, str):
         own = optimizer
@@ -495,7 +496,7 @@ def _make_config(
     attacks: str | Sequence[str | Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> Config:
-    """Return the settings of the run, as its YAML file would say them."""
+    """Return the settings of the run, as its YAML file would state them."""
     names = [active.name, *(party.name for party in passives)]
     if not passives:
         method = find_method_alone()
@@ -543,7 +544,7 @@ def _make_config(
 def _describe_passive(
     party: Passive, model: Mapping[str, Any], *, has_loss: bool
 ) -> dict[str, Any]:
-    """Return a passive's settings; networks that it does not bring are those of the settings."""
+    """Return a passive's settings; networks that it does not bring are built-in ones."""
     if party.gradient is not None and not has_loss:
         raise ConfigError(
             f"{party.name}: it brings a gradient, and this method sums none of passives; take "
@@ -557,11 +558,12 @@ def _describe_passive(
 
 
 def find_method_alone() -> str:
-    """Return the method by which the active trains alone."""
+    """Return the method in which the active trains by itself."""
     return next(name for name, method in METHODS.items() if not method.settings.has_passives)
 
 
 def _read_sum(secure_sum: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sum's settings from a short name or a section. Raises ConfigError."""
     if isinstance(secure_sum, Mapping):
         return dict(secure_sum)
     if secure_sum not in _SUMS:
@@ -573,6 +575,7 @@ def _read_sum(secure_sum: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_guard(guard: Gaussian | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the guard's settings from an object or a section. Raises ConfigError."""
     if guard is None:
         return {"mechanism": "none"}
     if isinstance(guard, Gaussian):
@@ -593,7 +596,7 @@ def _make_data(
     test_fraction: float,
     seed: int,
 ) -> tuple[VerticalData, tuple[Any, ...]]:
-    """Return all parties' tables with the active's split, and the classes in their order."""
+    """Return all parties' tables with the active's split, and the classes in order."""
     labels_N, classes = _read_labels(active)
     known = np.flatnonzero(labels_N.numpy() != UNLABELLED)
     _, tested = split_rows(labels_N.numpy()[known], test_fraction, seed=seed)
@@ -649,7 +652,10 @@ def _read_labels(active: Active) -> tuple[Tensor, tuple[Any, ...]]:
 def _make_table(
     party: Active | Passive, *, labels: Tensor | None, fitted: NDArray[np.int64] | None = None
 ) -> PartyTable:
-    """Return a party's rows with their IDs as texts; columns are fitted to all, or to these."""
+    """Return a party's rows with their IDs as texts.
+
+    `fitted`: the rows to which columns are fitted; None: all.
+    """
     ids = tuple(id_texts(party.ids, party=party.name, what="its IDs", strip=True, key="ids"))
     if isinstance(party.rows, pd.DataFrame):
         _require_rows(party, len(ids), party.rows)
@@ -659,7 +665,7 @@ def _make_table(
 
 
 def _require_rows(party: Active | Passive, ids: int, rows: Sized) -> None:
-    """Refuse another number of rows than of IDs."""
+    """Raise DataError unless there are as many rows as IDs."""
     if len(rows) != ids:
         raise DataError(
             f"{party.name}: {ids} IDs, but {len(rows)} rows; give one ID a row, in their order"
@@ -669,7 +675,7 @@ def _require_rows(party: Active | Passive, ids: int, rows: Sized) -> None:
 def _read_rows(
     party: Active | Passive, fitted: NDArray[np.int64] | None
 ) -> tuple[Any, FeatureEncoding]:
-    """Return the rows as features, and how they were read."""
+    """Return the rows as features, and their encoding."""
     rows = party.rows
     if isinstance(party, Passive) and rows is None:
         # Whoever computes gradients out of sight shows no rows: nobody reads this column.
@@ -688,7 +694,7 @@ def _read_rows(
 def _compare_locally(
     found: TrainingResult, config: Config, data: VerticalData, fresh: Mapping[str, OwnCode]
 ) -> TrainingResult:
-    """Measure what the active reaches alone: its own network, and local models of flat rows."""
+    """Measure what the active achieves without help: its own network, and local models."""
     single = replace(data, passives=())
     said = config.model_dump(mode="json", exclude_defaults=True)
     said = {key: said[key] for key in ("name", "seed", "data", "train", "model") if key in said}

@@ -51,10 +51,10 @@ class Settings(BaseModel):
     )
 
     def collect_terms(self) -> dict[str, Any]:
-        """Return what all parties sign, plain: every key but those that are marked as decided
-        alone.
+        """Return the settings that all parties sign, as plain values.
 
-        Parties whose settings differ in it do not begin (`secure_apfed.exchange.agreement`).
+        These are all keys except those marked as decided by one party. Parties whose settings
+        differ in them do not start (`secure_apfed.exchange.agreement`).
         """
         terms = self.model_dump(mode="json")
         for name, field in type(self).model_fields.items():
@@ -73,13 +73,15 @@ class Settings(BaseModel):
 
 
 def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """Return "did you mean 'x'?" with the known name that is closest, or nothing if none is."""
+    """Return "did you mean 'x'?" with the known name that is closest; "" if none is close."""
     close = get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else ""
 
 
 def unknown_name(name: str, names: Iterable[str]) -> str:
-    """Return what to say of a name that is not in a table."""
+    """Return an error text for a name that is not in a table, with the nearest and
+    all known names.
+    """
     names = list(names)
     shortened = name[:_MOST_SHOWN]
     guess = did_you_mean(shortened, names)

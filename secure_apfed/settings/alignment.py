@@ -106,6 +106,9 @@ class AlignmentSettings(Settings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> "AlignmentSettings":
+        """Refuse hidden overlaps without a dealer, contradicting row limits, and
+        half of a history.
+        """
         if self.pairwise_overlaps == "hidden" and self.protocol == _AUTO and not self.dealer:
             raise ValueError(
                 "pairwise_overlaps: hidden takes a dealer, a party without IDs that works with "
@@ -124,7 +127,7 @@ class AlignmentSettings(Settings):
 
     @property
     def backend(self) -> str:
-        """The key of `apfed_protocols.psi.SET_INTERSECTIONS` that these settings take."""
+        """The key of `apfed_protocols.psi.SET_INTERSECTIONS` that these settings select."""
         if self.protocol != _AUTO:
             return self.protocol
         if self.pairwise_overlaps == "hidden":
@@ -132,13 +135,14 @@ class AlignmentSettings(Settings):
         return "vole" if self.dealer else "ot"
 
     def collect_terms(self) -> dict[str, Any]:
-        """Return the protocol that is run, and none of a party's own choices."""
+        """Return the protocol to run, without a party's own choices."""
         return super().collect_terms() | {"protocol": self.backend}
 
     def for_a_trial(self) -> "AlignmentSettings":
-        """Return the same for tables of random IDs, whose overlaps nobody needs to hide.
+        """Return the settings for tables of random IDs, whose overlaps need not be hidden.
 
-        Any overlap will do, no history counts it, and every protocol may be tried.
+        Any number of common rows will do, no history counts the run, and every protocol may be
+        tried.
         """
         trial = {
             "protocol": self.backend,

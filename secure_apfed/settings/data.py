@@ -78,6 +78,7 @@ class ViewColumns(Settings):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
+        """Refuse repeated columns, and another number of columns than the sequence needs."""
         if len(set(self.columns)) != len(self.columns):
             raise ValueError("columns: a column is listed twice; a view has it once")
         if self.sequence is None:
@@ -109,7 +110,9 @@ class Database(Settings):
     @model_validator(mode="before")
     @classmethod
     def _show_no_password(cls, raw: Any) -> Any:
-        """Refuse values that may hold a password here, since pydantic shows what it refuses."""
+        """Refuse values that may contain a password, since pydantic shows refused
+        values in errors.
+        """
         values = raw.__dict__ if isinstance(raw, Database) else raw
         if not isinstance(values, Mapping):
             raise ValueError("expected url and query, and credentials where it asks for a password")
@@ -132,6 +135,7 @@ class Database(Settings):
     @field_validator("query")
     @classmethod
     def _reads_in_order(cls, query: str) -> str:
+        """Refuse a query that is not one ordered SELECT, or that could write."""
         plain = _QUOTED.sub(" ", query).strip().rstrip("; \n").lower()
         writes = next(iter(re.findall(_WRITES, plain)), "").upper()
         for wrong, why in (
@@ -195,18 +199,19 @@ class PartySettings(Settings):
 
     @property
     def is_here(self) -> bool:
-        """True if a file of it is named, and no code is needed to read its rows."""
+        """True if the settings name a file of it, and no code is needed to read its rows."""
         is_named = self.file is not None or (self.rows is not None and not self.has_table)
         return is_named and self.rows_code is None
 
     @property
     def rows_code(self) -> str | None:
-        """The code that makes its rows, as package.module:Name, or "own"; None: no code does."""
+        """The code that makes its rows, as package.module:Name, or "own"; None: no code."""
         rows = self.rows or ""
         return rows if rows == OWN_ROWS or CODE_NAME.fullmatch(rows) else None
 
     @model_validator(mode="after")
     def _reads_rows_as_they_are(self) -> Self:
+        """Refuse settings of columns for rows that are taken unchanged, and note code to import."""
         if self.rows is None:
             return self
         if self.rows_code not in (None, OWN_ROWS):
@@ -221,12 +226,14 @@ class PartySettings(Settings):
 
     @model_validator(mode="after")
     def _has_one_table(self) -> Self:
+        """Refuse a table given both as a file and as a database query."""
         if self.file is not None and self.database is not None:
             raise ValueError("give the table as file or as database, one of the two")
         return self
 
     @model_validator(mode="after")
     def _lists_part_columns(self) -> Self:
+        """Refuse a column listed as numeric and as categorical."""
         ignored = set(self.ignore)
         listed_twice = [
             name
@@ -341,7 +348,7 @@ class DataSettings(Settings):
     positive: Annotated[str | None, NOBODY] = None
 
     def collect_terms(self) -> dict[str, Any]:
-        """Return who holds labels and, if several do, how they number the classes."""
+        """Return which parties have labels and, if several do, the order of the classes."""
         keys = {"partition", "labels_at"}
         if self.horizontal or self.labels_at:
             keys.add("classes")
@@ -359,7 +366,7 @@ class DataSettings(Settings):
 
     @property
     def active_name(self) -> str:
-        """The active party's name: built-in sets have parties of their own."""
+        """The active party's name; built-in sets have fixed names."""
         return self.active if self.dataset == TABLES else BUILT_IN_ACTIVE
 
     @property
@@ -367,16 +374,16 @@ class DataSettings(Settings):
         return self.partition == "horizontal"
 
     def id_columns(self, name: str) -> tuple[str, ...]:
-        """Return the columns that name a row in the own table of this party."""
+        """Return the columns that identify a row in this party's own table."""
         columns = (self.parties or {})[name].id_column or self.id_column
         return (columns,) if isinstance(columns, str) else columns
 
     def missing_at(self, name: str) -> Missing:
-        """Return what this party does about empty cells."""
+        """Return how this party treats empty cells."""
         return (self.parties or {})[name].missing or self.missing
 
     def date_formats_at(self, name: str) -> tuple[str, ...]:
-        """Return how dates are written in the own table of this party."""
+        """Return the date formats in this party's own table."""
         own_formats = (self.parties or {})[name].date_formats
         return self.date_formats if own_formats is None else own_formats
 
@@ -386,6 +393,7 @@ class DataSettings(Settings):
     @field_validator("classes")
     @classmethod
     def _classes_differ(cls, names: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+        """Return class names without outer blanks. Raises ValueError: one is named twice."""
         if not isinstance(names, tuple):
             return names
         if len(set(map(str.strip, names))) < len(names):
@@ -394,6 +402,7 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _positive_is_one_of_two(self) -> Self:
+        """Refuse a positive class unless it is one of two classes."""
         if self.positive is None:
             return self
         if self.classes == "numbers":
@@ -409,6 +418,7 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _are_cut_in_one_way(self) -> Self:
+        """Refuse settings that contradict each other on how people are divided."""
         if self.rows is not None and self.rows_per_class is not None:
             raise ValueError("give rows or rows_per_class, not both")
         if self.aligned is not None and self.overlap != 1:

@@ -97,25 +97,27 @@ class MethodSettings(Settings, ABC):
 
     @classmethod
     def from_run_settings(cls, config: "RunSettings") -> Self:
-        """Return the settings of this method in those of a run that uses it."""
+        """Return this method's settings from those of a run that uses it."""
         assert isinstance(config.method, cls)
         return config.method
 
     def check_run(self, config: "RunSettings") -> None:
-        """Refuse what a run says beside these settings and this method does not take.
+        """Refuse settings of the run that this method cannot use.
 
-        Raises:
-            ValueError: names the key, and what to write instead.
+        Raises ValueError: names the key, and what to write instead.
         """
 
     def count_further_parameters(self, passives: int) -> int:
-        """Return the parameters of networks that no `model` describes, at least; 0: none."""
+        """Return at least how many parameters the method's networks have that no `model` setting
+        describes.
+        """
         return 0
 
     def count_label_bytes(
         self, config: "RunSettings", *, labelled: int, classes: int, passives: int
     ) -> int:
-        """Return the memory that a labelled row takes at all passives together, beyond its own.
+        """Return the memory that labelled rows need at all passives together, besides the rows
+        themselves.
 
         0: no more than a row without a label. `labelled`: how many there are.
         """
@@ -123,36 +125,36 @@ class MethodSettings(Settings, ABC):
         return 0
 
     def find_noise(self, config: "RunSettings") -> NoiseSettings | None:
-        """Return the noise that passives add to the gradients or votes that they send; None:
-        none.
+        """Return the noise that passives add to gradients or votes that they send;
+        None for none.
         """
         return config.secure_sum.noise
 
     def linear_numbers(self, config: "RunSettings", classes: int) -> float:
-        """Return how many numbers of a person, linear in the passives' columns or as good as that,
-        the active opens over the run, at most.
+        """Return at most how many numbers of a person, (nearly) linear in the passives' columns,
+        the active decodes.
 
-        Where that reaches the rank of these columns, whoever knows a few people reads everybody's
-        (`secure_apfed.networks.rank`). 0: what it opens is no such image, which
-        tests/secure_apfed/test_rank.py measures. Infinite, unless a method says less: nobody has
+        Counted over the whole run. If they reach the rank of these columns, anybody who knows a few
+        people can reconstruct everybody's columns (`secure_apfed.networks.rank`). 0: nothing linear
+        is decoded, which tests/secure_apfed/test_rank.py measures. Infinite by default: not
         counted.
         """
         return math.inf
 
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
-        """Return the same for a rehearsal of this many steps in place of a run of this many
-        epochs.
+        """Return the settings for a rehearsal of so many steps in place of a run of
+        so many epochs.
         """
         return self
 
     @property
     def inductive(self) -> bool:
-        """True if a person without a label moves nobody's vote but their own."""
+        """True if a person without a label changes nobody's vote but their own."""
         return False
 
     @property
     def signs_votes(self) -> bool:
-        """True if a number of a vote may be below 0, which holds unless a method denies it."""
+        """True if a number of a vote may be negative, the default assumption."""
         return True
 
     @property
@@ -162,7 +164,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def asks_again(self) -> bool:
-        """True if passives are asked for labelled rows once more, after training."""
+        """True if passives answer for labelled rows once more after training."""
         return False
 
     @property
@@ -175,15 +177,15 @@ class MethodSettings(Settings, ABC):
     def goes_on_without(self) -> bool:
         """True if a step has a meaning without some passive.
 
-        None predicts then; for pseudo-labels there is an average of the others, if the settings ask
-        for it.
+        The active then predicts locally; for pseudo-labels the others' average is used, if the
+        settings ask for it.
         """
         summed = self.sums_gradients or self.opens_votes == "sum"
         return summed or self.averages == "pseudo-labels"
 
     @property
     def plays_steps_alone(self) -> bool:
-        """True if the active can run any single step without asking anybody."""
+        """True if the active can run any single step without a message."""
         return self.sums_gradients
 
     @property
@@ -199,7 +201,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def happens(self) -> frozenset[str]:
-        """The facts of what its parties exchange, in the words of the report's tables
+        """The facts of what the parties exchange, as keys of the report's tables
         (`who_learns.md`).
         """
         votes = self.opens_votes
@@ -230,12 +232,12 @@ class MethodSettings(Settings, ABC):
 
     @property
     def aligns(self) -> bool:
-        """True if parties find out whom they have in common; parties with other people do not."""
+        """True if parties find their common people first; False if each has people of its own."""
         return self.has_passives and self.averages != "weights"
 
     @property
     def offers(self) -> tuple[Side, ...]:
-        """The sides that say before the contract what they will send."""
+        """The sides that state before the contract what they will send."""
         if self.averages == "weights" or self.decomposes:
             return ("active", "passives")
         if self.opens_votes or self.averages:
@@ -245,7 +247,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def decomposes(self) -> bool:
-        """True if the active reads singular vectors of all parties' tables, which hold no noise."""
+        """True if the active reads singular vectors of all parties' tables, which have no noise."""
         return self.teacher == "shared singular vectors"
 
     @property
@@ -255,7 +257,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def takes_dealer(self) -> bool:
-        """True if a party without data deals randomness to the others before the first step."""
+        """True if a party without data sends the others randomness before the first step."""
         return self.decomposes
 
     @property
@@ -265,18 +267,18 @@ class MethodSettings(Settings, ABC):
 
     @property
     def asks_once(self) -> bool:
-        """True if passives are asked for each row once, and not in every epoch."""
+        """True if passives answer for each row once, not in every epoch."""
         passives_tell = self.representations_from == "passives" and not self.returns_gradients
         return self.opens_votes is not None or passives_tell or self.decomposes
 
     @property
     def predicts_throughout(self) -> bool:
-        """True if the model that predicts alone exists from the first epoch on."""
+        """True if the model that predicts locally exists from the first epoch on."""
         taught = self.opens_votes is not None or self.teacher is not None
         return self.predicts_alone and not taught and self.averages is None
 
     def sender_of(self, released: Released) -> Side | None:
-        """Return which side sends this; None: nobody does."""
+        """Return which side sends this kind of value; None: neither."""
         if released == "contributions":
             return "passives" if self.sums_gradients or self.sums_representations else None
         return "active" if self.returns_gradients else None

@@ -57,7 +57,7 @@ CODE_NAME = re.compile(f"{_DOTTED}:{_DOTTED}")
 
 
 def require_code_name(name: str) -> str:
-    """Refuse a text that is no package.module:Name."""
+    """Return the text if it is package.module:Name. Raises ValueError: it is not."""
     if not CODE_NAME.fullmatch(name):
         raise ValueError(
             "code of one's own is named as package.module:Name, such as my_nets:resnet; got "
@@ -91,7 +91,9 @@ _named: set[str] = set()
 
 @contextmanager
 def reading_settings(*, own: bool) -> Iterator[None]:
-    """Read settings within as those of this party, or of somebody else who may name no code."""
+    """Mark settings read in this block as the party's own, or as another's, who may
+    name no code.
+    """
     token = _is_own.set(own)
     try:
         yield
@@ -100,24 +102,23 @@ def reading_settings(*, own: bool) -> Iterator[None]:
 
 
 def note_code(code: str) -> None:
-    """Remember code that is imported later, if the settings that are read now are the party's."""
+    """Remember code to be imported later, if the settings being read are the party's own."""
     if _is_own.get():
         _named.add(code)
 
 
 def list_noted_code() -> tuple[str, ...]:
-    """Return the code that settings of this party's own have named in this process."""
+    """Return the code that the party's own settings have named in this process."""
     return tuple(sorted(_named))
 
 
 def require_owner(code: str, *, key: str, noted: bool = False) -> None:
-    """Refuse code that somebody else than the party names.
+    """Refuse code that another than the party itself names.
 
     Args:
         noted: whether the settings that named it were read before (`note_code`), and not now.
 
-    Raises:
-        ConfigError: the party's own settings do not name it.
+    Raises ConfigError: the party's own settings do not name it.
     """
     trusted = {name.strip() for name in os.environ.get(_VARIABLE, "").split(",")} | _named
     if code not in trusted and (noted or not _is_own.get()):
@@ -128,31 +129,31 @@ def require_owner(code: str, *, key: str, noted: bool = False) -> None:
 
 
 def list_declared(kind: PluginKind) -> dict[str, str]:
-    """Return what installed packages declare: name -> package.module:Name."""
+    """Return what installed packages declare as plug-ins: name -> package.module:Name."""
     return _read_entry_points(GROUPS[kind], tuple(sys.path))
 
 
 @lru_cache(maxsize=64)
 def _read_entry_points(group: str, path: tuple[str, ...]) -> dict[str, str]:
-    """Read them once for each list of folders, since every installed package is looked at."""
+    """Read the entry points of a group; cached by the import path, as every package
+    is inspected.
+    """
     del path
     return {entry.name: entry.value for entry in entry_points(group=group)}
 
 
 def find_code_name(name: str, kind: PluginKind) -> str | None:
-    """Return the code that a name stands for; None: it stands for none. Nothing is imported."""
+    """Return the code that a name stands for, without importing it; None: it stands for none."""
     if CODE_NAME.fullmatch(name):
         return name
     return list_declared(kind).get(name)
 
 
 def expand_name(name: str, kind: PluginKind) -> str:
-    """Return the code that a declared name stands for; any other name comes back as it is.
+    """Return the code that a declared name stands for; any other name unchanged.
 
-    Nothing is imported.
-
-    Raises:
-        ValueError: somebody else than the party names what an installed package declares.
+    Nothing is imported. Raises ValueError: another than the party names what an installed package
+    declares.
     """
     code = find_code_name(name, kind)
     if code is None or code == name:
@@ -183,26 +184,28 @@ class PluginTable(dict[str, _EntryT]):
         kind: PluginKind,
         prepare: Callable[[Any, str], _EntryT],
     ) -> None:
+        """Take the built-in entries; `prepare` checks what a name of code stands for."""
         super().__init__(ours)
         self.ours = tuple(ours)
         self._kind: PluginKind = kind
         self._prepare = prepare
 
     def list_names(self) -> tuple[str, ...]:
-        """Return every name that a run may write here: ours, then those of installed packages."""
+        """Return every name that a run may use here: the built-in ones, then those of installed
+        packages.
+        """
         declared = sorted(set(list_declared(self._kind)) - set(self.ours))
         return (*self.ours, *declared)
 
     def take_name(self, name: str, *, key: str) -> str:
-        """Return the name under which the table holds an entry, importing it if it is code.
+        """Return the table's key for an entry, importing it if it is code.
 
         Args:
-            name: one of ours, an installed package's, or package.module:Name.
+            name: a built-in one, an installed package's, or package.module:Name.
             key: the setting that names it, for errors.
 
-        Raises:
-            ConfigError: there is none, it is something else, or somebody else than the party
-                named it (`require_owner`).
+        Raises ConfigError: there is none, it is of another kind, or another than the party named it
+        (`require_owner`).
         """
         if name in self:
             return name
@@ -220,10 +223,9 @@ class PluginTable(dict[str, _EntryT]):
 
 
 def require_class(found: Any, base: type) -> Any:
-    """Return a class of others that derives from one of ours and leaves nothing abstract.
+    """Return a plug-in class that derives from `base` and has no abstract method left.
 
-    Raises:
-        TypeError: it is something else.
+    Raises TypeError: it is something else.
     """
     wanted = f"{base.__module__}.{base.__name__}"
     if not (isinstance(found, type) and issubclass(found, base)):
@@ -237,8 +239,7 @@ def require_class(found: Any, base: type) -> Any:
 def import_code(name: str, *, key: str, beside: Path | None = None) -> Any:
     """Return the class, function or module that `package.module:Name` names; see `import_name`.
 
-    Raises:
-        ConfigError: it names nothing, or something else.
+    Raises ConfigError: it names nothing, or something of another kind.
     """
     found = import_name(name, key=key, beside=beside)
     if not callable(found):
@@ -249,14 +250,13 @@ def import_code(name: str, *, key: str, beside: Path | None = None) -> Any:
 
 
 def import_name(name: str, *, key: str, beside: Path | None = None) -> Any:
-    """Return whatever `package.module:Name` names.
+    """Return the object that `package.module:Name` names.
 
     Args:
         key: the setting that names it, for errors.
         beside: a folder whose modules may be named; None: the working directory.
 
-    Raises:
-        ConfigError: it is no such name, there is no such module, or nothing of that name in it.
+    Raises ConfigError: malformed, or there is no such module or name.
     """
     if not CODE_NAME.fullmatch(name):
         raise ConfigError(f"{key}: expected code as package.module:Name, got {name!r}")
@@ -282,7 +282,7 @@ def import_name(name: str, *, key: str, beside: Path | None = None) -> Any:
 
 @contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    """Let modules of a folder be imported within, before installed ones."""
+    """Import modules of this folder first during the block."""
     sys.path.insert(0, str(folder))
     try:
         yield

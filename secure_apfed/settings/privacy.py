@@ -69,7 +69,9 @@ class GuardSettings(Settings):
     @field_validator("mechanism", mode="before")
     @classmethod
     def _is_a_guard(cls, mechanism: object) -> object:
-        """Say which of ours or of installed packages was meant."""
+        """Return the guard's name, or the code that a declared name stands for; name the nearest in
+        errors.
+        """
         if not isinstance(mechanism, str) or mechanism in _GUARDS:
             return mechanism
         code = expand_name(mechanism, "guards")
@@ -84,6 +86,9 @@ class GuardSettings(Settings):
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:
+        """Refuse noise for no guard, and other than exactly one of sigma and
+        epsilon for a guard.
+        """
         strengths = [name for name in ("sigma", "epsilon") if getattr(self, name) is not None]
         if self.mechanism == "none" and strengths:
             raise ValueError(
@@ -121,6 +126,7 @@ class DpSgdSettings(Settings):
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:
+        """Refuse other than exactly one of noise_multiplier and epsilon."""
         if (self.noise_multiplier is None) == (self.epsilon is None):
             count_text = "neither" if self.epsilon is None else "both"
             raise ValueError(
@@ -153,6 +159,7 @@ class LabelSettings(Settings):
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:
+        """Refuse an epsilon without a mechanism, and a mechanism without one."""
         if (self.mechanism == "none") != (self.epsilon is None):
             raise ValueError(
                 f"labels.mechanism {self.mechanism} "
@@ -201,6 +208,7 @@ class DefenceOfOthers(Settings):
     @model_validator(mode="before")
     @classmethod
     def _collect_options(cls, content: Any) -> Any:
+        """Move the keys beside `kind` into `options`, and expand a declared name to its code."""
         if not isinstance(content, Mapping):
             return content
         code = expand_name(content["kind"], "defences")
@@ -216,7 +224,7 @@ _OF_OTHERS = "package.module:Name"
 
 
 def kind(defence: Any) -> Any:
-    """Return the tag of a defence's settings: its kind, or that it is code of others."""
+    """Return the tag of a defence's settings: its built-in kind, or that it is a plug-in."""
     named = defence.get("kind") if isinstance(defence, Mapping) else getattr(defence, "kind", None)
     if not isinstance(named, str) or named in _DEFENCES:
         return named

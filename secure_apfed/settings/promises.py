@@ -119,13 +119,14 @@ class Promise:
 
     @property
     def state(self) -> State:
+        """Whether the promise is bounded, no guarantee, or that nothing is sent."""
         if self.epsilon is None:
             return NOTHING_SENT
         return "bounded" if math.isfinite(self.epsilon) else NO_GUARANTEE
 
     @property
     def text(self) -> str:
-        """The epsilon with what it needs to mean anything, or the state.
+        """The epsilon with delta and releases, without which it has no meaning, or the state.
 
         Example:
             >>> Promise(figure="epsilon_x", epsilon=8.0, delta=1e-5, releases=10).text
@@ -141,12 +142,12 @@ class Promise:
 
     @property
     def sentence(self) -> str:
-        """The same, with the reason where it is no figure."""
+        """The text, with the reason if there is no finite epsilon."""
         return self.text if self.state == "bounded" or not self.why else f"{self.text}: {self.why}"
 
     @property
     def short(self) -> str:
-        """The figure and the epsilon alone, for a line that changes."""
+        """The figure's name and the epsilon only, for a status line."""
         return describe_epsilon(self.figure, self.epsilon)
 
     def format_title(self, *, fixed: bool = False) -> str:
@@ -158,7 +159,7 @@ class Promise:
 
 
 def epsilon_words(epsilon: float | None) -> str:
-    """Return a finite epsilon as a number, and any other as what it says."""
+    """Return a finite epsilon as a number, any other one as its meaning."""
     if epsilon is None:
         return NOTHING_SENT
     return NO_GUARANTEE if math.isinf(epsilon) else f"{epsilon:.3g}"
@@ -174,7 +175,7 @@ def list_epsilons(promises: Iterable[Promise]) -> dict[str, float]:
 
 
 def describe_epsilon(figure: str, epsilon: float | None) -> str:
-    """Return a figure and its epsilon for a line that changes.
+    """Return a figure and its epsilon for a status line.
 
     Example:
         >>> describe_epsilon("epsilon_x", 8.0), describe_epsilon("epsilon_c", math.inf)
@@ -184,7 +185,9 @@ def describe_epsilon(figure: str, epsilon: float | None) -> str:
 
 
 def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
-    """Return the name of a figure, `of` a party, with what it speaks of, and holds `fixed`.
+    """Return the title of a figure: its name, the party `of`, and what it covers.
+
+    `fixed`: also what is assumed to be fixed.
 
     Example:
         >>> figure_title("epsilon_v", of="shop", fixed=True)
@@ -200,14 +203,14 @@ def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
 def promises_of(
     config: "RunSettings", spent: Spent, *, contributions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Promise, ...]:
-    """Return all that a run promises, or a forecast of it.
+    """Return all privacy promises of a run, or of its forecast.
 
-    The first speaks of what leaves a party by `config.method.figure`.
+    The first covers what leaves a party, by `config.method.figure`.
 
     Args:
         config: of the run; facts of its method say what leaves whom.
-        spent: of representations, labels and the model.
-        contributions: by passive that adds noise to what it lets out, its account: figure, epsilon,
+        spent: the cost of representations, labels and the model.
+        contributions: by passive that adds noise to what it sends, its account: figure, epsilon,
             delta and releases.
     """
     method = config.method
@@ -232,13 +235,14 @@ def promises_of(
 
 
 def _explain_label_exposure(config: "RunSettings") -> str:
-    """Return why a label has no finite epsilon, with what is so all the same."""
+    """Return why a label has no finite epsilon, and what holds nevertheless."""
     if config.train.meets_labels_after:
         return "no message depends on a label, but the finished model does, without noise"
     return "no label privacy and no private training"
 
 
 def _list_representation_promises(method: "MethodSettings", figures: Spent) -> Iterator[Promise]:
+    """Yield the promise for representations, or that the active trains by itself."""
     happens = method.happens
     if "representations are sent" in happens:
         why = "" if math.isfinite(figures.epsilon_x) else _UNGUARDED
@@ -252,6 +256,7 @@ def _list_representation_promises(method: "MethodSettings", figures: Spent) -> I
 def _list_passive_promises(
     config: "RunSettings", contributions: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Promise]:
+    """Yield the promises for what passives send besides representations."""
     for name, account in contributions.items():
         yield promise_of_account(account, party=name)
     method = config.method
@@ -263,12 +268,14 @@ def _list_passive_promises(
 
 
 def _explain_missing_noise(method: "MethodSettings") -> str:
-    """Return why what passives let out beside representations is not bounded; "": nothing is."""
+    """Return why what passives send besides representations is not bounded; "":
+    they send nothing.
+    """
     return next((why for fact, why in _WITHOUT_NOISE.items() if fact in method.happens), "")
 
 
 def promise_of_account(account: Mapping[str, Any], *, party: str = "") -> Promise:
-    """Return what one account comes to: its figure, epsilon, delta and releases."""
+    """Return the promise of one account: its figure, epsilon, delta and releases."""
     epsilon = float(account["epsilon"])
     why = "" if math.isfinite(epsilon) else "what was charged has no finite bound"
     return _make_promise(
@@ -285,7 +292,7 @@ def _make_promise(
     party: str = "",
     why: str = "",
 ) -> Promise:
-    """Return the promise of an account, which is of nothing until something was charged."""
+    """Return the promise of an account; without a release nothing was sent."""
     if epsilon == 0:
         return Promise(figure=figure, epsilon=None, party=party, why=_NOT_YET)
     return Promise(
@@ -294,10 +301,9 @@ def _make_promise(
 
 
 def worst_promise(promises: Iterable[Promise], figure: str) -> Promise:
-    """Return the promise of a figure that bounds least.
+    """Return the weakest promise of a figure.
 
-    Raises:
-        ValueError: none is of this figure.
+    Raises ValueError: none is of this figure.
     """
     candidates = [promise for promise in promises if promise.figure == figure]
     if not candidates:
@@ -308,12 +314,12 @@ def worst_promise(promises: Iterable[Promise], figure: str) -> Promise:
 def promise_of_party(
     config: "RunSettings", role: str, accounts: Sequence[Mapping[str, Any]]
 ) -> Promise:
-    """Return what one party promises the people in its table, of what it lets out.
+    """Return what one party promises the people in its table about what it sends.
 
     Args:
         config: of the run.
         role: of the party in it: active, passive, aggregator or dealer.
-        accounts: of its ledgers, without those of private updates, which let nothing out.
+        accounts: of its ledgers, without those of private updates, which send nothing.
     """
     if accounts:
         return promise_of_account(max(accounts, key=lambda account: float(account["epsilon"])))
@@ -325,7 +331,9 @@ def promise_of_party(
 
 
 def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
-    """Return the promise of a party that charged nothing yet; None: its features do not leave."""
+    """Return the promise of a party that has charged nothing yet; None: its
+    features do not leave.
+    """
     method = config.method
     if method.representations_from == ("active" if role == "active" else "passives"):
         if config.guard.mechanism == "none":
@@ -340,7 +348,7 @@ def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
 
 
 def _find_label_promise(config: "RunSettings") -> Promise | None:
-    """Return the active's promise of its labels; None: nothing that depends on them is sent."""
+    """Return the active's promise for its labels; None: nothing that depends on them is sent."""
     why = next((why for fact, why in _LABELS_LEAVE.items() if fact in config.method.happens), "")
     if not why:
         return None

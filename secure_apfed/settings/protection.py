@@ -80,7 +80,7 @@ class Protection:
     read: Callable[[Any], Any] | None = None
 
     def compute_strength(self, value: Any) -> float:
-        """Return how much a value protects: more is more; what is not known is the least."""
+        """Return how much a value protects, higher is more; unknown values protect least."""
         if self.less == "other":
             ranks = (-rank for rank, group in enumerate(self.order) if value in group)
             return next(ranks, -math.inf)
@@ -90,6 +90,7 @@ class Protection:
         return number if self.less == "lower" else -number
 
     def _convert_to_number(self, value: Any) -> float:
+        """Return a value as a number; a list or mapping by its length."""
         if isinstance(value, str):
             return self.numbers.get(value, math.nan)
         if isinstance(value, Mapping | tuple | list):
@@ -97,7 +98,9 @@ class Protection:
         return float(value)
 
     def is_less(self, value: Any, reference: Any) -> bool:
-        """Return whether a value protects less than another; what cannot be compared does."""
+        """Return whether a value protects less than the reference; True if they
+        cannot be compared.
+        """
         return not self.compute_strength(value) >= self.compute_strength(reference)
 
 
@@ -117,17 +120,17 @@ NOBODY = Unprotective()
 
 
 def lower_is_less(whom: Whom, means: str, **how: Any) -> Protection:
-    """Return the mark of a number of which less protects less."""
+    """Return the mark of a number for which a lower value protects less."""
     return Protection(whom=whom, less="lower", means=means, **how)
 
 
 def higher_is_less(whom: Whom, means: str, **how: Any) -> Protection:
-    """Return the mark of a number of which more protects less."""
+    """Return the mark of a number for which a higher value protects less."""
     return Protection(whom=whom, less="higher", means=means, **how)
 
 
 def other_is_less(whom: Whom, means: str, *order: Any, **how: Any) -> Protection:
-    """Return the mark of a choice; `order`: from the most protective on, equals as a tuple."""
+    """Return the mark of a choice; `order`: from the most protective on, equal ones as a tuple."""
     groups = tuple(group if isinstance(group, tuple) else (group,) for group in order)
     return Protection(whom=whom, less="other", means=means, order=groups, **how)
 
@@ -148,7 +151,9 @@ class Key:
 
     @property
     def departs(self) -> bool:
-        """True if it protects less than by default; without a default, than the most it could."""
+        """True if it protects less than the default or, without a default, than the strongest
+        value.
+        """
         if self.mark is None:
             return bool(self.value != self.default)
         if not isinstance(self.mark, Protection):
@@ -198,7 +203,7 @@ def find_departures(settings: Settings) -> tuple[Departure, ...]:
 
 
 def find_keys(settings: Settings, default: Any = None, prefix: str = "") -> Iterator[Key]:
-    """Yield every key that a proposal carries, but those of each party alone."""
+    """Yield every key of a proposal, except those that each party sets for itself."""
     for name, declared in type(settings).model_fields.items():
         if _is_of_each_party(name, declared):
             continue
@@ -261,12 +266,13 @@ def require_limits(
     """Refuse settings that protect less than a party's own file allows.
 
     Args:
-        known: by path, the marks of all keys that there may be (`find_key_types`).
-        party: whose limits these are; file: where they stand; ask: who may change the settings.
+        known: by path, the marks of all possible keys (`find_key_types`).
+        party: whose limits these are.
+        file: where they are written.
+        ask: who may change the settings.
 
-    Raises:
-        ConfigError: settings below a minimum or above a maximum, or a limit of no such key; names
-            all of them, and what to change where.
+    Raises ConfigError: settings below a minimum or above a maximum, or a limit of an unknown key;
+    names all of them, and what to change where.
     """
     keys = list(find_keys(settings))
     wrong = list[str]()
@@ -295,7 +301,9 @@ _AT = {"minima": " at least", "maxima": " at most"}
 def _mark_to_limit(
     pattern: str, side: str, limit: Limit, known_marks: Mapping[str, Any], file: str
 ) -> Protection:
-    """Return the mark of the key that a limit names; ConfigError: it cannot be limited so."""
+    """Return the mark of the key that a limit names. Raises ConfigError: it cannot
+    be limited so.
+    """
     place = f"{file}: {side}.{pattern}"
     marks = [
         mark for path, mark in known_marks.items() if _is_match(path, pattern) or path == pattern
@@ -323,7 +331,7 @@ def _mark_to_limit(
 
 
 def _is_match(pattern: str, path: str) -> bool:
-    """Return whether a path is of a pattern, of which `*` is any one name."""
+    """Return whether a path matches a pattern, in which `*` is any one name."""
     pattern_names = pattern.split(".")
     path_names = path.split(".")
     are_same = (
@@ -336,6 +344,7 @@ def _is_match(pattern: str, path: str) -> bool:
 def _make_key(
     path: str, settings: Settings, default: Any, value: Any, usual: Any, mark: Any
 ) -> Key:
+    """Return a key with value and default, as its mark reads them."""
     read_value = mark.read if isinstance(mark, Protection) else None
     if read_value is None:
         return Key(path=path, value=value, default=usual, mark=mark)
@@ -352,6 +361,7 @@ def _is_of_each_party(name: str, declared: FieldInfo) -> bool:
 
 
 def _mark_of(declared: FieldInfo) -> Any:
+    """Return the protection mark in a field's metadata; constants protect nobody."""
     marks = (Protection, Unprotective, FollowsFrom)
     constant = (
         get_origin(declared.annotation) is Literal and len(get_args(declared.annotation)) == 1
@@ -361,13 +371,14 @@ def _mark_of(declared: FieldInfo) -> Any:
 
 
 def _strip_annotations(annotation: Any) -> Any:
+    """Return the type within Annotated."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     return annotation
 
 
 def _settings_in(annotation: Any) -> list[type[Settings]]:
-    """Return the classes of settings that a value of this type is, or holds."""
+    """Return the settings classes that a value of this type is or contains."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     parts: Sequence[Any] = get_args(_strip_annotations(annotation))

@@ -52,9 +52,7 @@ class TranscriptSettings(Settings):
     keep: Literal["auto", "none", "first_and_last", "all"] = "auto"
 
     def count_epochs(self, most: int) -> int:
-        """Return how many of `most` epochs are kept; for `RunSettings.kept`, which is not
-        "auto".
-        """
+        """Return how many of `most` epochs are stored; only for resolved settings, not "auto"."""
         return {"none": 0, "first_and_last": min(2, most), "all": most}[self.keep]
 
 
@@ -72,7 +70,7 @@ class AttackChoice(Settings):
     @field_validator("name")
     @classmethod
     def _note_code(cls, name: str) -> str:
-        """Remember code that the party's own settings name: it is imported when it is mounted."""
+        """Note code that the party's own settings name: it is imported when the attack runs."""
         if code := find_code_name(name, "attacks"):
             note_code(code)
         return name
@@ -94,6 +92,7 @@ class ThresholdChoice(Settings):
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
+        """Refuse other than exactly one of cost and rate."""
         if (self.cost is None) is (self.rate is None):
             raise ValueError("say one of cost and rate, as threshold: {cost: 10}")
         return self
@@ -189,6 +188,7 @@ class RunSettings(Settings, ABC):
     @field_validator("attacks", mode="before")
     @classmethod
     def _a_name_is_a_choice(cls, attacks: Any) -> Any:
+        """Return attacks as a tuple of mappings; a single name becomes one."""
         listed = [attacks] if isinstance(attacks, str) else attacks
         if not isinstance(listed, list | tuple):
             return listed
@@ -196,21 +196,21 @@ class RunSettings(Settings, ABC):
         return tuple({"name": choice} if isinstance(choice, str) else choice for choice in listed)
 
     def settings_of(self, passive: str) -> PassiveSettings:
-        """Return a passive's settings: its own, or those of passives that are not named."""
+        """Return a passive's settings: its own, or the default ones."""
         return self.passives.get(passive, self.passives.get("default", PassiveSettings()))
 
     def model_of(self, passive: str) -> ModelSettings:
-        """Return the networks of a passive: its own, or the run's."""
+        """Return a passive's network settings: its own, or the run's."""
         return self.settings_of(passive).model or self.model
 
     def note_attacks(self) -> None:
-        """Take the code of attacks as named by this party."""
+        """Note the code of attacks as named by this party."""
         for choice in self.attacks:
             note_code(find_code_name(choice.name, "attacks") or choice.name)
 
     @property
     def effective_transcript(self) -> TranscriptSettings:
-        """The settings of the transcript, with "auto" resolved."""
+        """The transcript's settings with "auto" resolved."""
         if self.transcript.keep != "auto":
             return self.transcript
         is_read = self.attacks or self.tradeoff
@@ -218,5 +218,5 @@ class RunSettings(Settings, ABC):
 
     @property
     def labels_are_private(self) -> bool:
-        """True if figures of the run may depend on training labels only through noise."""
+        """True if the run's figures may depend on training labels only through noise."""
         return self.labels.mechanism != "none" or self.dp_sgd is not None

@@ -65,7 +65,7 @@ _SUMS = (
 
 
 def _spell_sum(settings: "SumSettings") -> str:
-    """Return the name of a sum, as the table of sums has it."""
+    """Return the name of a sum in the table of sums."""
     masks = "" if settings.masks == "none" else f" + {settings.masks} masks"
     return f"{settings.scheme}{masks}"
 
@@ -75,7 +75,7 @@ def _adds_to_sums(settings: "PassiveSettings") -> bool:
 
 
 def _name_network(settings: "ModelSettings") -> str:
-    """Return the network as protections compare it: all code of one's own counts alike."""
+    """Return the network for comparisons of protection: all own code counts the same."""
     return "own" if CODE_NAME.fullmatch(settings.network) else settings.network
 
 
@@ -156,7 +156,7 @@ class ModelSettings(Settings):
     @field_validator("network", mode="before")
     @classmethod
     def _is_a_network(cls, network: object) -> object:
-        """Say which of ours was meant, or how code of one's own is named."""
+        """Return the network's name; errors name the nearest, or how own code is named."""
         ours = get_args(get_args(cls.model_fields["network"].annotation)[0])
         if isinstance(network, str) and network not in ours:
             network = expand_name(network, "networks")
@@ -167,7 +167,9 @@ class ModelSettings(Settings):
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
-        """Refuse sizes by arithmetic, before any network is built; somebody else may ask for it."""
+        """Refuse too large networks by arithmetic, before any is built: another party may propose
+        them.
+        """
         if (parameters := self.least_parameters) > MOST_PARAMETERS:
             raise ValueError(
                 f"these layers have {parameters:,} parameters, expected {MOST_PARAMETERS:,} at "
@@ -178,12 +180,12 @@ class ModelSettings(Settings):
 
     @property
     def is_own(self) -> bool:
-        """True if the network is code of a party's own."""
+        """True if the network is a party's own code."""
         return _name_network(self) == "own"
 
     @property
     def least_parameters(self) -> int:
-        """Parameters between layers whose widths stand here, whatever the rows are."""
+        """The number of parameters between layers of configured widths, whatever the rows are."""
         hidden = (*self.hidden, self.representation_size)
         between = sum(one * other for one, other in pairwise(hidden))
         head = sum(one * other for one, other in pairwise(self.head))
@@ -199,7 +201,7 @@ class ModelSettings(Settings):
 
     @property
     def representation_size(self) -> int:
-        """Numbers of the encoder's output; the most, where parties settle on fewer."""
+        """D, the size of the encoder's output; an upper limit where parties may agree on less."""
         return _AUTO_NUMBERS if self.representation == "auto" else self.representation
 
 
@@ -364,26 +366,28 @@ class TrainSettings(Settings):
 
     @property
     def meets_labels_after(self) -> bool:
-        """True if labels train nothing before the last exchange."""
+        """True if labels train nothing before the last exchange with the passives."""
         return self.labels == "after"
 
     @property
     def trains_unaligned_rows(self) -> bool:
-        """True if rows that no passive knows go through the exchange's epochs.
+        """True if rows that no passive knows take part in the epochs of the exchange.
 
-        Without the task loss they would train nothing there; local models read them afterwards.
+        Without the task loss they would train nothing there; local models use them afterwards.
         """
         return self.use_unaligned and not self.meets_labels_after
 
     @field_validator("device")
     @classmethod
     def _is_a_device(cls, device: str) -> str:
+        """Refuse a device other than auto, cpu, cuda or cuda:N."""
         if not DEVICE.fullmatch(device):
             raise ValueError(f"expected auto, cpu, cuda or one GPU, as cuda:1; got {device!r}")
         return device
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
+        """Refuse a warm-up longer than the schedule, and keep_best without patience."""
         if self.schedule_steps is not None and self.warmup_steps >= self.schedule_steps:
             raise ValueError(
                 f"warmup_steps: {self.warmup_steps} leave none of {self.schedule_steps} "
@@ -429,7 +433,7 @@ class PassiveSettings(Settings):
     @field_validator("objective", mode="before")
     @classmethod
     def _take_code(cls, objective: object) -> object:
-        """Take a name for what it names: one of our objectives, or a loss of one's own."""
+        """Return the objective's settings from a name: a built-in objective, or own code."""
         content = {"name": objective} if isinstance(objective, str) else objective
         if not isinstance(content, Mapping) or not isinstance(content.get("name"), str):
             return objective
@@ -465,6 +469,7 @@ class NoiseSettings(Settings):
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:
+        """Refuse other than exactly one of sigma and epsilon."""
         if (self.sigma is None) == (self.epsilon is None):
             raise ValueError("noise needs exactly one of sigma and epsilon")
         return self
@@ -571,6 +576,7 @@ class RuleSettings(Settings):
 
     @model_validator(mode="after")
     def _waiting_has_an_end(self) -> Self:
+        """Refuse to wait for silent passives without a time limit and restarts."""
         if self.silent_passive == "wait" and (self.patience_s is None or not self.restarts):
             raise ValueError(
                 "silent_passive: wait says for how long, and a passive whose process died comes "
