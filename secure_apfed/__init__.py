@@ -1,36 +1,24 @@
 """Secure active-passive federated learning: the everyday names.
 
 Each part stands alone: another trainer can use a secure sum, an alignment, a guard with its
-ledger, or a sealed link without this package's parties, configuration or command line.
+ledger, or a sealed link without this package's parties, configuration or command line. All other
+public names are one dot further: `secure_apfed.sums`, `.psi`, `.privacy`, `.attacks`, `.exchange`
+(conversations and links) and `.errors`.
 Names are loaded when they are first used, so that importing one part does not load all.
 """
 
-from importlib import import_module
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import apfed_protocols
+from apfed_protocols.lazy_names import give_names
 
 if TYPE_CHECKING:
-    from apfed_protocols import *  # noqa: F403
-    from secure_apfed.alignment import canonical_ids, make_intersection
-    from secure_apfed.alignment.records import AlignmentHistory
+    from apfed_protocols import align, align_with, secure_sum
+    from secure_apfed import attacks, errors, exchange, privacy, psi, sums
     from secure_apfed.config import Config
     from secure_apfed.config.file import load_config
     from secure_apfed.data.row_sources import ImageFiles
-    from secure_apfed.errors import (
-        CheckpointError,
-        ConfigError,
-        FewRowsWarning,
-        ModelError,
-        NarrowTableWarning,
-        NoHelpWarning,
-        PromiseError,
-    )
-    from secure_apfed.exchange import Envelope, InMemoryNetwork, Links, Transcript
+    from secure_apfed.errors import ApfedError, ConfigError, DataError
     from secure_apfed.exchange.peer_link import open_link
-    from secure_apfed.exchange.resumable_link import LinkTransport, ResumableLink
-    from secure_apfed.exchange.sealed_connection import LocalEnd
     from secure_apfed.interfaces.estimator import VerticalClassifier, VerticalRegressor
     from secure_apfed.interfaces.frames import run_frames
     from secure_apfed.interfaces.training import (
@@ -41,144 +29,180 @@ if TYPE_CHECKING:
         Passive,
         Reconstruction,
         TrainingResult,
-        load_training_recording,
         train,
     )
     from secure_apfed.networks.summed_layer import SummedLinear
     from secure_apfed.organisations.served import predict_jointly, serve_party
-    from secure_apfed.privacy.accountants import calibrate_sigma
-    from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard, make_guard
-    from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
-    from secure_apfed.privacy.measured import check_row_wise
-    from secure_apfed.privacy.randomised_response import LabelResponse
     from secure_apfed.privacy.release import PrivateContributions, PrivateLabels, PrivateRelease
-    from secure_apfed.runs.outcome import load_recording
     from secure_apfed.runs.run import run
     from secure_apfed.runs.solo import load_model
     from secure_apfed.runs.worth import measure_worth
-    from secure_apfed.settings.alignment import AlignmentSettings
+
+    __version__: str
 
 __all__ = [
     "Active",
-    "AlignmentHistory",
-    "AlignmentSettings",
-    "BudgetExhaustedError",
-    "CheckpointError",
+    "ApfedError",
     "Config",
     "ConfigError",
     "Contrastive",
-    "Envelope",
-    "FewRowsWarning",
+    "DataError",
     "FrozenGaussian",
     "Gaussian",
-    "GaussianGuard",
     "ImageFiles",
-    "InMemoryNetwork",
-    "LabelResponse",
-    "LinkTransport",
-    "Links",
-    "LocalEnd",
-    "ModelError",
-    "NarrowTableWarning",
-    "NoGuard",
-    "NoHelpWarning",
     "Passive",
-    "PrivacyLedger",
     "PrivateContributions",
     "PrivateLabels",
     "PrivateRelease",
-    "PromiseError",
     "Reconstruction",
-    "RepresentationGuard",
-    "ResumableLink",
     "SummedLinear",
     "TrainingResult",
-    "Transcript",
     "VerticalClassifier",
     "VerticalRegressor",
-    "calibrate_sigma",
-    "canonical_ids",
-    "check_row_wise",
+    "__version__",
+    "align",
+    "align_with",
+    "attacks",
+    "errors",
+    "exchange",
     "load_config",
     "load_model",
-    "load_recording",
-    "load_training_recording",
-    "make_guard",
-    "make_intersection",
     "measure_worth",
     "open_link",
     "predict_jointly",
+    "privacy",
+    "psi",
     "run",
     "run_frames",
+    "secure_sum",
     "serve_party",
+    "sums",
     "train",
 ]
-__all__ += apfed_protocols.__all__
 
-_HOME: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "CheckpointError",
-            "ConfigError",
-            "FewRowsWarning",
-            "ModelError",
-            "NarrowTableWarning",
-            "NoHelpWarning",
-            "PromiseError",
-        ),
-        "errors",
+_MODULES = ("attacks", "errors", "exchange", "privacy", "psi", "sums")
+
+_MOVED = {
+    "secure_apfed.attacks": ("load_recording", "load_training_recording"),
+    "secure_apfed.errors": (
+        "CheckpointError",
+        "ClippingWarning",
+        "FewRowsWarning",
+        "LocalProtocolError",
+        "ModelError",
+        "NarrowTableWarning",
+        "NoHelpWarning",
+        "PartyLeftError",
+        "PromiseError",
+        "RemoteProtocolError",
+        "UnsafeChoiceWarning",
     ),
-    **dict.fromkeys(("canonical_ids", "make_intersection"), "alignment"),
-    "AlignmentHistory": "alignment.records",
-    "LabelResponse": "privacy.randomised_response",
-    **dict.fromkeys(("VerticalClassifier", "VerticalRegressor"), "interfaces.estimator"),
-    "make_guard": "privacy.guard",
-    "AlignmentSettings": "settings.alignment",
-    "Config": "config",
-    "load_config": "config.file",
-    **dict.fromkeys(("Envelope", "InMemoryNetwork", "Links", "Transcript"), "exchange"),
-    **dict.fromkeys(("LinkTransport", "ResumableLink"), "exchange.resumable_link"),
-    "LocalEnd": "exchange.sealed_connection",
-    "open_link": "exchange.peer_link",
-    **dict.fromkeys(("GaussianGuard", "NoGuard", "RepresentationGuard"), "privacy.guard"),
-    **dict.fromkeys(("BudgetExhaustedError", "PrivacyLedger"), "privacy.ledger"),
-    **dict.fromkeys(("PrivateContributions", "PrivateLabels", "PrivateRelease"), "privacy.release"),
-    "SummedLinear": "networks.summed_layer",
-    "calibrate_sigma": "privacy.accountants",
-    "check_row_wise": "privacy.measured",
-    "run_frames": "interfaces.frames",
-    **dict.fromkeys(
-        (
-            "Active",
-            "Contrastive",
-            "FrozenGaussian",
-            "Gaussian",
-            "Passive",
-            "Reconstruction",
-            "TrainingResult",
-            "load_training_recording",
-            "train",
-        ),
-        "interfaces.training",
+    "secure_apfed.exchange": (
+        "Conversation",
+        "Envelope",
+        "Identity",
+        "InMemoryNetwork",
+        "LinkTransport",
+        "Links",
+        "LocalEnd",
+        "Outgoing",
+        "ResumableLink",
+        "SealedLink",
+        "Transcript",
+        "converse",
+        "fresh_identity",
+        "fresh_run_key",
+        "take_part",
     ),
-    "ImageFiles": "data.row_sources",
-    "load_model": "runs.solo",
-    "load_recording": "runs.outcome",
-    "measure_worth": "runs.worth",
-    "run": "runs.run",
-    **dict.fromkeys(("predict_jointly", "serve_party"), "organisations.served"),
+    "secure_apfed.privacy": (
+        "BudgetExhaustedError",
+        "GaussianGuard",
+        "LabelResponse",
+        "NoGuard",
+        "PrivacyLedger",
+        "RepresentationGuard",
+        "calibrate_sigma",
+        "check_row_wise",
+        "discrete_gaussian",
+        "make_guard",
+    ),
+    "secure_apfed.psi": (
+        "SET_INTERSECTIONS",
+        "AlignmentHistory",
+        "AlignmentSettings",
+        "IdNormalisation",
+        "IntersectionAgreement",
+        "Output",
+        "canonical_ids",
+        "count_common",
+        "encode_ids",
+        "make_intersection",
+        "share_membership",
+    ),
+    "secure_apfed.sums": (
+        "SECURE_SUMS",
+        "BfvSum",
+        "BookInMemory",
+        "CkksSum",
+        "ClipAgreement",
+        "CryptenSum",
+        "Hub",
+        "MaskedBfvSum",
+        "MaskedSum",
+        "PlainSum",
+        "ReceivingCombiner",
+        "RecoverableSum",
+        "SecureSum",
+        "StepBinding",
+        "SumAgreement",
+        "SumCombiner",
+        "SumContributor",
+        "SumReceiver",
+        "SumSession",
+        "answer_hub",
+        "hub_pump",
+        "join_sum",
+        "resume_role",
+        "suspend_role",
+    ),
 }
+"""Names that this package gave, by the module that gives them now."""
 
-
-def __getattr__(name: str) -> Any:
-    """Load an everyday name from its module; other names are those of `apfed_protocols`."""
-    if name == "__version__":
-        return version("secure-apfed")
-    if name not in __all__:
-        raise AttributeError(f"secure_apfed has no {name!r}; its names are {', '.join(__all__)}")
-    home = _HOME.get(name)
-    return getattr(import_module(f"secure_apfed.{home}") if home else apfed_protocols, name)
-
-
-def __dir__() -> list[str]:
-    return [*__all__]
+if not TYPE_CHECKING:  # type checkers read the imports above
+    __getattr__, __dir__ = give_names(
+        __name__,
+        __all__,
+        {
+            "apfed_protocols": ("align", "align_with", "secure_sum"),
+            "secure_apfed.config": ("Config",),
+            "secure_apfed.config.file": ("load_config",),
+            "secure_apfed.data.row_sources": ("ImageFiles",),
+            "secure_apfed.errors": ("ApfedError", "ConfigError", "DataError"),
+            "secure_apfed.exchange.peer_link": ("open_link",),
+            "secure_apfed.interfaces.estimator": ("VerticalClassifier", "VerticalRegressor"),
+            "secure_apfed.interfaces.frames": ("run_frames",),
+            "secure_apfed.interfaces.training": (
+                "Active",
+                "Contrastive",
+                "FrozenGaussian",
+                "Gaussian",
+                "Passive",
+                "Reconstruction",
+                "TrainingResult",
+                "train",
+            ),
+            "secure_apfed.networks.summed_layer": ("SummedLinear",),
+            "secure_apfed.organisations.served": ("predict_jointly", "serve_party"),
+            "secure_apfed.privacy.release": (
+                "PrivateContributions",
+                "PrivateLabels",
+                "PrivateRelease",
+            ),
+            "secure_apfed.runs.run": ("run",),
+            "secure_apfed.runs.solo": ("load_model",),
+            "secure_apfed.runs.worth": ("measure_worth",),
+        },
+        modules=_MODULES,
+        moved=_MOVED,
+        distribution="secure-apfed",
+    )

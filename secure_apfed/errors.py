@@ -1,21 +1,37 @@
-"""Errors that people meet when they use the library; see also `apfed_protocols.errors`."""
+"""Errors and warnings that people meet when they use the library, those of the protocols included.
 
-from apfed_protocols.errors import ApfedError, DataError
+`secure_apfed.privacy.BudgetExhaustedError` stands beside the ledger that raises it.
+"""
+
+from apfed_protocols.errors import (
+    ApfedError,
+    ClippingWarning,
+    DataError,
+    LocalProtocolError,
+    PartyLeftError,
+    RemoteProtocolError,
+    UnsafeChoiceWarning,
+)
 
 __all__ = [
     "ApfedError",
     "CheckpointError",
+    "ClippingWarning",
     "ConfigError",
     "DataError",
     "FewRowsWarning",
     "LeftOutWarning",
+    "LocalProtocolError",
     "ModelError",
     "NarrowBatchWarning",
     "NarrowTableWarning",
     "NoHelpWarning",
+    "PartyLeftError",
     "PromiseError",
+    "RemoteProtocolError",
     "SuspectColumnWarning",
     "UnmatchedIdsWarning",
+    "UnsafeChoiceWarning",
     "UnseenCellsWarning",
 ]
 

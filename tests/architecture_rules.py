@@ -20,10 +20,14 @@ HOMES = {
     "apfed_bench": "experiments/apfed_bench",
 }
 LAYERS = tuple(HOMES)
-# What may know attacks and experiments: the command line, the estimator, `run_frames`, and what
-# authors of attacks test them with.
+# What may know attacks and experiments: the command line, the estimator, `run_frames`, what authors
+# of attacks test them with, and the module that gives the attacks' names.
 COMMANDS = frozenset({"secure_apfed.cli", "secure_apfed.commands"})
-COMPOSITION_ROOT = COMMANDS | {"secure_apfed.interfaces", "secure_apfed.testing"}
+COMPOSITION_ROOT = COMMANDS | {
+    "secure_apfed.attacks",
+    "secure_apfed.interfaces",
+    "secure_apfed.testing",
+}
 # The package itself gives `run_frames` to others, and loads it when it is asked for.
 ENTRY_POINT = "secure_apfed"
 SETTINGS_PACKAGE = "secure_apfed.settings"

@@ -5,11 +5,12 @@ applies to a training loop that is not ours; a `Recorder` collects its arrays. E
 when it is first used, so that importing one attack does not load the others.
 """
 
-from importlib import import_module
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from apfed_protocols.lazy_names import give_names
 
 if TYPE_CHECKING:
+    __version__: str
     from apfed_attacks.foreign import evaluate
     from apfed_attacks.recorder import Recorder
     from apfed_attacks.table import ATTACKS
@@ -17,18 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTACKS", "AdversaryView", "AttackError", "Recorder", "evaluate"]
 
-_HOMES = {
-    "ATTACKS": "table",
-    **dict.fromkeys(("AdversaryView", "AttackError"), "view"),
-    "Recorder": "recorder",
-    "evaluate": "foreign",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first asked for."""
-    if name == "__version__":
-        return version("secure-apfed")
-    if name not in _HOMES:
-        raise AttributeError(f"apfed_attacks has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"apfed_attacks.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # type checkers read the imports above
+    __getattr__, __dir__ = give_names(
+        __name__,
+        __all__,
+        {
+            "apfed_attacks.foreign": ("evaluate",),
+            "apfed_attacks.recorder": ("Recorder",),
+            "apfed_attacks.table": ("ATTACKS",),
+            "apfed_attacks.view": ("AdversaryView", "AttackError"),
+        },
+        distribution="secure-apfed",
+    )

@@ -7,7 +7,8 @@ from sklearn.preprocessing import scale
 from torch import nn
 from torch.nn import functional as F
 
-from secure_apfed import SummedLinear, converse, secure_sum
+from secure_apfed import SummedLinear, secure_sum
+from secure_apfed.exchange import converse
 
 NAMES = ("clinic", "laboratory", "radiology")
 X, y = load_breast_cancer(return_X_y=True)

@@ -16,7 +16,8 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from apfed_attacks import evaluate
-from secure_apfed import PrivateRelease, check_row_wise
+from secure_apfed import PrivateRelease
+from secure_apfed.privacy import check_row_wise
 
 EPOCHS, BATCH = 8, 32
 X, y = load_breast_cancer(return_X_y=True)

@@ -16,7 +16,8 @@ from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from torch import nn
 from torch.nn import functional as F
 
-from secure_apfed import converse, secure_sum
+from secure_apfed import secure_sum
+from secure_apfed.exchange import converse
 
 SCHEME = sys.argv[1] if len(sys.argv) > 1 else "ckks"
 PASSIVES = ("laboratory", "radiology")

@@ -4,9 +4,9 @@ Knows nothing of neural networks, opens no socket, reads no clock. Names are loa
 first used, so that importing one part does not load all.
 """
 
-from importlib import import_module
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from apfed_protocols.lazy_names import give_names
 
 if TYPE_CHECKING:
     __version__: str
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from apfed_protocols.noise import discrete_gaussian
     from apfed_protocols.psi import (
         SET_INTERSECTIONS,
+        IntersectionName,
         align,
         align_with,
         count_common,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from apfed_protocols.sums.hub import Hub, answer_hub, hub_pump
     from apfed_protocols.sums.put_away import BookInMemory, resume_role, suspend_role
     from apfed_protocols.sums.roles import ReceivingCombiner
-    from apfed_protocols.sums.short import ClipAgreement, SumSession, secure_sum
+    from apfed_protocols.sums.short import ClipAgreement, SumName, SumSession, secure_sum
 
 __all__ = [
     "SECURE_SUMS",
@@ -69,6 +70,7 @@ __all__ = [
     "IdNormalisation",
     "Identity",
     "IntersectionAgreement",
+    "IntersectionName",
     "LocalProtocolError",
     "MaskedBfvSum",
     "MaskedSum",
@@ -85,6 +87,7 @@ __all__ = [
     "SumAgreement",
     "SumCombiner",
     "SumContributor",
+    "SumName",
     "SumReceiver",
     "SumSession",
     "UnsafeChoiceWarning",
@@ -107,42 +110,59 @@ __all__ = [
     "take_part",
 ]
 
-_HOME: dict[str, str] = {
-    **dict.fromkeys(("Conversation", "Outgoing", "converse", "take_part"), "conversation"),
-    **dict.fromkeys(
-        (
-            "ApfedError",
-            "ClippingWarning",
-            "DataError",
-            "LocalProtocolError",
-            "PartyLeftError",
-            "RemoteProtocolError",
-            "UnsafeChoiceWarning",
-        ),
-        "errors",
-    ),
-    **dict.fromkeys(("ClipAgreement", "SumSession", "secure_sum"), "sums.short"),
-    **dict.fromkeys(("Hub", "answer_hub", "hub_pump"), "sums.hub"),
-    **dict.fromkeys(("BookInMemory", "suspend_role", "resume_role"), "sums.put_away"),
-    "ReceivingCombiner": "sums.roles",
-    **dict.fromkeys(("IdNormalisation", "encode_ids"), "ids"),
-    **dict.fromkeys(("IntersectionAgreement", "Output"), "psi.interface"),
-    **dict.fromkeys(
-        ("SET_INTERSECTIONS", "align", "align_with", "count_common", "share_membership"), "psi"
-    ),
-    **dict.fromkeys(("Identity", "SealedLink", "fresh_identity", "fresh_run_key"), "seal"),
-    "discrete_gaussian": "noise",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load an everyday name from its home; those not listed above are of the sums."""
-    if name == "__version__":
-        return version("apfed-protocols")
-    if name not in __all__:
-        raise AttributeError(f"apfed_protocols has no {name!r}; its names are {', '.join(__all__)}")
-    return getattr(import_module(f"apfed_protocols.{_HOME.get(name, 'sums')}"), name)
-
-
-def __dir__() -> list[str]:
-    return [*__all__]
+if not TYPE_CHECKING:  # type checkers read the imports above
+    __getattr__, __dir__ = give_names(
+        __name__,
+        __all__,
+        {
+            "apfed_protocols.conversation": ("Conversation", "Outgoing", "converse", "take_part"),
+            "apfed_protocols.errors": (
+                "ApfedError",
+                "ClippingWarning",
+                "DataError",
+                "LocalProtocolError",
+                "PartyLeftError",
+                "RemoteProtocolError",
+                "UnsafeChoiceWarning",
+            ),
+            "apfed_protocols.ids": ("IdNormalisation", "encode_ids"),
+            "apfed_protocols.noise": ("discrete_gaussian",),
+            "apfed_protocols.psi": (
+                "SET_INTERSECTIONS",
+                "IntersectionName",
+                "align",
+                "align_with",
+                "count_common",
+                "share_membership",
+            ),
+            "apfed_protocols.psi.interface": ("IntersectionAgreement", "Output"),
+            "apfed_protocols.seal": ("Identity", "SealedLink", "fresh_identity", "fresh_run_key"),
+            "apfed_protocols.sums": (
+                "SECURE_SUMS",
+                "BfvSum",
+                "CkksSum",
+                "CryptenSum",
+                "MaskedBfvSum",
+                "MaskedSum",
+                "PlainSum",
+                "RecoverableSum",
+                "SecureSum",
+                "StepBinding",
+                "SumAgreement",
+                "SumCombiner",
+                "SumContributor",
+                "SumReceiver",
+                "join_sum",
+            ),
+            "apfed_protocols.sums.hub": ("Hub", "answer_hub", "hub_pump"),
+            "apfed_protocols.sums.put_away": ("BookInMemory", "resume_role", "suspend_role"),
+            "apfed_protocols.sums.roles": ("ReceivingCombiner",),
+            "apfed_protocols.sums.short": (
+                "ClipAgreement",
+                "SumName",
+                "SumSession",
+                "secure_sum",
+            ),
+        },
+        distribution="apfed-protocols",
+    )

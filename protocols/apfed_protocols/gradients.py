@@ -11,7 +11,7 @@ constants. Nothing here imports torch: a tensor that exists has loaded it.
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.trees import Flattened, rebuild_tree
@@ -26,6 +26,7 @@ __all__ = [
 
 _DEEPEST = 64
 Leaf = tuple[str, Any]
+Tree = TypeVar("Tree")
 
 
 def records_gradients(tree: Any) -> bool:
@@ -95,8 +96,8 @@ def require_addable_gradients(values: Mapping[str, Any]) -> None:
 
 
 def attach_gradients(
-    total: Any, values: Mapping[str, Any], flat: Mapping[str, Flattened], clip: float | None
-) -> Any:
+    total: Tree, values: Mapping[str, Any], flat: Mapping[str, Flattened], clip: float | None
+) -> Tree:
     """Return the sum, connected to the contributors' tensors that require a gradient.
 
     Args:
@@ -111,7 +112,8 @@ def attach_gradients(
             for place, recorded in _clip_leaves(leaves, flat[name], clip):
                 zeros = recorded - recorded.detach()  # with the gradient of what was added
                 sums[place] = sums[place] + zeros.to(sums[place])
-    return rebuild_tree(total, iter(sums))
+    rebuilt: Tree = rebuild_tree(total, iter(sums))
+    return rebuilt
 
 
 def _clip_leaves(

@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.ids import id_texts
+from apfed_protocols.psi import IntersectionName
 from secure_apfed.base.files import PathLike
 from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config import Config
@@ -61,7 +62,8 @@ from secure_apfed.settings.training import ModelSettings
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
 
-_SUMS: Mapping[str, Mapping[str, str]] = {
+SchemeName: TypeAlias = Literal["ckks", "bfv", "masked", "recoverable", "crypten", "plain"]
+_SUMS: Mapping[SchemeName, Mapping[str, str]] = {
     "ckks": {"scheme": "ckks"},
     "bfv": {"scheme": "bfv", "masks": "pairwise"},
     "masked": {"scheme": "plain", "masks": "pairwise"},
@@ -316,12 +318,12 @@ def train(
     passives: Sequence[Passive] = (),
     *,
     method: str | Mapping[str, Any] = "apfed",
-    alignment: str | Mapping[str, Any] = "auto",
-    secure_sum: str | Mapping[str, Any] = "ckks",
+    alignment: IntersectionName | Mapping[str, Any] = "auto",
+    secure_sum: SchemeName | Mapping[str, Any] = "ckks",
     guard: Gaussian | Mapping[str, Any] | None = None,
     epochs: int = 20,
     batch_size: int = 128,
-    optimizer: MakeOptimizer | str = "sgd",
+    optimizer: MakeOptimizer | Literal["sgd", "adam", "adamw"] = "sgd",
     labelled: int | float | None = None,
     test_fraction: float = 0.25,
     seed: int = 0,
@@ -487,7 +489,7 @@ def _make_config(
     *,
     method: str | Mapping[str, Any],
     alignment: str | Mapping[str, Any],
-    secure_sum: str | Mapping[str, Any],
+    secure_sum: SchemeName | Mapping[str, Any],
     guard: Gaussian | Mapping[str, Any] | None,
     train: Mapping[str, Any],
     seed: int,
@@ -562,7 +564,7 @@ def find_method_alone() -> str:
     return next(name for name, method in METHODS.items() if not method.settings.has_passives)
 
 
-def _read_sum(secure_sum: str | Mapping[str, Any]) -> dict[str, Any]:
+def _read_sum(secure_sum: SchemeName | Mapping[str, Any]) -> dict[str, Any]:
     """Return the sum's settings from a short name or a section. Raises ConfigError."""
     if isinstance(secure_sum, Mapping):
         return dict(secure_sum)

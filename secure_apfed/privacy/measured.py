@@ -433,7 +433,8 @@ def check_graph(h_BD: Tensor) -> bool:
             f"these representations come from a network that mixes the rows of a batch "
             f"({operation}), so one row's release tells of other rows and no bound per row holds. "
             "Replace what reads the batch, such as batch normalisation in training by "
-            "nn.LayerNorm or nn.GroupNorm; secure_apfed.check_row_wise(encoder, x) names the layer"
+            "nn.LayerNorm or nn.GroupNorm; secure_apfed.privacy.check_row_wise(encoder, x) names "
+            "the layer"
         )
     return True
 

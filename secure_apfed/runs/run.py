@@ -312,6 +312,8 @@ TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
     "memory": run_in_memory,
     **{name: partial(_run_in_processes, way) for name, way in WAYS.items()},
 }
+RunTransport: TypeAlias = Literal["memory", "local", "grpc", "relay"]
+"""The transports that `run` takes: the keys of `TRANSPORTS`."""
 
 
 @isolate_torch_modes()
@@ -322,7 +324,7 @@ def run(
     data: VerticalData | None = None,
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-    transport: str = "memory",
+    transport: RunTransport = "memory",
     **options: Any,
 ) -> RunResult:
     """Train, evaluate and write one run.

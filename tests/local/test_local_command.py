@@ -238,7 +238,7 @@ def test_parties_apart_need_a_folder_and_a_transport_that_there_is() -> None:
     with pytest.raises(ConfigError, match="name a run folder"):
         run(small_config(), None, transport="local")
     with pytest.raises(ConfigError, match="transport: 'lokal' is unknown; did you mean 'local'"):
-        run(small_config(), None, transport="lokal")
+        run(small_config(), None, transport="lokal")  # type: ignore[arg-type]
 
 
 def ended(name: str, code: int, kind: str = "", message: str = "") -> local._Process:

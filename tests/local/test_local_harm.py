@@ -18,7 +18,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind
 from secure_apfed.organisations.counters import restart_in
 from secure_apfed.runs.audit_log import compare_logs, verify_log
-from secure_apfed.runs.run import Way, run
+from secure_apfed.runs.run import RunTransport, Way, run
 from secure_apfed.runs.solo import load_model
 from tests.local.processes import (
     PHASES,
@@ -486,7 +486,7 @@ def test_a_run_is_gone_on_with_as_it_was_begun(stopped: Parties, tmp_path: Path)
 
 
 @pytest.mark.parametrize("transport", ["memory", "local"])
-def test_nothing_outside_of_the_folder_is_touched(transport: str, tmp_path: Path) -> None:
+def test_nothing_outside_of_the_folder_is_touched(transport: RunTransport, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     folder = tmp_path / "sent"
     for made in (outside, folder, folder / "parties"):

@@ -29,7 +29,7 @@ def match(left: IdColumn, right: IdColumn, **rules: Any) -> list[tuple[int, ...]
 
 
 @pytest.mark.parametrize("protocol", ["auto", *usable(psi.SET_INTERSECTIONS)])
-def test_every_protocol_aligns(protocol: str) -> None:
+def test_every_protocol_aligns(protocol: psi.IntersectionName) -> None:
     rows = psi.align(THREE, hub="a", protocol=protocol)
     assert list(rows) == ["a", "b", "c"]
     assert pairs(rows) == [(0, 3, 3), (2, 2, 1), (4, 0, 2)]
@@ -278,7 +278,7 @@ def test_rules_of_another_type_are_refused(rules: dict[str, Any], says: str) -> 
 
 
 @pytest.mark.parametrize("protocol", usable(psi.SET_INTERSECTIONS))
-def test_rows_for_the_hub_alone(protocol: str) -> None:
+def test_rows_for_the_hub_alone(protocol: psi.IntersectionName) -> None:
     rows = psi.align(THREE, hub="b", protocol=protocol, hub_only=True)
     assert {party: sorted(found.tolist()) for party, found in rows.items()} == {"b": [0, 2, 3]}
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import apfed_protocols as ap
-from apfed_protocols import LocalProtocolError, RemoteProtocolError, secure_sum
+from apfed_protocols import LocalProtocolError, RemoteProtocolError, SumName, secure_sum
 from tests.contracts.hostile import said_in_a_fork
 from tests.refusals import list_unrefused
 from tests.with_crypten import usable
@@ -58,7 +58,7 @@ def same(found: Any, expected: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_comes_back_is_of_the_kind_that_was_given(kind: str) -> None:
+def test_what_comes_back_is_of_the_kind_that_was_given(kind: SumName) -> None:
     session = secure_sum(kind, dict.fromkeys(NAMES), to="active", clip=8)
     summed = [(session(dict.fromkeys(NAMES, given)), expected) for given, expected in trees()]
     assert [(found, expected) for found, expected in summed if not same(found, expected)] == []
@@ -85,7 +85,7 @@ def test_tensors_come_back_as_tensors_and_keep_their_place() -> None:
 
 GOOD = {name: np.full((2, 2), 0.1) for name in NAMES}
 MISUSES: dict[str, Any] = {
-    "no sum is called 'mask'.*masked": lambda: secure_sum("mask", NAMES, to="x", clip=1),
+    "no sum is called 'mask'.*masked": lambda: secure_sum("mask", NAMES, to="x", clip=1),  # type: ignore[arg-type]
     "contributors are several names": lambda: secure_sum("masked", "abc", to="x", clip=1),
     "hides nothing": lambda: secure_sum("masked", ["a"], to="x", clip=1),
     "clip_norm lies in .* got 0": lambda: secure_sum("masked", NAMES, to="x", clip=0),
@@ -252,7 +252,7 @@ def test_an_agreed_clip_has_headroom() -> None:
 @pytest.mark.parametrize(("kind", "steps"), [("masked", 7), ("recoverable", 3), ("masked bfv", 2)])
 @pytest.mark.parametrize("growth", [10.0, 0.1])
 def test_a_clip_is_agreed_anew_where_values_outgrow_or_fall_below_it(
-    kind: str, steps: int, growth: float
+    kind: SumName, steps: int, growth: float
 ) -> None:
     session = secure_sum(kind, NAMES, to="x", clip="agree", bits=16)
     found: list[Any] = []
@@ -386,7 +386,7 @@ def test_a_size_that_is_none_is_refused(bad: str) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "ckks", "bfv", *usable(["crypten"])])
 @pytest.mark.parametrize("contributors", [2, 3, 20, 200])
-def test_default_bits_are_the_most_at_no_more_bytes(kind: str, contributors: int) -> None:
+def test_default_bits_are_the_most_at_no_more_bytes(kind: SumName, contributors: int) -> None:
     names = [f"p{place}" for place in range(contributors)]
 
     def make(bits: int | None) -> Any:
@@ -410,7 +410,7 @@ def test_noise_in_steps_keeps_the_bits_that_its_steps_go_by() -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "ckks", "bfv"])
-def test_bytes_of_a_value_are_those_that_a_contribution_has(kind: str) -> None:
+def test_bytes_of_a_value_are_those_that_a_contribution_has(kind: SumName) -> None:
     session = secure_sum(kind, NAMES, to="x", by="y", clip=1)
     contributors, _ = session._roles
     body = contributors["a"].contribute(np.zeros((64, 256)))
@@ -436,7 +436,7 @@ def test_threads_take_turns_and_a_step_is_used_once() -> None:
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("kind", [*KINDS, "ckks", *usable(["crypten"])])
-def test_a_hub_drives_hosts_that_keep_nothing(kind: str, signed: bool, tmp_path: Path) -> None:
+def test_a_hub_drives_hosts_that_keep_nothing(kind: SumName, signed: bool, tmp_path: Path) -> None:
     """By packets alone; roles of one round are put away between them."""
     by = {"x", "ckks", "crypten"} & {kind} and "y"
     key = bytes(range(32))

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from apfed_experiments.solo import measure_run_baselines
-from secure_apfed import Active, ImageFiles, Passive, load_recording
+from secure_apfed import Active, ImageFiles, Passive
+from secure_apfed.attacks import load_recording
 from secure_apfed.config import Config
 from secure_apfed.data import files_digest, load_data, load_own_tables, row_sources
 from secure_apfed.data.lazy_rows import is_lazy

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 import apfed_protocols as ap
 import secure_apfed
 from apfed_attacks import Recorder
-from secure_apfed import LocalProtocolError, secure_sum
+from secure_apfed import secure_sum
+from secure_apfed.errors import LocalProtocolError
 from secure_apfed.privacy.defences import DEFENCES, Leaving
 from secure_apfed.privacy.guard import FrozenGaussianGuard, GaussianGuard, NoGuard
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.settings.privacy import CompressionSettings
+from tests.public_names import load_public_names
 from tests.with_crypten import usable
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -24,18 +26,18 @@ NAMES = ("a", "b", "c")
 ROWS = 6
 WIDTH = 4
 KEY = bytes(range(32))
-SUMS = usable(ap.SECURE_SUMS)
+SUMS: list[Any] = usable(ap.SECURE_SUMS)  # of `SumName`
 Channel = Callable[[Tensor], Tensor]
 
 
-def session_of(name: str, clip: float = 64.0, **settings: Any) -> ap.SumSession:
+def session_of(name: ap.SumName, clip: float = 64.0, **settings: Any) -> ap.SumSession:
     by = None if ap.SECURE_SUMS[name].masks != "none" else "notary"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ap.UnsafeChoiceWarning)
         return secure_sum(name, NAMES, to="active", by=by, clip=clip, **settings)
 
 
-def added_by(name: str) -> Channel:
+def added_by(name: ap.SumName) -> Channel:
     """h is what a contributes; others add constants, once without and once with a graph."""
     rest = torch.ones(ROWS, WIDTH)
     return lambda h: session_of(name)({"a": h, "b": rest, "c": rest})
@@ -54,7 +56,8 @@ def nested(h: Tensor) -> Tensor:
         "w": [torch.ones(2, WIDTH), (torch.ones(ROWS - 2, WIDTH).double(), torch.ones(2))],
         "n": torch.ones(3, dtype=torch.int64),
     }
-    total = session_of("plain + pairwise masks", bits=24)({"a": tree, "b": rest, "c": rest})
+    trees: dict[str, dict[str, Any]] = {"a": tree, "b": rest, "c": rest}
+    total = session_of("plain + pairwise masks", bits=24)(trees)
     assert total["n"].tolist() == [3, 3, 3]
     assert not total["w"][1][1].requires_grad
     return torch.cat([total["w"][0], total["w"][1][0].float()])
@@ -135,7 +138,7 @@ def test_a_parameter_above_moves_as_without_the_channel(channel: str) -> None:
     torch.testing.assert_close(gradient_above(TRAINED[channel]), gradient_above(lambda h: h))
 
 
-def contributing(name: str) -> Callable[[Tensor], object]:
+def contributing(name: ap.SumName) -> Callable[[Tensor], object]:
     return lambda h: session_of(name, session="s").make_contributor("a").contribute({"w": [h]})
 
 
@@ -149,7 +152,11 @@ def through_a_hub(h: Tensor) -> object:
 
 def summing_under(transform: Callable[..., Any]) -> Callable[[Tensor], object]:
     add = session_of("plain + pairwise masks")
-    return lambda h: transform(lambda v: add(dict.fromkeys(NAMES, v)).sum())(h.detach())
+
+    def add_up(value: Tensor) -> Tensor:
+        return add(dict.fromkeys(NAMES, value)).sum()
+
+    return lambda h: transform(add_up)(h.detach())
 
 
 def forward_mode(h: Tensor) -> object:
@@ -201,16 +208,18 @@ NO_CHANNEL = {
         "Active Contrastive FrozenGaussian Gaussian Passive Reconstruction TrainingResult train"
     ),
     "describes": (
+        "SumName IntersectionName "
         "BfvSum CkksSum CryptenSum MaskedBfvSum MaskedSum PlainSum RecoverableSum SecureSum "
         "SECURE_SUMS SET_INTERSECTIONS StepBinding SumAgreement IntersectionAgreement Output "
         "Config AlignmentSettings load_config SumCombiner SumReceiver ReceivingCombiner "
         "join_sum hub_pump Hub ClipAgreement resume_role suspend_role LocalEnd calibrate_sigma "
         "make_guard RepresentationGuard ImageFiles"
     ),
+    "attacks what was recorded": "ATTACKS AdversaryView evaluate",
     "errors": (
-        "PromiseError ApfedError BudgetExhaustedError CheckpointError ClippingWarning ConfigError "
-        "DataError FewRowsWarning LocalProtocolError ModelError NarrowTableWarning NoHelpWarning "
-        "PartyLeftError RemoteProtocolError UnsafeChoiceWarning"
+        "AttackError PromiseError ApfedError BudgetExhaustedError CheckpointError ClippingWarning "
+        "ConfigError DataError FewRowsWarning LocalProtocolError ModelError NarrowTableWarning "
+        "NoHelpWarning PartyLeftError RemoteProtocolError UnsafeChoiceWarning"
     ),
     "carries bytes": (
         "Conversation Envelope Identity InMemoryNetwork LinkTransport Links Outgoing "
@@ -231,14 +240,14 @@ NO_CHANNEL = {
     ),
 }
 COVERED = "secure_sum SumSession SumContributor answer_hub PrivateRelease PrivateLabels NoGuard "
-COVERED += "GaussianGuard SummedLinear"
+COVERED += "GaussianGuard SummedLinear Recorder"
 
 
 def test_every_public_name_is_tried_here_or_takes_no_graph() -> None:
     """A new name says where it stands."""
     stated = [*COVERED.split(), *(name for names in NO_CHANNEL.values() for name in names.split())]
     assert len(stated) == len(set(stated))
-    assert set(secure_apfed.__all__) == set(stated)
+    assert {*load_public_names()} == set(stated)
 
 
 def test_the_advice_of_the_refusal_trains() -> None:
@@ -313,7 +322,11 @@ def test_a_second_derivative_is_that_of_adding_the_clipped_rows(clip: float) -> 
     add = session_of("plain + pairwise masks", clip=clip, bits=24)
     h = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     second = []
-    for channel in (lambda v: add(dict.fromkeys(NAMES, v)), lambda v: clipped_sum(v, clip)):
+    channels: tuple[Channel, ...] = (
+        lambda v: add(dict.fromkeys(NAMES, v)),
+        lambda v: clipped_sum(v, clip),
+    )
+    for channel in channels:
         own = h.clone().requires_grad_()
         (first,) = torch.autograd.grad(channel(own * own).square().sum(), own, create_graph=True)
         second.append(torch.autograd.grad(first.square().sum(), own)[0])

@@ -22,6 +22,7 @@ from apfed_protocols import (
     IdNormalisation,
     LocalProtocolError,
     RemoteProtocolError,
+    SumName,
     UnsafeChoiceWarning,
     align,
     encode_ids,
@@ -75,7 +76,7 @@ def places(two: Any) -> Any:
     return two["age"].map(lambda age: place[age]).rename("place")
 
 
-def add(kind: str) -> Callable[[Any, Any], Any]:
+def add(kind: SumName) -> Callable[[Any, Any], Any]:
     def added(one: Any, two: Any) -> Any:
         session = secure_sum(kind, ["a", "b"], to="x", by="y", clip=99)
         return np.asarray(session({"a": one, "b": two}))
@@ -347,7 +348,8 @@ def test_a_sum_of_frames_is_a_frame_in_the_order_of_the_first() -> None:
     shuffled = pd.DataFrame(TABLE).iloc[
         SHUFFLED
     ]  # labelled by positions: the same as an array's rows
-    assert np.allclose(session({"a": TABLE, "b": shuffled}), 2 * TABLE, atol=1e-2)
+    mixed: dict[str, Any] = {"a": TABLE, "b": shuffled}
+    assert np.allclose(session(mixed), 2 * TABLE, atol=1e-2)
 
 
 @pytest.mark.parametrize("made", [pl.DataFrame, pa.table])

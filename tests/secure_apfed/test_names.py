@@ -1,9 +1,15 @@
 """Names: of parties as names of files, those that other code imports, and what they take."""
 
+import os
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,6 +17,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+import apfed_protocols
 import secure_apfed
 from apfed_experiments.audit.release import epsilon_below
 from apfed_experiments.tradeoff import TradeOff
@@ -31,6 +38,7 @@ from secure_apfed.privacy.dp_sgd import GradientGuard
 from secure_apfed.privacy.guard import FrozenGaussianGuard
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.randomised_response import LabelResponse
+from tests.public_names import MOVES
 from tests.secure_apfed.small_runs import small_config
 
 BAD = [
@@ -56,6 +64,8 @@ BAD = [
 BREAST = {"dataset": "breast_cancer"}
 GOOD = ["a", "Bank", "bank-updates", "passive-1", "7", "a..b", "x_1.eu", "A" * 64]
 KEY = bytes(range(32))
+
+MODULES = ("attacks", "errors", "exchange", "privacy", "psi", "sums")
 
 
 def test_what_is_no_file_name_is_no_name(tmp_path: Path) -> None:
@@ -129,10 +139,74 @@ def test_tables_keep_the_rule_too() -> None:
 
 
 def test_every_name_has_a_home_and_an_unknown_one_is_an_attribute_error() -> None:
+    for module in (secure_apfed, *(import_module(f"secure_apfed.{name}") for name in MODULES)):
+        assert set(dir(module)) >= set(module.__all__)
+        assert all(getattr(module, name) is not None for name in module.__all__)
+        with pytest.raises(AttributeError, match=r"has no (attribute )?'Nothing'"):
+            module.Nothing  # noqa: B018  # the access is what is tested
     assert set(dir(secure_apfed)) == set(secure_apfed.__all__)
-    assert all(getattr(secure_apfed, name) is not None for name in secure_apfed.__all__)
-    with pytest.raises(AttributeError, match="has no 'Nothing'"):
-        secure_apfed.Nothing  # noqa: B018  # the access is what is tested
+
+
+def test_the_everyday_names_are_thirty_and_six_modules() -> None:
+    values = {name: getattr(secure_apfed, name) for name in secure_apfed.__all__}
+    modules = {name for name, value in values.items() if isinstance(value, ModuleType)}
+    assert modules == set(MODULES)
+    assert len(values.keys() - modules - {"__version__"}) == 30
+
+
+def test_every_name_of_the_protocols_is_given_here_or_one_dot_further() -> None:
+    given = {*secure_apfed.__all__}.union(
+        *(import_module(f"secure_apfed.{name}").__all__ for name in MODULES)
+    )
+    assert {*apfed_protocols.__all__} - given == set()
+
+
+def test_the_names_that_moved_are_listed() -> None:
+    moved = {
+        (name, module.rpartition(".")[2])
+        for module, names in secure_apfed._MOVED.items()
+        for name in names
+    }
+    assert moved == set(MOVES)
+    assert not {name for name, _ in MOVES} & {*secure_apfed.__all__}
+
+
+def test_a_name_that_moved_warns_once_and_is_the_same() -> None:
+    """In a process of its own, in which nobody has asked for it before."""
+    lines = [
+        line
+        for name, module in MOVES
+        for line in (
+            f"from secure_apfed import {name} as old",
+            f"from secure_apfed import {name} as again",
+            f"from secure_apfed.{module} import {name} as new",
+            "assert old is again is new",
+        )
+    ]
+    script = "\n".join(["import warnings", "warnings.simplefilter('always')", *lines])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    warned = [line for line in done.stderr.splitlines() if "secure_apfed" in line]
+    assert len(warned) == len(MOVES)
+    for line, (name, module) in zip(warned, MOVES, strict=True):
+        assert line.startswith("<string>:"), "the warning points at the caller"
+        assert (
+            f"DeprecationWarning: secure_apfed.{name} is now secure_apfed.{module}.{name};" in line
+        )
+
+
+def test_the_star_gives_no_name_that_moved() -> None:
+    given: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec("from secure_apfed import *", given)  # a statement of users
+    assert {*given} - {"__builtins__"} == {*secure_apfed.__all__}
 
 
 def _released(guard: Any, of: Callable[[Any], Any]) -> Any:
@@ -140,7 +214,7 @@ def _released(guard: Any, of: Callable[[Any], Any]) -> Any:
 
 
 def _charged(of: Callable[[Any], Any], log: Path) -> tuple[float, bytes]:
-    ledger = secure_apfed.PrivacyLedger(
+    ledger = secure_apfed.privacy.PrivacyLedger(
         GUARD.mechanism(), delta=1e-5, budget=None, rows=of(4), log=log
     )
     ledger.charge(step=of(3), rows=torch.arange(2), digest=b"x")
@@ -152,7 +226,7 @@ def _accounted(accountant: Any, of: Callable[[Any], Any]) -> Any:
 
 
 NOISY: dict[str, Any] = {"clip": 1.0, "sigma": 2.0, "key": KEY, "noise": "reproducible_insecure"}
-GUARD = secure_apfed.GaussianGuard(**NOISY)
+GUARD = secure_apfed.privacy.GaussianGuard(**NOISY)
 PARTIES: dict[str, Any] = {
     "session": "s",
     "receiver": "a",
@@ -162,7 +236,7 @@ PARTIES: dict[str, Any] = {
 
 
 AGREEMENTS: tuple[Any, ...] = (
-    secure_apfed.SumAgreement(**PARTIES, clip_norm=2, bits=16, threshold=2, noise=3),
+    secure_apfed.sums.SumAgreement(**PARTIES, clip_norm=2, bits=16, threshold=2, noise=3),
     ProductAgreement(
         **PARTIES, people=3, columns=2, labelled=2, bits=10, noise=2, security=40, candidates=2
     ),
@@ -197,12 +271,12 @@ def _digest(agreement: Any, of: Callable[[Any], Any]) -> bytes:
 
 
 def _opened_by(of: Callable[[Any], Any]) -> Any:
-    sums = secure_apfed.CkksSum(secure_apfed.SumAgreement(**PARTIES, clip_norm=1.0))
+    sums = secure_apfed.sums.CkksSum(secure_apfed.sums.SumAgreement(**PARTIES, clip_norm=1.0))
     roles: dict[str, Any] = {name: sums.make_contributor(name) for name in ("p", "q")}
     receiver = sums.make_receiver()
     combiner = sums.make_combiner()
-    secure_apfed.converse({"a": receiver, "g": combiner, **roles})
-    binding = secure_apfed.StepBinding.from_contents("s", of(0), rows=b"r", message=b"m")
+    secure_apfed.exchange.converse({"a": receiver, "g": combiner, **roles})
+    binding = secure_apfed.sums.StepBinding.from_contents("s", of(0), rows=b"r", message=b"m")
     added = {name: role.contribute(np.ones((1, 2)) / 2, binding) for name, role in roles.items()}
     total = receiver.decode(combiner.combine(added), (of(1), of(2)), binding)
     return np.round(total, 3).tolist()
@@ -211,14 +285,14 @@ def _opened_by(of: Callable[[Any], Any]) -> Any:
 TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
     **{
         type(guard).__name__: partial(_released, guard)
-        for guard in (GUARD, FrozenGaussianGuard(**NOISY), secure_apfed.NoGuard())
+        for guard in (GUARD, FrozenGaussianGuard(**NOISY), secure_apfed.privacy.NoGuard())
     },
     "gradient guard": lambda of: (
         GradientGuard(clip=1.0, noise_multiplier=1.0, key=KEY, noise="reproducible_insecure")
         .release([torch.ones(2, 3)], step=of(3), rows=torch.arange(2))
         .tolist()
     ),
-    "sigma": lambda of: secure_apfed.calibrate_sigma(of(8), 1e-5, of(5), of(1)),
+    "sigma": lambda of: secure_apfed.privacy.calibrate_sigma(of(8), 1e-5, of(5), of(1)),
     **{
         f"accountant {name}": partial(_accounted, accountant)
         for name, accountant in ACCOUNTANTS.items()
@@ -238,7 +312,7 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
         .randomise_labels(torch.tensor([0, 1] * 9), key=KEY)
         .tolist()
     ),
-    "binding": lambda of: secure_apfed.StepBinding.from_contents(
+    "binding": lambda of: secure_apfed.sums.StepBinding.from_contents(
         "s", of(3), rows=b"r", message=b"m"
     ),
     "opened sum": _opened_by,
@@ -253,7 +327,7 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
         ).items()
     },
     "header": lambda of: (
-        secure_apfed.Envelope(
+        secure_apfed.exchange.Envelope(
             session="s",
             step=of(3),
             kind=Kind.REQUEST,

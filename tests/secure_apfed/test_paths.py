@@ -13,19 +13,14 @@ import pytest
 import apfed_attacks
 import apfed_protocols
 import secure_apfed
-from secure_apfed import (
-    AlignmentHistory,
-    Config,
-    PrivacyLedger,
-    Transcript,
-    load_config,
-    load_model,
-    load_recording,
-    run,
-)
+from secure_apfed import Config, load_config, load_model, run
+from secure_apfed.attacks import load_recording
 from secure_apfed.config.file import dump_settings
 from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import Transcript
+from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.accountants import NoPrivacy
+from secure_apfed.psi import AlignmentHistory
 from secure_apfed.settings.run import TranscriptSettings
 
 
@@ -114,7 +109,7 @@ def test_runs_and_models(name: str, kind: Callable[[Path], Any], finished: Path)
     elif name == "load_recording":
         assert load_recording(kind(finished / "run")).config.name == "small"
     else:
-        with pytest.raises(secure_apfed.CheckpointError, match="holds a run already"):
+        with pytest.raises(secure_apfed.errors.CheckpointError, match="holds a run already"):
             run(load_config(finished / "run.yaml"), kind(finished / "run"))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed import align_with, fresh_identity, open_link
-from secure_apfed.exchange import resumable_link, sealed_connection
+from secure_apfed import align_with, open_link
+from secure_apfed.exchange import fresh_identity, resumable_link, sealed_connection
 from secure_apfed.exchange.sealed_connection import PeerAcceptor
 from secure_apfed.organisations.local import free_addresses
 from tests.contracts.hostile import said_in_a_fork

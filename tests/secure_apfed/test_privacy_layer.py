@@ -19,8 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed import BudgetExhaustedError, PrivateRelease
+from secure_apfed import PrivateRelease
 from secure_apfed.errors import CheckpointError, PromiseError
+from secure_apfed.privacy import BudgetExhaustedError
 
 ROWS = 24
 BATCH = 4

@@ -18,8 +18,9 @@ from scipy.stats import norm
 
 from apfed_protocols import MaskedSum, StepBinding, SumAgreement, converse
 from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
-from secure_apfed import BudgetExhaustedError, PrivateContributions, PrivateLabels, PrivateRelease
+from secure_apfed import PrivateContributions, PrivateLabels, PrivateRelease
 from secure_apfed.errors import ConfigError, DataError, ModelError
+from secure_apfed.privacy import BudgetExhaustedError
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.ledger import PrivacyLedger, cross_check

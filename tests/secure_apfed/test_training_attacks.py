@@ -11,7 +11,8 @@ from torch import nn
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.run import run_attacks
 from apfed_experiments.finished import mount_attacks
-from secure_apfed import Passive, load_model, load_recording
+from secure_apfed import Passive, load_model
+from secure_apfed.attacks import load_recording
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.interfaces.training import TrainingResult, load_training_recording, train
 from secure_apfed.runs.run import run_in_memory

@@ -16,7 +16,7 @@ Example:
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,7 @@ from apfed_protocols.randomness import fresh_key
 
 __all__ = [
     "SET_INTERSECTIONS",
+    "IntersectionName",
     "align",
     "align_with",
     "choose_protocol",
@@ -71,7 +72,12 @@ SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {
     "vole": VoleIntersection,
 }
 
-_AUTO = "auto"
+IntersectionName: TypeAlias = Literal[
+    "auto", "circuit", "circuit_crypten", "ecdh", "opprf", "ot", "vole"
+]
+"""The protocols that `align` takes: the keys of `SET_INTERSECTIONS`, or a choice by sizes."""
+
+_AUTO: Literal["auto"] = "auto"
 _DEALER = "dealer (in memory)"
 _MANY_IDS = 20_000
 _AS_WRITTEN = IdNormalisation()
@@ -91,7 +97,7 @@ def align(
     ids_by_party: Mapping[str, IdColumn],
     *,
     hub: str,
-    protocol: str = _AUTO,
+    protocol: IntersectionName = _AUTO,
     normalisation: IdNormalisation = _AS_WRITTEN,
     minimum_rows: int = 2,
     maximum_ids: int = MOST_IDS,
@@ -136,7 +142,7 @@ def count_common(
     ids_by_party: Mapping[str, IdColumn],
     *,
     hub: str,
-    protocol: str = _AUTO,
+    protocol: IntersectionName = _AUTO,
     normalisation: IdNormalisation = _AS_WRITTEN,
     minimum_rows: int = 2,
     maximum_ids: int = MOST_IDS,

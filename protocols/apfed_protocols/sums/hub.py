@@ -14,13 +14,13 @@ noise, or are refused.
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.gradients import refuse_gradients
 from apfed_protocols.seal import SIGNATURE_BYTES, Identity, verify_signature
-from apfed_protocols.sums.interface import StepBinding, SumAgreement
+from apfed_protocols.sums.interface import FloatArray, StepBinding, SumAgreement
 from apfed_protocols.sums.readers import require_no_single_reader, warn_of_unsigned_hub
 from apfed_protocols.sums.roles import (
     ReceivingCombiner,
@@ -42,6 +42,7 @@ _SIZE = struct.Struct(">I")
 _MOST_PARTS = 4096
 _MOST_ROUNDS = 8
 HubRole = SumReceiver | SumCombiner | ReceivingCombiner
+Tree = TypeVar("Tree")
 
 
 def hub_pump(
@@ -152,6 +153,12 @@ class Hub:
             raise RemoteProtocolError(
                 f"the hosts fell silent before {', '.join(waiting)} was set up"
             )
+
+    @overload
+    def step(self, message: bytes, like: tuple[int, ...]) -> FloatArray: ...
+
+    @overload
+    def step(self, message: bytes, like: Tree) -> Tree: ...
 
     def step(self, message: bytes, like: Any) -> Any:
         """Send all contributors one message, and return the sum of what they answer.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from numbers import Number
-from typing import Any, ClassVar, Protocol, overload
+from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ __all__ = [
 
 
 _INTEGER_BYTES = 8.0
+Tree = TypeVar("Tree")
 
 
 class KeepsSecrets:
@@ -448,7 +449,7 @@ class SumReceiver(Role, ABC):
     ) -> FloatArray: ...
 
     @overload
-    def decode(self, combined: bytes, like: Any, binding: StepBinding | None = None) -> Any: ...
+    def decode(self, combined: bytes, like: Tree, binding: StepBinding | None = None) -> Tree: ...
 
     def decode(self, combined: bytes, like: Any, binding: StepBinding | None = None) -> Any:
         """Open the sum of all contributions to the step that `binding` names, one at a time.

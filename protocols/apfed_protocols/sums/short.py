@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from apfed_protocols.conversation import Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
@@ -54,9 +54,25 @@ from apfed_protocols.sums.roles import (
 )
 from apfed_protocols.trees import Flattened, flatten_tree
 
-__all__ = ["ClipAgreement", "SumSession", "secure_sum"]
+__all__ = ["ClipAgreement", "SumName", "SumSession", "secure_sum"]
 
-_SHORT = {
+SumName: TypeAlias = Literal[
+    "masked",
+    "recoverable",
+    "masked bfv",
+    "ckks",
+    "bfv",
+    "crypten",
+    "plain",
+    "plain + pairwise masks",
+    "plain + recoverable masks",
+    "bfv + pairwise masks",
+]
+"""The sums that `secure_sum` makes: the short names, and the keys of `SECURE_SUMS`."""
+Tree = TypeVar("Tree")
+"""The type of what one contributor gives, in which the sum comes back."""
+
+_SHORT: Mapping[str, str] = {
     "masked": format_sum_name("plain", "pairwise"),
     "recoverable": format_sum_name("plain", "recoverable"),
     "masked bfv": format_sum_name("bfv", "pairwise"),
@@ -74,7 +90,7 @@ Role = SumReceiver | SumCombiner | SumContributor | ReceivingCombiner
 
 
 def secure_sum(
-    name: str,
+    name: SumName,
     contributors: Iterable[str],
     *,
     to: str,
@@ -168,7 +184,7 @@ class SumSession(KeepsSecrets):
         self._left_out = set[str]()
         self._fork_check = ForkCheck("this sum")
 
-    def __call__(self, values: Mapping[str, Any]) -> Any:
+    def __call__(self, values: Mapping[str, Tree]) -> Tree:
         """Add what all contributors give, with all roles in this process.
 
         Args:
@@ -176,9 +192,10 @@ class SumSession(KeepsSecrets):
                 structure; under recoverable masks some contributors may be left out.
 
         Returns:
-            The sum, in the structure, types and on the device of the first contributor's. Where a
-            tensor requires a gradient the sum stays in the graph: its gradient is that of adding
-            the clipped rows (`apfed_protocols.gradients`).
+            The sum, in the structure, types and on the device of the first contributor's (of a
+            `torch.nn.Parameter`, a plain tensor). Where a tensor requires a gradient the sum stays
+            in the graph: its gradient is that of adding the clipped rows
+            (`apfed_protocols.gradients`).
 
         Raises:
             LocalProtocolError: values of somebody else or of nobody, of different shapes, NaN,
@@ -206,7 +223,7 @@ class SumSession(KeepsSecrets):
                 }
                 converse(parties)
                 self._apply_clip(next(iter(parties.values())).clip)
-            total = self._add_contributions(flat)
+            total: Tree = self._add_contributions(flat)
             clip = self.described.row_bound()
         if not connected:
             return total
