@@ -3,9 +3,12 @@
 Run by: the experimenter, who holds the recording of all parties.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -32,7 +35,7 @@ from secure_apfed.base.seeds import derive_seed, isolate_torch_modes, shuffle_ro
 from secure_apfed.base.working import report_work
 from secure_apfed.config import AttackChoice
 from secure_apfed.config.file import describe_errors
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import ApfedError, ConfigError, ModelError
 from secure_apfed.learning.descent import find_device
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.networks.models import threads_for
@@ -46,6 +49,7 @@ __all__ = [
     "exchange_releases",
     "expand_choices",
     "full_suite",
+    "name_failures",
     "prepare_attack",
     "run_attacks",
 ]
@@ -168,8 +172,10 @@ class Trial:
     played: PlayedAttack | None = None
 
     def compute_result(self) -> AttackResult:
-        """Reveal the adversary's knowledge, run the attack beside its decoys, and score it. An
-        AttackError becomes a result that does not apply, with its text as the reason.
+        """Reveal the adversary's knowledge, run the attack beside its decoys, and score it.
+
+        An AttackError becomes a result that does not apply, with its text as the reason. Raises
+        ModelError: an attack from outside this package failed; names it and the line.
         """
         attack = self.attack
         view = self.build_view(self.make_empty_knowledge())
@@ -183,7 +189,8 @@ class Trial:
             view = self.build_view(knowledge)
             if (reason := attack.explain_inapplicability(view)) is not None:
                 return make_inapplicable_result(attack, view, reason, self.seed)
-            (guess,) = compute_guesses(attack, view, self.seed)
+            with name_failures(attack):
+                (guess,) = compute_guesses(attack, view, self.seed)
             result = score_guess(attack, view, guess, truth, self.seed)
         except AttackError as error:
             return make_inapplicable_result(
@@ -249,6 +256,31 @@ class Trial:
                 names = *self.parties, victim
                 facts["public"] = recorded.reveal_public(recording, names, attack.people, seed)
         return replace(self.make_empty_knowledge(), **facts).to(self._device), truth
+
+
+@contextmanager
+def name_failures(attack: Attack) -> Iterator[None]:
+    """Name a user's own attack, and the line of it, in any error that it raises in this block.
+
+    Raises ModelError in place of that error. Errors meant for people, and those of the attacks of
+    this package, stay as they are.
+    """
+    kind = type(attack)
+    try:
+        yield
+    except ApfedError:
+        raise
+    except Exception as error:
+        if kind.__module__.split(".")[0] == __name__.split(".")[0]:
+            raise
+        module = sys.modules.get(kind.__module__)
+        source = getattr(module, "__file__", None)
+        frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename == source]
+        place = f" in line {frames[-1].lineno} of {source}" if frames else ""
+        raise ModelError(
+            f"attacks: {kind.__module__}:{kind.__name__} failed{place}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def compute_guesses(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from apfed_attacks.foreign import Finding, evaluate
 from apfed_attacks.interface import Attack
@@ -25,6 +26,8 @@ _COLUMNS = 4
 _CLASSES = 3
 _NUMBERS = 6
 _QUIET_SEEDS = 3
+_EPOCHS = 2
+_LEFT_OUT = 20
 
 
 def check_attack(
@@ -42,7 +45,7 @@ def check_attack(
         planted: arguments of `apfed_attacks.evaluate` in which what it guesses stands open; None:
             `plant_leak` of its target.
         quiet: the same arguments where nothing of it is in what was sent; None: h is noise, drawn
-            anew three times.
+            three times.
 
     Raises:
         PromiseError: names the attack, and what it found or missed.
@@ -78,7 +81,10 @@ def check_attack(
 
 
 def plant_leak(target: str, *, leaks: bool = True, seed: int = 0) -> dict[str, Any]:
-    """Return arrays of one exchange, whose h holds labels and features, or noise alone."""
+    """Return arrays of two epochs, whose h holds labels and features, or noise alone.
+
+    As in a run, each epoch leaves out some rows: those of an incomplete last batch.
+    """
     draw = np.random.default_rng(seed)
     labels_A = draw.integers(0, _CLASSES, _ROWS)
     features_AF = draw.normal(size=(_ROWS, _COLUMNS))
@@ -88,9 +94,15 @@ def plant_leak(target: str, *, leaks: bool = True, seed: int = 0) -> dict[str, A
     if target == "labels":
         centres_KD = 4 * draw.normal(size=(_CLASSES, _NUMBERS))
         h_AD = centres_KD[labels_A] + noise_AD if leaks else noise_AD
-        return {"h": h_AD, "labels": labels_A, "own": own_AF}
+        return {**_release_in_epochs(h_AD, draw), "labels": labels_A, "own": own_AF}
     h_AD = np.tanh(0.3 * features_AF @ mix_FD) if leaks else noise_AD
-    return {"h": h_AD, "features": features_AF, "own": own_AF}
+    return {**_release_in_epochs(h_AD, draw), "features": features_AF, "own": own_AF}
+
+
+def _release_in_epochs(h_AD: NDArray[np.float64], draw: np.random.Generator) -> dict[str, Any]:
+    """Return h and steps: each epoch releases most rows once, in an order of its own."""
+    steps = [draw.permutation(_ROWS)[:-_LEFT_OUT] for _ in range(_EPOCHS)]
+    return {"h": [h_AD[rows_B] for rows_B in steps], "steps": steps}
 
 
 def _mount(
@@ -114,11 +126,19 @@ def _mount(
     return tuple(evaluation.findings)
 
 
-def _copy_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of all arrays, to notice an attack that changes its input."""
-    return {name: torch.as_tensor(value).clone() for name, value in arrays.items()}
+def _copy_arrays(arrays: Any) -> Any:
+    """Return copies of arrays, or of collections of arrays, to notice an attack that changes them."""
+    if isinstance(arrays, Mapping):
+        return {name: _copy_arrays(value) for name, value in arrays.items()}
+    if isinstance(arrays, list | tuple):
+        return [_copy_arrays(value) for value in arrays]
+    return torch.as_tensor(arrays).detach().clone()
 
 
-def _are_equal(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Return whether all arrays are as before."""
-    return all(torch.equal(before[name], torch.as_tensor(after[name])) for name in before)
+def _are_equal(before: Any, after: Any) -> bool:
+    """Return whether arrays, and collections of arrays, are as before."""
+    if isinstance(before, Mapping):
+        return all(_are_equal(before[name], after[name]) for name in before)
+    if isinstance(before, list | tuple):
+        return all(map(_are_equal, before, after))
+    return torch.equal(torch.as_tensor(before), torch.as_tensor(after))

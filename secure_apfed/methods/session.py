@@ -1,12 +1,12 @@
 """A session of a method: the whole scripts of its parties, and all of them played in one process.
 
-Every party draws the contract up for itself, from the settings and from what all say of themselves.
-Where a run goes on, the active says of which run and from where; all say which steps they hold, and
-the session goes on from the newest that all do.
-`lead` is the active's script up to the first step, `assist` a helper's from greeting to end; both
-run the same whether one process plays one party or all. `Simulation` plays all: the way to try out
-and to measure. Each party is built there from its own data and keys, too; only the experimenter's
-record of what they sent is of all of them.
+Every party builds the contract for itself, from the settings and from what all parties offer. If a
+run resumes, the active states the run and its step; all parties state which steps they have stored,
+and the session resumes from the newest step that all have.
+`start_active` is the active's script up to the first step, `run_helper` a helper's from greeting to
+end. Both are the same whether one process runs one party or all. `Simulation` runs all parties, for
+trials and measurements. Each party is built there from its own data and keys, too; only the
+experimenter's record of what they sent covers all of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -379,7 +379,7 @@ def test_both_sides_of_other_peoples_training_can_be_attacked(tmp_path: Path) ->
     assert {one.result.attack for one in guide.shop.findings} == set(guide.few)
     assert guide.shop["gradient_direction"].score > 0.95
     found = guide.bank["inverse_network"]
-    assert found.found
+    assert found.is_significant
     assert found.score > 0.5 > found.baseline
 
 
