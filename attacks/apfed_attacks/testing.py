@@ -127,7 +127,7 @@ def _mount(
 
 
 def _copy_arrays(arrays: Any) -> Any:
-    """Return copies of arrays, or of collections of arrays, to notice an attack that changes them."""
+    """Return copies of arrays, or of collections of arrays, to notice any change."""
     if isinstance(arrays, Mapping):
         return {name: _copy_arrays(value) for name, value in arrays.items()}
     if isinstance(arrays, list | tuple):

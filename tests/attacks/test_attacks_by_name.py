@@ -7,11 +7,11 @@ import pytest
 
 from apfed_attacks import ATTACKS
 from apfed_attacks.interface import Attack
-from apfed_attacks.run import prepare_attack
+from apfed_attacks.run import prepare_attack, run_attacks
 from apfed_attacks.table import find_attack
 from apfed_experiments.finished import mount_attacks
 from secure_apfed.config import AttackChoice
-from secure_apfed.errors import ConfigError, PromiseError
+from secure_apfed.errors import ConfigError, ModelError, PromiseError
 from secure_apfed.runs.run import run
 from secure_apfed.testing import check_attack
 from tests.secure_apfed.small_runs import small_config
@@ -47,6 +47,31 @@ def test_an_attack_of_ones_own_is_mounted_on_a_run(beside: Path) -> None:
     run(small_config("apfed_c", attacks=attacks), beside / "run")
     results = mount_attacks(beside / "run")
     assert {result.attack for result in results} == {"mine"}
+
+
+FAILING = '''
+from apfed_attacks.labels.representations import ModelCompletion
+
+
+class Fails(ModelCompletion):
+    """It indexes rows that are not there."""
+
+    name = "fails"
+
+    def run(self, view, seed):
+        return [][view.epochs[-1]]
+'''
+
+
+def test_the_failure_of_an_attack_of_ones_own_names_its_line(
+    beside: Path, make_recording: Any
+) -> None:
+    (beside / "failing_attacks.py").write_text(FAILING)
+    choice = [AttackChoice(name="failing_attacks:Fails")]
+    said = r"failing_attacks:Fails failed in line 11 of .*failing_attacks.py: IndexError: list"
+    with pytest.raises(ModelError, match=said) as raised:
+        run_attacks(make_recording("labels"), choice, seed=0)
+    assert isinstance(raised.value.__cause__, IndexError)
 
 
 def test_an_installed_package_declares_attacks(

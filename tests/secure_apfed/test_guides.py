@@ -22,6 +22,8 @@ from secure_apfed.methods import METHODS
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
+from secure_apfed.settings.training import ModelSettings
+from secure_apfed.testing import check_objective
 from tests.docs.pages import blocks, program_of
 from tests.secure_apfed import test_labellers
 from tests.secure_apfed.small_runs import said_to_people
@@ -75,6 +77,18 @@ def test_the_printed_run_votes_by_it(tmp_path: Path) -> None:
     assert "the nearest labelled rows, 3 of them" in page
     encrypted = {"method": {"name": "votes_encrypted", "labeller": "neighbours"}}
     Config.model_validate(config.model_dump(exclude_unset=True) | encrypted)
+
+
+def test_the_printed_objective_reads_each_row_alone(tmp_path: Path) -> None:
+    guide = program_of(EXTEND, tmp_path, at=3)
+    model = ModelSettings(hidden=(8,), dropout=0.0)
+    objective = guide.Absolute(
+        guide.AbsoluteSettings(), representation=(4,), features=(5,), model=model
+    )
+    draw = torch.Generator().manual_seed(0)
+    z_BD, features_BF = torch.randn(6, 4, generator=draw), torch.randn(6, 5, generator=draw)
+    check_objective(objective, z_BD, features_BF)
+    assert objective(z_BD, features_BF).shape == ()
 
 
 @pytest.fixture
