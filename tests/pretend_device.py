@@ -2,13 +2,14 @@
 
 Tensors on it are this machine's own, of a subclass whose `.device` says cuda:0 or cuda:1. What a
 real GPU refuses is refused, with the line of ours that asked for it: operands on two devices,
-`.numpy()` of what lies on a GPU, a generator of another device, solvers that only the CPU has.
+`.numpy()` of what lies on a GPU, a generator of another device, solvers that only the CPU has, and
+a look at a copy that nobody has waited for. What makes the program wait for a GPU is counted.
 What it cannot show: speed, memory, and the last bits.
 """
 
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,31 @@ _READS = {
     Tensor.__format__,
 }
 _LEARNS = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+# What a result's size or a number on the GPU decides is waited for.
+_WAITED_FOR = {
+    *(_READS - {Tensor.__len__}),
+    Tensor.__contains__,
+    Tensor.allclose,
+    Tensor.bincount,
+    Tensor.equal,
+    Tensor.masked_select,
+    Tensor.nonzero,
+    Tensor.numpy,
+    Tensor.unique,
+    Tensor.__array__,
+    torch.allclose,
+    torch.bincount,
+    torch.equal,
+    torch.isin,
+    torch.linalg.lstsq,
+    torch.linalg.solve,
+    torch.masked_select,
+    torch.nonzero,
+    torch.repeat_interleave,
+    torch.unique,
+}
+# What makes a tensor of numbers of the program, which a GPU is sent from memory that is not pinned.
+_MADE_OF_NUMBERS = {Tensor.new_tensor, torch.as_tensor, torch.asarray, torch.tensor}
 
 
 class DeviceError(RuntimeError):
@@ -107,7 +133,7 @@ def _device(said: Any) -> torch.device:
 
 class Pretended:
     """How often which function of torch had tensors on a device, and lines of ours that asked for
-    gradients of what lies on the CPU.
+    gradients of what lies on the CPU, or waited for a GPU.
     """
 
     def __init__(self) -> None:
@@ -116,6 +142,13 @@ class Pretended:
     def forget(self) -> None:
         self.on: dict[torch.device, Counter[str]] = defaultdict(Counter)
         self.learnt_on_cpu: list[str] = []
+        self.waits: list[str] = []
+        self.unwaited: dict[int, Tensor] = {}
+
+    def wait(self, name: str) -> None:
+        """Note that the program waits for a GPU; all copies of before are there then."""
+        self.waits.append(f"{name} at {_our_line()}")
+        self.unwaited.clear()
 
 
 _SEEN = Pretended()
@@ -144,10 +177,13 @@ def _call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if known is not None:
             return known(*args, **kwargs)
         name = resolve_name(func) or getattr(func, "__name__", str(func))
+        _refuse_unwaited(name, args, kwargs)
         if name.endswith("__set__"):  # of .grad, .data and their like
             return func(*args, **kwargs)
         place = _place(func, name, args, kwargs)
         _count(func, name, place, args, kwargs)
+        if _waits(func, place, args, kwargs):
+            _SEEN.wait(name)
         if place in DEVICES and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": CPU}
         found = func(*args, **kwargs)
@@ -203,6 +239,34 @@ def _indexed(func: Any, name: str, args: Any) -> torch.device:
     return place
 
 
+def _refuse_unwaited(name: str, args: Any, kwargs: dict[str, Any]) -> None:
+    if _SEEN.unwaited and any(id(one) in _SEEN.unwaited for one in _tensors((args, kwargs))):
+        _refuse("a copy from a GPU that nobody has waited for", name)
+
+
+def _waits(func: Any, place: torch.device, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the program goes on only when a GPU has done all that it was asked for."""
+    if func in _COPIES:
+        return place != _where(args[1]) and not _is_sent_ahead(args[1], kwargs)
+    if func in _INDEXES:
+        return _where(args[0]) != CPU and _waits_for_index(args)
+    if func in _MADE_OF_NUMBERS:
+        return place != CPU
+    return func in _WAITED_FOR and any(_where(one) != CPU for one in _tensors((args, kwargs)))
+
+
+def _waits_for_index(args: Any) -> bool:
+    """A mask is counted first; an index or a value from here is copied."""
+    indices = [one for one in _tensors(args[1:2]) if one.dim()]
+    values = [one for one in _tensors(args[2:3]) if indices]
+    masks = any(one.dtype in (torch.bool, torch.uint8) for one in indices)
+    return masks or any(_where(one) == CPU for one in (*indices, *values))
+
+
+def _is_sent_ahead(source: Tensor, how: Mapping[str, Any]) -> bool:
+    return bool(how.get("non_blocking")) and getattr(source, "is_in_pinned_memory", False)
+
+
 def _count(func: Any, name: str, place: torch.device, args: Any, kwargs: dict[str, Any]) -> None:
     _SEEN.on[place][name] += 1
     if func in _LEARNS and {_where(one) for one in _tensors((args, kwargs))} == {CPU}:
@@ -225,13 +289,27 @@ def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         rest.append(kwargs["dtype"])
     moved = put(tensor, CPU)
     moved = moved.to(*rest, copy=True) if rest or kwargs.get("copy") else moved
+    is_copied = place != _where(tensor)
+    is_late = place == CPU and bool(kwargs.get("non_blocking"))
+    if is_copied and not is_late and not _is_sent_ahead(tensor, kwargs):
+        _SEEN.wait("Tensor.to")
     if place == _where(tensor):
         same = moved.dtype == tensor.dtype and not kwargs.get("copy")
         moved = tensor if same else moved
     elif moved.data_ptr() == tensor.data_ptr():
         moved = moved.clone()
     placed: Tensor = put(moved, place)
+    if is_copied and is_late:
+        _SEEN.unwaited[id(placed)] = placed
     return placed
+
+
+def _pin(tensor: Tensor, device: Any = None) -> Tensor:
+    if _where(tensor) != CPU:
+        _refuse("pin_memory() of what lies on a GPU", "Tensor.pin_memory")
+    pinned = tensor.clone()
+    vars(pinned)["is_in_pinned_memory"] = True
+    return pinned
 
 
 _PROPERTIES: dict[Any, Callable[..., Any]] = {
@@ -243,6 +321,7 @@ _PROPERTIES: dict[Any, Callable[..., Any]] = {
 }
 _MOVES: dict[Any, Callable[..., Any]] = {
     Tensor.to: _to,
+    Tensor.pin_memory: _pin,
     Tensor.cpu: lambda tensor, **how: _to(tensor, CPU),
     Tensor.cuda: lambda tensor, device=0, **how: _to(tensor, _device(device)),
 }
@@ -276,6 +355,11 @@ class _Generator(torch.Generator):
         return made
 
 
+class _Stream:
+    def synchronize(self) -> None:
+        _SEEN.wait("Stream.synchronize")
+
+
 class _Autocast(torch.autocast):
     def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
         super().__init__("cpu", *args, **kwargs)
@@ -293,6 +377,8 @@ def pretend_gpus() -> Iterator[Pretended]:
         "device_count": lambda: len(DEVICES),
         "get_device_name": lambda *device: "a pretend GPU",
         "current_device": lambda: 0,
+        "current_stream": lambda device=None: _Stream(),
+        "synchronize": lambda device=None: _SEEN.wait("torch.cuda.synchronize"),
         "manual_seed_all": lambda seed: None,
         "get_rng_state": lambda device="cuda": torch.empty(0),
         "set_rng_state": lambda state, device="cuda": None,

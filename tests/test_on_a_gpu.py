@@ -20,6 +20,7 @@ from apfed_attacks.live.runs import play_answers
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_protocols.sums import SECURE_SUMS
+from secure_apfed.base.transfers import fetch_tensors, send_tensor
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import ImageEncoding, PartyTable, VerticalData
 from secure_apfed.learning import descent as compute
@@ -28,6 +29,8 @@ from secure_apfed.networks.models import NETWORKS
 from secure_apfed.privacy.defences import DEFENCES, describe_runners
 from secure_apfed.privacy.guard import GUARDS, GaussianGuard
 from secure_apfed.privacy.randomised_response import LABEL_MECHANISMS
+from secure_apfed.runs import course
+from secure_apfed.runs.course import EpochLosses, TrainingLoop
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
@@ -272,6 +275,122 @@ def test_every_attack_is_a_case() -> None:
 
 def _here(*shape: int) -> Tensor:
     return torch.ones(*shape, device=HERE)
+
+
+OPEN = {"mechanism": "none", **NOISE}
+# The most waits of a step: one at each party, for what it sends, and one more for the rows that a
+# guard clips. There are two passives.
+MOST_WAITS: Mapping[str, tuple[Callable[[], Config], int]] = {
+    "apfed_c": (lambda: config_of("apfed_c", guard=OPEN), 3),
+    "apfed_c, guard": (lambda: config_of("apfed_c"), 4),
+    "apfed_c, frozen guard": (
+        lambda: config_of(
+            "apfed_c", guard={"mechanism": "frozen_gaussian", "epsilon": 8.0, **NOISE}
+        ),
+        4,
+    ),
+    "apfed_c, few labels": (
+        lambda: config_of("apfed_c", guard=OPEN, data={"labelled": 20, "overlap": 0.7}),
+        3,
+    ),
+    "apfed_r": (lambda: config_of("apfed_r", guard=OPEN), 3),
+    "apfed_r, guard": (lambda: config_of("apfed_r"), 4),
+    "split_nn": (lambda: config_of("split_nn", guard=OPEN), 3),
+    "split_nn, guard": (lambda: config_of("split_nn"), 5),
+    "split_nn_sum": (lambda: config_of("split_nn_sum"), 3),
+    "split_nn_sum, noise": (
+        lambda: config_of(
+            "split_nn_sum", secure_sum={**MASKED, "clip": 1.0, "noise": {"epsilon": 50.0}}
+        ),
+        3,
+    ),
+    "joint_teacher_sum": (lambda: config_of("joint_teacher_sum"), 3),
+    "single_view": (lambda: config_of("single_view"), 0),
+}
+
+
+def _waits_by_step(
+    config: Config, seen: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, ...]]:
+    """By step of a run what it waited for, its loss included."""
+    waits: list[tuple[str, ...]] = []
+    count = TrainingLoop.count_step
+
+    def count_waits(self: TrainingLoop, loss: Any) -> None:
+        count(self, loss)
+        waits.append(tuple(seen.waits))
+        seen.waits.clear()
+
+    monkeypatch.setattr(TrainingLoop, "count_step", count_waits)
+    run(config, None)
+    return waits
+
+
+@pytest.mark.parametrize("case", MOST_WAITS)
+@pytest.mark.sampled(every=4)
+def test_a_step_waits_for_what_is_sent_alone(
+    case: str, seen: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step of an epoch beside: it measures, or follows an evaluation."""
+    make, most = MOST_WAITS[case]
+    train = {"epochs": 2, "batch_size": 20}
+    made = make()
+    config = made.model_copy(update={"train": made.train.model_copy(update=train)})
+    waits = _waits_by_step(config, seen, monkeypatch)
+    usual = waits[len(waits) // 2 + 1 :]
+    assert len(usual) > 1
+    assert {len(lines) for lines in usual} == {most}, usual[0]
+
+
+def test_losses_on_a_gpu_are_read_together(
+    seen: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And their mean is that of all steps, as on the CPU."""
+    monkeypatch.setattr(course, "_LOSSES_AT_ONCE", 5)
+    losses = EpochLosses()
+    assert losses.read_mean() == 0.0
+    for number in range(1, 13):
+        losses.add(torch.full((), float(number), device=HERE))
+        if losses.is_due:
+            assert losses.read_mean() == (number + 1) / 2
+    assert len(seen.waits) == 3  # the first, then five and five
+    assert losses.read_mean() == 6.5
+    losses.add(7.5)
+    assert losses.is_due
+    assert losses.read_mean() == pytest.approx(85.5 / 13)
+    assert len(seen.waits) == 4
+
+
+WAITS: Mapping[str, Callable[[], object]] = {
+    "a number": lambda: _here(2).sum().item(),
+    "a condition": lambda: bool(_here(1)),
+    "a copy": lambda: _here(2).cpu(),
+    "a copy to the GPU": lambda: torch.ones(2).to(HERE),
+    "a copy that is not pinned": lambda: torch.ones(2).to(HERE, non_blocking=True),
+    "a number for the GPU": lambda: _here(2).new_tensor(1.0),
+    "a mask": lambda: _here(2)[_here(2).bool()],
+    "an index from here": lambda: _here(2)[torch.tensor([0])],
+    "an array": lambda: _here(2).numpy(force=True),
+}
+
+
+@pytest.mark.parametrize("case", WAITS)
+def test_what_waits_for_a_gpu_is_counted(case: str, seen: Pretended) -> None:
+    WAITS[case]()
+    assert len(seen.waits) == 1
+
+
+def test_a_batch_crosses_without_a_wait_and_back_for_one(seen: Pretended) -> None:
+    sent = send_tensor(torch.arange(3.0, dtype=torch.float64), HERE, torch.float32)
+    assert (sent.device, sent.dtype) == (HERE, torch.float32)
+    assert send_tensor(sent, HERE, torch.float32) is sent
+    assert not seen.waits
+    one, two = fetch_tensors(sent, sent * 2)
+    assert (one.tolist(), two.tolist()) == ([0, 1, 2], [0, 2, 4])
+    assert len(seen.waits) == 1
+    late = sent.to("cpu", non_blocking=True)
+    with pytest.raises(DeviceError, match="nobody has waited for"):
+        late.sum()
 
 
 REFUSED: Mapping[str, Callable[[], object]] = {

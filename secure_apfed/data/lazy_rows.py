@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from secure_apfed.base.transfers import send_tensor
 from secure_apfed.errors import DataError
 
 _THREADS = 4
@@ -107,7 +108,7 @@ class LazyRows:
                     f"{self._party}: item {number} of its data set is NaN or infinite; mend it, or "
                     "leave its ID out"
                 )
-        return torch.stack(parts).to(self._device, self.dtype)
+        return send_tensor(torch.stack(parts), self._device, self.dtype)
 
     def _read_rows(self, numbers: Sequence[int]) -> list[Tensor]:
         """Read these items, in several threads if allowed."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.base.peer_text import quote_text
+from secure_apfed.base.transfers import fetch_tensors
 
 _LENGTH_BYTES = 4
 _META_LIMIT = 1 << 16
@@ -46,9 +47,10 @@ class TensorSpec:
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> bytes:
-    """Serialise tensors (moved to the CPU) and metadata of plain msgpack types."""
+    """Serialise tensors (moved to the CPU, for one wait) and metadata of plain msgpack types."""
     packed: bytes = msgpack.packb(dict(meta or {}))
-    body = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    copies = zip(tensors, fetch_tensors(*tensors.values()), strict=True)
+    body = save({name: tensor.contiguous() for name, tensor in copies})
     return len(packed).to_bytes(_LENGTH_BYTES, "big") + packed + body
 
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from secure_apfed.base.seeds import draws_nothing, may_draw, seed_draws
+from secure_apfed.base.transfers import fetch_tensors, send_tensor
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.settings.training import DEVICE, TrainSettings
 
@@ -71,8 +72,25 @@ class Compute:
         return cls(find_device(train.device), dtype, train.precision == "bfloat16")
 
     def move_tensor(self, values: Tensor) -> Tensor:
-        """Move a tensor to the device; floating-point values also get the dtype."""
+        """Move a table to the device; floating-point values also get the dtype."""
         return values.to(self.device, self.dtype if values.is_floating_point() else None)
+
+    def move_batch(self, values: Tensor) -> Tensor:
+        """Move what one step needs, without waiting for the device; see `move_tensor`."""
+        return send_tensor(values, self.device, self.dtype if values.is_floating_point() else None)
+
+    def fetch_batch(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Return these tensors in this machine's memory, for one wait; outside of autograd."""
+        return fetch_tensors(*values)
+
+    def take_rows(self, features_N: Any, rows_B: Tensor) -> Tensor:
+        """Return these rows of a table on the device, (B, *shape).
+
+        A table lies there as a whole; rows that are read when asked for are named here.
+        """
+        lies_there = isinstance(features_N, Tensor)
+        picked_B: Tensor = features_N[self.move_batch(rows_B) if lies_there else rows_B]
+        return picked_B
 
     @contextmanager
     def prepare_forward(self, seed: int | None, *purpose: str | int) -> Iterator[None]:

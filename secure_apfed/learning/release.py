@@ -30,6 +30,7 @@ from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.base.names import UPDATES
+from secure_apfed.base.transfers import fetch_tensors
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Envelope, TensorSpec, pack_tensors, unpack_tensors
@@ -87,12 +88,16 @@ def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
     return bool(terms.minimum_spread) and spread_of(z_BD) < terms.minimum_spread
 
 
-def warn_if_near_constant(z_BD: Tensor, least: float, *, sender: str, step: int) -> bool:
+def warn_if_near_constant(
+    z_BD: Tensor, least: float, *, sender: str, step: int, spread: float | None = None
+) -> bool:
     """Return whether passives with this bound on the spread would refuse the batch; then warn.
 
     The active calls it before it sends. `least`: the largest bound in any passive's contract.
+    `spread`: of the batch, where it was measured (`Released`).
     """
-    spread = spread_of(z_BD) if least else 1.0
+    if spread is None:
+        spread = spread_of(z_BD) if least else 1.0
     if spread < least:
         warnings.warn(
             f"{sender}: the representations of step {step} point in one direction (spread "
@@ -118,6 +123,11 @@ def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> No
 
 
 def spread_of(z_BD: Tensor) -> float:
+    """Return `measure_spread` as a number; on a GPU it is waited for."""
+    return float(measure_spread(z_BD))
+
+
+def measure_spread(z_BD: Tensor) -> Tensor:
     """Return how much a batch's directions differ, from 0 (a line, or groups of equal directions)
     to 1.
 
@@ -134,40 +144,48 @@ def spread_of(z_BD: Tensor) -> float:
             direction and counts as equal to every other.
     """
     flat_BD = z_BD.detach().flatten(1)
+    # In float64 on a GPU, too: squares of rows of any finite norm are to stay finite, and the
+    # passives, which refuse by this measure, take it so.
     wide_BD = flat_BD.double()
     norm_B1 = torch.linalg.vector_norm(wide_BD, dim=1, keepdim=True)
     tiny = torch.finfo(torch.float64).tiny
     unit_BD = (wide_BD / norm_B1.clamp(min=tiny)).to(flat_BD.dtype)
     zero_B = norm_B1.flatten() == 0
-    has_zeros = bool(zero_B.any())
+    # A GPU is not asked, since the answer would be waited for.
+    may_have_zeros = zero_B.is_cuda or bool(zero_B.any())
     rows = len(flat_BD)
-    total = 0.0
+    total = wide_BD.new_zeros(())
     nearest = []
     # Pairs of a large batch, a few rows with all others at once: all of them may exceed memory.
     block = max(1, _MOST_PAIRS // rows)
     for start in range(0, rows, block):
         end = start + block
         sine_OB = (unit_BD[start:end] @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
-        if has_zeros:
-            sine_OB[zero_B[start:end]] = 0
-            sine_OB[:, zero_B] = 0
+        if may_have_zeros:
+            sine_OB.masked_fill_(zero_B[start:end, None] | zero_B, 0)
         own_O = sine_OB.diagonal(start)
         own_O.fill_(0)
-        total += float(sine_OB.sum())
+        total = total + sine_OB.sum()
         own_O.fill_(1)
         nearest.append(sine_OB.amin(dim=1))
     spread = total / (rows * (rows - 1))
     if flat_BD.shape[1] >= _NEIGHBOUR_NUMBERS:
-        spread = min(spread, _NEIGHBOUR * float(torch.cat(nearest).median()))
+        spread = torch.minimum(spread, _NEIGHBOUR * torch.cat(nearest).median())
     return spread
 
 
 @dataclass(frozen=True)
 class Released:
-    """A batch that is paid for: z (B, *shape) in the autograd graph, and the bytes to send."""
+    """A batch that is paid for.
+
+    Attributes:
+        z: (B, *shape), in the autograd graph; payload: the bytes to send.
+        spread: see `measure_spread`; None where it was not measured.
+    """
 
     z: Tensor
     payload: bytes
+    spread: float | None = None
 
 
 class Releases:
@@ -180,7 +198,13 @@ class Releases:
         self._check_due = math.isfinite(guard.mechanism().mu)
 
     def release(
-        self, h_B: Tensor, *, step: int, rows: Tensor, count: Callable[[bytes], None] | None = None
+        self,
+        h_B: Tensor,
+        *,
+        step: int,
+        rows: Tensor,
+        count: Callable[[bytes], None] | None = None,
+        measures_spread: bool = False,
     ) -> Released:
         """Guard, pack and charge one batch h (B, *shape) at these alignment positions, in this
         order.
@@ -197,12 +221,14 @@ class Releases:
             self._check_due = False
         repeats_B = self.guard.repeats(rows)
         z_B = self.guard.release(h_B.flatten(1), step=step, rows=rows).reshape(h_B.shape)
-        payload = pack_tensors({"rows": rows, "z": z_B})
+        measured = (measure_spread(z_B),) if measures_spread else ()
+        sent_B, *spread = fetch_tensors(z_B, *measured)
+        payload = pack_tensors({"rows": rows, "z": sent_B})
         digest = hashlib.sha256(payload).digest()
         if count is not None:
             count(digest)
         self.ledger.charge(step=step, rows=rows, digest=digest, repeats=repeats_B)
-        return Released(z_B, payload)
+        return Released(z_B, payload, *map(float, spread))
 
 
 @dataclass(frozen=True, kw_only=True)

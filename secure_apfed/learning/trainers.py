@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secure_apfed.base.seeds import draws_nothing
+from secure_apfed.base.transfers import StepLoss, defer_reading, read_losses
 from secure_apfed.data import UNLABELLED
 from secure_apfed.data.lazy_rows import score_in_parts
 from secure_apfed.errors import ModelError
@@ -119,25 +120,24 @@ class ActiveTrainer(Trainer):
         self.zero_grad()
         if self._private:
             self._private.forget_batch()
-        here_B = rows_B.to(self.compute.device)
-        dtype = self.compute.dtype
+        compute = self.compute
+        dtype = compute.dtype
         picked: Tensor | slice | None = None
         if aligned is not None:
-            picked = EVERY if len(aligned) == len(rows_B) else aligned.to(here_B.device)
+            picked = EVERY if len(aligned) == len(rows_B) else compute.move_batch(aligned)
         with self.forward_pass(step):
-            scores_BK, h_A = self.networks(self.features_N[here_B], picked)
+            scores_BK, h_A = self.networks(compute.take_rows(self.features_N, rows_B), picked)
         loss = None
         if self._reads_labels:
-            loss = self.task.compute_loss(
-                scores_BK.to(dtype), self.labels_N[here_B], self._weights_K
-            )
+            labels_B = self.labels_N[compute.move_batch(rows_B)]
+            loss = self.task.compute_loss(scores_BK.to(dtype), labels_B, self._weights_K)
         if h_A is not None:
             h_A = h_A.to(dtype)
             if self._private:
                 h_A = self._private.finite_rows(h_A.flatten(1)).reshape(h_A.shape)
         return Batch(step, rows_B, loss, h_A)
 
-    def train_on_batch(self, batch: Batch, joint: Tensor | None = None) -> float:
+    def train_on_batch(self, batch: Batch, joint: Tensor | None = None) -> StepLoss:
         """Take one step on the task loss, or on a joint loss that includes it; return the task
         loss.
 
@@ -153,7 +153,7 @@ class ActiveTrainer(Trainer):
         else:
             loss.backward()
         self.step()
-        return 0.0 if batch.loss is None else batch.loss.item()
+        return 0.0 if batch.loss is None else defer_reading(batch.loss)
 
     def replace_labels(self, labels_N: Tensor) -> None:
         self.labels_N = self.compute.move_tensor(labels_N)
@@ -219,11 +219,11 @@ class ActiveTrainer(Trainer):
     def loss_on(self, rows: Tensor) -> float:
         """Return the mean task loss of `rows` of its own table."""
         with self.evaluation_mode():
-            total = sum(
-                float(self._compute_loss(rows_B) * len(rows_B))
+            parts = [
+                self._compute_loss(rows_B) * len(rows_B)
                 for rows_B in rows.to(self.labels_N.device).split(_EVALUATION_ROWS)
-            )
-        return total / len(rows)
+            ]
+        return sum(read_losses(parts)) / len(rows)
 
     def _compute_loss(self, rows_B: Tensor) -> Tensor:
         """Return the mean task loss of these rows, with class weights if they are set."""
@@ -317,10 +317,10 @@ class PassiveTrainer(Trainer):
         if self._check_due and len(rows_B) > 1:
             self.check_rows(rows_B, sent_B)
             self._check_due = False
-        z_B = self.compute.move_tensor(sent_B).requires_grad_()
+        z_B = self.compute.move_batch(sent_B).requires_grad_()
         self.zero_grad()
         with self.forward_pass(step):
-            loss = self.objective(z_B, self.features_N[rows_B.to(self.compute.device)])
+            loss = self.objective(z_B, self.compute.take_rows(self.features_N, rows_B))
         loss.backward()
         self.step()
         if z_B.grad is None:
@@ -366,18 +366,22 @@ class HeadTrainer(Trainer):
 
     def train_on_parts(
         self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[StepLoss, dict[str, Tensor]]:
         """Take one step; return the task loss, and its gradient on each passive's
         part, by passive.
         """
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
         self.zero_grad()
         with self.forward_pass(step):
-            scores_BK = self.compute_scores(self.encoder(self.features_N[own_B]), parts)
-        loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self.labels_N[own_B])
+            own_BD = self.encoder(self.compute.take_rows(self.features_N, own_B))
+            scores_BK = self.compute_scores(own_BD, parts)
+        labels_B = self.labels_N[self.compute.move_batch(own_B)]
+        loss = F.cross_entropy(scores_BK.to(self.compute.dtype), labels_B)
         loss.backward()
         self.step()
-        return loss, {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
+        return defer_reading(loss), {
+            name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None
+        }
 
     def compute_scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         """Return the head's scores (B, K) for own representations and the passives' parts."""
@@ -432,13 +436,13 @@ class EncoderTrainer(Trainer):
         """
         self.set_training(learn)
         with torch.set_grad_enabled(learn), self.forward_pass(step):
-            h_B: Tensor = self.encoder(self.features_N[rows_B.to(self.compute.device)])
+            h_B: Tensor = self.encoder(self.compute.take_rows(self.features_N, rows_B))
         return h_B.to(self.compute.dtype)
 
     def apply_gradient(self, z_B: Tensor, gradient_B: Tensor) -> None:
         """Take one step from the gradient on z, the representations computed last."""
         self.zero_grad()
-        joint_loss(0.0, z_B, self.compute.move_tensor(gradient_B)).backward()
+        joint_loss(0.0, z_B, self.compute.move_batch(gradient_B)).backward()
         self.step()
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from secure_apfed.base.seeds import derive_seed
+from secure_apfed.base.transfers import StepLoss, defer_reading
 from secure_apfed.learning.descent import ActiveNetworks, Trainer
 from secure_apfed.settings.training import TrainSettings
 
@@ -297,15 +298,15 @@ class SoftTrainer(Trainer):
         self.features_N = self.compute.move_tensor(features_N)
         self._loss = loss
 
-    def train_batch(self, step: int, rows_B: Tensor, targets_BK: Tensor) -> float:
+    def train_batch(self, step: int, rows_B: Tensor, targets_BK: Tensor) -> StepLoss:
         """Take one step towards these targets (B, K); return the loss."""
         self.zero_grad()
         with self.forward_pass(step):
-            scores_BK, _ = self.networks(self.features_N[rows_B.to(self.compute.device)], None)
-        loss = self._loss(scores_BK.to(self.compute.dtype), self.compute.move_tensor(targets_BK))
+            scores_BK, _ = self.networks(self.compute.take_rows(self.features_N, rows_B), None)
+        loss = self._loss(scores_BK.to(self.compute.dtype), self.compute.move_batch(targets_BK))
         loss.backward()
         self.step()
-        return loss.item()
+        return defer_reading(loss)
 
     def predict(self, rows_B: Tensor) -> Tensor:
         with self.forward_pass("predict"):

@@ -117,7 +117,9 @@ class Classification(Task):
         `weights_K`: multiply each row's loss by the weight of its class.
         """
         labelled_B = labels_B != UNLABELLED
-        if weights_K is None and bool(labelled_B.all()):
+        # A GPU is not asked whether all have one: the answer would be waited for, and the general
+        # form differs in the last bits alone.
+        if weights_K is None and labels_B.device.type == "cpu" and bool(labelled_B.all()):
             return F.cross_entropy(outputs_BK, labels_B)
         total = F.cross_entropy(
             outputs_BK, labels_B, weight=weights_K, ignore_index=UNLABELLED, reduction="sum"

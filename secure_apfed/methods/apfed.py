@@ -120,7 +120,7 @@ class ApfedActive(SumLearner, SingleViewActive):
         self._position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
         self._position_N[rows] = torch.arange(len(rows))
 
-    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Send representations, receive the sum, update (Alg. 1, active client).
 
         `rows_B`: rows of the active's own table. Representations that passives would refuse are not
@@ -135,9 +135,13 @@ class ApfedActive(SumLearner, SingleViewActive):
         batch, rows_A = self.forward(step, rows_B)
         if batch.h is None:
             return self.trainer.train_on_batch(batch)
-        released = self._releases.release(batch.h, step=step, rows=rows_A)
+        released = self._releases.release(
+            batch.h, step=step, rows=rows_A, measures_spread=self.least_spread > 0
+        )
         z_A = released.z
-        if warn_if_near_constant(z_A, self.least_spread, sender=self.name, step=step):
+        if warn_if_near_constant(
+            z_A, self.least_spread, sender=self.name, step=step, spread=released.spread
+        ):
             return self.trainer.train_on_batch(batch)
         self.sum.send_request(links, Kind.REPRESENTATIONS, step, released.payload)
         numbers = math.prod(z_A.shape[1:])
@@ -160,7 +164,9 @@ class ApfedActive(SumLearner, SingleViewActive):
         batch = self.trainer.forward(step, rows_B, aligned if help_wanted else None)
         return batch, position_B[aligned]
 
-    def train_on_sum(self, batch: Batch, rows_A: Tensor, z_A: Tensor, sum_AD: Tensor) -> float:
+    def train_on_sum(
+        self, batch: Batch, rows_A: Tensor, z_A: Tensor, sum_AD: Tensor
+    ) -> float | Tensor:
         """Update from task loss and the passives' sum together (Eq. 9); return the task loss.
 
         Args:
@@ -170,7 +176,7 @@ class ApfedActive(SumLearner, SingleViewActive):
         """
         if self.ending is not None:
             self.ending.received.add_sums(rows_A, sum_AD)
-        gradient_A = self.trainer.compute.move_tensor(sum_AD / len(sum_AD)).reshape(z_A.shape)
+        gradient_A = self.trainer.compute.move_batch(sum_AD / len(sum_AD)).reshape(z_A.shape)
         task_loss = 0.0 if batch.loss is None else batch.loss
         return self.trainer.train_on_batch(batch, joint_loss(task_loss, z_A, gradient_A))
 

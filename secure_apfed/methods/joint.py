@@ -137,7 +137,7 @@ class TvflActive(ActiveRole):
         self._alone: Student | None = None
         self._aligned_test_rows = positions_of(aligned, own.data.test_rows)
 
-    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Request representations, train the head on them, and return gradients (3M envelopes).
 
         `rows_B`: alignment positions. Returns the task loss.
@@ -193,31 +193,36 @@ class TvflActive(ActiveRole):
             )
             if not torch.equal(got_B, rows_B):
                 raise RemoteProtocolError(f"{envelope.sender} answered for other rows than asked")
-            read[envelope.sender] = self.trainer.compute.move_tensor(h_BD)
+            read[envelope.sender] = self.trainer.compute.move_batch(h_BD)
         return read
 
     def own_rows(self, rows_B: Tensor) -> Tensor:
-        return self._aligned[rows_B].to(self.trainer.compute.device)
+        return self._aligned[rows_B]
 
     def train_on_parts(
         self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
-    ) -> tuple[float, dict[str, bytes]]:
+    ) -> tuple[float | Tensor, dict[str, bytes]]:
         """Take one step on the task loss; return the loss, and the packed gradient for each
         passive.
         """
         own_B = self.own_rows(rows_B)
         loss, gradients = self.trainer.train_on_parts(step, own_B, parts)
-        labels_B = self.trainer.labels_N[own_B]
-        packed = dict[str, bytes]()
-        for name, gradient_B in gradients.items():
-            leaving_B = gradient_B
-            for defence in self._defences:
-                leaving_BD = defence.protect_gradient(
-                    leaving_B.flatten(1), Leaving(step, name, labels_B)
-                )
-                leaving_B = leaving_BD.reshape(gradient_B.shape)
-            packed[name] = pack_tensors({"gradient": leaving_B})
-        return loss.item(), packed
+        if self._defences:
+            labels_B = self.trainer.labels_N[self.trainer.compute.move_batch(own_B)]
+            gradients = {
+                name: self._defend_gradient(gradient_B, Leaving(step, name, labels_B))
+                for name, gradient_B in gradients.items()
+            }
+        sent = self.trainer.compute.fetch_batch(*gradients.values())
+        leaving = zip(gradients, sent, strict=True)
+        packed = {name: pack_tensors({"gradient": leaving_B}) for name, leaving_B in leaving}
+        return loss, packed
+
+    def _defend_gradient(self, gradient_B: Tensor, leaving: Leaving) -> Tensor:
+        leaving_BD = gradient_B.flatten(1)
+        for defence in self._defences:
+            leaving_BD = defence.protect_gradient(leaving_BD, leaving)
+        return leaving_BD.reshape(gradient_B.shape)
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """Return the scores with each fill of missing parts; at the end also the joint scores.
@@ -313,7 +318,7 @@ class TvflActive(ActiveRole):
         trainer = self.trainer
         own_B = self.own_rows(rows_B)
         with torch.no_grad(), trainer.compute.prepare_forward(self._seed, "together"):
-            own_BD = trainer.encoder(trainer.features_N[own_B])
+            own_BD = trainer.encoder(trainer.compute.take_rows(trainer.features_N, own_B))
             parts = read()
             scores_BK = trainer.compute_scores(own_BD, parts)
         return JointScores(scores=scores_BK, representations=trainer.merge_parts(own_BD, parts))

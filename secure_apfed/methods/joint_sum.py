@@ -35,7 +35,7 @@ from secure_apfed.methods.sum_end import (
     SumLearner,
     SumMethod,
 )
-from secure_apfed.privacy.noise import clip_rows
+from secure_apfed.privacy.noise import clip_and_fetch
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
@@ -88,7 +88,7 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         super().__init__(own, contract, aligned, trainer, guarantee=guarantee)
         self.read_from(sum_end)
 
-    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Run one training step: two messages with each passive, and one secure sum."""
         others_BD = await self._request_sum(links, step, rows_B, learn=True)
         loss, gradients = self.train_on_parts(step, rows_B, {SUM: others_BD})
@@ -116,7 +116,7 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         terms = next(iter(self.contract.passives.values())).representation
         self.sum.send_request(links, Kind.REQUEST, step, request)
         sum_BD = await self.sum.receive_sum(links, step, rows_B, request, math.prod(terms.shape))
-        return self.trainer.compute.move_tensor(sum_BD)
+        return self.trainer.compute.move_batch(sum_BD)
 
 
 class SummedPassive(SumHelper, EncodingPassive):
@@ -161,9 +161,11 @@ class SummedPassive(SumHelper, EncodingPassive):
         """Encode and clip these rows, contribute them, and expect a gradient if `learn`."""
         step = admitted.step
         z_BD = self.encode_rows(step, rows_B, learn=learn).flatten(1)
-        if self._clip is not None:
-            z_BD = clip_rows(z_BD, self._clip)
-        await self.sum.send_answer(links, admitted, z_BD.detach().cpu().double().numpy())
+        if self._clip is None:
+            (sent_BD,) = self.trainer.compute.fetch_batch(z_BD)
+        else:
+            z_BD, sent_BD = clip_and_fetch(z_BD, self._clip)
+        await self.sum.send_answer(links, admitted, sent_BD.double().numpy())
         self.expect_gradient(step, z_BD, learn=learn)
 
 

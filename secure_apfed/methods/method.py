@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from secure_apfed.base.seeds import shuffle_rows
+from secure_apfed.base.transfers import StepLoss
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
@@ -89,7 +90,7 @@ class StepCounter(Protocol):
     def next_step(self) -> int:
         """The number of the first step that has not run yet."""
 
-    def count_step(self, loss: float | None) -> None:
+    def count_step(self, loss: StepLoss | None) -> None:
         """Advance by one finished step and record its task loss; None: the step trained nothing."""
 
 
@@ -182,8 +183,8 @@ class ActiveRole(Role, ABC):
         self.local_models: Mapping[str, Sequence[str]] = {}
 
     @abstractmethod
-    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """Run one training step; return the task loss."""
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> StepLoss:
+        """Run one training step; return the task loss, on a GPU as a scalar that may wait there."""
 
     @abstractmethod
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:

@@ -776,7 +776,7 @@ class Simulation(Session):
         return self.network.run_script(self.active, script)
 
     def train_step(self, step: int, rows_B: Tensor) -> float:
-        return self.run_step_script(step, self.learner.train_step(self.links, step, rows_B))
+        return float(self.run_step_script(step, self.learner.train_step(self.links, step, rows_B)))
 
     def run_step_script(self, step: int, script: Script[T]) -> T:
         """Run a script of the active as this step, and record the sum that it decodes."""

@@ -107,7 +107,7 @@ class SingleViewActive(ActiveRole):
     def learnt(self) -> Tensor:
         return pick_learnt_rows(self, self._own.config)
 
-    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Descend on the task loss of these rows of its own table.
 
         Raises BudgetExhaustedError, ModelError: see `ActiveTrainer`.

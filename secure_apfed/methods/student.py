@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from secure_apfed.base.seeds import derive_seed, one_thread, seed_draws, shuffle_rows
+from secure_apfed.base.transfers import StepLoss
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import MOST_JUDGES, Labeller, Logistic, PrivateLogistic, make_labeller
@@ -384,7 +385,7 @@ class Student:
             block_BD.copy_(networks.encoder(features_N[rows_B]))
         return encoded_UD.numpy()
 
-    def train_on_rows(self, step: int, rows_B: Tensor) -> float:
+    def train_on_rows(self, step: int, rows_B: Tensor) -> StepLoss:
         """Train one step on the targets of these rows of the table; return the loss."""
         return self.trainer.train_batch(step, rows_B, self._targets_NT[rows_B])
 
@@ -636,7 +637,7 @@ class StudentModel(Protocol):
     @property
     def has_direct_fit(self) -> bool: ...
 
-    def train_on_rows(self, step: int, rows_B: Tensor) -> float: ...
+    def train_on_rows(self, step: int, rows_B: Tensor) -> StepLoss: ...
 
     def score_rows(self, rows: Tensor) -> Scored: ...
 
@@ -678,7 +679,7 @@ class StudentActive(ActiveRole):
             self._is_taught = True
         return not self.student.has_direct_fit
 
-    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> StepLoss:
         return self.student.train_on_rows(step, rows_B)
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:

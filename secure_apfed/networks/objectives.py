@@ -54,7 +54,7 @@ def contrastive_loss(
     count = 2 * rows if anchors == "both" else rows
     scores = both_2BD[:count] @ both_2BD.T / temperature
     own = torch.arange(count, device=scores.device)
-    scores = scores.index_put((own, own), scores.new_tensor(-torch.inf))
+    scores = scores.index_put((own, own), scores.new_full((), -torch.inf))
     return F.cross_entropy(scores, (own + rows) % (2 * rows))
 
 

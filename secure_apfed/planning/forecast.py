@@ -29,6 +29,7 @@ from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import canonical_ids, make_intersection
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.base.phases import PhaseName
+from secure_apfed.base.transfers import StepLoss
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.data.catalogue import labels_are_numbers
@@ -713,7 +714,7 @@ class _RehearsalLoop:
             self._began = time.perf_counter()
             yield step, rows_B
 
-    def count_step(self, loss: float | None) -> None:
+    def count_step(self, loss: StepLoss | None) -> None:
         self.next_step += 1
         self.seconds.append(time.perf_counter() - self._began)
 

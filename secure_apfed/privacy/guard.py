@@ -22,9 +22,17 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 
 from apfed_protocols.errors import LocalProtocolError
+from secure_apfed.base.transfers import fetch_tensors, send_tensor
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, NoPrivacy, calibrate_sigma
-from secure_apfed.privacy.noise import NoiseSource, check_representations, clip_rows, grid_of
+from secure_apfed.privacy.noise import (
+    NoiseSource,
+    check_representations,
+    clip_finite_rows,
+    clip_rows,
+    grid_of,
+    require_finite_rows,
+)
 from secure_apfed.settings.plugins import PluginTable, require_class
 from secure_apfed.settings.privacy import LARGEST_CLIP, SMALLEST_CLIP, GuardSettings
 
@@ -277,17 +285,21 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         _check_release(h_BD, step, rows)
-        return self.add_noise(clip_rows(h_BD, self.clip), step=step, rows=rows).to(h_BD.dtype)
+        clipped_BD = clip_finite_rows(h_BD, self.clip)
+        return self.add_noise(clipped_BD, step=step, rows=rows).to(h_BD.dtype)
 
     def add_noise(self, clipped_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return clipped float64 rows with their noise: the second half of `release`."""
-        clean_BD = clipped_BD.detach().cpu().numpy()
-        noisy_BD = self._noise.add_noise(clean_BD, self.sigma, step=step, rows=rows)
+        """Return clipped float64 rows with their noise: the second half of `release`. Raises
+        ModelError: a row is not finite.
+        """
+        (clean_BD,) = fetch_tensors(clipped_BD)
+        require_finite_rows(clean_BD)
+        noisy_BD = self._noise.add_noise(clean_BD.numpy(), self.sigma, step=step, rows=rows)
         # On the grid a row of few numbers is zero at times, which has no direction and no place in
         # the contract: it goes one step along its first number. Privacy knows no such difference.
         noisy_BD[~noisy_BD.any(axis=1), :1] = grid_of(self.sigma)
         through_BD = clipped_BD - clipped_BD.detach()  # zeros, with the gradient of the clip
-        return torch.from_numpy(noisy_BD).to(clipped_BD.device) + through_BD
+        return send_tensor(torch.from_numpy(noisy_BD), clipped_BD.device) + through_BD
 
     def largest_norm(self, dimension: int) -> float:
         """Return C + sigma (sqrt D + 8).
@@ -369,12 +381,13 @@ class FrozenGaussianGuard(GaussianGuard):
                 first.setdefault(row, place)
         if first:
             new = torch.tensor(list(first.values()))
-            fresh_BD = h_BD.detach()[new.to(h_BD.device)]
+            fresh_BD = h_BD.detach()[send_tensor(new, h_BD.device)]
             z_BD = super().release(fresh_BD, step=step, rows=rows[new.to(rows.device)])
             z_BD = z_BD * self.compute_scale(h_BD.shape[1])
             self._frozen.update(zip(first, z_BD.cpu(), strict=True))
         released = [self._frozen[row] for row in rows.tolist()]
-        return torch.stack(released).to(h_BD.device) + (clipped_BD - clipped_BD.detach())
+        frozen_BD = send_tensor(torch.stack(released), h_BD.device)
+        return frozen_BD + (clipped_BD - clipped_BD.detach())
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.tensor([row in self._frozen for row in rows.tolist()], dtype=torch.bool)

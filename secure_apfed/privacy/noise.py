@@ -50,6 +50,7 @@ from torch import Tensor
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.randomness import KEY_BYTES, derive_key, keystream
+from secure_apfed.base.transfers import fetch_tensors
 from secure_apfed.errors import ModelError
 
 _EPS = torch.finfo(torch.float64).eps
@@ -99,18 +100,43 @@ def clip_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
         ModelError: a row holds NaN or an infinity.
     """
     check_representations(h_BD)
+    require_finite_rows(h_BD)
+    return clip_finite_rows(h_BD, bound)
+
+
+def clip_finite_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
+    """Return what `clip_rows` returns of finite rows; of others, rows that are not finite.
+
+    It reads no number, so that nobody waits for a GPU. It is float64 there, too: the bound is met
+    exactly only because what rounds is far below the type in which rows leave.
+    """
     wide_BD = h_BD.double()
-    finite_BD = wide_BD.isfinite()
+    if not h_BD.numel():
+        return wide_BD
+    margin = 4 * torch.finfo(h_BD.dtype).eps + (h_BD.shape[1] + 8) * _EPS
+    return onto_ball(wide_BD, bound * (1 - margin))
+
+
+def clip_and_fetch(h_BD: torch.Tensor, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows of `clip_rows` in the autograd graph, and a copy in this machine's memory;
+    on a GPU for one wait. Raises as `clip_rows` does.
+    """
+    check_representations(h_BD)
+    clipped_BD = clip_finite_rows(h_BD, bound)
+    (clean_BD,) = fetch_tensors(clipped_BD)
+    require_finite_rows(clean_BD)
+    return clipped_BD, clean_BD
+
+
+def require_finite_rows(h_BD: torch.Tensor) -> None:
+    """Raise ModelError: a row holds NaN or an infinity."""
+    finite_BD = h_BD.isfinite()
     if not bool(finite_BD.all()):
         raise ModelError(
             f"row {int((~finite_BD).nonzero()[0, 0])} of the representations is not finite, so "
             "nothing was released; the encoder has diverged: lower its learning rate or check the "
             "features"
         )
-    if not h_BD.numel():
-        return wide_BD
-    margin = 4 * torch.finfo(h_BD.dtype).eps + (h_BD.shape[1] + 8) * _EPS
-    return onto_ball(wide_BD, bound * (1 - margin))
 
 
 def clip_gradients(gradient_BP: torch.Tensor, bound: float) -> torch.Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import RunStoppedError
 from secure_apfed.base.files import own_subfolder, write_atomically
 from secure_apfed.base.formats import MODEL_CARD
+from secure_apfed.base.transfers import StepLoss, read_losses
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
 from secure_apfed.data import OwnData
@@ -65,6 +66,7 @@ from secure_apfed.settings.promises import Promise, promises_of, worst_promise
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+_LOSSES_AT_ONCE = 50
 _PACKAGES = (
     "secure-apfed",
     "torch",
@@ -488,6 +490,42 @@ class RunCallbacks:
         return ()
 
 
+class EpochLosses:
+    """The task losses of an epoch's steps; those on a GPU are read together.
+
+    Numbers are there at once. Of scalars on a GPU the first one of an epoch is read, and from then
+    on `_LOSSES_AT_ONCE` together: a number that is read in each step would make it wait each time.
+    """
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._count = 0
+        self._unread: list[Tensor] = []
+
+    def add(self, loss: StepLoss) -> None:
+        if isinstance(loss, Tensor):
+            self._unread.append(loss)
+        else:
+            self._add_number(loss)
+
+    @property
+    def is_due(self) -> bool:
+        """True if the mean tells something new at no wait, or enough losses are unread."""
+        unread = len(self._unread)
+        return not unread or not self._count or unread >= _LOSSES_AT_ONCE
+
+    def read_mean(self) -> float:
+        """Return the mean of all losses so far; 0.0 of none."""
+        for loss in read_losses(self._unread):
+            self._add_number(loss)
+        self._unread.clear()
+        return self._sum / self._count if self._count else 0.0
+
+    def _add_number(self, loss: float) -> None:
+        self._sum += loss
+        self._count += 1
+
+
 class TrainingLoop:
     """The training loop of one session and its state; see `secure_apfed.methods.TrainingLoop`."""
 
@@ -518,8 +556,8 @@ class TrainingLoop:
         notes = state.notes if state else {}
         self._epoch = notes.get("epoch", 0)
         self._step = state.step if state else 0
-        self._steps = self._epoch_steps = 0
-        self._sum = 0.0
+        self._steps = 0
+        self._epoch_losses = EpochLosses()
         # Of the steps of this epoch; None under DP-SGD, whose noise does not cover it.
         self._loss = None if self._config.dp_sgd else 0.0
         self._held_out: list[float] = list(notes.get("held_out", ()))
@@ -668,13 +706,14 @@ class TrainingLoop:
         """
         batches = split_batches(self.session.learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
-        self._epoch_steps = 0
-        self._sum = 0.0
+        self._epoch_losses = EpochLosses()
         self._loss = 0.0 if self._tells_loss else None
         for rows_B in batches:
             yield self._step, rows_B
+        if self._tells_loss:
+            self._loss = self._epoch_losses.read_mean()
 
-    def count_step(self, loss: float | None) -> None:
+    def count_step(self, loss: StepLoss | None) -> None:
         """Advance by one step; None: a step without task loss, such as an exchange
         after training.
         """
@@ -682,11 +721,10 @@ class TrainingLoop:
         self._step += 1
         if loss is None:
             self._steps += 1
-        else:
-            self._sum += loss
-            self._epoch_steps += 1
-            if self._tells_loss:
-                self._loss = self._sum / self._epoch_steps
+        elif self._tells_loss:
+            self._epoch_losses.add(loss)
+            if self._epoch_losses.is_due:
+                self._loss = self._epoch_losses.read_mean()
         self._report_progress(self._epoch + 1)
 
     @property

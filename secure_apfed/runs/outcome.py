@@ -477,7 +477,8 @@ class Progress:
     """The progress of a run, for a display.
 
     Attributes:
-        loss: running mean of this epoch; None under DP-SGD, whose noise does not cover it.
+        loss: running mean of this epoch, on a GPU of its steps that were read so far; None under
+            DP-SGD, whose noise does not cover it.
         accuracy, score: of the headline variant, when it was evaluated last.
         figure, epsilon, promise: of what left a party, by its name in `promises.FIGURES`: "bounded"
             by a finite epsilon, "no guarantee" (infinite) or "nothing is sent" (None). Both None:

@@ -34,6 +34,7 @@ from apfed_protocols.sums import PlainSum
 from apfed_protocols.sums.fixed_point import clip_rows
 from apfed_protocols.sums.interface import USUAL_BITS, FloatArray, StepBinding, SumAgreement
 from secure_apfed.base.seeds import derive_seed, shuffle_rows
+from secure_apfed.base.transfers import StepLoss
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import VerticalData, load_data
@@ -434,7 +435,7 @@ class JointRun(LiveSession[TvflActive]):
 
         def forge_gradients(
             step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
-        ) -> tuple[float, dict[str, bytes]]:
+        ) -> tuple[StepLoss, dict[str, bytes]]:
             """Return the honest loss and gradients, with the forged one for the attacked
             passive.
             """

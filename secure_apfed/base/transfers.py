@@ -1,0 +1,52 @@
+"""Copies between this machine's memory and a GPU's, and what is read from there late.
+
+Run by: every party whose `train.device` is a GPU. A GPU computes behind the program that asks. Each
+number that the program reads makes it wait until all that it asked for before is done, and leaves
+the GPU idle after. A copy to the GPU goes through pinned memory, and the program goes on; torch
+keeps the pinned copy until it is done. A copy from the GPU has to be waited for, and several that
+are needed together are waited for once. On the CPU nothing is copied, pinned or waited for.
+"""
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+HOST = torch.device("cpu")
+StepLoss: TypeAlias = float | Tensor
+"""The task loss of a step: a number, or a scalar on a GPU that nobody has waited for."""
+
+
+def send_tensor(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return these values on a device, of this dtype, without waiting for the device.
+
+    For batches, and not for tables: torch keeps pinned memory for the next copy. What lies there
+    with this dtype comes back itself. What comes from this machine takes its dtype before it goes.
+    """
+    if device.type == "cpu" or values.device.type != "cpu":
+        return values.to(device, dtype)
+    return values.to(dtype=dtype or values.dtype).pin_memory().to(device, non_blocking=True)
+
+
+def fetch_tensors(*values: Tensor) -> tuple[Tensor, ...]:
+    """Return these tensors in this machine's memory, for one wait; outside of autograd.
+
+    What lies there already is not copied.
+    """
+    copies = tuple(tensor.detach().to(HOST, non_blocking=True) for tensor in values)
+    for device in {tensor.device for tensor in values if tensor.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
+
+
+def defer_reading(loss: Tensor) -> StepLoss:
+    """Return a scalar as a number where that costs no wait, else itself, to be read with others."""
+    return loss.item() if loss.device.type == "cpu" else loss.detach()
+
+
+def read_losses(losses: list[Tensor]) -> list[float]:
+    """Return the numbers of scalars on one GPU, for one wait."""
+    if not losses:
+        return []
+    (read,) = fetch_tensors(torch.stack(losses))
+    return [float(number) for number in read]
