@@ -138,8 +138,8 @@ def _principal_components(values_NF: Tensor, count: int, seed: int) -> Tensor:
     left_QQ, sizes_Q, right_QF = torch.linalg.svd(range_NQ.T @ values_NF, full_matrices=False)
     largest_Q1 = right_QF.abs().argmax(dim=1, keepdim=True)
     signed_Q = sizes_Q * right_QF.gather(1, largest_Q1)[:, 0].sign()
-    found_NC: Tensor = range_NQ @ (left_QQ * signed_Q)[:, :count]
-    return found_NC
+    components_NC: Tensor = range_NQ @ (left_QQ * signed_Q)[:, :count]
+    return components_NC
 
 
 def join_own_columns(
@@ -169,12 +169,12 @@ def correct_priors(
     sources are independent.
     """
     known_N = labels_N >= 0
-    given_nK = np.eye(prior_NK.shape[1])[labels_N[known_N]]
+    one_hot_nK = np.eye(prior_NK.shape[1])[labels_N[known_N]]
     log_prior_NK = np.log(np.maximum(prior_NK, _SMALLEST))
     weight_N1 = np.where(known_N, 1.0, _UNLABELLED_WEIGHT)[:, None]
     posterior_NK = prior_NK.copy()
     for _ in range(_EM_ROUNDS):
-        posterior_NK[known_N] = given_nK
+        posterior_NK[known_N] = one_hot_nK
         share_NK = weight_N1 * posterior_NK
         size_K1 = np.maximum(share_NK.sum(axis=0), _SMALLEST)[:, None]
         mean_KF = share_NK.T @ released_NF / size_K1
@@ -193,12 +193,12 @@ def fit_model(model: Any, rows_nF: FloatArray, targets: NDArray[Any] | None) -> 
         return model.fit(rows_nF, targets)
 
 
-def guess_once(guess: Callable[[], Prediction], *made_of: NDArray[Any] | str | int) -> Prediction:
+def guess_once(guess: Callable[[], Prediction], *inputs: NDArray[Any] | str | int) -> Prediction:
     """Return what `guess` returns, or returned where it was made of the same; nobody changes it.
 
     Baselines are the same for every run on the same data and seed.
     """
-    key = joblib.hash(made_of)
+    key = joblib.hash(inputs)
     if key not in _KEPT:
         _KEPT[key] = guess()
         _KEPT[key].values.setflags(write=False)

@@ -184,9 +184,9 @@ class Evaluation:
 
         A significant leak comes before one of higher advantage that luck may explain.
         """
-        of_target = [finding for finding in self.findings if finding.result.target == target]
+        findings = [finding for finding in self.findings if finding.result.target == target]
         return max(
-            of_target, key=lambda finding: (finding.is_significant, finding.advantage), default=None
+            findings, key=lambda finding: (finding.is_significant, finding.advantage), default=None
         )
 
     @property
@@ -356,7 +356,7 @@ def evaluate(
         features={} if private is None else {_OTHER: private},
     )
     known_positions = None if known is None else _parse_positions("known", known, rows).unique()
-    own_of = {} if own is None else {_ADVERSARY: _parse_table("own", own, rows)}
+    own_features = {} if own is None else {_ADVERSARY: _parse_table("own", own, rows)}
     has_gradients = gradients is not None
     envelopes = _build_envelopes(parsed, rows, has_gradients)
     is_given = {"labels": names, "features": features is not None, "gradients": has_gradients}
@@ -379,7 +379,7 @@ def evaluate(
                 returns_gradients=has_gradients,
             ),
             envelopes=envelopes,
-            features=own_of,
+            features=own_features,
             knowledge=Knowledge(classes=len(names), victim=_OTHER),
             iterations=attack.iterations,
             device=torch.device(device),
@@ -392,11 +392,11 @@ def evaluate(
         try:
             if reason := next(filter(None, reasons), None):
                 raise AttackError(reason)
-            known_here = _add_known_rows(attack, truth, known_positions, view.knowledge, seed)
+            knowledge = _add_known_rows(attack, truth, known_positions, view.knowledge, seed)
         except AttackError as error:
             lacking.setdefault(attack.name, str(error))
         else:
-            planned.append((attack, replace(view, knowledge=known_here)))
+            planned.append((attack, replace(view, knowledge=knowledge)))
     reader = _MAKER if has_gradients else _RECEIVER
 
     def attack_once(attack: Attack, view: AdversaryView, note_pass: Callable[[], None]) -> Finding:
@@ -407,8 +407,8 @@ def evaluate(
         )
 
     with watch_in_terminal(on_progress) as report:
-        names_of = [(_format_title(attack), attack) for attack, _ in planned]
-        pace = Pace(names_of, exchanges=exchanges, budget=seconds, on_progress=report)
+        named_attacks = [(_format_title(attack), attack) for attack, _ in planned]
+        pace = Pace(named_attacks, exchanges=exchanges, budget=seconds, on_progress=report)
         findings, not_tried = _mount_in_turn(planned, pace, attack_once, lacking)
     mounted = {finding.result.attack for finding in findings}
     rest = {name: reason for name, reason in lacking.items() if name not in mounted}
@@ -481,14 +481,14 @@ def _add_known_rows(
         parts = [shuffle_rows(rows, seed, "attacks", "known")[:count] for rows in groups]
         return torch.cat([truth.trained[:0], *parts]).sort().values
 
-    by_class = [truth.trained[truth.labels[truth.trained] == k] for k in range(truth.classes)]
-    labelled = draw_rows(by_class, attack.labels_per_class) if positions is None else positions
+    rows_by_class = [truth.trained[truth.labels[truth.trained] == k] for k in range(truth.classes)]
+    labelled = draw_rows(rows_by_class, attack.labels_per_class) if positions is None else positions
     shadow = draw_rows([truth.trained], attack.shadow_rows) if positions is None else positions
     features = truth.features.get(_OTHER)
     return replace(
         anyway,
         labels=KnownRows(labelled, truth.labels[labelled]),
-        priors=class_priors(truth) if by_class and attack.priors else None,
+        priors=class_priors(truth) if rows_by_class and attack.priors else None,
         shadow=KnownRows() if features is None else KnownRows(shadow, features[shadow]),
     )
 
@@ -603,8 +603,8 @@ def _parse_classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
             ["nan" if label is None or label != label else str(label) for label in array]
         )
     names, places = np.unique(array, return_inverse=True)
-    whole = array.dtype.kind != "f" or bool((names == np.rint(names)).all())
-    if array.ndim != 1 or not whole or "nan" in names:
+    are_whole = array.dtype.kind != "f" or bool((names == np.rint(names)).all())
+    if array.ndim != 1 or not are_whole or "nan" in names:
         received = f"{array.dtype} of shape {array.shape}, {names[-3:]}"
         raise AttackError(
             f"labels: expected a class of each row, integers or texts, got {received}"
@@ -620,8 +620,8 @@ def _parse_positions(name: str, values: Any, rows: int) -> Tensor:
     """
     array = _parse_array(name, values)
     array = np.flatnonzero(array) if array.dtype == bool and array.shape == (rows,) else array
-    whole = array.ndim == 1 and (not array.size or array.dtype.kind in "iu")
-    if not whole or (array.size and not 0 <= array.min() <= array.max() < rows):
+    are_whole = array.ndim == 1 and (not array.size or array.dtype.kind in "iu")
+    if not are_whole or (array.size and not 0 <= array.min() <= array.max() < rows):
         received = f"{array.dtype} of shape {array.shape}, {np.unique(array)[[0, -1]]}"
         raise AttackError(f"{name}: expected positions, integers 0 to {rows - 1}, got {received}")
     return torch.from_numpy(array.astype(np.int64))

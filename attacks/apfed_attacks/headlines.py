@@ -217,16 +217,16 @@ def headlines_by_direction(
     """
     expected = {} if config is None else list_directions(config)
     nothing_leaves = {direction.kind: reason for direction, reason in expected.items()}
-    by_direction: dict[Direction, list[AttackResult]] = {}
+    results_by_direction: dict[Direction, list[AttackResult]] = {}
     for result in results:
-        by_direction.setdefault(Direction.from_result(result), []).append(result)
-    kinds_with_results = {direction.kind for direction in by_direction}
-    by_direction |= {
+        results_by_direction.setdefault(Direction.from_result(result), []).append(result)
+    kinds_with_results = {direction.kind for direction in results_by_direction}
+    results_by_direction |= {
         direction: [] for direction in expected if direction.kind not in kinds_with_results
     }
     return tuple(
         _headline_of(direction, direction_results, nothing_leaves.get(direction.kind, ""))
-        for direction, direction_results in by_direction.items()
+        for direction, direction_results in results_by_direction.items()
     )
 
 

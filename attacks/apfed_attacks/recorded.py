@@ -163,8 +163,8 @@ def reveal_public(
     active = recording.data.active.name
     names = (active, *parties)
     outside = positions_of(recording.alignment[active], recording.data.test_rows)
-    for held_A in _find_present_rows(recording, names).values():
-        outside = outside[held_A[outside]]
+    for present_A in _find_present_rows(recording, names).values():
+        outside = outside[present_A[outside]]
     chosen = shuffle_rows(outside, seed, "attacks", "public")[:rows]
     return {name: truth.features[name][chosen] for name in dict.fromkeys(names)}
 
@@ -173,8 +173,8 @@ def _list_training_positions(recording: Recording, victim: str | None = None) ->
     """Return positions of the training rows, ordered so that a draw depends on the seed alone."""
     data = recording.data
     trained = positions_of(recording.alignment[data.active.name], data.train_rows)
-    held_A = _find_present_rows(recording, [victim] if victim else []).get(victim or "")
-    return trained if held_A is None else trained[held_A[trained]]
+    present_A = _find_present_rows(recording, [victim] if victim else []).get(victim or "")
+    return trained if present_A is None else trained[present_A[trained]]
 
 
 def view_of(
@@ -392,8 +392,8 @@ def _select_rows_with_labels(parts: Iterable[tuple[PartyTable, Tensor]]) -> list
         if table.labels is not None:
             rows = rows[table.labels[rows] != UNLABELLED]
             selected.append((table.features[rows], table.labels[rows], rows))
-    whole = [torch.cat(columns) for columns in zip(*selected, strict=True)]
-    return whole or [torch.empty(0, dtype=torch.int64)] * 3
+    joined = [torch.cat(columns) for columns in zip(*selected, strict=True)]
+    return joined or [torch.empty(0, dtype=torch.int64)] * 3
 
 
 def _mix_candidates(
@@ -434,7 +434,7 @@ def build_local_training(
     classes = len(data.classes)
     columns = [view.columns for view in data.active.views.values()]
     settings = AveragingSettings.from_run_settings(config)
-    of_views = settings.for_views([*data.active.views], len(columns))
+    view_settings = settings.for_views([*data.active.views], len(columns))
 
     @torch.no_grad()
     def split_views(rows_N: Tensor) -> list[Tensor]:
@@ -454,7 +454,7 @@ def build_local_training(
         truth_nK = F.one_hot(labels_n, classes).double()
         pull = Pull(truth_nK.numpy(), eta_n1.numpy())
         views = LinearViews.from_views(
-            of_views, split_views(rows_n), pull, owner="adversary", seed=seed
+            view_settings, split_views(rows_n), pull, owner="adversary", seed=seed
         )
         views.train(0)
         weights = [torch.from_numpy(view.weights_FC) for view in views.views]

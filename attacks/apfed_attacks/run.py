@@ -134,8 +134,10 @@ def _iter_pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[st
     active = recording.data.active.name
     passives = tuple(party.name for party in recording.data.passives)
     for role in attack.roles:
-        of_role = {"active": (active,), "passive": passives}.get(role, (role,))
-        coalitions = [of_role] if attack.coalition == "all" else [(party,) for party in of_role]
+        role_parties = {"active": (active,), "passive": passives}.get(role, (role,))
+        coalitions = (
+            [role_parties] if attack.coalition == "all" else [(party,) for party in role_parties]
+        )
         passives_too = attack.target == "features" or role == "active"
         victims = (active, *passives) if passives_too else (active,)
         if role == "aggregator":  # which adds what passives contribute
@@ -143,7 +145,7 @@ def _iter_pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[st
         for parties in coalitions:
             for victim in victims:
                 # Parties of one role exchange nothing with each other.
-                if victim not in of_role:
+                if victim not in role_parties:
                     yield parties, victim
 
 
@@ -342,8 +344,8 @@ def exchange_releases(view: AdversaryView, seed: int) -> AdversaryView | None:
         return None
     stands_for = torch.arange(int(all_positions.max()) + 1)
     for name, group in groups.items():
-        held_N = view.has_rows(view.knowledge.victim, group)
-        for part, rows in ((name, group[held_N]), (f"{name}, not held", group[~held_N])):
+        present_N = view.has_rows(view.knowledge.victim, group)
+        for part, rows in ((name, group[present_N]), (f"{name}, not held", group[~present_N])):
             order = shuffle_rows(rows, seed, "attacks", "decoy", part)
             stands_for[order] = order.roll(1)  # so that of two rows or more none keeps its own
     return replace(view, stands_for=stands_for)

@@ -92,8 +92,10 @@ def _structural_similarity(guess_NF: Array, truth_N: Array) -> float | None:
     squares_t = mean_t.pow(2)
     mean_product = mean_g * mean_t
     varied = (square_g - squares_g).clamp(min=0.0) + (square_t - squares_t).clamp(min=0.0)
-    alike = (2 * mean_product + c1) * (2 * (product - mean_product) + c2)
-    return float((alike / ((squares_g + squares_t + c1) * (varied + c2))).flatten(1).mean(1).mean())
+    similarity = (2 * mean_product + c1) * (2 * (product - mean_product) + c2)
+    return float(
+        (similarity / ((squares_g + squares_t + c1) * (varied + c2))).flatten(1).mean(1).mean()
+    )
 
 
 def _receiver_curve(scores_n: Array, members_n2: Array) -> list[tuple[float, float]]:
@@ -378,8 +380,8 @@ def _check_guess(attack: Attack, guess: Guess, known: Tensor, columns: int) -> N
 
 def _get_known_positions(attack: Attack, view: AdversaryView) -> Tensor:
     """Return the positions of the rows whose target the adversary was told."""
-    of_target = view.knowledge.labels if attack.target == "labels" else view.knowledge.shadow
-    return of_target.positions
+    known = view.knowledge.labels if attack.target == "labels" else view.knowledge.shadow
+    return known.positions
 
 
 def _select_truth(attack: Attack, view: AdversaryView, truth: Truth) -> Array:

@@ -55,9 +55,9 @@ def check_attack(
     kind = find_attack(name)
     arrays = dict(planted or plant_leak(kind.target))
     before = _copy_arrays(arrays)
-    found = _mount(kind, choice, arrays, seed=0)
-    if not any(finding.is_significant for finding in found):
-        best = max(found, key=lambda finding: finding.advantage)
+    findings = _mount(kind, choice, arrays, seed=0)
+    if not any(finding.is_significant for finding in findings):
+        best = max(findings, key=lambda finding: finding.advantage)
         raise PromiseError(
             f"{name} misses a planted leak of {kind.target}: its best score is {best.score:.3g}, "
             f"where guessing without what was sent gets {best.baseline:.3g}; mend it, or give "
@@ -65,8 +65,8 @@ def check_attack(
         )
     if not _are_equal(before, arrays):
         raise PromiseError(f"{name} writes to the arrays that it reads; copy what it changes")
-    again = _mount(kind, choice, arrays, seed=0)
-    if [one.score for one in found] != [one.score for one in again]:
+    repeated = _mount(kind, choice, arrays, seed=0)
+    if [one.score for one in findings] != [one.score for one in repeated]:
         raise PromiseError(
             f"{name} scores differently each time under one seed; draw from `seed` alone"
         )

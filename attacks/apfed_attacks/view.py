@@ -326,9 +326,9 @@ class AdversaryView:
 
     def has_rows(self, party: str | None, positions: Tensor) -> Tensor:
         """Return whether the party has a row of each of `positions` (N,), bool."""
-        held_A = None if party is None else self.held.get(party)
+        present_A = None if party is None else self.held.get(party)
         everybody_N = torch.ones(len(positions), dtype=torch.bool)
-        return everybody_N if held_A is None else held_A[positions]
+        return everybody_N if present_A is None else present_A[positions]
 
     def iter_messages(self, kind: Kind, epoch: int | None = None) -> Iterator[Envelope]:
         """Yield the messages of a kind that the coalition saw, of one epoch or of all, in order."""
@@ -590,9 +590,9 @@ def list_opened_epochs(view: AdversaryView) -> tuple[int, ...]:
 def collect_opened_sums(view: AdversaryView, epoch: int) -> Observed:
     """Return what the active opened of each position that it asked about in `epoch`."""
     if view.description.opens == "projections":  # of everybody, in one question without positions
-        told_ND = view.opened[min(view.opened)]
-        all_positions = view.attribute_positions(torch.arange(len(told_ND)))
-        return _stack_latest(view, "sums", epoch, [("", all_positions, told_ND)])
+        opened_ND = view.opened[min(view.opened)]
+        all_positions = view.attribute_positions(torch.arange(len(opened_ND)))
+        return _stack_latest(view, "sums", epoch, [("", all_positions, opened_ND)])
     rows = {
         request.step: request.rows
         for request in iter_requests(view, epoch)
@@ -697,13 +697,13 @@ def _stack_latest(
     `batches` are (party, rows (B,), vectors (B, D)). Parties stand in the order of their names, for
     the rows that all have. Raises AttackError: there are none.
     """
-    of_party = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
+    batches_by_party = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
     for party, rows_B, values_BD in batches:
-        of_party[party].append((rows_B, values_BD))
-    if not of_party:
+        batches_by_party[party].append((rows_B, values_BD))
+    if not batches_by_party:
         raise AttackError(f"{view.name} holds no {what} of epoch {epoch}")
     blocks = []
-    for _, batches_of_party in sorted(of_party.items()):
+    for _, batches_of_party in sorted(batches_by_party.items()):
         rows, z_ND = (torch.cat(parts) for parts in zip(*batches_of_party, strict=True))
         # np.unique returns the first occurrence, so the order is reversed to keep the last.
         positions, first = np.unique(rows.flip(0).numpy(), return_index=True)

@@ -78,16 +78,16 @@ def _floor_seconds(size: int) -> float:
 def _run_parties(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> Measured:
     """Play each party in a process of its own; gather what they send to their last argument."""
     context = multiprocessing.get_context("spawn")
-    name_of = {}
+    name_by_end = {}
     results = list[Measured]()
     for name, args in parties.items():
         inbox, report = context.Pipe(duplex=False)
         context.Process(target=play, args=(*args, report), daemon=True).start()
         report.close()
-        name_of[inbox] = name
-    while name_of:
-        for inbox in cast(list[Connection], wait(list(name_of))):
-            name = name_of.pop(inbox)
+        name_by_end[inbox] = name
+    while name_by_end:
+        for inbox in cast(list[Connection], wait(list(name_by_end))):
+            name = name_by_end.pop(inbox)
             try:
                 results.append(inbox.recv())
             except EOFError:

@@ -94,7 +94,7 @@ def _write_tables(folder: Path, rows: int, form: str) -> float:
 
 def _write_run(folder: Path, method: str, form: str) -> None:
     """Write a run of one epoch of the method, on tables that lie beside the file."""
-    settings, of_data = _METHODS[method]
+    settings, data_settings = _METHODS[method]
     run = {
         "name": "own",
         "method": method,
@@ -105,7 +105,7 @@ def _write_run(folder: Path, method: str, form: str) -> None:
             "dataset": "tables",
             "folder": str(folder),
             "classes": ["0", "1"],
-            **of_data,
+            **data_settings,
             "parties": {party: {"file": f"{party}.{form}"} for party in _PARTIES},
         },
     }

@@ -654,11 +654,11 @@ def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFr
 
 def _describe_use(runs: pd.DataFrame) -> str | None:
     """Return in how many runs the model learnt from votes, and in how many it is averaged."""
-    by_seed = runs.drop_duplicates("seed")
-    help_used = by_seed["help_used"].dropna()
+    seed_runs = runs.drop_duplicates("seed")
+    help_used = seed_runs["help_used"].dropna()
     if not len(help_used):
         return None
-    averaged = int(by_seed["help_averaged"].fillna(value=False).sum())
+    averaged = int(seed_runs["help_averaged"].fillna(value=False).sum())
     return f"{int(help_used.sum())} of {len(help_used)}" + (
         f", averaged in {averaged}" if averaged else ""
     )
@@ -752,16 +752,16 @@ def _draw_gains(path: Path, rows: Sequence[Row]) -> list[Picture]:
         if "gain" in row and row["of"].epsilon is not None:
             case = row["of"]
             lines.setdefault(f"{case.method}, {case.data}, n {case.labelled}", []).append(row)
-    lines = {name: of_line for name, of_line in lines.items() if len(of_line) > 1}
+    lines = {name: line_rows for name, line_rows in lines.items() if len(line_rows) > 1}
     if not lines:
         return []
     with open_figure(path, (7.5, 4.2)) as figure:
         axes = figure.subplots()
-        for colour, (name, of_line) in zip(COLOURS, lines.items(), strict=False):
+        for colour, (name, line_rows) in zip(COLOURS, lines.items(), strict=False):
             draw_line(
                 axes,
-                [row["of"].epsilon for row in of_line],
-                [row["gain"] for row in of_line],
+                [row["of"].epsilon for row in line_rows],
+                [row["gain"] for row in line_rows],
                 scale=100,
                 fmt="o-",
                 color=colour,
@@ -773,7 +773,7 @@ def _draw_gains(path: Path, rows: Sequence[Row]) -> list[Picture]:
             xlabel="epsilon of a person's vote at one passive, or of a row's releases",
             ylabel="hundredths over the best local model",
         )
-        ticks = sorted({row["of"].epsilon for of_line in lines.values() for row in of_line})
+        ticks = sorted({row["of"].epsilon for line_rows in lines.values() for row in line_rows})
         axes.set_xticks(ticks, [f"{epsilon:g}" for epsilon in ticks])
         axes.minorticks_off()
         axes.legend(fontsize=8)

@@ -212,11 +212,11 @@ def _run_seeds(
 def _make_parts(several: SeveralSeeds) -> list[Part]:
     """Return what all seeds say together, then a row for each seed."""
     together = [{"figure": name, "value": value} for name, value in several.list_common_rows()]
-    shown = [Column(name="figure", title=""), Column(name="value", title="")]
+    columns = [Column(name="figure", title=""), Column(name="value", title="")]
     title = f"{several.config.name}: {len(several.reached)} seeds"
     lines = describe_seeds(several)
     return [
-        Part(name="together", table=Table(shown, together, title), lines=lines),
+        Part(name="together", table=Table(columns, together, title), lines=lines),
         Part(name="seeds", table=_make_seed_table(several)),
     ]
 

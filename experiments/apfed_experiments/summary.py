@@ -47,8 +47,8 @@ def estimate_covariance(influences: "Sequence[pd.Series[float]]") -> float:
         .fillna(0.0)
         .to_numpy()
     )
-    of_pairs = (influence_PJ.sum(axis=1) ** 2).sum() - (influence_PJ**2).sum()
-    return max(0.0, float(of_pairs) / (seeds * (seeds - 1)))
+    pair_products = (influence_PJ.sum(axis=1) ** 2).sum() - (influence_PJ**2).sum()
+    return max(0.0, float(pair_products) / (seeds * (seeds - 1)))
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,9 @@ class Gain:
             return None
         measure = MEASURES[str(local_models["metric"].iloc[0])]
         sign = 1.0 if measure.higher_is_better else -1.0
-        by_name = local_models.groupby("name", sort=False)
-        chosen = str((sign * by_name["baseline"].mean()).fillna(-math.inf).idxmax())
-        best = str((sign * by_name["score"].mean()).idxmax())
+        runs_by_name = local_models.groupby("name", sort=False)
+        chosen = str((sign * runs_by_name["baseline"].mean()).fillna(-math.inf).idxmax())
+        best = str((sign * runs_by_name["score"].mean()).idxmax())
         headline = _select_headline(rows)
         shared = _get_correlation(rows)
         control_headline = None if control is None else _select_headline(control)
@@ -245,16 +245,16 @@ class Gain:
         def compute_gain_over(other: pd.DataFrame) -> Interval:
             return _compute_difference(headline, other.set_index("seed"), sign, shared)
 
-        averaged = by_name.get_group("mean") if "mean" in by_name.groups else None
+        averaged = runs_by_name.get_group("mean") if "mean" in runs_by_name.groups else None
         return cls(
             baseline=chosen,
             shared=shared,
-            solo=float(by_name["score"].mean()[chosen]),
+            solo=float(runs_by_name["score"].mean()[chosen]),
             reached=float(headline["score"].mean()),
             measure=measure.name,
-            over_chosen=compute_gain_over(by_name.get_group(chosen)),
+            over_chosen=compute_gain_over(runs_by_name.get_group(chosen)),
             hindsight=best,
-            over_hindsight=compute_gain_over(by_name.get_group(best)),
+            over_hindsight=compute_gain_over(runs_by_name.get_group(best)),
             control=None if control_headline is None else float(control_headline["score"].mean()),
             over_control=None
             if control_headline is None

@@ -484,13 +484,13 @@ def _write_picture(board: Board, target: str, folder: Path) -> Picture:
 def describe_protection(row: Row) -> str:
     """Return the epsilons of a point by name, with what is no figure in words, for a legend."""
     figure = row["point"].config.method.figure
-    of_rows = describe_epsilon(figure, row["epsilon"] or None)
-    of_labels = describe_epsilon("epsilon_y", row["epsilon_y"])
+    rows_text = describe_epsilon(figure, row["epsilon"] or None)
+    labels_text = describe_epsilon("epsilon_y", row["epsilon_y"])
     counted = ""
     if row["releases"]:
         releases = "release" if row["releases"] == 1 else "releases"
         counted = f", {row['releases']:,} {releases} of a row"
-    return f"{of_rows}{counted}; {of_labels}"
+    return f"{rows_text}{counted}; {labels_text}"
 
 
 def draw_board(

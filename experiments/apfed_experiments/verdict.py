@@ -196,15 +196,18 @@ def _name_attack(headline: Headline) -> str:
 
 def _describe_missing(headlines: Sequence[Headline]) -> str:
     """Say of which directions no attack ran, each with its reason."""
-    by_reason: dict[str, list[str]] = {}
+    kinds_by_reason: dict[str, list[str]] = {}
     for headline in headlines:
         if headline.worst is None:
-            by_reason.setdefault(headline.note, []).append(headline.direction.title)
+            kinds_by_reason.setdefault(headline.note, []).append(headline.direction.title)
     if all(headline.direction.target != "membership" for headline in headlines):
-        by_reason.setdefault("no attack of this direction was chosen", []).append(_MEMBERSHIP)
-    if not by_reason:
+        kinds_by_reason.setdefault("no attack of this direction was chosen", []).append(_MEMBERSHIP)
+    if not kinds_by_reason:
         return "Every direction of this run was attacked; attacks that nobody wrote stay unknown."
-    return "; ".join(f"{', '.join(titles)}: {reason}" for reason, titles in by_reason.items()) + "."
+    return (
+        "; ".join(f"{', '.join(titles)}: {reason}" for reason, titles in kinds_by_reason.items())
+        + "."
+    )
 
 
 def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:

@@ -184,8 +184,8 @@ def _convert_label(label: Any) -> Any:
     if isinstance(label, tuple):
         return tuple(map(_convert_label, label))
     label = label.item() if isinstance(label, np.generic) else label
-    whole = type(label) is float and math.isfinite(label) and label.is_integer()
-    return int(label) if whole else label
+    is_whole = type(label) is float and math.isfinite(label) and label.is_integer()
+    return int(label) if is_whole else label
 
 
 def _format_names(names: Sequence[Any]) -> str:

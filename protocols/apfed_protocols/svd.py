@@ -475,14 +475,16 @@ class SvdReceiver(SvdOwner):
                 f"{agreed.server} sent {len(answer.matrix)} rows of vectors, expected {rows}, of "
                 "the people asked for"
             )
-        kept_D = np.abs(answer.matrix).max(axis=0) > 0
-        _require_orthonormal(answer.matrix[:, kept_D], agreed.server)
-        if (kept_D[1:] > kept_D[:-1]).any():
+        in_rank_D = np.abs(answer.matrix).max(axis=0) > 0
+        _require_orthonormal(answer.matrix[:, in_rank_D], agreed.server)
+        if (in_rank_D[1:] > in_rank_D[:-1]).any():
             raise RemoteProtocolError(f"{agreed.server} sent a vector after one of zeros")
         self._opened = True
-        left_ND = _unmask_table_rows(answer.matrix, masks.seed, people, mask_rows=agreed.mask_rows)
-        largest_D = np.take_along_axis(left_ND, np.abs(left_ND).argmax(axis=0)[None], axis=0)
-        return np.asarray(left_ND * np.where(largest_D < 0, -1.0, 1.0), dtype=np.float64)
+        vectors_ND = _unmask_table_rows(
+            answer.matrix, masks.seed, people, mask_rows=agreed.mask_rows
+        )
+        largest_D = np.take_along_axis(vectors_ND, np.abs(vectors_ND).argmax(axis=0)[None], axis=0)
+        return np.asarray(vectors_ND * np.where(largest_D < 0, -1.0, 1.0), dtype=np.float64)
 
 
 def _require_orthonormal(vectors: Floats, sender: str) -> None:

@@ -219,20 +219,22 @@ def _make_leaf(node: Any, path: str) -> _Leaf:
     except (TypeError, ValueError, RuntimeError) as error:
         raise LocalProtocolError(f"{path} is no array: {error}") from error
     dtype = values.dtype
-    whole = values.dtype.kind in "iu"
-    if not whole and dtype.kind != "f" and "float" not in dtype.name:  # as bfloat16 of ml_dtypes
+    is_whole = values.dtype.kind in "iu"
+    if not is_whole and dtype.kind != "f" and "float" not in dtype.name:  # as bfloat16 of ml_dtypes
         raise LocalProtocolError(f"{path} is of {dtype}; {_EXPECTED}")
     back: Callable[[NDArray[Any]], Any] = dtype.newbyteorder("=").type
     if not isinstance(node, np.generic):
         back = lambda v: v.astype(dtype.newbyteorder("="))  # noqa: E731
     if not isinstance(node, np.generic | np.ndarray) and hasattr(node, "__array_namespace__"):
         back = lambda v: node.__array_namespace__().asarray(v, dtype=node.dtype)  # noqa: E731
-    limits: Any = np.iinfo(dtype) if whole else np.finfo(dtype if dtype.kind == "f" else np.float32)
+    limits: Any = (
+        np.iinfo(dtype) if is_whole else np.finfo(dtype if dtype.kind == "f" else np.float32)
+    )
     if labels is not None:
         values = labels.arrange_values(values)
         back = partial(_like_frame, node, labels, dtype)
     ends = (float(limits.min), float(limits.max))
-    return _Leaf(path, _cast_floats(values), ends, whole, back, labels)
+    return _Leaf(path, _cast_floats(values), ends, is_whole, back, labels)
 
 
 def _like_frame(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]) -> Any:
@@ -247,17 +249,17 @@ def _torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
     """Return a tensor as a leaf; the way back restores device and type."""
     dtype = node.dtype
     device = node.device
-    whole = str(dtype).startswith(("torch.int", "torch.uint"))
-    if node.layout is not torch.strided or not (whole or dtype.is_floating_point):
+    is_whole = str(dtype).startswith(("torch.int", "torch.uint"))
+    if node.layout is not torch.strided or not (is_whole or dtype.is_floating_point):
         raise LocalProtocolError(f"{path} is a {node.layout} tensor of {dtype}; {_EXPECTED}")
-    limits = torch.iinfo(dtype) if whole else torch.finfo(dtype)
+    limits = torch.iinfo(dtype) if is_whole else torch.finfo(dtype)
     values = node.detach().cpu()
-    values = values if whole or dtype in (torch.float32, torch.float64) else values.float()
+    values = values if is_whole or dtype in (torch.float32, torch.float64) else values.float()
     return _Leaf(
         path,
         _cast_floats(values.numpy()),
         (float(limits.min), float(limits.max)),
-        whole,
+        is_whole,
         lambda v: torch.from_numpy(np.array(v)).to(device=device, dtype=dtype),
     )
 

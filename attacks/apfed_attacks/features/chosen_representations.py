@@ -124,8 +124,8 @@ def _compute_differences(sent: Tensor, opened: Tensor, contributors: list[Agreed
     first_BD, second_BD = scaled - scaled.mean(dim=1, keepdim=True)
     # The first answer says nothing along its own direction, the second one does.
     missing_B1: Tensor = (second_BD - first_BD) @ along_2D[0][:, None]
-    whole_BD: Tensor = first_BD + missing_B1 * along_2D[0]
-    return whole_BD
+    total_BD: Tensor = first_BD + missing_B1 * along_2D[0]
+    return total_BD
 
 
 def _shift_to_sphere(differences_BD: Tensor) -> Tensor:

@@ -81,10 +81,10 @@ class ContrastiveInversion(FeatureAttack):
         for epoch in reversed(view.epochs):
             for step, rows_B, h_BD in list_opened_batches(view, epoch):
                 # Rows that the victim does not hold took no part in its loss.
-                held_B = view.has_rows(view.knowledge.victim, rows_B)
-                question = Question.from_batch(h_BD[held_B], view.opened[step][held_B])
-                if held_B.sum() >= _SMALLEST_BATCH and question.sum.any():
-                    pairs.append((rows_B[held_B], question))
+                present_B = view.has_rows(view.knowledge.victim, rows_B)
+                question = Question.from_batch(h_BD[present_B], view.opened[step][present_B])
+                if present_B.sum() >= _SMALLEST_BATCH and question.sum.any():
+                    pairs.append((rows_B[present_B], question))
             if pairs:
                 break
         else:

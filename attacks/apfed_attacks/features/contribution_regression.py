@@ -82,7 +82,7 @@ class ContributionRegression(FeatureAttack):
         last_ND = torch.stack([last_by_position[place] for place in positions.tolist()])
         columns = {"contributions": means.select_positions(positions), "last contribution": last_ND}
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
-        scaled = {name: self.scale_columns(of_ND, seed) for name, of_ND in columns.items()}
+        scaled = {name: self.scale_columns(values_ND, seed) for name, values_ND in columns.items()}
         return regress.make_guess(
             regress.predict_from_columns(scaled),
             {"nothing": self.scale_own_columns(view, positions, seed)},
@@ -103,10 +103,10 @@ def decode_numbers(frame: Frame) -> NDArray[np.float64] | None:
     Floats, integers in fixed point, or masked words as signed ones.
     """
     count = frame.rows * frame.columns
-    of_size = [blob for blob in frame.blobs if count and len(blob) in (4 * count, 8 * count)]
-    if not of_size:
+    candidates = [blob for blob in frame.blobs if count and len(blob) in (4 * count, 8 * count)]
+    if not candidates:
         return None
-    blob = of_size[0]
+    blob = candidates[0]
     bytes_each = len(blob) // count
     integers = np.frombuffer(blob, dtype=_INTEGERS[bytes_each])
     floats = np.frombuffer(blob, dtype=_FLOATS[bytes_each])

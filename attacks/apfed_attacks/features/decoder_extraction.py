@@ -71,17 +71,15 @@ class DecoderExtraction(ActiveAttack):
         """Ask in one step: everybody at the point and at zero, and one person along every axis."""
         size = len(point_D)
         count = len(people_N)
-        at_point_ND = point_D.expand(count, size)
-        questions_ND = torch.cat(
-            [at_point_ND, torch.zeros_like(at_point_ND), torch.eye(size).double()]
-        )
+        points_ND = point_D.expand(count, size)
+        questions_ND = torch.cat([points_ND, torch.zeros_like(points_ND), torch.eye(size).double()])
         rows = torch.cat([people_N, people_N, people_N[:1].expand(size)])
         opened, zero, axes = (
             seat.request_sum(rows, questions_ND).double().split([count, count, size])
         )
         return {
             "people": people_N,
-            "sent": at_point_ND,
+            "sent": points_ND,
             "opened": opened,
             "zero": zero,
             "gram": axes - zero[:1],
@@ -116,8 +114,8 @@ def _undo_rotation(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
     Divided by sqrt(c), which the caller's pairs fix.
     """
     values_D, vectors_DD = torch.linalg.eigh((gram_DD + gram_DD.T) / 2)
-    is_kept = values_D > _RANK * values_D[-1]
-    inverse = vectors_DD[:, is_kept] / values_D[is_kept].sqrt()
+    in_rank = values_D > _RANK * values_D[-1]
+    inverse = vectors_DD[:, in_rank] / values_D[in_rank].sqrt()
     turned_NR: Tensor = zero_ND @ inverse
     return turned_NR
 
@@ -134,10 +132,10 @@ def _align_procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
     left_vectors, sizes, right_vectors = np.linalg.svd(
         (known - middle).T @ (regress.pairs - centre), full_matrices=False
     )
-    is_kept = sizes > _RANK * sizes[0]
+    in_rank = sizes > _RANK * sizes[0]
     turn_RF = (
-        left_vectors[:, is_kept]
-        @ right_vectors[is_kept]
+        left_vectors[:, in_rank]
+        @ right_vectors[in_rank]
         * sizes.sum()
         / np.square(known - middle).sum()
     )

@@ -135,10 +135,10 @@ def _collect_opened_rows(view: AdversaryView, epoch: int) -> tuple[Tensor, Tenso
     sent = list[Tensor]()
     sums = list[Tensor]()
     for step, rows_B, h_BD in list_opened_batches(view, epoch):
-        held_B = view.has_rows(view.knowledge.victim, rows_B)
-        rows.append(rows_B[held_B])
-        sent.append(h_BD[held_B].double().flatten(1))
-        sums.append(view.opened[step][held_B].double().flatten(1))
+        present_B = view.has_rows(view.knowledge.victim, rows_B)
+        rows.append(rows_B[present_B])
+        sent.append(h_BD[present_B].double().flatten(1))
+        sums.append(view.opened[step][present_B].double().flatten(1))
     if not sent:
         return rows[0], torch.empty(0, 0), torch.empty(0, 0)
     return torch.cat(rows), torch.cat(sent), torch.cat(sums)
@@ -155,9 +155,9 @@ def compute_residuals(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
     centred_ND = sums_ND - sums_ND.mean(dim=0)
     around_ND = sent_ND - sent_ND.mean(dim=0)
     left_NR, sizes_R, _ = torch.linalg.svd(around_ND, full_matrices=False)
-    kept_R = sizes_R > _RANK * sizes_R[0].clamp(min=1e-300)
-    left_NR = left_NR[:, kept_R]
-    shares_R = (sizes_R[kept_R] / sizes_R[0].clamp(min=1e-300)).square()
+    in_rank_R = sizes_R > _RANK * sizes_R[0].clamp(min=1e-300)
+    left_NR = left_NR[:, in_rank_R]
+    shares_R = (sizes_R[in_rank_R] / sizes_R[0].clamp(min=1e-300)).square()
     along_RD = left_NR.T @ centred_ND
     smallest_ND = centred_ND
     for strength in _STRENGTHS:

@@ -69,5 +69,5 @@ def _iter_sums(view: AdversaryView) -> Iterator[tuple[Tensor, Tensor]]:
     """
     for epoch in view.epochs:
         for step, rows_B, _ in list_opened_batches(view, epoch):
-            held_B = view.has_rows(view.knowledge.victim, rows_B)
-            yield rows_B[held_B], view.opened[step].double().flatten(1)[held_B]
+            present_B = view.has_rows(view.knowledge.victim, rows_B)
+            yield rows_B[present_B], view.opened[step].double().flatten(1)[present_B]

@@ -85,15 +85,15 @@ class SumRegression(FeatureAttack):
             columns["all epochs"] = torch.cat(list(observed_by_epoch.values()), dim=1)
         x_NF = self.scale_own_columns(view, positions, seed)
         labels_NF = _own_labels(view, positions)
-        both_NF = np.hstack([x_NF, labels_NF])
+        own_NF = np.hstack([x_NF, labels_NF])
         scaled = {name: self.scale_columns(values, seed) for name, values in columns.items()}
         together = {
-            f"{key} and labels": of_NF
+            f"{key} and labels": columns_NF
             for name, released_NF in scaled.items()
-            for key, of_NF in join_own_columns(name, released_NF, both_NF).items()
+            for key, columns_NF in join_own_columns(name, released_NF, own_NF).items()
         }
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
-        own_sets = {"x": x_NF, "labels": labels_NF, "x and labels": both_NF}
+        own_sets = {"x": x_NF, "labels": labels_NF, "x and labels": own_NF}
         return regress.make_guess(regress.predict_from_columns({**scaled, **together}), own_sets)
 
 

@@ -100,7 +100,7 @@ class LeastSquares:
         strengths = _WEAKER_ALPHAS[:, None]
         filters = np.vstack([is_included, sizes_R**2 / (sizes_R**2 + strengths)])
         errors = [
-            self._compute_loo_error(one_R, left_nR, along_RF, centred_nF) for one_R in filters
+            self._compute_loo_error(filter_R, left_nR, along_RF, centred_nF) for filter_R in filters
         ]
         best = int(np.argmin(errors))
         self.best_score_ = -errors[best]
@@ -282,8 +282,8 @@ class Regression:
             held_out = None if error is None else 1 - error / spread
             return Prediction(predicted_UF * scale + centre_F, held_out=held_out)
 
-        made_of = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
-        return guess_once(predict_unknown, regressor, str(is_judged), *made_of)
+        inputs = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
+        return guess_once(predict_unknown, regressor, str(is_judged), *inputs)
 
 
 def predict_by_ridge(

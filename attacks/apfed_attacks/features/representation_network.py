@@ -71,11 +71,11 @@ class RepresentationNetwork(FeatureAttack):
         }
         generated = {"noise": self._generate_rows(view, x_NC, columns["h"], self.noise, seed)}
         for name, h_ND in columns.items():
-            both_NC = np.hstack([x_NC, self.scale_columns(h_ND, seed)])
-            generated[name] = self._generate_rows(view, both_NC, h_ND, 0, seed)
+            columns_NC = np.hstack([x_NC, self.scale_columns(h_ND, seed)])
+            generated[name] = self._generate_rows(view, columns_NC, h_ND, 0, seed)
         attacks = {
-            f"G(x, {name})": Prediction(made_NF[regress.unknown].numpy(force=True))
-            for name, made_NF in generated.items()
+            f"G(x, {name})": Prediction(generated_NF[regress.unknown].numpy(force=True))
+            for name, generated_NF in generated.items()
         }
         return regress.make_guess(attacks, {"x": x_NC})
 
@@ -100,8 +100,8 @@ class RepresentationNetwork(FeatureAttack):
             noise.
             """
             noise_BZ = torch.randn(len(rows_B), noise).to(own_NC.device)
-            made_BF = generator(torch.cat([own_NC[rows_B], noise_BZ], dim=1))
-            rows: Tensor = made_BF.reshape(-1, *mean_F.shape) * scale + mean_F
+            generated_BF = generator(torch.cat([own_NC[rows_B], noise_BZ], dim=1))
+            rows: Tensor = generated_BF.reshape(-1, *mean_F.shape) * scale + mean_F
             return rows
 
         with seed_draws(seed, "attacks", self.name):
@@ -115,14 +115,16 @@ class RepresentationNetwork(FeatureAttack):
             adam = torch.optim.Adam(generator.parameters(), lr=self.rate)
             for _ in range(view.iterations):
                 rows_B = torch.randint(len(h_ND), (self.batch,))
-                made_BF = generate_batch(rows_B)
-                error_BD = (encoder(made_BF).float() - h_ND[rows_B]) * weight_D
-                beyond_F = F.relu(made_BF.flatten(1).var(dim=0) - most_F) / scale**2
+                generated_BF = generate_batch(rows_B)
+                error_BD = (encoder(generated_BF).float() - h_ND[rows_B]) * weight_D
+                beyond_F = F.relu(generated_BF.flatten(1).var(dim=0) - most_F) / scale**2
                 adam.zero_grad()
                 (error_BD.square().mean() + self.variance_weight * beyond_F.mean()).backward()
                 adam.step()
             draws = _DRAWS if noise else 1
             all_rows = torch.arange(len(own_NC))
             with torch.no_grad():
-                made_NF = torch.stack([generate_batch(all_rows) for _ in range(draws)]).mean(dim=0)
-        return made_NF.flatten(1).double()
+                generated_NF = torch.stack([generate_batch(all_rows) for _ in range(draws)]).mean(
+                    dim=0
+                )
+        return generated_NF.flatten(1).double()

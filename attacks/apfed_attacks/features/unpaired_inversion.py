@@ -83,20 +83,20 @@ class UnpairedInversion(FeatureAttack):
         public_PF = shadow.values[order].flatten(1).float()
         x_NC = own_columns(view, positions)
         x_PC = own_columns(view, shadow.positions[order])
-        own_both = torch.cat([x_NC, x_PC])
+        own_columns_all = torch.cat([x_NC, x_PC])
         # In one unit; no columns where the discriminators are not told.
-        own_both = (
-            torch.from_numpy(self.scale_columns(own_both, seed))
+        own_columns_all = (
+            torch.from_numpy(self.scale_columns(own_columns_all, seed))
             if self.conditioned
-            else own_both[:, :0]
+            else own_columns_all[:, :0]
         )
-        beside_NC, beside_PC = own_both.float().split([len(x_NC), len(x_PC)])
+        own_NC, own_PC = own_columns_all.float().split([len(x_NC), len(x_PC)])
 
         def decode_columns(columns_NC: Tensor) -> Prediction:
             """Return features decoded from these columns, (N, F), by the best of all starts."""
             h_ND = torch.from_numpy(self.scale_columns(columns_NC, seed)).float()
             seeds = (derive_seed(seed, self.name, start) for start in range(self.starts))
-            inputs = self, view, h_ND, public_PF, beside_NC, beside_PC
+            inputs = self, view, h_ND, public_PF, own_NC, own_PC
             starts = [_train_inversion(*inputs, own_seed) for own_seed in seeds]
             return Prediction(min(starts, key=lambda start: start[0])[1])
 
@@ -157,7 +157,7 @@ def _train_inversion(
         adam.step()
 
     def compute_judge_loss(
-        h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor
+        h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
     ) -> Tensor:
         """Return the loss of discriminators: high for real h and rows, low for f~(x) and d(h)."""
         with torch.no_grad():
@@ -165,8 +165,8 @@ def _train_inversion(
             decoded_BF = decoder(h_BD)
         loss = torch.zeros((), device=device)
         for judge, real, simulated in (
-            (judge_h, (h_BD, seen_BC), (simulated_BD, public_BC)),
-            (judge_x, (rows_BF, public_BC), (decoded_BF, seen_BC)),
+            (judge_h, (h_BD, observed_BC), (simulated_BD, public_BC)),
+            (judge_x, (rows_BF, public_BC), (decoded_BF, observed_BC)),
         ):
             pair_of_inputs = torch.hstack(real), torch.hstack(simulated)
             loss = (
@@ -178,7 +178,7 @@ def _train_inversion(
         return loss
 
     def compute_inverse_loss(
-        h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor
+        h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
     ) -> Tensor:
         """Return the loss of f~ and d: inverse to each other, and real to the discriminators."""
         simulated_BD = simulator(rows_BF)
@@ -186,15 +186,15 @@ def _train_inversion(
         judged_B = judge_h(torch.hstack([simulated_BD, public_BC]))
         loss = loss + attack.likeness * F.softplus(-judged_B).mean()
         decoded_BF = decoder(h_BD)
-        judged_B = judge_x(torch.hstack([decoded_BF, seen_BC]))
+        judged_B = judge_x(torch.hstack([decoded_BF, observed_BC]))
         loss = loss + attack.decoded_likeness * F.softplus(-judged_B).mean()
         return loss + attack.return_weight * F.mse_loss(simulator(decoded_BF), h_BD)
 
     with seed_draws(seed, "fit"):
         for _ in range(view.iterations):
-            seen_B = torch.randint(len(h_ND), (attack.batch,))
+            observed_B = torch.randint(len(h_ND), (attack.batch,))
             public_B = torch.randint(len(rows_PF), (attack.batch,))
-            batch = h_ND[seen_B], rows_PF[public_B], x_NC[seen_B], x_PC[public_B]
+            batch = h_ND[observed_B], rows_PF[public_B], x_NC[observed_B], x_PC[public_B]
             take_step(judge_adam, compute_judge_loss(*batch))
             judges.requires_grad_(False)
             take_step(pair_adam, compute_inverse_loss(*batch))
@@ -203,8 +203,8 @@ def _train_inversion(
         h_SD = h_ND[:_SEEN]
         x_SC = x_NC[:_SEEN]
         made_h = torch.hstack([simulator(rows_PF), x_PC])
-        made_x = torch.hstack([decoder(h_SD), x_SC])
+        decoded = torch.hstack([decoder(h_SD), x_SC])
         unlike = energy_distance(made_h, torch.hstack([h_SD, x_SC]))
-        unlike += energy_distance(made_x, torch.hstack([rows_PF, x_PC]))
+        unlike += energy_distance(decoded, torch.hstack([rows_PF, x_PC]))
         decoded_NF: Tensor = decoder(h_ND) * scale + centre_F
     return unlike, decoded_NF.double().numpy(force=True)

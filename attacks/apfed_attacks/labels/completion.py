@@ -138,7 +138,7 @@ def guess_labels(
             fit_model(means, columns_NF, None)
             return name_clusters(-means.transform(columns_NF), view.knowledge.priors)
         scores = {probe: _score_rows(probe, view, columns_NF, labels_N, seed) for probe in PROBES}
-        return {probe: Prediction(of_NK[unknown_N]) for probe, of_NK in scores.items()}
+        return {probe: Prediction(scores_NK[unknown_N]) for probe, scores_NK in scores.items()}
 
     def guess_column_sets(columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
         """Return the guesses from each set of columns, named "<probe> on <columns>"."""
@@ -203,8 +203,8 @@ def name_clusters(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict
     if priors is not None:
         clusters = scores_NK.shape[1]
         sizes_K = np.bincount(scores_NK.argmax(axis=1), minlength=clusters) / len(scores_NK)
-        apart_KK = np.abs(np.array(priors)[:, None] - sizes_K[None, :])
-        _, cluster_of_class = linear_sum_assignment(apart_KK)
+        distances_KK = np.abs(np.array(priors)[:, None] - sizes_K[None, :])
+        _, cluster_of_class = linear_sum_assignment(distances_KK)
         predictions["clusters named by priors"] = Prediction(scores_NK[:, cluster_of_class])
     return predictions
 

@@ -48,7 +48,9 @@ class LabelGradients(LabelProbe):
             )
             for name, observed in gradients.items()
         }
-        fused = {name: (of_NF, x_NF) for name, of_NF in columns.items() if "last" not in name}
+        fused = {
+            name: (columns_NF, x_NF) for name, columns_NF in columns.items() if "last" not in name
+        }
         return guess_labels(
             view, positions, attacks=columns, fused=fused, baselines={"x": x_NF}, seed=seed
         )
@@ -117,10 +119,12 @@ def _shape_of(gradient_ND: Tensor) -> Tensor:
 def _score_by_cosine(view: AdversaryView, observed: Observed, positions: Tensor) -> Prediction:
     """Score each class by the largest cosine to the gradient of a known row of it."""
     known = view.knowledge.labels
-    there_n = torch.isin(known.positions, observed.positions)
-    anchors_nD = F.normalize(observed.select_positions(known.positions[there_n]).double(), dim=1)
+    is_observed_n = torch.isin(known.positions, observed.positions)
+    anchors_nD = F.normalize(
+        observed.select_positions(known.positions[is_observed_n]).double(), dim=1
+    )
     cosine_Nn = F.normalize(observed.select_positions(positions).double(), dim=1) @ anchors_nD.T
-    labels_n = known.values[there_n]
+    labels_n = known.values[is_observed_n]
     scores_NK = np.full((len(positions), view.knowledge.classes), -1.0)
     for label in labels_n.unique().tolist():
         scores_NK[:, label] = cosine_Nn[:, labels_n == label].amax(dim=1).numpy(force=True)

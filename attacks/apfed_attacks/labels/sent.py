@@ -63,15 +63,15 @@ class ShownLabels(LabelProbe):
         before = self.from_own_columns(view, positions, seed)
         known_N = collect_known_labels(view, positions)
         classes = view.knowledge.classes
-        shown_labels = torch.full((int(ballot.rows.max()) + 1,), -1, dtype=torch.int64)
-        shown_labels[view.attribute_positions(ballot.labelled)] = ballot.labels
-        labels_N = torch.where(known_N >= 0, known_N, shown_labels[positions])
+        labels_by_position = torch.full((int(ballot.rows.max()) + 1,), -1, dtype=torch.int64)
+        labels_by_position[view.attribute_positions(ballot.labelled)] = ballot.labels
+        labels_N = torch.where(known_N >= 0, known_N, labels_by_position[positions])
         guessed = (known_N < 0).numpy()
         taught = self._learn_from_labels(view, positions, x_NF, labels_N, seed)
-        shown_N1 = (labels_N >= 0).numpy()[:, None]
+        has_label_N1 = (labels_N >= 0).numpy()[:, None]
         certain_NK = _CERTAIN * np.eye(classes)[labels_N.numpy()]
         attacks = {
-            name: Prediction(np.where(shown_N1, certain_NK, values_NK)[guessed])
+            name: Prediction(np.where(has_label_N1, certain_NK, values_NK)[guessed])
             for name, values_NK in taught.items()
         }
         baselines = dict(before.baselines)

@@ -634,10 +634,10 @@ def play_answers(
 
     By the attack's role it is that passive, in APFed, or the active, in TVFL.
     """
-    by_passive = "passive" in attack.roles
-    run = LiveRun(config, data) if by_passive else JointRun(config, data)
+    is_passive = "passive" in attack.roles
+    run = LiveRun(config, data) if is_passive else JointRun(config, data)
     active = run.data.active.name
-    adversary, victim = (passive, active) if by_passive else (active, passive)
+    adversary, victim = (passive, active) if is_passive else (active, passive)
     trial = Trial(attack, run.recording, (adversary,), victim, seed=seed)
     knowledge, truth = trial.reveal_knowledge()
     own_AF = own_columns(trial.build_view(knowledge), torch.arange(len(truth.labels)))

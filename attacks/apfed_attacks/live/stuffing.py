@@ -172,16 +172,16 @@ def _intersect(
     unbounded = settings.model_copy(update={"maximum_ids": _MOST})
     stuffed_ids = canonical_ids(role, list(stuffed), unbounded)
     other = canonical_ids("victim", list(victim), settings)
-    by_hub = role == "active"
-    hub = (stuffing if by_hub else honest).make_hub(
-        "active", ["passive"], stuffed_ids if by_hub else other
+    is_hub = role == "active"
+    hub = (stuffing if is_hub else honest).make_hub(
+        "active", ["passive"], stuffed_ids if is_hub else other
     )
-    member = (honest if by_hub else stuffing).make_member(
-        "passive", "active", other if by_hub else stuffed_ids
+    member = (honest if is_hub else stuffing).make_member(
+        "passive", "active", other if is_hub else stuffed_ids
     )
     helpers = {_DEALER: honest.make_dealer("active", ["passive"])} if honest.needs_dealer else {}
     ends = {"active": hub, "passive": member}
     converse({role: ends[role], **ends, **helpers})  # the adversary begins
-    if by_hub and isinstance(hub, EcdhHub):
+    if is_hub and isinstance(hub, EcdhHub):
         return hub.overlaps["passive"]
-    return hub.rows if by_hub else member.rows
+    return hub.rows if is_hub else member.rows

@@ -364,9 +364,9 @@ class AveragedMembership(Attack):
             fit_n = _compute_fit(average(rows_n), candidates.labels)
         easy_n = _compute_fit(own_model(candidates.features), candidates.labels)
         # Of whoever is next to it by the own model: fits stay as near to that model's as they were.
-        by_ease_n = np.argsort(easy_n)
-        others_n = np.empty_like(by_ease_n)
-        others_n[by_ease_n] = np.roll(by_ease_n, 1)
+        order_n = np.argsort(easy_n)
+        others_n = np.empty_like(order_n)
+        others_n[order_n] = np.roll(order_n, 1)
 
         def score_candidates(fit_n: FloatArray) -> dict[str, FloatArray]:
             """Return the two scores of all candidates, (n,), from their fits."""

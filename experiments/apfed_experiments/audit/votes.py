@@ -197,12 +197,12 @@ def _observe_weights(
         for x_UF in tables.features
     )
     ratio_R = ((weights_RFK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=(1, 2))
-    given_0, given_1 = (
+    answers_0, answers_1 = (
         harden_votes(np.exp(np.einsum("f,rfk->rk", x_UF[tables.person], weights_RFK)))
         for x_UF in tables.features
     )
     own_RK = harden_votes(votes_RUK[:, tables.person])
-    return _Read(ratio=ratio_R, votes=own_RK, votes_by_world=(given_0, given_1))
+    return _Read(ratio=ratio_R, votes=own_RK, votes_by_world=(answers_0, answers_1))
 
 
 def record_in_weights(

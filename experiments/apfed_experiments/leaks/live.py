@@ -196,10 +196,10 @@ def open_run(
     kind: type[LiveRun] = LiveRun,
 ) -> LiveRun:
     """Open a session that has trained for some epochs; the same data is aligned once."""
-    of_data = config.name.removeprefix("leaks-"), passives, config.seed
-    known = _ALIGNED.get(of_data)
-    run = kind(config, _load_data(*of_data), rules=rules, alignment=known)
-    _ALIGNED[of_data] = run.alignment
+    key = config.name.removeprefix("leaks-"), passives, config.seed
+    known = _ALIGNED.get(key)
+    run = kind(config, _load_data(*key), rules=rules, alignment=known)
+    _ALIGNED[key] = run.alignment
     run.train_epochs(_HONEST_EPOCHS)
     return run
 
@@ -225,11 +225,11 @@ def pick_protection(passives: int) -> dict[str, Any]:
     return {} if passives > 1 else {"scheme": "ckks", "masks": "none"}
 
 
-def compute_centred_cosine(found_ND: Tensor, truth_ND: Tensor) -> float:
+def compute_centred_cosine(guess_ND: Tensor, truth_ND: Tensor) -> float:
     """Return the mean cosine of the rows after each column's mean is taken away."""
-    found_ND = found_ND - found_ND.mean(dim=0)
+    guess_ND = guess_ND - guess_ND.mean(dim=0)
     truth_ND = truth_ND - truth_ND.mean(dim=0)
-    return float(F.cosine_similarity(found_ND, truth_ND).mean())
+    return float(F.cosine_similarity(guess_ND, truth_ND).mean())
 
 
 def features_of(result: AttackResult) -> Row:

@@ -260,11 +260,11 @@ def learned_by(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
     Parties of one role that received the same, apart from the sender's name, share an entry. Of a
     party's own folder, what others received from it, and of sums what they read of them.
     """
-    alike: dict[tuple[Role, tuple[Learned, ...]], list[str]] = {}
+    groups: dict[tuple[Role, tuple[Learned, ...]], list[str]] = {}
     for name, role in run.roles.items():
-        alike.setdefault((role, tuple(_describe_flows(run, name, role))), []).append(name)
+        groups.setdefault((role, tuple(_describe_flows(run, name, role))), []).append(name)
     received_by_heading = {}
-    for (role, received), names in alike.items():
+    for (role, received), names in groups.items():
         each_note = ", each of them" if len(names) > 1 else ""
         heading = (
             f"{', '.join(names)} ({role}{each_note})" if names != [role] else role.capitalize()
@@ -282,8 +282,8 @@ def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
         (flow for flow in run.flows if flow.receiver == name),
         key=lambda flow: kinds.index(flow.kind),
     )
-    for kind, of_kind in groupby(flows, key=lambda flow: flow.kind):
-        group = list(of_kind)
+    for kind, kind_flows in groupby(flows, key=lambda flow: flow.kind):
+        group = list(kind_flows)
         rule = rule_for(kind, role, run.facts)
         first = min(f.first_step for f in group)
         last = max(f.last_step for f in group)

@@ -229,7 +229,7 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
     """Draw each attack joined to its baseline, in a panel for each metric, smallest advantage
     first; None: no attack has figures.
     """
-    by_metric: dict[str, list[tuple[str, float, float]]] = {}
+    rows_by_metric: dict[str, list[tuple[str, float, float]]] = {}
     for result in results:
         metric = str(result.metric)
         attack = result.score.get(metric)
@@ -238,22 +238,23 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
             attacker = f"by {result.adversary}, {_shorten_name(str(result.variant))}"
             lines = [*wrap(attack_title(result), _MOST_LETTERS), *wrap(attacker, _MOST_LETTERS)]
             name = "\n".join(lines)
-            by_metric.setdefault(format_key(metric), []).append((name, attack, baseline))
-    if not by_metric:
+            rows_by_metric.setdefault(format_key(metric), []).append((name, attack, baseline))
+    if not rows_by_metric:
         return None
-    by_metric = {
-        metric: sorted(rows, key=lambda row: row[2] - row[1]) for metric, rows in by_metric.items()
+    rows_by_metric = {
+        metric: sorted(rows, key=lambda row: row[2] - row[1])
+        for metric, rows in rows_by_metric.items()
     }
-    every_name = [name for rows in by_metric.values() for name, *_ in rows]
+    every_name = [name for rows in rows_by_metric.values() for name, *_ in rows]
     names_height = _NAME_LINE * max(name.count("\n") + 1 for name in every_name)
     row_height = names_height + _ATTACK_ROW
     below = _UNDER + 0.1
-    heights = [len(rows) * row_height for rows in by_metric.values()]
+    heights = [len(rows) * row_height for rows in rows_by_metric.values()]
     # Names stand above their rows and not beside them, so that a phone shows the whole picture.
     width = max(_LEAST_WIDTH, inches_of(every_name) + 2 * _ATTACK_SIDE)
     figure = Figure(figsize=(width, _ATTACK_TOP + sum(heights) + below * len(heights)))
     panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (metric, rows) in zip(panels, by_metric.items(), strict=True):
+    for axes, (metric, rows) in zip(panels, rows_by_metric.items(), strict=True):
         _draw_dumbbells(axes, metric, rows, names_share=names_height / row_height)
     marks = [
         Line2D([], [], ls="", marker="o", color=ATTACK, markersize=9),

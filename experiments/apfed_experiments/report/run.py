@@ -111,7 +111,9 @@ def load_run(path: Path) -> ReportedRun:
         files.contract, files.metrics, files.flows, files.seeds, files.versions, *files.list_logs()
     )
     contract = load_contract(files.contract, _Contract)
-    by_role = sorted(contract.document.participants, key=lambda party: list(Role).index(party.role))
+    sorted_parties = sorted(
+        contract.document.participants, key=lambda party: list(Role).index(party.role)
+    )
     return ReportedRun(
         **vars(finished),
         path=path,
@@ -120,7 +122,7 @@ def load_run(path: Path) -> ReportedRun:
         own=OwnSide.from_folder(path),
         epochs=load_json_lines(files.metrics, EpochMetrics),
         flows=load_json(files.flows, tuple[Flow, ...]),
-        roles={party.name: party.role for party in by_role},
+        roles={party.name: party.role for party in sorted_parties},
         seeds=load_json(files.seeds, dict[str, Any]),
         versions=load_json(files.versions, dict[str, Any]),
     )

@@ -200,8 +200,10 @@ def _prepare_run(
     labels_T = data.active.labels[data.train_rows]
 
     def score_rows(what: str, values_TF: Tensor) -> Figures:
-        scores_found = cross_validate_scores(values_TF, labels_T, seed=seed, scores=scores)
-        return {f"{what} {name}": 100 * float(folds.mean()) for name, folds in scores_found.items()}
+        scores_by_name = cross_validate_scores(values_TF, labels_T, seed=seed, scores=scores)
+        return {
+            f"{what} {name}": 100 * float(folds.mean()) for name, folds in scores_by_name.items()
+        }
 
     return of_run, data, score_rows
 

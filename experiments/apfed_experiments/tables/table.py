@@ -338,9 +338,9 @@ def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: Pa
     standard deviation, sqrt(ours^2 + paper's^2); limits: low and high, without what a figure of the
     table's unit cannot be.
     """
-    by_seed = line.compute_values(measured)
+    values_by_seed = line.compute_values(measured)
     paper = line.paper
-    values = list(by_seed.values())
+    values = list(values_by_seed.values())
     interval = Interval.from_values(values, shared=table.shared) if values else None
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     difference = in_sd = None
@@ -356,7 +356,7 @@ def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: Pa
     return {
         **line.cells,
         "line": line,
-        "values": by_seed,
+        "values": values_by_seed,
         "interval": interval,
         "seeds": len(values),
         "mean": interval and interval.mean,

@@ -317,16 +317,16 @@ class SumOfProducts(DescribedSum):
         """Return the `count` parts of a request. Raises RemoteProtocolError: another shape or
         agreement.
         """
-        due = self._empty_request
+        expected = self._empty_request
         sender = self.agreement.receiver
         frame = Frame.parse(request, sender=sender)
-        about = replace(frame, blobs=(), binding=due.binding, fingerprint=due.fingerprint)
-        if about != due:
+        about = replace(frame, blobs=(), binding=expected.binding, fingerprint=expected.fingerprint)
+        if about != expected:
             raise RemoteProtocolError(
                 f"{sender} sent {frame.kind.noun} of {frame.name} of shape {frame.shape}, expected "
-                f"the request of {due.rows}x{due.columns} labels"
+                f"the request of {expected.rows}x{expected.columns} labels"
             )
-        if (frame.binding, frame.fingerprint) != (due.binding, due.fingerprint):
+        if (frame.binding, frame.fingerprint) != (expected.binding, expected.fingerprint):
             raise RemoteProtocolError(
                 f"{sender} encrypts labels under another agreement; compare the two configurations"
             )
@@ -862,9 +862,9 @@ class ProductContributor(Role):
         """Yield the answer to each block, from the rows and the noise of all people."""
         for block in range(self._products.blocks):
             people = self._products.people_of(block)
-            taken = slice(people.start, people.stop)
+            rows = slice(people.start, people.stop)
             yield self.answer_block(
-                block, rows_Un[taken], None if noise_UK is None else noise_UK[taken]
+                block, rows_Un[rows], None if noise_UK is None else noise_UK[rows]
             )
 
     def _quantise_rows(self, rows_Bn: FloatArray, people: int) -> IntArray:

@@ -663,12 +663,12 @@ def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
     """Return the own rows of the tokens that the hub opened, in the hub's order. Raises
     RemoteProtocolError: a token is unknown or repeated, or they are fewer than agreed.
     """
-    whole = len(body) // TOKEN_BYTES
-    tokens = np.frombuffer(body[: whole * TOKEN_BYTES], np.uint8).reshape(whole, TOKEN_BYTES)
+    count = len(body) // TOKEN_BYTES
+    tokens = np.frombuffer(body[: count * TOKEN_BYTES], np.uint8).reshape(count, TOKEN_BYTES)
     place = vole.match_tags(meeting.tokens, tokens, sender=hub)
     rows = np.flatnonzero(place >= 0)
     minimum = desk.agreement.minimum_rows
-    if len(rows) != whole or len(body) % TOKEN_BYTES or whole < minimum:
+    if len(rows) != count or len(body) % TOKEN_BYTES or count < minimum:
         raise RemoteProtocolError(
             f"{hub} opened {math.ceil(len(body) / TOKEN_BYTES)} IDs, of which {len(rows)} "
             f"different ones are among those of {desk.me}; the parties agreed on at least {minimum}"
@@ -901,13 +901,13 @@ def _place_rows(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
 
 def _hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
     """Return the digests from which the rows of IDs follow, in stores of any size."""
-    of_rows = derive_key(key, b"opprf rows")
+    row_key = derive_key(key, b"opprf rows")
     elements = tokens.view(WORD)
     digests = np.empty((len(elements), _BLOCKS, 2), np.uint64)
     for start in range(0, len(elements), _CHUNK):  # what is worked on stays in the cache
         inputs = np.repeat(elements[start : start + _CHUNK, None], _BLOCKS, axis=1)
         inputs[:, :, 1] ^= np.arange(_BLOCKS, dtype=np.uint64)
-        hashed = vole.hash_elements(inputs.reshape(-1, 2), of_rows)
+        hashed = vole.hash_elements(inputs.reshape(-1, 2), row_key)
         digests[start : start + _CHUNK] = hashed.reshape(inputs.shape)
     return digests.reshape(len(elements), 2 * _BLOCKS)
 

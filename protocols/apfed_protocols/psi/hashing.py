@@ -142,15 +142,15 @@ def member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words |
     if _twice_in_a_bin(tags_n, bins_n3):
         return None
     bin_of = bins_n3.ravel()
-    tag_of = np.repeat(tags_n, PLACES)
+    tags = np.repeat(tags_n, PLACES)
     order = np.argsort(bin_of, kind="stable")
     bin_of = bin_of[order]
-    tag_of = tag_of[order]
-    slot_of = np.arange(len(bin_of)) - np.searchsorted(bin_of, bin_of)
-    if len(slot_of) and int(slot_of.max()) >= slots:
+    tags = tags[order]
+    slots_of_tags = np.arange(len(bin_of)) - np.searchsorted(bin_of, bin_of)
+    if len(slots_of_tags) and int(slots_of_tags.max()) >= slots:
         return None
     tags_KB = np.full((slots, bins), _MEMBER_DUMMY)
-    tags_KB[slot_of, bin_of] = tag_of
+    tags_KB[slots_of_tags, bin_of] = tags
     return tags_KB
 
 

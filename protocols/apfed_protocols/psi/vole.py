@@ -466,10 +466,12 @@ def match_tags(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
     place = np.full(len(own), -1, np.int64)
     parts = 1 + (len(own) + len(theirs)) // _MATCHED
     for part in range(parts):  # equal tags are in the same part, whose sorting takes little memory
-        of_own = _select_part(own, part, parts)
-        of_theirs = _select_part(theirs, part, parts)
-        matches = _match_part(own.take(of_own, axis=0), theirs.take(of_theirs, axis=0), sender)
-        place[of_own] = np.append(of_theirs, -1)[matches]
+        own_positions = _select_part(own, part, parts)
+        their_positions = _select_part(theirs, part, parts)
+        matches = _match_part(
+            own.take(own_positions, axis=0), theirs.take(their_positions, axis=0), sender
+        )
+        place[own_positions] = np.append(their_positions, -1)[matches]
     return place
 
 
@@ -489,14 +491,14 @@ def _match_part(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
     """
     words = from_bytes(_widen_tags(own) + _widen_tags(theirs))
     order = np.argsort(words[:, 0], kind="stable")
-    begins_alike = words[order[1:], 0] == words[order[:-1], 0]
+    first_word_equal = words[order[1:], 0] == words[order[:-1], 0]
     if (
-        begins_alike[1:] & begins_alike[:-1]
+        first_word_equal[1:] & first_word_equal[:-1]
     ).any():  # three that begin alike: look at the rest of them, too
         order = np.lexsort((words[:, 1], words[:, 0]))
-        begins_alike = words[order[1:], 0] == words[order[:-1], 0]
-    first = order[:-1][begins_alike]
-    second = order[1:][begins_alike]
+        first_word_equal = words[order[1:], 0] == words[order[:-1], 0]
+    first = order[:-1][first_word_equal]
+    second = order[1:][first_word_equal]
     equal = words[first, 1] == words[second, 1]
     low = np.minimum(first, second)[equal]
     high = np.maximum(first, second)[equal]
