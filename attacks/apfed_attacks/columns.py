@@ -119,11 +119,11 @@ def standardise_columns(columns_NF: Tensor, *, components: int, seed: int) -> Fl
     spread_F, mean_F = torch.std_mean(values_NF, dim=0, correction=0)
     scaled_NF = (values_NF - mean_F) / torch.where(spread_F > 0, spread_F, 1)
     if is_wide:
-        scaled_NF = _principal_components(scaled_NF, components, seed)
+        scaled_NF = _compute_principal_components(scaled_NF, components, seed)
     return scaled_NF.double().numpy(force=True)
 
 
-def _principal_components(values_NF: Tensor, count: int, seed: int) -> Tensor:
+def _compute_principal_components(values_NF: Tensor, count: int, seed: int) -> Tensor:
     """Return (N, count) principal components of columns of mean 0, on their device.
 
     Four rounds of subspace iteration with ten directions to spare (Halko et al., 2011, Algorithms

@@ -208,7 +208,7 @@ class Evaluation:
         if attack is None:
             reasons = {**self.lacking, **self.not_tried}
             return "\n".join(f"{name}: {reason}" for name, reason in reasons.items())
-        partly = self._not_tried_of(attack)
+        partly = self._list_not_tried(attack)
         if attack in self.lacking or partly:
             return self._explain_attack(attack)
         if any(finding.result.attack == attack for finding in self.findings):
@@ -219,10 +219,10 @@ class Evaluation:
         """Return why this attack was not mounted, one line for each set of options."""
         if attack in self.lacking:
             return f"{attack}: {self.lacking[attack]}"
-        not_tried = self._not_tried_of(attack)
+        not_tried = self._list_not_tried(attack)
         return "\n".join(not_tried) if not_tried else f"{attack}: was not asked for"
 
-    def _not_tried_of(self, attack: str) -> list[str]:
+    def _list_not_tried(self, attack: str) -> list[str]:
         """Return a line for each set of options of this attack that did not fit into the budget."""
         names = [name for name in self.not_tried if name.partition(" ")[0] == attack]
         return [f"{name}: not tried, {self.not_tried[name]}" for name in names]

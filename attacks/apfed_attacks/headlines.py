@@ -225,19 +225,19 @@ def headlines_by_direction(
         direction: [] for direction in expected if direction.kind not in kinds_with_results
     }
     return tuple(
-        _headline_of(direction, direction_results, nothing_leaves.get(direction.kind, ""))
+        _make_headline(direction, direction_results, nothing_leaves.get(direction.kind, ""))
         for direction, direction_results in results_by_direction.items()
     )
 
 
-def _headline_of(
+def _make_headline(
     direction: Direction, results: Sequence[AttackResult], nothing_leaves: str
 ) -> Headline:
     """Return the headline of one direction from its results: the highest advantage, or why there is
     none.
     """
     ran = [result for result in results if result.advantage is not None]
-    declined = Counter(_reason_of(result) for result in results if result.advantage is None)
+    declined = Counter(_find_reason(result) for result in results if result.advantage is None)
     return Headline(
         direction=direction,
         worst=max(ran, key=lambda result: result.advantage or 0.0, default=None),
@@ -247,7 +247,7 @@ def _headline_of(
     )
 
 
-def _reason_of(result: AttackResult) -> str:
+def _find_reason(result: AttackResult) -> str:
     """Return why an attack declined, without the name of the method, which all share."""
     reason = result.reason or "it gave no reason"
     return reason.removeprefix(f"{result.method}: ")

@@ -129,10 +129,10 @@ def _may_concern(record: OwnRecord, name: str) -> bool:
     kind = find_attack(name)
     if kind.target == "labels":
         return record.held is not None and record.held.table.labels is not None
-    return bool(_readers_of(record, name))
+    return bool(_list_readers(record, name))
 
 
-def _readers_of(record: OwnRecord, name: str) -> list[Role]:
+def _list_readers(record: OwnRecord, name: str) -> list[Role]:
     """Return the roles that mount an attack, without the active's where the party is that one."""
     is_active = record.me == record.active
     return [role for role in find_attack(name).roles if role != "active" or not is_active]
@@ -143,7 +143,7 @@ def _make_inapplicable_result(
 ) -> AttackResult:
     """Return the result of an attack that finds nothing to read, with the reason."""
     kind = find_attack(name)
-    readers = _readers_of(record, name) or list(kind.roles)
+    readers = _list_readers(record, name) or list(kind.roles)
     return AttackResult(
         attack=name,
         target=kind.target,

@@ -93,7 +93,7 @@ class Pace:
         shortest first.
         """
         attacks = list(range(len(self._names)))
-        return attacks if self._budget is None else sorted(attacks, key=self._seconds_of)
+        return attacks if self._budget is None else sorted(attacks, key=self._predict_seconds)
 
     @contextmanager
     def time_attack(self, attack: int) -> Iterator[Callable[[], None]]:
@@ -103,7 +103,7 @@ class Pace:
             OutOfTime: the attack does not fit into the rest of the budget, or no longer does.
         """
         try:
-            self._require_time(self._least_seconds_of(attack), "it would take about")
+            self._require_time(self._predict_least_seconds(attack), "it would take about")
             self._report_progress(attack, passes=0)
             begin = time.monotonic()
             passes = 0
@@ -140,12 +140,12 @@ class Pace:
         """Return the seconds since this call started."""
         return time.monotonic() - self._begin
 
-    def _seconds_of(self, attack: int, *, passes_done: int = 0) -> float:
+    def _predict_seconds(self, attack: int, *, passes_done: int = 0) -> float:
         """Predict the seconds that the rest of an attack's passes take."""
         per_pass = self._measured.get(attack, self._compute_slowdown() * self._expected[attack])
         return max(0, self._passes[attack] - passes_done) * per_pass
 
-    def _least_seconds_of(self, attack: int) -> float:
+    def _predict_least_seconds(self, attack: int) -> float:
         """Predict an attack's seconds so that one that fits is not refused before it is measured.
 
         That is one pass as others went, or all as fast as the fastest: a slow attack before it must
@@ -177,8 +177,8 @@ class Pace:
     def _report_progress(self, attack: int, *, passes: int) -> None:
         """Call the progress callback with the forecast after so many passes of this attack."""
         waiting = set(range(len(self._names))) - self._finished - {attack}
-        seconds_left = self._seconds_of(attack, passes_done=passes)
-        seconds_left += sum(map(self._seconds_of, waiting))
+        seconds_left = self._predict_seconds(attack, passes_done=passes)
+        seconds_left += sum(map(self._predict_seconds, waiting))
         if self._budget is not None:
             seconds_left = min(seconds_left, max(0.0, self._budget - self._seconds_spent()))
         self._on_progress(

@@ -118,10 +118,10 @@ def run_attacks(
             for attack in attacks
             for parties, victim in _iter_pairs(attack, recording)
         ]
-        return tuple(_results_of(trials))
+        return tuple(_iter_results(trials))
 
 
-def _results_of(trials: Sequence["Trial"]) -> Iterator[AttackResult]:
+def _iter_results(trials: Sequence["Trial"]) -> Iterator[AttackResult]:
     """Yield each trial's result, and report how many are done."""
     for number, trial in enumerate(trials):
         report_work("attacks", number, len(trials), trial.attack.name)

@@ -32,7 +32,7 @@ DECOY = ", decoy"
 Figures: TypeAlias = Mapping[str, float | None]
 
 
-def _macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
+def _compute_macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
     """Return the mean one-vs-rest AUC over the classes that occur; None if only one does.
 
     By ranks (Mann-Whitney), all classes at once: this runs for every variant of every attack.
@@ -48,7 +48,7 @@ def _macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
     return float((wins_K / (inside_K * outside_K)[defined_K]).mean())
 
 
-def _class_scores(prediction: Prediction, labels_N: Array) -> Array:
+def _match_class_scores(prediction: Prediction, labels_N: Array) -> Array:
     """Return (N, K) scores; of clusters in the order of classes that maximises accuracy.
 
     The usual clustering accuracy (Hungarian matching on the confusion matrix; Xie et al.,
@@ -70,7 +70,7 @@ def compute_r2(guess_NF: Array, truth_NF: Array) -> float | None:
     return 1 - float(np.square(guess_NF - truth_NF).sum()) / spread if spread else None
 
 
-def _structural_similarity(guess_NF: Array, truth_N: Array) -> float | None:
+def _compute_ssim(guess_NF: Array, truth_N: Array) -> float | None:
     """Return the mean SSIM of images (N, channels, height, width) over windows of 7 x 7.
 
     None where the truth is no image, has a side below the window, or does not vary.
@@ -98,13 +98,13 @@ def _structural_similarity(guess_NF: Array, truth_N: Array) -> float | None:
     )
 
 
-def _receiver_curve(scores_n: Array, members_n2: Array) -> list[tuple[float, float]]:
+def _compute_roc_corners(scores_n: Array, members_n2: Array) -> list[tuple[float, float]]:
     """Return the corners (false positive rate, true positive rate) of the ROC, ascending."""
     false, true, _ = roc_curve(members_n2[:, 0], scores_n)
     return list(zip(false.tolist(), true.tolist(), strict=True))
 
 
-def _risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
+def _measure_label_risk(scores_NK: Array, labels_N: Array) -> dict[str, float]:
     """Return the recall of each class that occurs, and precision on the surest tenth of the rows.
 
     The adversary can choose these itself: their best score is furthest above the second, after a
@@ -122,7 +122,7 @@ def _risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
     return {**recall_by_class, "precision on the surest decile": precision}
 
 
-def _risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
+def _measure_feature_risk(guess_NF: Array, truth_N: Array) -> dict[str, float]:
     """Return the share of variance recovered on the tenth of the rows that it recovers best.
 
     The truth chooses these rows.
@@ -135,7 +135,7 @@ def _risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
     return {"r2 on the best decile": 1 - float(error_N[best].sum()) / spread} if spread else {}
 
 
-def _risk_of_membership(scores_n: Array, members_n2: Array) -> dict[str, float]:
+def _measure_membership_risk(scores_n: Array, members_n2: Array) -> dict[str, float]:
     """Return AUC of aligned and of unaligned members, each against all rows that did not train."""
     trained_n, aligned_n = members_n2.T
     groups = {"aligned": trained_n & aligned_n, "unaligned": trained_n & ~aligned_n}
@@ -158,7 +158,7 @@ def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
     return {
         "accuracy": float(hits_N.mean()),
         "balanced_accuracy": float((np.bincount(class_N, weights=hits_N) / count_K).mean()),
-        "auc": _macro_auc(scores_NK, labels_N),
+        "auc": _compute_macro_auc(scores_NK, labels_N),
     }
 
 
@@ -170,7 +170,7 @@ def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
     truth_NF = truth_N.reshape(len(truth_N), -1)
     mse = float(np.square(guess_NF - truth_NF).mean())
     peak = float(np.ptp(truth_NF))
-    similarity = _structural_similarity(guess_NF, truth_N)
+    similarity = _compute_ssim(guess_NF, truth_N)
     return {
         "mse": mse,
         "r2": compute_r2(guess_NF, truth_NF),
@@ -181,7 +181,7 @@ def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
 
 def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
     """Return AUC, and true positive rates at false positive rates of 1 % and 0.1 %."""
-    curve = _receiver_curve(scores_n, members_n2)
+    curve = _compute_roc_corners(scores_n, members_n2)
 
     def true_positives_at(most: float) -> float:
         return max(true for false, true in curve if false <= most)
@@ -241,14 +241,14 @@ class Scale:
 
 
 SCALES: Mapping[Target, Scale] = {
-    "labels": Scale("balanced_accuracy", _measure_labels, _risk_of_labels, _class_scores),
-    "features": Scale("r2", _measure_features, _risk_of_features),
+    "labels": Scale("balanced_accuracy", _measure_labels, _measure_label_risk, _match_class_scores),
+    "features": Scale("r2", _measure_features, _measure_feature_risk),
     "membership": Scale(
         "auc",
         _measure_membership,
-        _risk_of_membership,
+        _measure_membership_risk,
         values=lambda guess, members_n2: guess.values[:, 0],
-        curve=_receiver_curve,
+        curve=_compute_roc_corners,
     ),
 }
 

@@ -540,7 +540,7 @@ def iter_requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
 
 def list_released_positions(view: AdversaryView) -> Tensor:
     """Return the positions (N,) of which the view holds any representation, ascending."""
-    return _every_position(rows_B for _, rows_B, _ in _iter_releases(view))
+    return _join_positions(rows_B for _, rows_B, _ in _iter_releases(view))
 
 
 def list_seen_positions(view: AdversaryView) -> tuple[Tensor, Tensor]:
@@ -558,7 +558,7 @@ def list_seen_positions(view: AdversaryView) -> tuple[Tensor, Tensor]:
     answered_rows += [view.attribute_positions(rows_B) for rows_B in view.knowledge.order.values()]
     voted = [] if (ballot := find_vote_request(view)) is None else [ballot.rows]
     observed = [list_released_positions(view), *(request.rows for request in requested), *voted]
-    return _every_position(observed), _every_position(answered_rows)
+    return _join_positions(observed), _join_positions(answered_rows)
 
 
 def collect_pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
@@ -610,12 +610,12 @@ def find_vote_request(view: AdversaryView) -> VoteRequest | None:
         return None
     label_form = {"labels": _ROWS} if is_shown else {}
     expected = {"rows": _ROWS, "labelled": _ROWS, **label_form}
-    payload = message.payload if is_shown else _ballot_beside_ciphertexts(message)
+    payload = message.payload if is_shown else _parse_clear_ballot(message)
     tensors, _ = unpack_tensors(payload, expected, sender=message.sender)
     return VoteRequest(tensors["rows"], tensors["rows"][tensors["labelled"]], tensors.get("labels"))
 
 
-def _ballot_beside_ciphertexts(message: Envelope) -> bytes:
+def _parse_clear_ballot(message: Envelope) -> bytes:
     """Return the clear part of a request with encrypted labels: the rows, and which of them are
     labelled.
     """
@@ -683,7 +683,7 @@ def _unpack_tensors(
     raise refusals[0]
 
 
-def _every_position(rows: Iterable[Tensor]) -> Tensor:
+def _join_positions(rows: Iterable[Tensor]) -> Tensor:
     """Return all positions of these rows, ascending, each once."""
     positions: Tensor = torch.cat([_NO_ROWS, *rows]).unique()
     return positions

@@ -86,7 +86,7 @@ _EPOCHS = 50
 _CLIP = 1.0
 
 
-def _image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
+def _make_image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
     """Return a run of APFed-C on strips of images under the plain sum, and its data.
 
     Raises DataError: no images are installed.
@@ -125,7 +125,7 @@ _GUARDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 }
 
 
-def _table_run(
+def _make_table_run(
     batch: int, secure_sum: Mapping[str, Any], guard: Mapping[str, Any] = _OPEN
 ) -> tuple[Config, VerticalData]:
     """Return a run of APFed-C on a small table of three parties, and its data."""
@@ -175,7 +175,7 @@ def _measure_exchange(case: str, repetitions: int, config: Config, data: Vertica
     row = compare_calls(
         case,
         lambda: session.train_step(*next(batches)),
-        _plain_step(config, data),
+        _make_plain_step(config, data),
         peer=_PEER,
         repetitions=repetitions,
         warm_up=warm_up,
@@ -193,7 +193,7 @@ def _name_protected_cases(batch: int) -> Mapping[str, tuple[str, str]]:
 def _open_protected(batch: int, kind: str, guard: str) -> Callable[[], object]:
     """Return one step after the other of a session under this sum and guard."""
     guard_settings, sum_settings = _GUARDS[guard]
-    config, data = _table_run(batch, {**_SUMS[kind], **sum_settings}, guard_settings)
+    config, data = _make_table_run(batch, {**_SUMS[kind], **sum_settings}, guard_settings)
     session = _open_quietly(config, data)
     batches = _iter_batches(session.learner.training_rows, batch)
     return lambda: session.train_step(*next(batches))
@@ -208,7 +208,7 @@ def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) ->
     steps: dict[str, Callable[[], object]] = {
         case: _open_protected(batch, *cases[case]) for case in wanted
     }
-    plain = _plain_step(*_table_run(batch, {"scheme": "plain", "clip": None}))
+    plain = _make_plain_step(*_make_table_run(batch, {"scheme": "plain", "clip": None}))
     seconds = interleave(
         {**steps, _PEER: plain}, repetitions=repetitions, warm_up=3, clock=time.process_time
     )
@@ -272,7 +272,7 @@ EXCHANGE = Bench(
         make_single_group(
             "apfed_c/fmnist/2-1/b256",
             lambda case: _measure_exchange(
-                case, _count_turns(quick), *_image_run("bench-exchange", clip=None)
+                case, _count_turns(quick), *_make_image_run("bench-exchange", clip=None)
             ),
         ),
         *(
@@ -281,7 +281,7 @@ EXCHANGE = Bench(
                 lambda case, batch=batch: _measure_exchange(
                     case,
                     10 * _count_turns(quick),
-                    *_table_run(batch, {"scheme": "plain", "clip": None}),
+                    *_make_table_run(batch, {"scheme": "plain", "clip": None}),
                 ),
             )
             for batch in (64, 256)
@@ -291,7 +291,7 @@ EXCHANGE = Bench(
 )
 
 
-def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
+def _make_plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     """Return a step with the same arithmetic as one graph, Eq. (8): no parties, no messages."""
     active = data.active
     model = config.model
@@ -337,11 +337,11 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
 
 
 @one_thread()
-def _apart_row(case: str, way: Way, repetitions: int) -> Row:
+def _measure_apart(case: str, way: Way, repetitions: int) -> Row:
     """Measure a training step with parties apart, and its ratio to one process's (targets: 1.3,
     over gRPC 1.5).
     """
-    config, data = _image_run("bench-transport", clip=None, views=_PASSIVES + 1)
+    config, data = _make_image_run("bench-transport", clip=None, views=_PASSIVES + 1)
     with _start_parties(config, data, way=way) as (active_session, learner):
         session = _open_quietly(config, data)
         batches, others = (_iter_batches(end.training_rows) for end in (learner, session.learner))
@@ -361,7 +361,9 @@ def _apart_row(case: str, way: Way, repetitions: int) -> Row:
 
 TRANSPORT = Bench(
     groups=lambda quick: [
-        make_single_group(f"{name}/m{_PASSIVES}/b{_BATCH}", _apart_row, way, _count_turns(quick))
+        make_single_group(
+            f"{name}/m{_PASSIVES}/b{_BATCH}", _measure_apart, way, _count_turns(quick)
+        )
         for name, way in WAYS.items()
     ],
     fields=("peer_seconds",),

@@ -55,13 +55,13 @@ def peak_memory() -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
 
 
-def _own_ids(me: str, size: int) -> list[bytes]:
+def _make_ids(me: str, size: int) -> list[bytes]:
     """Return the set of one party, which shares one half with the other's; nobody holds both."""
     first = {"hub": 0, "member": size // 2}
     return [b"person %d" % k for k in range(first[me], first[me] + size)] if me in first else []
 
 
-def _floor_seconds(size: int) -> float:
+def _estimate_floor_seconds(size: int) -> float:
     """Estimate from a sample what X25519 alone takes a party, for its own set and the other's."""
     from nacl.bindings import crypto_scalarmult
 
@@ -172,7 +172,7 @@ def _run_party(
         result |= {"bytes": result["bytes"] - dealt_bytes, "dealt_bytes": dealt_bytes}
     result |= {"peak_memory": peak_memory(), "common": len(role.rows) if me == "hub" else 0}
     if protocol == "ecdh":
-        result["floor_seconds"] = _floor_seconds(size)
+        result["floor_seconds"] = _estimate_floor_seconds(size)
     report.send(result)
 
 
@@ -192,7 +192,7 @@ def _run_ours(protocol: str, size: int) -> Measured:
 
 def _write_csv(path: Path, party: str, size: int) -> None:
     """Write one party's IDs as a CSV file."""
-    path.write_bytes(b"\n".join((b"id", *_own_ids(party, size), b"")))
+    path.write_bytes(b"\n".join((b"id", *_make_ids(party, size), b"")))
 
 
 def _write_ids(path: Path, first: int, size: int) -> None:
@@ -223,7 +223,7 @@ def _seal_link(me: str, peer: str, meeting: Connection, links: Any) -> None:
     links.seal("bench", {peer: seal})
 
 
-def _bucket_party(
+def _run_bucket_party(
     me: str,
     protocol: str,
     folder: str,
@@ -279,10 +279,10 @@ def _run_buckets(protocol: str, size: int) -> Measured:
             party: (party, protocol, folder, size, near, meeting)
             for party, near, meeting in zip(parties, sockets, meetings, strict=True)
         }
-        return _run_parties(_bucket_party, jobs)
+        return _run_parties(_run_bucket_party, jobs)
 
 
-def _spu_party(
+def _run_spu_party(
     rank: int, folder: str, protocol: str, addresses: list[str], report: Connection
 ) -> None:
     """Run one party of spu's intersection and report seconds, common IDs and memory."""
@@ -323,14 +323,14 @@ def _run_spu(protocol: str, size: int) -> Measured:
         for rank, party in enumerate(("hub", "member")):
             _write_csv(Path(folder) / f"in{rank}.csv", party, size)
         jobs = {f"party {rank}": (rank, folder, protocol, addresses) for rank in range(2)}
-        return _run_parties(_spu_party, jobs)
+        return _run_parties(_run_spu_party, jobs)
 
 
 def _run_openmined_psi(_protocol: str, size: int) -> Measured:
     """Run client and server in turn in this process, as the library's example does."""
     from private_set_intersection import python as psi
 
-    hub, member = ([name.decode() for name in _own_ids(me, size)] for me in ("hub", "member"))
+    hub, member = ([name.decode() for name in _make_ids(me, size)] for me in ("hub", "member"))
     began = time.perf_counter()
     client = psi.client.CreateWithNewKey(True)
     server = psi.server.CreateWithNewKey(True)

@@ -147,7 +147,7 @@ def _measure_sums(passives: int, repetitions: int, wanted: Collection[str]) -> I
         yield make_row(chosen.pop(_ON_CRYPTEN), reason=reason)
     if chosen:
         with one_thread():
-            yield from _against_tutorial(passives, repetitions, chosen)
+            yield from _compare_with_tutorial(passives, repetitions, chosen)
 
 
 BENCH = Bench(
@@ -163,7 +163,9 @@ BENCH = Bench(
 )
 
 
-def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
+def _compare_with_tutorial(
+    passives: int, repetitions: int, case_of: Mapping[str, str]
+) -> Iterator[Row]:
     """Yield a row for each sum, its fastest time against that of the tutorial, taken in turns."""
     shape = _SHAPES[passives]
     values = _draw_gradients(shape, passives)

@@ -58,7 +58,7 @@ def tradeoff_figure(
     for place, point in enumerate(points, start=1):
         _check_keys(point, place)
     names = [str(point["label"]) for point in points]
-    shown_target = target or _common_target(points, names)
+    shown_target = target or _find_common_target(points, names)
     rows = [_row_of(point, name, shown_target) for point, name in zip(points, names, strict=True)]
     with mpl.rc_context(STYLE):
         figure = Figure(layout="constrained")
@@ -99,7 +99,7 @@ def _row_of(point: Point, name: str, target: str) -> Row:
         "label": name,
         "accuracy": Interval.from_values(accuracies),
         "epsilon": epsilon_spent,
-        "leakage": {target: _leakage_of(point["attack"], name, target)},
+        "leakage": {target: _find_leakage(point["attack"], name, target)},
     }
 
 
@@ -113,7 +113,7 @@ def _list_evaluations(attack: Any) -> list[Evaluation]:
     )
 
 
-def _common_target(points: Sequence[Point], names: Sequence[str]) -> str:
+def _find_common_target(points: Sequence[Point], names: Sequence[str]) -> str:
     """Return the one target that all evaluations attacked, or "attack" if there are only numbers.
     Raises DataError: there is none, or several.
     """
@@ -134,7 +134,7 @@ def _common_target(points: Sequence[Point], names: Sequence[str]) -> str:
     return common[0]
 
 
-def _leakage_of(attack: Any, name: str, target: str) -> Leakage:
+def _find_leakage(attack: Any, name: str, target: str) -> Leakage:
     """Return the leakage of a point: of its evaluations the setting with the highest mean
     advantage.
     """

@@ -411,10 +411,10 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1)
                 }
             )
     add_p_values(rows, seeds)
-    return Table(COLUMNS, rows, _title_of(points, rows, seeds))
+    return Table(COLUMNS, rows, _make_title(points, rows, seeds))
 
 
-def _title_of(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str:
+def _make_title(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str:
     """Return data, parties, labels, seeds, and what the best local model reaches."""
     data = points[0].solo_config.data if points and points[0].solo_config else None
     if data is None:

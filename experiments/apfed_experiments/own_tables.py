@@ -36,10 +36,10 @@ def sets_in(folder: Path) -> Mapping[str, Mapping[str, Any]]:
         isinstance(split, dict) for split in splits.values()
     ):
         raise ConfigError(f"{path}: expected of each table its measure and each party's columns")
-    return {str(name): _set_of(path, str(name), split) for name, split in splits.items()}
+    return {str(name): _make_set(path, str(name), split) for name, split in splits.items()}
 
 
-def _set_of(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, Any]:
+def _make_set(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the sections `data` and `measure` of one table's runs. Raises ConfigError: no file, no
     second party, or columns that the file lacks.
     """

@@ -77,7 +77,7 @@ def find_preset(name: str) -> dict[str, Any]:
     return dict(PRESETS[name].settings)
 
 
-def _apc_vfl() -> Iterator[tuple[str, Preset]]:
+def _iter_presets() -> Iterator[tuple[str, Preset]]:
     """Yield presets with fewer columns at the active, in the order of the Appendix.
 
     The others were moved to the passive. (The Appendix's sentence names the two parties the other
@@ -120,4 +120,6 @@ def _apc_vfl() -> Iterator[tuple[str, Preset]]:
 # its Table 1 of 120 and 40 instances a class, which are four.
 _VIEWS = {"dataset": "handwritten", "views": ("pix", "fou", "fac", "zer", "kar")}
 _MMVFL = Preset("160 people a class", {**_VIEWS, "rows_per_class": 160, "test_fraction": 0.25})
-PRESETS: Mapping[str, Preset] = MappingProxyType({**dict(_apc_vfl()), "mmvfl/handwritten": _MMVFL})
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {**dict(_iter_presets()), "mmvfl/handwritten": _MMVFL}
+)

@@ -406,7 +406,7 @@ def _measure_baselines(
     with one_thread():
         found = _compare_baselines(config, own, said)
     people: tuple[str, ...] = ()
-    learnt = _learnt_rows(own)
+    learnt = _select_learnt_rows(own)
     if scored is None:
         people = tuple(own.table.ids[row] for row in own.test_rows.tolist())
         measure = MEASURES[config.measure]
@@ -500,7 +500,7 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
     assert own is not None
     if is_lazy(own.table.features):
         return 0.0
-    learnt = _learnt_rows(own)
+    learnt = _select_learnt_rows(own)
     others = learnt[~torch.isin(learnt, own.labelled_rows)]
     rows = min(len(learnt), MOST_ROWS)
     took = dict[int, float]()
@@ -518,7 +518,7 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
     return max(*took.values(), float(np.polyval(line, rows)))
 
 
-def _learnt_rows(own: OwnData) -> Tensor:
+def _select_learnt_rows(own: OwnData) -> Tensor:
     """Return the rows that baselines learn from; a regression learns from labelled ones only."""
     return own.train_rows if own.targets is None else own.labelled_rows
 
@@ -682,7 +682,7 @@ def measure_gain(folder: RunFolder, config: Config, solo: SoloRecord) -> RunGain
     reached = load_scores(folder, variant, threshold=outcome.threshold)
     other = load_scores(folder, best.name, threshold=None, alone=True)
     if reached is None or other is None:
-        return _gain_of_figures(config, outcome, solo)
+        return _compute_figure_gain(config, outcome, solo)
     tested = load_tested_rows(folder)
     if tested is not None and len(tested) == len(other.truth) > len(reached.truth):
         other = other.select_rows(tested.nonzero().flatten().numpy())
@@ -701,7 +701,7 @@ def measure_gain(folder: RunFolder, config: Config, solo: SoloRecord) -> RunGain
     )
 
 
-def _gain_of_figures(config: Config, outcome: Outcome, solo: SoloRecord) -> RunGain | None:
+def _compute_figure_gain(config: Config, outcome: Outcome, solo: SoloRecord) -> RunGain | None:
     """Return the difference of two figures of the same rows, without an interval."""
     variant = next(iter(outcome.accuracy))
     rows = count_measured_rows(config, outcome, variant)

@@ -275,7 +275,7 @@ def measure_once(
     Raises CheckpointError where something else lies there, or figures of other settings.
     """
     if not path.is_file():
-        with _alone_on_a_thread(path.parent):
+        with _use_one_thread(path.parent):
             stored = kind(settings=settings, **measure())
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, to_json(stored.model_dump(exclude_unset=True)).encode())
@@ -298,7 +298,7 @@ def _load_figures(path: Path, kind: type[_K], settings: str) -> _K:
 
 
 @contextmanager
-def _alone_on_a_thread(folder: Path) -> Iterator[None]:
+def _use_one_thread(folder: Path) -> Iterator[None]:
     """Run the block on one thread, with fits stored in the folder and without warnings, which the
     study's tables show instead.
     """
@@ -323,7 +323,7 @@ def finish_trial(trial: Trial) -> FinishedRun:
             figures = measure_once(
                 trial.path, _StoredOutcome, trial.settings, lambda: {"outcome": trial.measure()}
             ).outcome
-            solo = _solo_on_tested_rows(trial, figures)
+            solo = _select_tested_solo(trial, figures)
             return FinishedRun(
                 config=trial.config,
                 outcome=figures,
@@ -334,7 +334,7 @@ def finish_trial(trial: Trial) -> FinishedRun:
         own_subfolder(trial.path)
         trial.refuse_another_run()
         recording = None
-        with _alone_on_a_thread(trial.point.folder):
+        with _use_one_thread(trial.point.folder):
             if not RunFolder(trial.path).result.exists():
                 resume = can_resume(trial.path, trial.config)
                 data = load_seed_tables(trial.config.data, trial.seed)
@@ -352,10 +352,10 @@ def finish_trial(trial: Trial) -> FinishedRun:
     measure = MEASURES[outcome.measure]
     scores = load_scores(folder, name, threshold=outcome.threshold)
     moved = () if scores is None else influence_kept(finished.config.data, scores, measure)
-    return replace(finished, solo=_solo_on_tested_rows(trial, outcome), influence=moved)
+    return replace(finished, solo=_select_tested_solo(trial, outcome), influence=moved)
 
 
-def _keep_alone(config: Config, path: Path, *, with_scores: bool) -> None:
+def _store_solo(config: Config, path: Path, *, with_scores: bool) -> None:
     """Measure the local models and store them, with fits that the folder's runs share."""
     with use_fit_store(fits_beside(path.parent)):
         keep_solo(
@@ -379,7 +379,7 @@ def _load_solo(trial: Trial) -> SoloRecord | None:
     return load_solo(trial.solo_config, path) if path.is_file() else None
 
 
-def _solo_on_tested_rows(trial: Trial, outcome: Outcome) -> SoloRecord | None:
+def _select_tested_solo(trial: Trial, outcome: Outcome) -> SoloRecord | None:
     """Return the baselines on the very test rows that the trial's own model was measured on.
 
     Joint inference may be measured on fewer rows than the active has: nothing is compared with
@@ -475,7 +475,7 @@ def figures_of(run: FinishedRun) -> Figures:
         }
         yield {"target": "task", **figures, "influence": _index_influence(influence, people)}
         influence = ()
-    if run.solo is not None and _is_of_rows(run.solo, run.outcome, own_rows):
+    if run.solo is not None and _has_as_many_rows(run.solo, run.outcome, own_rows):
         for solo_baseline in run.solo.baselines:
             figures = {
                 "name": solo_baseline.name,
@@ -500,7 +500,7 @@ def figures_of(run: FinishedRun) -> Figures:
         }
 
 
-def _is_of_rows(solo: SoloRecord, outcome: Outcome, rows: int | None) -> bool:
+def _has_as_many_rows(solo: SoloRecord, outcome: Outcome, rows: int | None) -> bool:
     """Return whether baselines have as many test rows as a figure; older ones do not say."""
     rows_of_solo = outcome.test_rows if solo.rows is None else solo.rows
     return rows is None or rows_of_solo is None or rows == rows_of_solo
@@ -601,7 +601,7 @@ def run_points(
         if "the active predicts alone" not in trial.config.method.happens
     }
     tasks: list[tuple[str, Callable[[], Any]]] = [
-        (str(path), partial(_keep_alone, config, path, with_scores=path in compared_jointly))
+        (str(path), partial(_store_solo, config, path, with_scores=path in compared_jointly))
         for path, config in solo_configs.items()
     ]
     for trial in trials:
@@ -617,7 +617,7 @@ def run_points(
     for trial in trials:
         ran = results[trial.name]
         if isinstance(ran, FinishedRun) and ran.solo is None:
-            results[trial.name] = replace(ran, solo=_solo_on_tested_rows(trial, ran.outcome))
+            results[trial.name] = replace(ran, solo=_select_tested_solo(trial, ran.outcome))
     return results_of(((trial, results[trial.name]) for trial in trials), figures=figures)
 
 

@@ -152,7 +152,7 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int) -> 
                 "accuracy": summary.accuracy,
                 "epsilon": summary.epsilon_of(METHODS[point.line.method].public_facts),
                 **{key: _describe_reading(point.config, summary, key) for key in READERS},
-                "readings": {key: _plain_reading(summary, key) for key in READERS},
+                "readings": {key: _export_reading(summary, key) for key in READERS},
             }
         )
     data = points[0].config.data
@@ -185,7 +185,7 @@ def _describe_reading(config: Config, summary: Summary, key: str) -> str:
     return f"{leak.score:.2f} ({leak.cut_advantage.format_text(form='+.2f')})"
 
 
-def _plain_reading(summary: Summary, key: str) -> Any:
+def _export_reading(summary: Summary, key: str) -> Any:
     """Return attack, score, baseline and advantage of a reader's worst attack for programs, or
     None.
     """

@@ -343,7 +343,7 @@ class Summary:
         tasks = rows_by_target.pop("task").groupby("name", sort=False)
         rows_by_target.pop("solo", None)
         accuracies = {
-            str(name): _over_seeds(runs["score"], _get_correlation(rows), _list_influences(runs))
+            str(name): _make_interval(runs["score"], _get_correlation(rows), _list_influences(runs))
             for name, runs in tasks
         }
         leakage = {
@@ -414,7 +414,7 @@ def _compute_difference(
         if others
         else []
     )
-    return _over_seeds(sign * (runs["score"] - other["score"]), shared, moved)
+    return _make_interval(sign * (runs["score"] - other["score"]), shared, moved)
 
 
 def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
@@ -423,7 +423,7 @@ def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
     return influences if all(isinstance(influence, pd.Series) for influence in influences) else []
 
 
-def _over_seeds(
+def _make_interval(
     values: "pd.Series[float]", shared: float, moved: "Sequence[pd.Series[float]]"
 ) -> Interval:
     """Return mean and interval of figures over the seeds; `moved` are their influences

@@ -111,7 +111,7 @@ class Defence(Settings):
     undefended: bool = False
 
     @model_validator(mode="after")
-    def _knob_has_values(self) -> Self:
+    def _check_knob(self) -> Self:
         """Check that a knob and its values come together."""
         if (self.knob is None) != (not self.values):
             raise ValueError(
@@ -144,7 +144,7 @@ class TradeOff(Settings):
 
     @field_validator("defences")
     @classmethod
-    def _defences_fit(cls, defences: tuple[Defence, ...]) -> tuple[Defence, ...]:
+    def _check_defences(cls, defences: tuple[Defence, ...]) -> tuple[Defence, ...]:
         """Check that defences have different names and that one is the undefended run."""
         names = [defence.name for defence in defences]
         if len(set(names)) != len(names):

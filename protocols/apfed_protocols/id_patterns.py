@@ -59,7 +59,7 @@ def count_patterns(texts: Sequence[str]) -> dict[str, int]:
 
     At most 20,000 IDs are read, spread evenly over all.
     """
-    sample = _sample_of(texts)
+    sample = _sample_texts(texts)
     counts = Counter(map(pattern_of, sample))
     if len(counts) > MOST_PATTERNS:
         counts = Counter(
@@ -89,7 +89,7 @@ def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ..
         texts: IDs as they stand in the party's table.
         rules: that the parties agreed on already.
     """
-    sample = _sample_of(texts)
+    sample = _sample_texts(texts)
     best: tuple[str, ...] = ()
     # Numbers of one length are padded everywhere, and no number stands there without its zeros.
     is_padded = len({len(text) for text in sample if text.isdecimal()}) <= 1
@@ -190,12 +190,12 @@ def _pattern_of_part(part: str) -> str:
     """Return the pattern of one column of an ID; a number with leading zeros is written 09."""
     padded = _PADDED.fullmatch(part)
     if padded:
-        before = _RUN.sub(_mark_of, padded["name"] + padded["between"])
+        before = _RUN.sub(_mark_run, padded["name"] + padded["between"])
         return f"{_escape_invisible(before)}09"
-    return _escape_invisible(_RUN.sub(_mark_of, part))
+    return _escape_invisible(_RUN.sub(_mark_run, part))
 
 
-def _mark_of(run: re.Match[str]) -> str:
+def _mark_run(run: re.Match[str]) -> str:
     """Return the mark of one run of letters and digits: some of A, a and 9."""
     text = run.group()
     marks = ""
@@ -213,7 +213,7 @@ def _escape_invisible(text: str) -> str:
     return "".join(letter if letter.isprintable() else f"U+{ord(letter):04X}" for letter in text)
 
 
-def _sample_of(texts: Sequence[str]) -> Sequence[str]:
+def _sample_texts(texts: Sequence[str]) -> Sequence[str]:
     """Return at most `_SAMPLE` texts, spread evenly."""
     step = -(-len(texts) // _SAMPLE) or 1
     return texts[::step]

@@ -221,7 +221,7 @@ def _format_datetime(value: Any, bits: int) -> str:
         raise _RefusedError("moment") from None
 
 
-def _numpy_moment(value: Any, bits: int) -> str:
+def _format_numpy_moment(value: Any, bits: int) -> str:
     """Write a NumPy datetime: the date alone where its unit is a day or longer, else date and time,
     with 6 or 9 digits of a second where it has a fraction.
     """
@@ -295,7 +295,7 @@ KINDS = (
         (datetime,),
         _format_datetime,
     ),
-    IdKind("moments of numpy", "as days or moments", (np.datetime64,), _numpy_moment),
+    IdKind("moments of numpy", "as days or moments", (np.datetime64,), _format_numpy_moment),
     IdKind("durations of numpy", "", (np.timedelta64,), _make_refusal("type")),
     IdKind("UUIDs", "`8b2d9f0e-7c1a-4f63-9d57-3e0c5a1b2f44`", (UUID,), lambda value, _: str(value)),
     IdKind("truth values", "", (bool, np.bool_), _make_refusal("truth")),
@@ -316,12 +316,12 @@ def _format_other(value: Any, bits: int) -> str:
     an integer by `__index__`; refuse all else.
     """
     if hasattr(value, "as_py"):  # a scalar of pyarrow
-        bits = _bits_of(value.type)
+        bits = _count_float_bits(value.type)
         try:
             value = value.as_py()
         except _NO_MOMENT:
             raise _RefusedError("moment") from None
-        return _text_of(value.__class__)(value, bits)
+        return _find_formatter(value.__class__)(value, bits)
     try:
         return _format_integer(operator.index(value), bits)
     except TypeError:
@@ -329,7 +329,7 @@ def _format_other(value: Any, bits: int) -> str:
 
 
 @cache
-def _text_of(kind: type) -> Callable[[Any, int], str]:
+def _find_formatter(kind: type) -> Callable[[Any, int], str]:
     """Return the formatter for a type, looked up along its base classes."""
     if kind.__name__ in _ABSENT:
         return _make_refusal("nobody")
@@ -459,7 +459,7 @@ class IdReader:
         """Return the text of one cell; refuse what is empty, no valid Unicode, or contains the
         joint.
         """
-        text = _text_of(value.__class__)(value, bits)
+        text = _find_formatter(value.__class__)(value, bits)
         bare = text.strip()
         if bare in _NOBODY:
             raise _RefusedError("nobody")
@@ -492,7 +492,7 @@ def id_texts(
     return texts
 
 
-def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
+def _iter_text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
     """Yield the texts of IDs some thousand rows at a time; of several columns joined."""
     refuse_ambiguous_index(ids, f"{party}: {_COLUMN}", error=DataError)
     columns = _split_columns(ids)
@@ -548,7 +548,7 @@ def _list_values(ids: Any, subject: str) -> tuple[list[Any], int]:
     if (parts := _split_levels(ids)) is not None:
         cells = [_narrow_floats(*_list_values(part, subject)) for part in parts]
         return list(zip(*cells, strict=True)), _DOUBLE_BITS
-    bits = _bits_of(
+    bits = _count_float_bits(
         next(
             (
                 kind
@@ -590,7 +590,7 @@ _BITS = (
 )
 
 
-def _bits_of(kind: object) -> int:
+def _count_float_bits(kind: object) -> int:
     """Return the number of bits of a type's floats, or of its categories'."""
     kind = getattr(getattr(kind, "categories", None), "dtype", kind)
     return next((bits for name, bits in _BITS if re.search(name, str(kind).lower())), _DOUBLE_BITS)
@@ -862,7 +862,7 @@ def encode_pieces(
     DataError: as `encode_ids`, but for repeated IDs and their number, which no piece shows.
     """
     first = 0
-    for texts in _text_pieces(party, ids):
+    for texts in _iter_text_pieces(party, ids):
         plain = normalisation.normalise_batch(texts)
         if plain is not None:
             heads = {size: _encode_head(size) for size in {*map(len, plain)}}

@@ -86,7 +86,7 @@ def order_by_position(
         error: row labels that are no positions, so that nobody knows which row is which.
     """
     try:
-        index = _row_index(values, what)
+        index = _find_row_index(values, what)
         if index is None:
             return values
         order, names = _sort_axis(index, what, "row")
@@ -108,7 +108,7 @@ def refuse_ambiguous_index(
     For what is answered by positions: a caller who looked one up would get another row, and no
     error. Labels that are no positions, such as those that dropped rows leave, look up nothing.
     """
-    index = _row_index(values, what)
+    index = _find_row_index(values, what)
     if index is None or (getattr(index, "start", None) == 0 and getattr(index, "step", None) == 1):
         return
     labels = [_convert_label(label) for label in index.tolist()]
@@ -133,7 +133,7 @@ def column_names(values: Any) -> tuple[str, ...] | None:
     return tuple(str(_convert_label(name)) for name in names)
 
 
-def _row_index(values: Any, what: str) -> Any:
+def _find_row_index(values: Any, what: str) -> Any:
     """Return the index of a pandas frame or series; None if the values have none."""
     if isinstance(values, np.ndarray | Mapping | Sequence):
         return None

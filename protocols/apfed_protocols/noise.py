@@ -277,7 +277,7 @@ def _draw_in_bins(bits: _Bits, deviation: int, count: int) -> Integers:
     offset_n = (place_words_n & np.uint64((1 << bins.width_bits) - 1)).astype(np.int64)
     is_negative_n = place_words_n >= np.uint64(1 << (_WORD_BITS - 1))
     magnitude_n = low_n + offset_n
-    is_accepted_n = _exp_minus_fraction(bits, offset_n * (low_n + magnitude_n), 2 * deviation**2)
+    is_accepted_n = _toss_exp_fraction(bits, offset_n * (low_n + magnitude_n), 2 * deviation**2)
     is_accepted_n &= magnitude_n <= largest_noise(deviation)
     # Zero would come twice, as +0 and -0.
     is_accepted_n &= ~(is_negative_n & (magnitude_n == 0))
@@ -296,15 +296,15 @@ def _draw_by_laplace(bits: _Bits, deviation: int, count: int) -> Integers:
     y_n = _draw_laplace(bits, deviation, 2 * count + 16)
     y_n = y_n[np.abs(y_n) <= largest_noise(deviation)]
     distance_n = np.abs(y_n) - deviation
-    accepted: Integers = y_n[_exp_minus(bits, distance_n * distance_n, 2 * deviation * deviation)]
+    accepted: Integers = y_n[_toss_exp(bits, distance_n * distance_n, 2 * deviation * deviation)]
     return accepted
 
 
 def _draw_laplace(bits: _Bits, scale: int, proposals: int) -> Integers:
     """Draw at most `proposals` values of the discrete Laplace distribution (Algorithm 2)."""
     u_n = bits.draw_below(scale, proposals)
-    u_n = u_n[_exp_minus(bits, u_n, scale)]
-    v_n = _count_while(lambda number: _exp_minus_one(bits, number), len(u_n))
+    u_n = u_n[_toss_exp(bits, u_n, scale)]
+    v_n = _count_while(lambda number: _toss_exp_one(bits, number), len(u_n))
     magnitude_n = u_n + scale * v_n
     negative_n = bits.draw_below(2, len(u_n)).astype(bool)
     # Zero would come twice, as +0 and -0.
@@ -313,27 +313,27 @@ def _draw_laplace(bits: _Bits, scale: int, proposals: int) -> Integers:
     return proposed_n
 
 
-def _exp_minus(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
+def _toss_exp(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
     """Toss coins that fall heads with probability exp(-numerator / denominator) (Algorithm 1)."""
     whole_n = numerator_n // denominator
     rest_n = numerator_n % denominator
-    heads_n = _exp_minus_fraction(bits, rest_n, denominator)
+    heads_n = _toss_exp_fraction(bits, rest_n, denominator)
     # exp(-whole): as many coins of exp(-1), of which the first that fails decides.
     active = np.flatnonzero(heads_n & (whole_n > 0))
     while len(active):
-        heads_n[active] = _exp_minus_one(bits, len(active))
+        heads_n[active] = _toss_exp_one(bits, len(active))
         whole_n[active] -= 1
         active = active[heads_n[active] & (whole_n[active] > 0)]
     return heads_n
 
 
-def _exp_minus_one(bits: _Bits, count: int) -> Flags:
+def _toss_exp_one(bits: _Bits, count: int) -> Flags:
     """Toss coins that fall heads with probability exp(-1)."""
-    return _exp_minus_fraction(bits, np.ones(count, dtype=np.int64), 1)
+    return _toss_exp_fraction(bits, np.ones(count, dtype=np.int64), 1)
 
 
-def _exp_minus_fraction(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
-    """Toss coins as `_exp_minus` does, for numerator <= denominator.
+def _toss_exp_fraction(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
+    """Toss coins as `_toss_exp` does, for numerator <= denominator.
 
     Toss coins of probability (numerator / denominator) / k for k = 1, 2, ... until one falls
     tails: the number of that toss is odd with probability exp(-numerator / denominator). A coin

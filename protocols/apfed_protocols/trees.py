@@ -199,7 +199,7 @@ def _make_leaf(node: Any, path: str) -> _Leaf:
     path = f"leaf {path}" if path else "a contribution"
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(node, torch.Tensor):
-        return _torch_leaf(torch, node, path)
+        return _make_torch_leaf(torch, node, path)
     if type(node) in (float, int):
         ends = (-math.inf, math.inf)
         return _Leaf(
@@ -232,12 +232,12 @@ def _make_leaf(node: Any, path: str) -> _Leaf:
     )
     if labels is not None:
         values = labels.arrange_values(values)
-        back = partial(_like_frame, node, labels, dtype)
+        back = partial(_make_frame_like, node, labels, dtype)
     ends = (float(limits.min), float(limits.max))
     return _Leaf(path, _cast_floats(values), ends, is_whole, back, labels)
 
 
-def _like_frame(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]) -> Any:
+def _make_frame_like(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]) -> Any:
     """Return values in canonical order as a frame or series like `node`."""
     restored = labels.restore_order(values).astype(dtype.newbyteorder("="))
     if hasattr(node, "columns"):
@@ -245,7 +245,7 @@ def _like_frame(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]) -> 
     return type(node)(restored, index=node.index, name=node.name)
 
 
-def _torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
+def _make_torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
     """Return a tensor as a leaf; the way back restores device and type."""
     dtype = node.dtype
     device = node.device

@@ -34,7 +34,7 @@ WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
     "psi": ("circuit-crypten/1000", apart, "_run_case", ["circuit"]),
     "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
     "startup": ("predict", user, "_measure_starts", [1]),
-    "transport": ("grpc/*", parties, "_apart_row", ["grpc/m3/b256"]),
+    "transport": ("grpc/*", parties, "_measure_apart", ["grpc/m3/b256"]),
     "user": ("votes/csv/*", user, "_measure_run", ["votes"]),
 }
 

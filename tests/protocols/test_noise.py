@@ -103,7 +103,7 @@ def test_neighbouring_values_do_not_depend_on_each_other(deviation: int) -> None
 @pytest.mark.parametrize(("numerator", "denominator"), [(0, 1), (1, 3), (1, 1), (7, 3), (9, 1)])
 def test_coins_of_exponentials_have_their_probability(numerator: int, denominator: int) -> None:
     bits = module._Bits(KEY)
-    coins = module._exp_minus(bits, np.full(200_000, numerator, dtype=np.int64), denominator)
+    coins = module._toss_exp(bits, np.full(200_000, numerator, dtype=np.int64), denominator)
     chance = math.exp(-numerator / denominator)
     error = math.sqrt(chance * (1 - chance) / 200_000)
     assert abs(coins.mean() - chance) <= 5 * error
@@ -286,7 +286,7 @@ def test_undecided_words_of_a_draw_are_decided(monkeypatch: pytest.MonkeyPatch) 
     threshold = module._compute_thresholds(1000, 64)[5]
     monkeypatch.setattr(module._Bits, "draw_words", repeat_word(threshold))
     monkeypatch.setattr(module, "_find_bin", lambda bits, deviation, word: 7)
-    monkeypatch.setattr(module, "_exp_minus_fraction", lambda _, above, below: above >= 0)
+    monkeypatch.setattr(module, "_toss_exp_fraction", lambda _, above, below: above >= 0)
     drawn = discrete_gaussian(KEY, deviation=1000, shape=(20,))
     width = 1 << module._choose_width_bits(1000)
     assert set(np.abs(drawn) // width) == {7}
@@ -305,7 +305,7 @@ def test_the_coin_of_a_place_is_the_ratio_of_the_densities(
         tossed.append(numerator_n)
         return np.ones(len(numerator_n), dtype=bool)
 
-    monkeypatch.setattr(module, "_exp_minus_fraction", accept)
+    monkeypatch.setattr(module, "_toss_exp_fraction", accept)
     magnitudes = np.abs(module._draw_in_bins(module._Bits(KEY), deviation, 5000))
     width = 1 << module._choose_width_bits(deviation)
     lower = magnitudes // width * width

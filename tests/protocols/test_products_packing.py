@@ -133,7 +133,7 @@ def test_noise_touches_nothing_below_a_step(monkeypatch: pytest.MonkeyPatch) -> 
         below.append(signed - (steps << step_bits))
         return np.zeros_like(signed)
 
-    monkeypatch.setattr(roles.ProductReceiver, "_step_of", rest)
+    monkeypatch.setattr(roles.ProductReceiver, "_round_to_steps", rest)
     played = ProductParties(agreed)
     rng = np.random.default_rng(1)
     rows = {name: rng.dirichlet(np.full(12, 0.2), 300) for name in agreed.contributors}
@@ -179,7 +179,7 @@ class CuriousActive:
     def _error(self, place: int) -> Floats:
         """e_j, from b_j + a_j s."""
         seed, _, *blobs = self.played.sum.open_request(self.request, 4)
-        numbers = self._times_secret(expand_label(self.ring, seed, place))
+        numbers = self._multiply_by_secret(expand_label(self.ring, seed, place))
         numbers += self.ring.parse_digits(blobs[place], sender="itself")
         step = self.ring.bits - self.played.sum.headroom.plain_bits
         self.ring.add_at(numbers[:, :2], step, -LABELS[place])
@@ -191,7 +191,7 @@ class CuriousActive:
         labels = vars(role)["_labels"]
         c0, c1 = role._compute_ciphertexts(rows.astype(np.int64), labels)
         folds = self.played.sum.headroom.folds
-        phase = self._times_secret(c1).reshape(*c0.shape[:3], -1)[..., : 2 * folds]
+        phase = self._multiply_by_secret(c1).reshape(*c0.shape[:3], -1)[..., : 2 * folds]
         phase = phase.reshape(*c0.shape[:3], folds, 2).sum(axis=3) + c0
         product = (rows @ LABELS).astype(np.int64).reshape(c0.shape[1:])
         step = self.ring.bits - self.played.sum.headroom.plain_bits
@@ -208,7 +208,7 @@ class CuriousActive:
             total += invert_transform(values_CH[:, None] * values_SH).swapaxes(1, 2)
         return total[..., :2]
 
-    def _times_secret(self, numbers: Digits) -> Digits:
+    def _multiply_by_secret(self, numbers: Digits) -> Digits:
         return np.rint(
             invert_transform(
                 transform_polynomials(self.ring.centre_digits(numbers)) * self.secret_H

@@ -160,7 +160,7 @@ def solo_of_numbers() -> None:
 
 def attacks() -> None:
     trial: Any = SimpleNamespace(attack=SimpleNamespace(name="mia"), compute_result=lambda: None)
-    assert len([*attacks_run._results_of([trial, trial])]) == 2
+    assert len([*attacks_run._iter_results([trial, trial])]) == 2
 
 
 def alignment() -> None:

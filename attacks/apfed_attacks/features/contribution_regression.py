@@ -67,7 +67,7 @@ class ContributionRegression(FeatureAttack):
         """Regress each row's mean and last contribution to the contributor's features."""
         victim = view.knowledge.victim
         parts: list[tuple[Tensor, Tensor]] = []
-        for rows_B, values_BD in _numbers_of(view, victim or ""):
+        for rows_B, values_BD in _iter_numbers(view, victim or ""):
             present_B = view.has_rows(victim, rows_B)
             parts.append((rows_B[present_B], values_BD[present_B]))
         means = average_rows(parts)
@@ -89,7 +89,7 @@ class ContributionRegression(FeatureAttack):
         )
 
 
-def _numbers_of(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Tensor]]:
+def _iter_numbers(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (rows (B,), numbers (B, D), float64) of what `sender` contributed, step by step."""
     for rows_B, frame in iter_contributions(view, sender):
         values_BD = decode_numbers(frame)

@@ -94,7 +94,7 @@ class HijackAttack(AnsweringAttack):
         own_rows = [rows for name, rows in knowledge.public.items() if name != knowledge.victim]
         known_PF = outsiders.new_empty(len(outsiders), 0)
         if own_rows and self.conditioned:
-            known_PF = _as_own_columns(own_rows[0], own_AF.flatten(1).shape[1])
+            known_PF = _fit_to_columns(own_rows[0], own_AF.flatten(1).shape[1])
         return Hijack(self, terms.shape, outsiders, own_AF, known_PF, derive_seed(seed, self.name))
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
@@ -121,7 +121,7 @@ class HijackAttack(AnsweringAttack):
         own_rows = view.knowledge.public.get(view.parties[0])
         if own_rows is not None:
             own_NC = _to_float64(own_columns(view, positions))
-            own_PC = _to_float64(_as_own_columns(own_rows, own_NC.shape[1]))
+            own_PC = _to_float64(_fit_to_columns(own_rows, own_NC.shape[1]))
             baselines["ridge on x"] = predict_by_ridge(own_PC, public_PF, own_NC)
         return Guess(positions=positions, attacks=attacks, baselines=baselines)
 
@@ -160,7 +160,7 @@ def _to_float64(rows_NF: Tensor) -> FloatArray:
     return np.asarray(rows_NF.double().numpy(force=True))
 
 
-def _as_own_columns(known_P: Tensor, columns: int) -> Tensor:
+def _fit_to_columns(known_P: Tensor, columns: int) -> Tensor:
     """Return (P, columns): rows (P, ...) of people whom one party holds, beside its own columns."""
     known_PF = known_P.flatten(1)
     missing = columns - known_PF.shape[1]

@@ -84,7 +84,7 @@ class SumRegression(FeatureAttack):
         if len(observed_by_epoch) > 1:
             columns["all epochs"] = torch.cat(list(observed_by_epoch.values()), dim=1)
         x_NF = self.scale_own_columns(view, positions, seed)
-        labels_NF = _own_labels(view, positions)
+        labels_NF = _encode_own_labels(view, positions)
         own_NF = np.hstack([x_NF, labels_NF])
         scaled = {name: self.scale_columns(values, seed) for name, values in columns.items()}
         together = {
@@ -209,7 +209,7 @@ def _compute_residuals(sums_NC: Tensor, sent_NC: Tensor) -> Tensor:
     return torch.cat([rest_NC, sent_NC], dim=1)
 
 
-def _own_labels(view: AdversaryView, positions: Tensor) -> FloatArray:
+def _encode_own_labels(view: AdversaryView, positions: Tensor) -> FloatArray:
     """Return the active's labels one-hot, (N, K); a row of zeros where it has none."""
     own_A = view.labels.get(view.parties[0], torch.full((int(positions.max()) + 1,), -1))
     labels_N = own_A[positions].clamp(min=-1).numpy()

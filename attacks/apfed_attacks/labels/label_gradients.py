@@ -44,7 +44,7 @@ class LabelGradients(LabelProbe):
         x_NF = self.scale_own_columns(view, positions, seed)
         columns = {
             f"gradients of the {name}": self.scale_columns(
-                _shape_of(observed.select_positions(positions)), seed
+                _join_direction_and_length(observed.select_positions(positions)), seed
             )
             for name, observed in gradients.items()
         }
@@ -109,7 +109,7 @@ def explain_missing_gradients(view: AdversaryView) -> str | None:
     return None
 
 
-def _shape_of(gradient_ND: Tensor) -> Tensor:
+def _join_direction_and_length(gradient_ND: Tensor) -> Tensor:
     """Return (N, D + 1): direction and the logarithm of the length."""
     length_N = gradient_ND.norm(dim=1, keepdim=True)
     smallest = torch.finfo(gradient_ND.dtype).tiny

@@ -101,7 +101,7 @@ class Temporal(LabelProbe):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Probe means, the change, and all epochs side by side as principal components."""
         positions = self.choose_rows(view, list_released_positions(view), seed)
-        h_END = _all_epochs(view, positions)
+        h_END = _stack_epochs(view, positions)
         columns = {
             "mean of all epochs": h_END.mean(dim=0),
             "mean of the last epochs": h_END[-self.window :].mean(dim=0),
@@ -121,7 +121,7 @@ class Temporal(LabelProbe):
         )
 
 
-def _all_epochs(view: AdversaryView, positions: Tensor) -> Tensor:
+def _stack_epochs(view: AdversaryView, positions: Tensor) -> Tensor:
     """Return (E, N, D); where a row was in no batch of an epoch, its mean over the others."""
     epochs = [collect_representations(view, epoch) for epoch in view.epochs]
     present_EN = torch.stack([torch.isin(positions, observed.positions) for observed in epochs])

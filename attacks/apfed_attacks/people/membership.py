@@ -206,7 +206,7 @@ class Shadows:
                 _clip_gradients(parameters, self.train.max_gradient_norm)
                 optimiser.step()
         base.eval()
-        return self._scores_of(lambda rows: call(parameters, rows), features_N, len(rows_SH))
+        return self._score_models(lambda rows: call(parameters, rows), features_N, len(rows_SH))
 
     def score_one_by_one(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
         """Train one model after another, with the results of `scores`."""
@@ -226,7 +226,7 @@ class Shadows:
                         nn.utils.clip_grad_norm_(network.parameters(), bound)
                     optimiser.step()
             network.eval()
-            scores.append(self._scores_of(lambda rows: network(rows[0])[None], features_N, 1))  # noqa: B023
+            scores.append(self._score_models(lambda rows: network(rows[0])[None], features_N, 1))  # noqa: B023
         return torch.cat(scores)
 
     def _make_networks(self, models: int) -> list[nn.Module]:
@@ -254,7 +254,7 @@ class Shadows:
             )
 
     @torch.no_grad()
-    def _scores_of(
+    def _score_models(
         self, call: Callable[[Tensor], Tensor], features_N: Tensor, models: int
     ) -> Tensor:
         """Return scores (S, N, K) by `call`, which takes all models at once, in parts that fit the

@@ -188,7 +188,7 @@ class Retrainings:
         row_RBD = self._run_passive_step(sent_RBD, self.task.passive_features[rows_B])
         own_RP = self.example_terms(x_RBF, y_RB, row_RBD).sum(1)
         update_RP = own_RP + self.noise_deviation() * self._draw_normal(own_RP)
-        worlds = self._both_worlds(own_RP, row_RBD[:, place : place + 1]) if place >= 0 else ()
+        worlds = self._collect_worlds(own_RP, row_RBD[:, place : place + 1]) if place >= 0 else ()
         self._update_weights("active", update_RP / len(rows_B))
         return Step(
             number=number,
@@ -200,7 +200,7 @@ class Retrainings:
             update=update_RP,
         )
 
-    def _both_worlds(self, sum_RP: Tensor, row_R1D: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+    def _collect_worlds(self, sum_RP: Tensor, row_R1D: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the record's representation and the sum of gradients in each world; see
         `Step.worlds`.
         """

@@ -91,13 +91,13 @@ def _measure_predictions(answer: str, harm: Harm | None, seed: int) -> dict[str,
     called_T = predicted_T == _TARGET
     chosen_T = chosen_N[test_T]
     return {
-        "accuracy": _percent(predicted_T == labels_T),
-        "chosen": _percent(called_T[chosen_T & other_T]),
-        "others": _percent(called_T[~chosen_T & other_T]),
+        "accuracy": _compute_percent(predicted_T == labels_T),
+        "chosen": _compute_percent(called_T[chosen_T & other_T]),
+        "others": _compute_percent(called_T[~chosen_T & other_T]),
     }
 
 
-def _percent(is_so: Tensor) -> float:
+def _compute_percent(is_so: Tensor) -> float:
     """Return the share of True in per cent."""
     return 100 * float(is_so.double().mean())
 

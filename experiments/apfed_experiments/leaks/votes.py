@@ -120,7 +120,9 @@ def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int
     draw = np.random.default_rng(seed)
     landmarks = draw.choice(len(rows), size=run.learner.classes - 1, replace=False)
     later = (open_votes(data, method, epsilon, seed) for _ in range(1, runs))
-    votes_Uk = np.mean([_columns_of(ran, rows, landmarks, draw) for ran in (run, *later)], axis=0)
+    votes_Uk = np.mean(
+        [_measure_landmarks(ran, rows, landmarks, draw) for ran in (run, *later)], axis=0
+    )
     neighbours_by_party = {
         table.name: _find_nearest(table.features[run.alignment[table.name]][rows], landmarks)
         for table in run.data.tables
@@ -138,7 +140,7 @@ def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int
     }
 
 
-def _columns_of(
+def _measure_landmarks(
     run: VotesRun, rows: Tensor, landmarks: NDArray[np.int64], draw: np.random.Generator
 ) -> NDArray[np.float64]:
     """Return how near everybody is to each landmark, as far as votes tell.

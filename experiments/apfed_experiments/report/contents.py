@@ -94,7 +94,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
     in_clear = summed and sum_kind(run.config.secure_sum).unsafe
     votes = "passives vote" in words
     from_active = "the active sends representations" in words
-    rare_rows = _few_positives(run.outcome.ranking)
+    rare_rows = _count_rare_rows(run.outcome.ranking)
     any_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
     sentences = (
         (
@@ -178,7 +178,7 @@ def describe_people(common: Sequence[CommonPeople]) -> Iterator[str]:
             yield f"{party_people.warning}."
 
 
-def _few_positives(ranking: Ranking | None) -> int | None:
+def _count_rare_rows(ranking: Ranking | None) -> int | None:
     """Count the test rows of the rarer of two classes if they are few; None: they are not."""
     if ranking is None:
         return None
@@ -209,8 +209,8 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
             reason if math.isnan(share) else tested,
         )
     if run.solo is not None:
-        yield from _solo_tiles(run, run.solo)
-    yield _promise_tile(run)
+        yield from _iter_solo_tiles(run, run.solo)
+    yield _make_weakest_promise_tile(run)
     for headline in run.headlines:
         yield Tile(headline.direction.title, headline.short, headline.note)
     if run.own is not None:
@@ -226,7 +226,7 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
     yield Tile("duration", words.format_duration(outcome.seconds), device_note)
 
 
-def _solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
+def _iter_solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
     """Return the best baseline and the gain over it, which are of the same rows, or say why not."""
     gain = run.gain
     value = solo.best.test if gain is None else gain.alone
@@ -241,7 +241,7 @@ def _solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
     yield Tile("gain", gain.points, f"over it, on the same {gain.rows:,} test rows{ends}")
 
 
-def _promise_tile(run: ReportedRun) -> Tile:
+def _make_weakest_promise_tile(run: ReportedRun) -> Tile:
     """Return the promise on what leaves a party, with the other promises as its note."""
     first = worst_promise(run.promises, run.figure)
     figures = {promise.figure for promise in run.promises} - {first.figure}

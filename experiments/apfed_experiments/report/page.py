@@ -56,7 +56,7 @@ def render_run(
     )
 
 
-def _tile_of_promise(name: str, promise: str) -> contents.Tile:
+def _make_promise_tile(name: str, promise: str) -> contents.Tile:
     """Return a tile of one promise: its figure, and its reason where nothing is promised."""
     figure, _, reason = promise.partition(": ")
     return contents.Tile(name, figure, reason)
@@ -78,7 +78,7 @@ def render_party(party: ReportedParty) -> str:
         lines=describe_party(party),
         tiles=[
             *contents.traffic_of(party, own.name),
-            *(_tile_of_promise(name, value) for name, value in party.promise_rows),
+            *(_make_promise_tile(name, value) for name, value in party.promise_rows),
         ],
         learned=dict(sorted(learned.items(), key=lambda item: title not in item[0].split(" "))),
         alignment_leaks=contents.alignment_leaks_of(party),
@@ -210,22 +210,22 @@ def _format_figures(
     figures = {
         "reached": _format_figure(run.value, lambda _: run.score_text),
         "gain": _format_figure(gain, lambda _: run.gain_text.replace("-", "\u2212"), note),
-        "epsilon": _epsilon_figure(run),
+        "epsilon": _format_promise(run),
     }
     for target in targets:
         leak = run.leaks.get(target)
-        figures[target] = ("", "", None) if leak is None else _headline_figure(leak)
+        figures[target] = ("", "", None) if leak is None else _format_headline(leak)
     return {**figures, "sent": _format_figure(run.wire_bytes, words.format_size)}
 
 
-def _headline_figure(headline: Headline) -> tuple[str, str, float | None]:
+def _format_headline(headline: Headline) -> tuple[str, str, float | None]:
     """Return (text, note, number to sort by) of a direction that was attacked, or its state."""
     if headline.worst is None:
         return headline.state, headline.note, None
     return words.format_difference(headline.advantage), headline.note, headline.advantage
 
 
-def _epsilon_figure(run: ListedRun) -> tuple[str, str, float | None]:
+def _format_promise(run: ListedRun) -> tuple[str, str, float | None]:
     """Return (text, note, number to sort by) of a run's weakest promise."""
     if run.promise is None:
         return "", "", None

@@ -83,7 +83,7 @@ def _draw_learning(run: ReportedRun) -> Drawn:
     """Draw curves of what was measured in several epochs; a single value is no curve."""
     losses = [(row.epoch, row.loss) for row in run.epochs if row.loss is not None]
     losses = losses if len(losses) > 1 else []
-    curves = _curves_of(run)
+    curves = _collect_curves(run)
     if not losses and not curves:
         return None
     count = 1 + bool(losses and curves)
@@ -155,7 +155,7 @@ def _describe_finish(outcome: Outcome) -> str:
     return " and ".join(parts)
 
 
-def _curves_of(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:
+def _collect_curves(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:
     """Return epoch and value by way to predict, of those that several epochs measured."""
     measure = run.outcome.headline_measure
     scale = 100 if measure.share else 1

@@ -363,7 +363,7 @@ def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figur
     }
 
 
-def _table2_config(scenario: Scenario, rows: int, method: str) -> Config:
+def _make_table2_config(scenario: Scenario, rows: int, method: str) -> Config:
     """Return a run on so many aligned rows; networks and batches are the same for both methods."""
     data = find_preset(f"apc-vfl/{scenario.dataset}/all-aligned/{rows}")
     base = scenario.make_config(data, _METHODS["APC-VFL"], {})
@@ -391,13 +391,15 @@ def _table2_config(scenario: Scenario, rows: int, method: str) -> Config:
     )
 
 
-def _table2_size(full: bool) -> Size:
+def _make_table2_size(full: bool) -> Size:
     """Return the lines and seeds of Table 2: one data set by default, or all."""
     scenarios = [scenario for name, scenario in SCENARIOS.items() if full or name == _QUICK]
-    return Size([line for scenario in scenarios for line in _table2_lines(scenario)], _TABLE2_SEEDS)
+    return Size(
+        [line for scenario in scenarios for line in _make_table2_lines(scenario)], _TABLE2_SEEDS
+    )
 
 
-def _table2_lines(scenario: Scenario) -> Iterator[Line]:
+def _make_table2_lines(scenario: Scenario) -> Iterator[Line]:
     """Yield the lines of Table 2 of one data set, and the difference in accuracy of both
     methods.
     """
@@ -409,7 +411,7 @@ def _table2_lines(scenario: Scenario) -> Iterator[Line]:
         jobs[rows, label] = Job.for_config(
             f"{scenario.dataset}-{method}-n{rows}",
             measure_exchange,
-            _table2_config(scenario, rows, method),
+            _make_table2_config(scenario, rows, method),
             way=way,
         )
 
@@ -472,7 +474,7 @@ TABLES: tuple[PaperTable, ...] = (
         source="APC-VFL, Table 2",
         unit="",
         hours=6.0,
-        size=_table2_size,
+        size=_make_table2_size,
         title="APC-VFL and SplitNN where all rows are aligned",
         axis="aligned rows",
         reading="50 of the aligned rows test on breast cancer, 500 elsewhere; five features at the "

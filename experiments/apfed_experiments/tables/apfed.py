@@ -198,7 +198,7 @@ def _make_table2(full: bool) -> Size:
     )
 
 
-def _few_labels(full: bool) -> Size:
+def _make_few_labels_table(full: bool) -> Size:
     """Return the table where 500 rows have a label."""
     training = _PAPER if full else replace(PROXY, seeds=_PAPER.seeds)
     lines = [line for cell in _FEW for line in _make_cell_lines(*cell, training, _FEW_LABELS)]
@@ -266,6 +266,6 @@ TABLES: tuple[PaperTable, ...] = (
         f"{_READING}",
         leaves_out=_LEFT_OUT,
         hours=60.0,
-        size=_few_labels,
+        size=_make_few_labels_table,
     ),
 )

@@ -214,7 +214,7 @@ def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
         )
 
 
-def _make_size(full: bool) -> Size:
+def _make_table_size(full: bool) -> Size:
     """Return the lines and seeds of both data sets."""
     grid = _RELEASE if full else _POINT
     lines = [line for dataset in _DATASETS for line in _make_row_lines(dataset, grid)]
@@ -236,6 +236,6 @@ TABLES: tuple[PaperTable, ...] = (
         leaves_out="25 of 30 epochs, lambda 0.04 and 0.004 (the paper's 1 and 0.1 by the product), "
         "and batches of 128",
         hours=16.0,
-        size=_make_size,
+        size=_make_table_size,
     ),
 )

@@ -527,7 +527,7 @@ def _average_lines(lines: Sequence[Line], method: str, views: str) -> Line:
     )
 
 
-def _table_of_views(full: bool) -> Size:
+def _make_views_table(full: bool) -> Size:
     """Return the lines and seeds of Tables 1 and 2."""
     lines: list[Line] = []
     for setting, methods in (
@@ -567,7 +567,7 @@ def _table_of_views(full: bool) -> Size:
     return Size(lines, 5 if full else 3)
 
 
-def _table_of_sequences(full: bool) -> Size:
+def _make_sequences_table(full: bool) -> Size:
     """Return the lines and seeds of Table 3."""
     make = partial(_make_line, _SEQUENCES_JOB)
     vertical = "a sequence each"
@@ -604,7 +604,7 @@ TABLES: tuple[PaperTable, ...] = (
         "ten iterations, or five rounds.",
         leaves_out="two of five seeds",
         hours=0.3,
-        size=_table_of_views,
+        size=_make_views_table,
     ),
     PaperTable(
         name="fedmv-sequences",
@@ -619,6 +619,6 @@ TABLES: tuple[PaperTable, ...] = (
         "beta 0.1, zeta = eta = 8.",
         leaves_out="two of five seeds",
         hours=0.2,
-        size=_table_of_sequences,
+        size=_make_sequences_table,
     ),
 )

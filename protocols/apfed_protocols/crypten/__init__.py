@@ -65,7 +65,7 @@ def load_crypten() -> Any:
     """Import CrypTen, once, and return its module."""
     known = sys.modules.get(_CRYPTEN)
     crypten = _import_with_stand_in() if known is None else known
-    _turn_lookups(crypten)
+    _patch_lookups(crypten)
     return crypten
 
 
@@ -75,7 +75,7 @@ def _import_with_stand_in() -> ModuleType:
     torch.
     """
     before = set(sys.modules)
-    sys.modules[_CONVERTER] = _stand_in()
+    sys.modules[_CONVERTER] = _make_converter_stub()
     try:
         with warnings.catch_warnings():
             # its sources have backslashes that today's Python complains about when it compiles them
@@ -104,7 +104,7 @@ def _unload_modules(before: set[str]) -> None:
             del sys.modules[name]
 
 
-def _stand_in() -> ModuleType:
+def _make_converter_stub() -> ModuleType:
     """Return a module in place of CrypTen's ONNX converter; its functions refuse."""
     converter = ModuleType(_CONVERTER, "Stands in for CrypTen's converter of ONNX models.")
     for name in ("from_onnx", "from_pytorch", "from_tensorflow"):
@@ -150,7 +150,7 @@ def use_seat(seat: Seat) -> Iterator[None]:
         _SEATS.now = before
 
 
-def _turn_lookups(crypten: Any) -> None:
+def _patch_lookups(crypten: Any) -> None:
     """Make CrypTen look up communicator and triple provider in this thread's `Seat`, if it has one;
     done once.
     """

@@ -348,7 +348,7 @@ def expand_label(ring: Ring, seed: bytes, place: int) -> Digits:
     return ring.expand_seed(seed, b"products label", place.to_bytes(4, "big"))
 
 
-def _secret_of(described: SumOfProducts, root: bytes) -> IntArray:
+def _derive_secret_key(described: SumOfProducts, root: bytes) -> IntArray:
     """Return the ternary secret key that follows from a root."""
     return ternary(described.ring.degree, derive_key(root, b"products secret"))
 
@@ -360,7 +360,7 @@ def encrypt_labels(described: SumOfProducts, root: bytes, bits_nK: IntArray) -> 
     """
     ring = described.ring
     seed = derive_key(root, b"products seed")
-    secret_H = transform_polynomials(_secret_of(described, root))
+    secret_H = transform_polynomials(_derive_secret_key(described, root))
     step = ring.bits - described.headroom.plain_bits
 
     def encrypt_zero(uniform_LN: Digits, place: int) -> Digits:
@@ -471,7 +471,7 @@ class Candidates(KeepsSecrets):
         self._classes_n = classes_n
         self._opening = threading.Lock()
         self._roots = [fresh_key() for _ in range(described.products.candidates or 0)]
-        hashes = [_hash_of(described, root) for root in self._roots]
+        hashes = [_hash_candidate(described, root) for root in self._roots]
         self._hashes = b"".join(hashes)
         self.commitment = described.pack_request((self._hashes,))
 
@@ -487,11 +487,11 @@ class Candidates(KeepsSecrets):
             self._roots = []
         root = roots.pop(chosen)
         columns = described.products.columns
-        classes_n = _classes_of(described, root)
+        classes_n = _draw_classes(described, root)
         shifts_n = ((self._classes_n - classes_n) % columns).astype(_SHIFT)
         blobs = encrypt_labels(described, root, np.eye(columns, dtype=np.int64)[classes_n])
         parts = (b"".join(roots), shifts_n.tobytes(), *blobs)
-        return described.pack_request(parts), _secret_of(described, root)
+        return described.pack_request(parts), _derive_secret_key(described, root)
 
 
 class PublicCoin(KeepsSecrets):
@@ -517,7 +517,7 @@ class PublicCoin(KeepsSecrets):
 
     def start(self) -> Sequence[Outgoing]:
         """Send every other passive the hash of this party's part."""
-        return self._to_all(self._hash_promise(self.me, self._coins[self.me]))
+        return self._address_to_all(self._hash_promise(self.me, self._coins[self.me]))
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take a hash or, from a party that promised already, its part of the coin. Raises
@@ -540,7 +540,7 @@ class PublicCoin(KeepsSecrets):
         self._promised[sender] = coin
         # This party's own bytes stay secret until all the others are bound to theirs.
         bound = len(self._promised) == len(self._names) - 1
-        return self._to_all(self._coins[self.me]) if bound else ()
+        return self._address_to_all(self._coins[self.me]) if bound else ()
 
     @property
     def is_finished(self) -> bool:
@@ -567,7 +567,7 @@ class PublicCoin(KeepsSecrets):
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hashlib.sha256(framed).digest()
 
-    def _to_all(self, coin: bytes) -> Sequence[Outgoing]:
+    def _address_to_all(self, coin: bytes) -> Sequence[Outgoing]:
         """Return one message for each other passive."""
         message = self._frames.pack_setup(coin)
         return tuple(Outgoing(name, message) for name in self._names if name != self.me)
@@ -589,7 +589,8 @@ def _audit_request(described: SumOfProducts, coin: PublicCoin, request: bytes) -
             f"{len(parts[1])}, expected {sizes[0]} and {sizes[1]}, shifts below {agreed.columns}"
         )
     hashes = [
-        _hash_of(described, roots[start : start + _BYTES]) for start in range(0, len(roots), _BYTES)
+        _hash_candidate(described, roots[start : start + _BYTES])
+        for start in range(0, len(roots), _BYTES)
     ]
     blobs = parts[2:]
     hashes.insert(chosen, _hash_request(described.pack_request(blobs)))
@@ -601,7 +602,7 @@ def _audit_request(described: SumOfProducts, coin: PublicCoin, request: bytes) -
     return LabelValues.from_request(described, request, blobs, [int(shift) for shift in shifts])
 
 
-def _classes_of(described: SumOfProducts, root: bytes) -> IntArray:
+def _draw_classes(described: SumOfProducts, root: bytes) -> IntArray:
     """Draw the labels of a request from its secret bytes, uniform to within 2^-50."""
     agreed = described.products
     key = derive_key(root, b"products classes")
@@ -609,9 +610,9 @@ def _classes_of(described: SumOfProducts, root: bytes) -> IntArray:
     return (words % np.uint64(agreed.columns)).astype(np.int64)
 
 
-def _hash_of(described: SumOfProducts, root: bytes) -> bytes:
+def _hash_candidate(described: SumOfProducts, root: bytes) -> bytes:
     """Return the hash of the request that follows from a candidate's secret bytes."""
-    bits_nK = np.eye(described.products.columns, dtype=np.int64)[_classes_of(described, root)]
+    bits_nK = np.eye(described.products.columns, dtype=np.int64)[_draw_classes(described, root)]
     blobs = encrypt_labels(described, root, bits_nK)
     return _hash_request(described.pack_request(blobs))
 
@@ -674,7 +675,7 @@ class ProductReceiver(SumReceiver):
             return
         root = fresh_key()
         blobs = encrypt_labels(described, root, bits_nK)
-        self._store_request(described.pack_request(blobs), _secret_of(described, root))
+        self._store_request(described.pack_request(blobs), _derive_secret_key(described, root))
 
     def get_commitment(self) -> bytes:
         """Return the hashes of all candidates, the same bytes for every passive."""
@@ -726,11 +727,11 @@ class ProductReceiver(SumReceiver):
         for place, count in enumerate(described.count_words(binding.step)):
             people = (count - described.ring.degree) // columns
             c0, c1_N = np.split(words[start : start + count], [people * columns])
-            phase_US = self._times_secret(c1_N).reshape(headroom.rows, headroom.stride)
+            phase_US = self._multiply_by_secret(c1_N).reshape(headroom.rows, headroom.stride)
             phase_UK = c0.reshape(people, columns) + self._fold_classes(phase_US[:people])
             first = place * headroom.rows
             start = start + count
-            integers_BK[first : first + people] = self._step_of(phase_UK, binding)
+            integers_BK[first : first + people] = self._round_to_steps(phase_UK, binding)
         self._require_range(integers_BK, binding)
         return described.fixed_point.dequantise_sum(integers_BK)
 
@@ -742,7 +743,7 @@ class ProductReceiver(SumReceiver):
         folded: Words = parts.sum(axis=1, dtype=np.uint64)
         return folded
 
-    def _times_secret(self, c1_N: Words) -> Words:
+    def _multiply_by_secret(self, c1_N: Words) -> Words:
         """Multiply c1 by s modulo 2^64, exactly: 16 bits of c1 at a time."""
         assert self._secret is not None
         total_N = np.zeros_like(c1_N)
@@ -754,7 +755,7 @@ class ProductReceiver(SumReceiver):
             total_N += product_N.view(np.uint64) << np.uint64(shift)
         return total_N
 
-    def _step_of(self, phase: Words, binding: StepBinding) -> IntArray:
+    def _round_to_steps(self, phase: Words, binding: StepBinding) -> IntArray:
         """Round these words to integers modulo t; raise if noise is beyond the honest bound."""
         headroom = self._sum.headroom
         unused = np.uint64(64 - headroom.kept_bits)
@@ -763,7 +764,7 @@ class ProductReceiver(SumReceiver):
         integers = (signed + (1 << (step_bits - 1))) >> step_bits
         noise = signed - (integers << step_bits)
         if not -headroom.noise_bound <= noise.min() <= noise.max() <= headroom.noise_bound:
-            raise self._beyond_range(binding)
+            raise self._make_range_error(binding)
         half = 1 << (headroom.plain_bits - 1)
         return np.where(integers == half, -half, integers)
 
@@ -773,7 +774,7 @@ class ProductReceiver(SumReceiver):
         noise = described.fixed_point.largest - described.fixed_point.levels
         limit = len(described.agreement.contributors) * (row_limit(described.products) + noise)
         if not -limit <= integers_BK.min() <= integers_BK.max() <= limit:
-            raise self._beyond_range(binding)
+            raise self._make_range_error(binding)
 
     def _forget_secrets(self) -> None:
         self._secret = None

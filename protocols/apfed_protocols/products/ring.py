@@ -401,7 +401,7 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | N
     flood = passives * (own_error + 2 ** (smudging - 1))
     least_bits = kept_bits + math.ceil(math.log2(flood / (room - tail - 1)))
     modulus = min(least_bits + _MARGIN, SECURE_MODULUS_BITS[degree])
-    widest = _widest_digit(agreement.labelled, rows, degree, largest)
+    widest = _find_widest_digit(agreement.labelled, rows, degree, largest)
     if modulus < least_bits or widest is None:
         return None
     return ProductHeadroom(
@@ -418,7 +418,7 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | N
     )
 
 
-def _widest_digit(labelled: int, rows: int, degree: int, most: int) -> int | None:
+def _find_widest_digit(labelled: int, rows: int, degree: int, most: int) -> int | None:
     """Return the bits of the widest digit whose products in float64 are exact; None: too few."""
     # sum_j |A_j| |c_j| over the labels j, norms of U coefficients, by Cauchy and Schwarz: all of
     # A has at most U rows of norm R. The zero that is added is a product of N and N coefficients.

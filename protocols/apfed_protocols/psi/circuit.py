@@ -238,7 +238,7 @@ class CircuitIntersection(DealtIntersection):
         bins = tags_MB.shape[-1]
         for chunk in split_bins(bins, meeting.slots):
             words = (chunk.stop - chunk.start) // BITS
-            pair_words, all_words = _triple_words(words, meeting.slots)
+            pair_words, all_words = _count_triple_words(words, meeting.slots)
             order = deal_request(words, meeting.slots)
             inbox = yield desk.make_turn(Kind.DEAL, {dealer: order}, [dealer])
             length = seed_bytes + WORD.itemsize * all_words
@@ -252,10 +252,10 @@ class CircuitIntersection(DealtIntersection):
                 planes_1W = ~bit_planes(tags_B[chunk])[:, None]
                 planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
                 triples[member] = TripleShares.from_seed(seed, count)
-            bits = yield from _any_slot_equals(desk, planes, triples, leads=True, gate=gate)
+            bits = yield from _compare_slots(desk, planes, triples, leads=True, gate=gate)
             all_triples = TripleShares.from_seed(all_seed, all_words, dealing[seed_bytes:])
             bits_MW = np.stack([bits[member] for member in members])
-            share = yield from _all_members_agree(
+            share = yield from _combine_member_bits(
                 desk, bits_MW, all_triples, hub=desk.me, members=members, gate=gate
             )
             shares.append(share)
@@ -278,7 +278,7 @@ class CircuitIntersection(DealtIntersection):
         for chunk in split_bins(bins, meeting.slots):
             tags_KB = tags[:, chunk]
             words = tags_KB.shape[1] // BITS
-            pair_words, all_words = _triple_words(words, meeting.slots)
+            pair_words, all_words = _count_triple_words(words, meeting.slots)
             inbox = yield Turn((), [dealer])
             length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
             dealing = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
@@ -286,11 +286,11 @@ class CircuitIntersection(DealtIntersection):
             all_seed = dealing[KEY_BYTES : 2 * KEY_BYTES]
             triples = TripleShares.from_seed(seed, pair_words[place], dealing[2 * KEY_BYTES :])
             planes = {hub: bit_planes(tags_KB)}
-            bits = yield from _any_slot_equals(desk, planes, {hub: triples}, leads=False, gate=gate)
+            bits = yield from _compare_slots(desk, planes, {hub: triples}, leads=False, gate=gate)
             bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
             bits_MW[place] = bits[hub]
             all_triples = TripleShares.from_seed(all_seed, all_words)
-            share = yield from _all_members_agree(
+            share = yield from _combine_member_bits(
                 desk, bits_MW, all_triples, hub=hub, members=(), gate=gate
             )
             shares.append(share)
@@ -369,7 +369,7 @@ class CircuitIntersection(DealtIntersection):
                 f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk "
                 f"has 1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {most_slots}"
             )
-        pair_words, all_words = _triple_words(words, slots)
+        pair_words, all_words = _count_triple_words(words, slots)
         all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
         bodies = {}
         hub_seeds = b""
@@ -549,7 +549,7 @@ def _derive_attempt_key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int)
     return derive_key(hub_part, desk.agreement.digest, parts, attempt.to_bytes(4, "big"))
 
 
-def _any_slot_equals(
+def _compare_slots(
     desk: Desk,
     planes: Mapping[str, Words],
     triples: Mapping[str, TripleShares],
@@ -582,7 +582,7 @@ def _any_slot_equals(
     return {peer: np.bitwise_xor.reduce(x[0], axis=0) for peer, x in planes.items()}
 
 
-def _all_members_agree(
+def _combine_member_bits(
     desk: Desk,
     shares: Words,
     triples: TripleShares,
@@ -656,10 +656,10 @@ def _open_at_member(
         return IntersectionResult()
     inbox = yield desk.make_turn(Kind.SHARE, {hub: share.tobytes()}, [hub])
     body = desk.parse_message(inbox, hub, Kind.TOKENS)
-    return IntersectionResult(rows=_rows_of(desk, hub, meeting, body))
+    return IntersectionResult(rows=_find_opened_rows(desk, hub, meeting, body))
 
 
-def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
+def _find_opened_rows(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
     """Return the own rows of the tokens that the hub opened, in the hub's order. Raises
     RemoteProtocolError: a token is unknown or repeated, or they are fewer than agreed.
     """
@@ -749,7 +749,7 @@ def split_bins(bins: int, slots: Sequence[int]) -> Sequence[slice]:
     return [slice(start, min(start + step, bins)) for start in range(0, bins, step)]
 
 
-def _triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
+def _count_triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
     """Return the words of triples for each pair, and for all, in a chunk of 64 `words` bins.
 
     To compare 64 bits takes 63 ANDs, to combine M members M - 1.

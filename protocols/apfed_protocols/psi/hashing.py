@@ -139,7 +139,7 @@ def member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words |
 
     That is where a bin overflows, or holds one tag twice, which would cancel it later.
     """
-    if _twice_in_a_bin(tags_n, bins_n3):
+    if _has_repeated_tag(tags_n, bins_n3):
         return None
     bin_of = bins_n3.ravel()
     tags = np.repeat(tags_n, PLACES)
@@ -154,7 +154,7 @@ def member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words |
     return tags_KB
 
 
-def _twice_in_a_bin(tags_n: Words, bins_n3: Rows) -> bool:
+def _has_repeated_tag(tags_n: Words, bins_n3: Rows) -> bool:
     """Return whether two IDs with one tag share a bin, where they would cancel by XOR."""
     order = np.argsort(tags_n)
     is_equal = tags_n[order[1:]] == tags_n[order[:-1]]

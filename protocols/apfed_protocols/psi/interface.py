@@ -578,7 +578,7 @@ def three_different(words_n3: NDArray[np.uint64], size: int) -> NDArray[np.int64
     return np.stack([first, second, third], axis=1)
 
 
-def _common_rows(
+def _find_common_rows(
     me: str, places: Mapping[str, Rows], minimum: int
 ) -> Rows | IntersectionTooSmallError:
     """Return the hub's rows that all share, in a random order; or why they stay closed.
@@ -622,7 +622,7 @@ def open_rows(desk: Desk[_Kind], places: Mapping[str, Rows]) -> Script:
 
     The message is empty where the hub alone is to know, and the size where only that is to open.
     """
-    rows = _common_rows(desk.me, places, desk.agreement.minimum_rows)
+    rows = _find_common_rows(desk.me, places, desk.agreement.minimum_rows)
     if isinstance(rows, IntersectionTooSmallError):
         yield desk.make_turn(desk.kinds["REFUSAL"], dict.fromkeys(places, b""), ())
         return rows

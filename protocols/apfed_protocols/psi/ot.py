@@ -201,7 +201,7 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         key = derive_key(own_secret, b"ot key of the hash")
         senders = {
             member: base_ot.Sender(
-                derive_key(secret, b"ot base"), session=_base_session(agreement, me, member)
+                derive_key(secret, b"ot base"), session=_derive_base_session(agreement, me, member)
             )
             for member, secret in secrets.items()
         }
@@ -231,7 +231,9 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             del vector
             yield Turn(sending.outgoing, ())
             del sending
-            tagger = Tagger(_output_key(agreement, key, member), tag_bytes(size, announced[member]))
+            tagger = Tagger(
+                _derive_output_key(agreement, key, member), tag_bytes(size, announced[member])
+            )
             own_tags[member] = tagger.tag_known_ids(known[: vector_elements(size)], rows, targets)
             extensions[member] = extension
             del known
@@ -263,7 +265,7 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         receiver = base_ot.Receiver(
             np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little").tolist(),
             derive_key(secret, b"ot base"),
-            session=_base_session(agreement, hub, me),
+            session=_derive_base_session(agreement, hub, me),
         )
         sent = {hub: SIZE.pack(size) + receiver.message}
         inbox = yield desk.make_turn(Kind.CHOICES, sent, [hub])
@@ -279,7 +281,7 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         del inbox, vector
         inbox = yield Turn((), [hub])
         extension.check_proof(desk.parse_message(inbox, hub, Kind.PROOF, PROOF_BYTES), hub)
-        tagger = Tagger(_output_key(agreement, key, me), tag_bytes(hub_size, size))
+        tagger = Tagger(_derive_output_key(agreement, key, me), tag_bytes(hub_size, size))
         tags = tagger.tag_ids(digests, extended, extension.choices, desk.report_progress)
         del digests, extended
         order = random_permutation(size, key=derive_key(secret, b"ot order"))
@@ -332,12 +334,12 @@ def _add_random_rows(store: Elements, seed: bytes) -> Elements:
     return code.keep_message_bits(np.concatenate([store, random_rows]))
 
 
-def _base_session(agreement: IntersectionAgreement, hub: str, member: str) -> bytes:
+def _derive_base_session(agreement: IntersectionAgreement, hub: str, member: str) -> bytes:
     """Return the 32 bytes that name the base OTs of one pair."""
     return derive_key(agreement.digest, b"ot base session", hub.encode(), member.encode())
 
 
-def _output_key(agreement: IntersectionAgreement, key: bytes, member: str) -> bytes:
+def _derive_output_key(agreement: IntersectionAgreement, key: bytes, member: str) -> bytes:
     """Return the key of the hash F for one member."""
     return derive_key(key, b"ot output", agreement.digest, member.encode())
 
@@ -364,7 +366,7 @@ class HubExtension:
             masked = rows_to_columns(code.encode_words(self._messages[block]))
             masked ^= zeros
             masked ^= ones
-            vector[_words_of(block)] = masked.ravel()
+            vector[_slice_words(block)] = masked.ravel()
             known[block] = columns_to_rows(zeros)
         return vector.tobytes(), known
 
@@ -408,7 +410,7 @@ class MemberExtension:
         hashed = ColumnHash(challenge, code.LENGTH)
         columns = _expand_columns(self._keys, count)
         for block, own in zip(_split_blocks(count), columns, strict=True):
-            own ^= words[_words_of(block)].reshape(own.shape) & self._chosen
+            own ^= words[_slice_words(block)].reshape(own.shape) & self._chosen
             hashed.update(own)
             opened[block] = columns_to_rows(own)
         self._hashed = hashed.finish()
@@ -468,7 +470,7 @@ class Tagger:
         return np.concatenate(
             [
                 self._hash(decode_rows(known, rows[chunk]), targets[chunk])
-                for chunk in _split_evaluated(len(rows))
+                for chunk in _split_ids(len(rows))
             ]
         )
 
@@ -482,7 +484,7 @@ class Tagger:
         """Return the tags of a member's IDs, from Q and s."""
         cells = cells_for(0) + len(extended) - vector_elements(0)
         tags = []
-        for chunk in _split_evaluated(len(digests)):
+        for chunk in _split_ids(len(digests)):
             part = digests[chunk]
             targets = targets_of(part)
             values = decode_rows(extended, Rows.from_digests(part, cells))
@@ -498,7 +500,7 @@ class Tagger:
         return digest_each(blocks, self._keyed)
 
 
-def _split_evaluated(count: int) -> Iterator[slice]:
+def _split_ids(count: int) -> Iterator[slice]:
     """Split so many IDs into pieces, one at least."""
     return (slice(start, start + _EVALUATED) for start in range(0, max(count, 1), _EVALUATED))
 
@@ -508,7 +510,7 @@ def _split_blocks(rows: int) -> Iterator[slice]:
     return (slice(start, min(start + _BLOCK, rows)) for start in range(0, rows, _BLOCK))
 
 
-def _words_of(block: slice) -> slice:
+def _slice_words(block: slice) -> slice:
     """Return where a block of rows is in U."""
     return slice(block.start * code.WORDS, block.stop * code.WORDS)
 

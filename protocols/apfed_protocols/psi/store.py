@@ -147,7 +147,7 @@ class Encoder:
         """
         rows = self._rows
         cells = self._cells
-        store = _random_rows(seed or fresh_key(), b"store", (cells + DENSE, values.shape[1]))
+        store = _expand_rows(seed or fresh_key(), b"store", (cells + DENSE, values.shape[1]))
         _solve_cells(store, rows, values, self._unpeeled)
         dense = subset_sums(store[-DENSE:])
         for all_peeled, places in reversed(self._rounds):
@@ -206,7 +206,7 @@ def _solve_cells(store: Elements, rows: Rows, values: Elements, unpeeled: Places
         pattern = int(rows.dense[row, 0]) << sparse
         for cell in rows.cells[row].tolist():
             pattern |= 1 << cell
-        value = _as_int(values[row])
+        value = _read_int(values[row])
         for bit, other, known in pivots:
             if pattern >> bit & 1:
                 pattern = pattern ^ other
@@ -217,11 +217,11 @@ def _solve_cells(store: Elements, rows: Rows, values: Elements, unpeeled: Places
     # a pivot's row has no cell of an earlier pivot, so the last is solved first
     for bit, pattern, value in reversed(pivots):
         for cell in _list_bits(pattern ^ (1 << bit)):
-            value ^= _as_int(store[cell])
+            value ^= _read_int(store[cell])
         store[bit] = np.frombuffer(value.to_bytes(8 * store.shape[1], "little"), "<u8")
 
 
-def _as_int(element: NDArray[np.uint64]) -> int:
+def _read_int(element: NDArray[np.uint64]) -> int:
     """Return the words of one value as a number, low word first."""
     return int.from_bytes(element.astype(_WORDS).tobytes(), "little")
 
@@ -248,10 +248,10 @@ def to_bytes(elements: Elements) -> bytes:
 
 def random_elements(seed: bytes, purpose: bytes, count: int) -> Elements:
     """Expand a seed into elements; one (seed, purpose) is used once."""
-    return _random_rows(seed, purpose, (count, 2))
+    return _expand_rows(seed, purpose, (count, 2))
 
 
-def _random_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray[np.uint64]:
+def _expand_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray[np.uint64]:
     """Expand a seed into random words of this shape."""
     rows = np.zeros(shape, _WORDS)
     add_random(rows, seed, purpose)
@@ -259,7 +259,7 @@ def _random_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray
 
 
 def add_random(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
-    """Add what `_random_rows` makes of the seed, in place: it need not be held beside them."""
+    """Add what `_expand_rows` makes of the seed, in place: it need not be held beside them."""
     content = rows.reshape(-1).view(np.uint8)
     start = 0
     for part in keystream_chunks(seed, purpose, length=len(content)):

@@ -108,7 +108,7 @@ def align_with(
     terms = {"me": me, "peer": peer, "fit": True, "fresh": fresh_key().hex()} | shared
     carry: dict[str, Any] = {
         "send": lambda _, body: send(body),
-        "receive": lambda timeout_s: (peer, _bytes_of(receive(timeout_s))),
+        "receive": lambda timeout_s: (peer, _require_bytes(receive(timeout_s))),
         "patience_s": patience_s,
     }
     try:
@@ -150,7 +150,7 @@ def _find_ends(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], 
     return send, receive
 
 
-def _bytes_of(body: object) -> bytes:
+def _require_bytes(body: object) -> bytes:
     """Return a received message as bytes. Raises LocalProtocolError: the link returned something
     else.
     """

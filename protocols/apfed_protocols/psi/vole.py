@@ -199,7 +199,7 @@ class VoleIntersection(DealtIntersection):
             length = tag_bytes(size, announced)
             body = desk.parse_message(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
             part = _parse_key_part(member, body, commitment)
-            output = _output_key(agreement, member, parts[member], part)
+            output = _derive_output_key(agreement, member, parts[member], part)
             own_tags = hash_values(known.pop(member), output, length)
             member_tags = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
             places[member] = match_tags(own_tags, member_tags, sender=member)
@@ -227,10 +227,10 @@ class VoleIntersection(DealtIntersection):
             inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(vector_elements(hub_size))
         )
         store = share.unmask_vector(hub, memoryview(body)[KEY_BYTES:])
-        output = _output_key(agreement, desk.me, body[:KEY_BYTES], part)
+        output = _derive_output_key(agreement, desk.me, body[:KEY_BYTES], part)
         del inbox, body
         length = tag_bytes(hub_size, size)
-        tags = _member_tags(
+        tags = _compute_member_tags(
             digests, store, share.delta, output, length, report=desk.report_progress
         )
         del digests, store
@@ -328,7 +328,7 @@ def add_random_tags(tags: Tags, size: int, *, seed: bytes | None = None) -> Tags
     return np.concatenate([tags, np.frombuffer(missing, np.uint8).reshape(-1, length)])
 
 
-def _output_key(
+def _derive_output_key(
     agreement: IntersectionAgreement, member: str, hub_part: bytes, member_part: bytes
 ) -> bytes:
     """Return the key of the hash F for one member, from the key parts of both ends."""
@@ -438,7 +438,7 @@ def evaluate_rows(store: Elements, rows: Rows) -> Elements:
     return values
 
 
-def _member_tags(
+def _compute_member_tags(
     digests: Digests,
     store: Elements,
     delta: Multiplier,

@@ -25,16 +25,16 @@ def choose_bits(make: Callable[[int], SecureSum]) -> int:
     Raises:
         LocalProtocolError: no number of bits fits; that of `USUAL_BITS` says why.
     """
-    usual = _value_bytes(make, USUAL_BITS)
+    usual = _count_value_bytes(make, USUAL_BITS)
     for bits in range(MOST_BITS, 1, -1):
-        size = _value_bytes(make, bits)
+        size = _count_value_bytes(make, bits)
         if size is not None and (usual is None or size <= usual):
             return bits
     make(USUAL_BITS)
     raise LocalProtocolError(f"no number of bits from 2 to {MOST_BITS} fits this sum")
 
 
-def _value_bytes(make: Callable[[int], SecureSum], bits: int) -> float | None:
+def _count_value_bytes(make: Callable[[int], SecureSum], bits: int) -> float | None:
     """Return the bytes on the wire of one value at so many bits; None if the sum does not carry
     them.
     """

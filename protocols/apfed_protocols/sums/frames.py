@@ -379,13 +379,13 @@ class AgreedFrames:
 
     def pack_request(self, to: str, blobs: Sequence[bytes]) -> bytes:
         """Pack the aggregator's second-round request to contributor `to` about the current step."""
-        return self._about_underway(FrameKind.REQUEST, to, blobs)
+        return self._pack_second_round(FrameKind.REQUEST, to, blobs)
 
     def open_request(self, request: bytes, me: str) -> Frame:
         """Return the aggregator's request about the last contribution of `me`."""
         sender = self.agreement.combiner
         frame = Frame.parse(request, sender=sender)
-        self._check_about_underway(frame, sender, FrameKind.REQUEST, me)
+        self._check_second_round(frame, sender, FrameKind.REQUEST, me)
         return frame
 
     def pack_answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
@@ -393,7 +393,7 @@ class AgreedFrames:
         answered once.
         """
         self.require_own_process()
-        body = self._about_underway(FrameKind.ANSWER, me, blobs)
+        body = self._pack_second_round(FrameKind.ANSWER, me, blobs)
         self._underway = None
         return body
 
@@ -407,10 +407,10 @@ class AgreedFrames:
         names = self._check_senders(answers, asked, "answer")
         frames = tuple(Frame.parse(answers[name], sender=name) for name in names)
         for name, frame in zip(names, frames, strict=True):
-            self._check_about_underway(frame, name, FrameKind.ANSWER, name)
-        if binding_digest is not None and self._require_underway().binding != binding_digest:
+            self._check_second_round(frame, name, FrameKind.ANSWER, name)
+        if binding_digest is not None and self._require_pending().binding != binding_digest:
             raise RemoteProtocolError(
-                f"the answers to step {self._require_underway().step} are about another message "
+                f"the answers to step {self._require_pending().step} are about another message "
                 "than the one agreed"
             )
         return frames
@@ -470,7 +470,7 @@ class AgreedFrames:
                     "representations"
                 )
 
-    def _require_underway(self) -> Frame:
+    def _require_pending(self) -> Frame:
         """Return the contribution that waits for its second round. Raises LocalProtocolError: none
         does.
         """
@@ -480,20 +480,20 @@ class AgreedFrames:
             )
         return self._underway
 
-    def _about_underway(self, kind: FrameKind, party: str, blobs: Sequence[bytes]) -> bytes:
+    def _pack_second_round(self, kind: FrameKind, party: str, blobs: Sequence[bytes]) -> bytes:
         """Pack a second-round frame to or from `party` about the contribution of the
         current step.
         """
         position = self.agreement.find_position(party)
         return replace(
-            self._require_underway(), kind=kind, party=position, blobs=tuple(blobs)
+            self._require_pending(), kind=kind, party=position, blobs=tuple(blobs)
         ).pack()
 
-    def _check_about_underway(self, frame: Frame, sender: str, kind: FrameKind, party: str) -> None:
+    def _check_second_round(self, frame: Frame, sender: str, kind: FrameKind, party: str) -> None:
         """Raise RemoteProtocolError unless a second-round frame is about the current step's
         contribution and about `party`.
         """
-        underway = self._require_underway()
+        underway = self._require_pending()
         position = self.agreement.find_position(party)
         self._check_frame(frame, sender, kind, self.fingerprint)
         about = (frame.step, frame.binding, frame.shape)

@@ -177,7 +177,7 @@ class HomomorphicSum(SecureSum, ABC):
         )
 
 
-def _key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
+def _open_key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
     """Return the frame of a set-up message of the key holder. Raises RemoteProtocolError: another
     party sent it.
     """
@@ -235,7 +235,7 @@ class KeyHolder(SumReceiver):
         )
         fields = described.packing.unpack_fields(described.round_slots(slots))
         if fields[values:].any():
-            raise self._beyond_range(binding)
+            raise self._make_range_error(binding)
         return self._dequantise_sum(fields[:values].reshape(frame.shape), binding)
 
     def _forget_secrets(self) -> None:
@@ -264,7 +264,7 @@ class Encrypter(SumContributor):
             return self._seeds.receive(sender, body)
         if self._key is not None:
             raise RemoteProtocolError(f"{sender} sent a second public key to {self.me}")
-        frame = _key_setup(self._frames, body, sender)
+        frame = _open_key_setup(self._frames, body, sender)
         if len(frame.blobs) != 1:
             raise RemoteProtocolError(f"{sender} sent {len(frame.blobs)} public keys, expected one")
         frames = self._sum.make_frames(frame.blobs[0])
@@ -273,10 +273,10 @@ class Encrypter(SumContributor):
                 f"the public key from {sender} does not match its fingerprint; the parties hold "
                 "different parameters"
             )
-        self._take_key(frames, frame.blobs[0], sender)
+        self._adopt_key(frames, frame.blobs[0], sender)
         return ()
 
-    def _take_key(self, frames: AgreedFrames, public_key: bytes, sender: str) -> None:
+    def _adopt_key(self, frames: AgreedFrames, public_key: bytes, sender: str) -> None:
         """Adopt the public key of the receiver, and the frames whose fingerprint covers it."""
         context = self._sum.cipher.public_context(public_key, sender=sender)
         self._frames = frames
@@ -291,7 +291,7 @@ class Encrypter(SumContributor):
         """Restore the public key and the mask seeds of a suspended role."""
         if state["key"] is not None:
             public_key = bytes.fromhex(state["key"])
-            self._take_key(self._sum.make_frames(public_key), public_key, self.me)
+            self._adopt_key(self._sum.make_frames(public_key), public_key, self.me)
         if self._seeds is not None:
             self._seeds.import_secrets(state["seeds"])
 
@@ -331,7 +331,7 @@ class CiphertextAdder(OneRoundCombiner):
         """
         if self._set_up:
             raise RemoteProtocolError(f"{sender} sent a second setup to the aggregator")
-        frame = _key_setup(self._frames, body, sender)
+        frame = _open_key_setup(self._frames, body, sender)
         if frame.blobs:
             raise RemoteProtocolError(f"{sender} sent a key to the aggregator, who must hold none")
         self._frames.fingerprint = frame.fingerprint

@@ -80,7 +80,7 @@ class PairwiseSeeds(KeepsSecrets):
 
     def start(self) -> Sequence[Outgoing]:
         """Return this party's public key, to be sent to each peer."""
-        message = self._frames.pack_setup(self._own_key().public)
+        message = self._frames.pack_setup(self._require_own_key().public)
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
@@ -99,7 +99,7 @@ class PairwiseSeeds(KeepsSecrets):
         names = (self.me, sender)
         use = b"secure-apfed mask v1"
         agreement = self._frames.agreement
-        key = self._own_key()
+        key = self._require_own_key()
         self._seeds[sender] = pair_seed(key, frame.blobs[0], agreement, names, use=use)
         return ()
 
@@ -110,7 +110,7 @@ class PairwiseSeeds(KeepsSecrets):
     def require_completion(self) -> None:
         """Raise LocalProtocolError, which names the peers, while a peer's key is missing."""
         if self._key is None:
-            self._own_key()  # which says why there is none
+            self._require_own_key()  # which says why there is none
         if len(self._seeds) < len(self._peers):
             missing = [name for name in self._peers if name not in self._seeds]
             raise LocalProtocolError(
@@ -119,7 +119,7 @@ class PairwiseSeeds(KeepsSecrets):
 
     def export_secrets(self) -> dict[str, str]:
         """Return the secrets by peer, and the own one under no name, in hexadecimal; forget all."""
-        secrets = {"": self._own_key().secret_bytes(), **self._seeds}
+        secrets = {"": self._require_own_key().secret_bytes(), **self._seeds}
         self.forget_secrets()
         return {name: secret.hex() for name, secret in secrets.items()}
 
@@ -148,7 +148,7 @@ class PairwiseSeeds(KeepsSecrets):
         self._fork_check.require_own_process()
         add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
 
-    def _own_key(self) -> RunKey:
+    def _require_own_key(self) -> RunKey:
         """Return this party's key. Raises LocalProtocolError: a forked process, or the key was
         destroyed.
         """

@@ -151,8 +151,8 @@ class StepKeys(KeepsSecrets):
         2017, figure 4, rounds 0 and 1).
         """
         key_secret, seed_secret = (_pack_number(_draw_number()) for _ in range(2))
-        self.key = _mask_key(key_secret, agreement, owner)
-        self.seed = _self_mask_seed(seed_secret, agreement, owner)
+        self.key = _derive_mask_key(key_secret, agreement, owner)
+        self.seed = _derive_self_mask_seed(seed_secret, agreement, owner)
         self._agreement = agreement
         holders = len(agreement.contributors)
         self._key_shares = split_secret(key_secret, threshold=threshold, holders=holders)
@@ -171,15 +171,15 @@ class StepKeys(KeepsSecrets):
         )
 
 
-def _rebuilt_key(
+def _rebuild_key(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> RunKey:
     """Rebuild the mask key of a passive that fell silent. Raises RemoteProtocolError: it is not the
     key that its owner announced.
     """
-    key = _mask_key(join_shares(shares), agreement, owner)
+    key = _derive_mask_key(join_shares(shares), agreement, owner)
     if key.public != announced.public:
-        raise _false_shares(owner)
+        raise _make_share_error(owner)
     return key
 
 
@@ -189,9 +189,9 @@ def rebuilt_seed(
     """Rebuild the self-mask seed of a passive that is counted. Raises RemoteProtocolError: it is
     not the seed that its owner committed to.
     """
-    seed = _self_mask_seed(join_shares(shares), agreement, owner)
+    seed = _derive_self_mask_seed(join_shares(shares), agreement, owner)
     if _commit_seed(seed) != announced.commitment:
-        raise _false_shares(owner)
+        raise _make_share_error(owner)
     return seed
 
 
@@ -258,14 +258,14 @@ def _pack_number(number: int) -> bytes:
     return number.to_bytes(SECRET_BYTES, "big")
 
 
-def _mask_key(secret: bytes, agreement: SumAgreement, owner: str) -> RunKey:
+def _derive_mask_key(secret: bytes, agreement: SumAgreement, owner: str) -> RunKey:
     """Derive a step's X25519 key from its 16-byte secret."""
     return RunKey.from_secret_bytes(
         _derive_bytes(secret, agreement, b"mask key of " + owner.encode())
     )
 
 
-def _self_mask_seed(secret: bytes, agreement: SumAgreement, owner: str) -> bytes:
+def _derive_self_mask_seed(secret: bytes, agreement: SumAgreement, owner: str) -> bytes:
     """Derive a step's self-mask seed from its 16-byte secret."""
     return _derive_bytes(secret, agreement, b"self mask of " + owner.encode())
 
@@ -281,7 +281,7 @@ def _commit_seed(seed: bytes) -> bytes:
     return hashlib.sha256(b"secure-apfed self mask v1" + seed).digest()
 
 
-def _false_shares(owner: str) -> RemoteProtocolError:
+def _make_share_error(owner: str) -> RemoteProtocolError:
     """Return the error for shares that do not give what their owner announced."""
     return RemoteProtocolError(
         f"the shares of {owner}'s secret do not give what {owner} announced: {owner} dealt false "
@@ -529,7 +529,7 @@ class RecoverableContributor(SumContributor):
             for name in self._others
         }
         self._awaited = set(self._others)  # passives whose shares for the first step did not come
-        self._ready: _Step | None = _Step(self._fresh_keys(), {})
+        self._ready: _Step | None = _Step(self._make_step_keys(), {})
         self._waiting: tuple[_Step, StepKeys] | None = None
         self.answered = AnsweredCircles() if answered is None else answered
         self._marks: tuple[str, ...] = ()
@@ -600,7 +600,7 @@ class RecoverableContributor(SumContributor):
                 "another step; its session is over, open a new one"
             )
         self._add_masks(numbers_BD, step, binding)
-        following = self._fresh_keys()
+        following = self._make_step_keys()
         bound = self._make_associated_data(step, binding.digest)
         # To the others in the agreement's order, as all parties count them.
         parcels = [
@@ -676,7 +676,7 @@ class RecoverableContributor(SumContributor):
             )
         return counted
 
-    def _fresh_keys(self) -> StepKeys:
+    def _make_step_keys(self) -> StepKeys:
         return StepKeys(self._sum.agreement, self._frames.least, self.me)
 
     def _seal_parcel(self, peer: str, keys: StepKeys, bound: bytes) -> bytes:
@@ -794,8 +794,8 @@ class RecoverableCombiner(SumCombiner):
                 seed = rebuilt_seed(shares[name], announced, agreement, name)
                 add_keystream(total, seed, binding, sign=-1)
             else:
-                key = _rebuilt_key(shares[name], announced, agreement, name)
-                self._take_off_pairs(name, key, underway)
+                key = _rebuild_key(shares[name], announced, agreement, name)
+                self._subtract_pair_masks(name, key, underway)
         counted = agreement.pack_names(underway.counted)
         return self._frames.sum_of(underway.frames, (total.tobytes(), counted))
 
@@ -831,7 +831,7 @@ class RecoverableCombiner(SumCombiner):
             for place, name in enumerate(underway.roster)
         }
 
-    def _take_off_pairs(self, silent: str, key: RunKey, underway: _Underway) -> None:
+    def _subtract_pair_masks(self, silent: str, key: RunKey, underway: _Underway) -> None:
         """Take off the masks that those counted share with one who fell silent, under its key."""
         agreement = self._sum.agreement
         binding = underway.frames[0].binding

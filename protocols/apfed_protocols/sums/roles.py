@@ -511,10 +511,10 @@ class SumReceiver(Role, ABC):
         """Return a sum in real numbers; RemoteProtocolError if no contributions add up to it."""
         limit = self._sum.fixed_point.limit
         if not -limit <= sum_BD.min() <= sum_BD.max() <= limit:
-            raise self._beyond_range(binding)
+            raise self._make_range_error(binding)
         return self._sum.fixed_point.dequantise_sum(sum_BD)
 
-    def _beyond_range(self, binding: StepBinding) -> RemoteProtocolError:
+    def _make_range_error(self, binding: StepBinding) -> RemoteProtocolError:
         """Return the error for a sum that no contributions can add up to."""
         return RemoteProtocolError(
             f"the sum of step {binding.step} from {self._frames.agreement.combiner} lies beyond "

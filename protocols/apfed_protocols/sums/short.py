@@ -581,7 +581,7 @@ class ClipAgreement(KeepsSecrets):
         if self._own_exponent is not None and current is None:
             self._exponents[me] = self._own_exponent
         elif self._own_exponent is not None and current is not None:
-            self._fits[me] = _still_fits(matrix, self._own_exponent, current, bits)
+            self._fits[me] = _clip_still_fits(matrix, self._own_exponent, current, bits)
 
     def start(self) -> Iterable[Outgoing]:
         """Return this party's first report: its exponent or, where a clip stands, whether it still
@@ -670,7 +670,7 @@ class ClipAgreement(KeepsSecrets):
         return float(2.0 ** min(agreed, _MOST_EXPONENT))
 
 
-def _still_fits(matrix: Any, exponent: int, current: float, bits: int) -> bool:
+def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> bool:
     """Return whether rows whose largest norm is at most 2^exponent are added well under the current
     clip.
 
