@@ -371,9 +371,9 @@ def check_method(config: "Config", folder: Path) -> None:
     from secure_apfed.runs.run import run
 
     steps = list[int]()
-    few = config.data.model_copy(update={"labelled": 20})
-    config = config.model_copy(update={"data": few})
-    data = load_data(few, seed=config.seed)
+    data_settings = config.data.model_copy(update={"labelled": 20})
+    config = config.model_copy(update={"data": data_settings})
+    data = load_data(data_settings, seed=config.seed)
     result = run(
         config, folder / "whole", data=data, on_progress=lambda now: steps.append(now.step)
     )
@@ -400,41 +400,41 @@ def check_declared(config: "Config", result: "RunResult") -> None:
     from secure_apfed.exchange import Kind
     from secure_apfed.methods import METHODS
 
-    said = config.method
+    method = config.method
     recording = result.recording
     active = recording.data.active.name
     sent = {(flow.kind, flow.sender == active) for flow in recording.transcript.flows}
     senders = {by_active for kind, by_active in sent if kind is Kind.REPRESENTATIONS}
     sides = {True: "active", False: "passives"}
-    is_encoding = said.representations_from == "passives" or said.sums_representations
+    is_encoding = method.representations_from == "passives" or method.sums_representations
     facts: dict[str, tuple[Any, Any]] = {
         "representations_from": (
-            said.representations_from,
+            method.representations_from,
             " and ".join(sides[by_active] for by_active in sorted(senders)) or None,
         ),
-        "has_passives": (said.has_passives, bool(sent)),
-        "aligns": (said.has_passives and said.aligns, (Kind.ALIGNMENT, True) in sent),
-        "aggregates": (said.aggregates, (Kind.CONTRIBUTION, False) in sent),
-        "sends_labels": (said.sends_labels, (Kind.LABELS, True) in sent),
+        "has_passives": (method.has_passives, bool(sent)),
+        "aligns": (method.has_passives and method.aligns, (Kind.ALIGNMENT, True) in sent),
+        "aggregates": (method.aggregates, (Kind.CONTRIBUTION, False) in sent),
+        "sends_labels": (method.sends_labels, (Kind.LABELS, True) in sent),
         "opens_votes is randomised": (
-            said.opens_votes == "randomised",
+            method.opens_votes == "randomised",
             (Kind.VOTES, False) in sent,
         ),
-        "returns_gradients": (said.returns_gradients, (Kind.GRADIENTS, True) in sent),
-        "predicts_alone": (said.predicts_alone, recording.model is not None),
+        "returns_gradients": (method.returns_gradients, (Kind.GRADIENTS, True) in sent),
+        "predicts_alone": (method.predicts_alone, recording.model is not None),
         "passives encode": (is_encoding, bool(recording.encoders)),
     }
     for fact, (declared, seen) in facts.items():
         if declared != seen:
             raise PromiseError(
-                f"{said.name} says {fact} = {declared}, and its run shows {seen}; change its "
+                f"{method.name} says {fact} = {declared}, and its run shows {seen}; change its "
                 "settings class, or what its roles send"
             )
-    headline = METHODS[said.name].headline
+    headline = METHODS[method.name].headline
     if headline not in result.accuracy:
         raise PromiseError(
-            f"{said.name} measures {', '.join(result.accuracy)}, and not {headline}, which is its "
-            "headline; score it under that name"
+            f"{method.name} measures {', '.join(result.accuracy)}, and not {headline}, which is "
+            "its headline; score it under that name"
         )
 
 
@@ -449,7 +449,9 @@ def exchange_hidden_labels(data: "VerticalData") -> "VerticalData":
     return replace(data, table=replace(data.active, labels=other))
 
 
-def _check_resumed(config: "Config", folder: Path, whole: "RunResult", *, at_step: int) -> None:
+def _check_resumed(
+    config: "Config", folder: Path, uninterrupted: "RunResult", *, at_step: int
+) -> None:
     """Check that a run which was broken off at a step goes on and gives the same."""
     from secure_apfed.runs.run import run
 
@@ -459,13 +461,13 @@ def _check_resumed(config: "Config", folder: Path, whole: "RunResult", *, at_ste
 
     with contextlib.suppress(KeyboardInterrupt):
         run(config, folder / "broken", on_progress=stop)
-    again = run(config, folder / "broken", resume=True)
+    resumed = run(config, folder / "broken", resume=True)
     for fact in ("accuracy", "contributions"):
-        before = getattr(whole, fact)
-        after = getattr(again, fact)
-        if before != after:
+        expected = getattr(uninterrupted, fact)
+        actual = getattr(resumed, fact)
+        if expected != actual:
             raise PromiseError(
                 f"{config.method.name}: a run that was broken off at step {at_step} and resumed "
-                f"has {fact} {after}, and one in one go {before}; put all that a step needs into "
-                "`tensors` of its roles"
+                f"has {fact} {actual}, and one in one go {expected}; put all that a step needs "
+                "into `tensors` of its roles"
             )

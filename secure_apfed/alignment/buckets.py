@@ -76,11 +76,11 @@ def fingerprint_ids(
     worked: Callable[[int], None] = lambda ids: None,
 ) -> bytes:
     """Return 32 bytes that are equal if a party has the same IDs in the same rows."""
-    whole = _make_hasher(key)
+    combined_hash = _make_hasher(key)
     for piece in encode_pieces(me, ids, id_rules(settings)):
-        whole.update(_hash_ids(piece, key))
+        combined_hash.update(_hash_ids(piece, key))
         worked(len(piece))
-    return whole.digest()
+    return combined_hash.digest()
 
 
 class BucketedIds:
@@ -124,7 +124,7 @@ class BucketedIds:
         self, ids: SizedIds, settings: AlignmentSettings, key: bytes, worked: Callable[[int], None]
     ) -> bytes:
         """Write each ID's digest and row into its bucket; return the digest of all IDs."""
-        whole = _make_hasher(key)
+        combined_hash = _make_hasher(key)
         first = 0
         self.clear()
         with ExitStack() as closing:
@@ -136,7 +136,7 @@ class BucketedIds:
             ]
             for piece in encode_pieces(self._me, ids, id_rules(settings)):
                 digests = _hash_ids(piece, key)
-                whole.update(digests)
+                combined_hash.update(digests)
                 records = np.empty(len(piece), _RECORD)
                 records["row"] = np.arange(first, first + len(piece))
                 records["digest"] = np.frombuffer(digests, f"V{DIGEST_BYTES}")
@@ -156,7 +156,7 @@ class BucketedIds:
                 f"{self._me} had {self.size} IDs, and {first} rows were read; something changed "
                 "them meanwhile"
             )
-        return whole.digest()
+        return combined_hash.digest()
 
     def _check_buckets(self) -> None:
         """Refuse repeated IDs, and a bucket above its capacity. Raises DataError,

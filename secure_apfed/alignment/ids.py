@@ -125,13 +125,13 @@ class IdFile:
             lines = csv.ParseOptions(newlines_in_values=True, delimiter=head.separator)
             if above or file.suffix == ".xz":  # which pyarrow's data sets do not take
                 with lzma.open(file) if file.suffix == ".xz" else input_stream(str(file)) as plain:
-                    whole = csv.read_csv(
+                    table = csv.read_csv(
                         plain,
                         read_options=csv.ReadOptions(skip_rows=above),
                         parse_options=lines,
                         convert_options=options,
                     )
-                rows.append(dataset.dataset(whole))
+                rows.append(dataset.dataset(table))
             else:
                 form = dataset.CsvFileFormat(parse_options=lines, convert_options=options)
                 rows.append(dataset.dataset(str(file), format=form))

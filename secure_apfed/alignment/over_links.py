@@ -298,13 +298,13 @@ class _End:
                     "does not know; remove the record of it at all parties, and intersect anew"
                 )
             return stored
-        least = bucket_count(max(opening.size, reply.size))
-        greatest = least if len(self._members) == 1 else bucket_count(self._settings.maximum_ids)
-        whole = reply.buckets.bit_count() == 1
-        if not (whole and least <= reply.buckets <= greatest) or reply.start != 0:
+        minimum = bucket_count(max(opening.size, reply.size))
+        maximum = minimum if len(self._members) == 1 else bucket_count(self._settings.maximum_ids)
+        is_power_of_two = reply.buckets.bit_count() == 1
+        if not (is_power_of_two and minimum <= reply.buckets <= maximum) or reply.start != 0:
             raise RemoteProtocolError(
                 f"{hub} wants {reply.buckets} buckets, from {reply.start} on; expected a power of "
-                f"two from {least} to {greatest}, from 0 on"
+                f"two from {minimum} to {maximum}, from 0 on"
             )
         named = tuple(nonces)
         if named != (hub, *self._members) or nonces[self._me] != opening.nonce:
@@ -563,8 +563,10 @@ class StoredIntersection:
         """The number of finished buckets, counted from the first."""
         assert self.agreed is not None
         count = self.agreed.buckets
-        lacking = (bucket for bucket in range(count) if not self._has_file(f"result-{bucket}.bin"))
-        return next(lacking, count)
+        unfinished = (
+            bucket for bucket in range(count) if not self._has_file(f"result-{bucket}.bin")
+        )
+        return next(unfinished, count)
 
     def store_result(self, bucket: int, result: Rows) -> None:
         """Store the result of a bucket, (rows, columns)."""

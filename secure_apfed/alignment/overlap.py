@@ -88,9 +88,9 @@ def _describe_mismatches(
         for text, is_found in zip(texts, are_common, strict=True)
         if pattern_of(text) not in unmatched
     ]
-    say = propose_rules(suggest_rules(ids, rules), settings)
+    proposal = propose_rules(suggest_rules(ids, rules), settings)
     command = "secure-apfed project check --meet 60"
-    remedy = say or f"compare how the parties write them, with `{command}`"
+    remedy = proposal or f"compare how the parties write them, with `{command}`"
     return (
         f"{party}: IDs written as {rare} are far rarer among the common people than its others "
         f"({sum(others_found):,} of {len(others_found):,}); if these are spellings of one kind of "

@@ -57,8 +57,8 @@ def _explain_missing(folder: Path) -> str:
     """Return advice for a missing file in a run's folder."""
     if not folder.is_dir():
         return "there is no such folder"
-    begun, finished = ((folder / name).is_file() for name in ("config.yaml", "result.json"))
-    if begun and not finished:
+    has_config, has_result = ((folder / name).is_file() for name in ("config.yaml", "result.json"))
+    if has_config and not has_result:
         return f"the run in {folder} has not finished; continue it with --resume"
     return "the folder is not complete, restore it from a copy"
 

@@ -127,9 +127,9 @@ def observing_work(tell: _Observer) -> Iterator[None]:
 
 def report_work(name: str, done: int, total: int, part: str = "") -> None:
     """Report the progress of some work to its observer, if there is one."""
-    tell = _OBSERVER.get()
-    if tell is not None:
-        tell(Work(name=name, done=done, total=total, part=part))
+    observer = _OBSERVER.get()
+    if observer is not None:
+        observer(Work(name=name, done=done, total=total, part=part))
 
 
 @contextmanager

@@ -43,9 +43,9 @@ _Log = Annotated[
 ]
 
 
-def _print_schema(asked: bool) -> None:
+def _print_schema(is_requested: bool) -> None:
     """Print the JSON schema of event lines and exit, if the option is given."""
-    if asked:
+    if is_requested:
         from secure_apfed.runs.events import build_schema
 
         terminal.print_json(build_schema())
@@ -520,8 +520,12 @@ def _show_log(summary: "Summary") -> None:
     ended = summary.ended
     if ended is not None:
         day = dt.datetime.fromtimestamp(ended.at, dt.UTC)
-        deleted, kept = (", ".join(names) or "nothing" for names in (ended.deleted, ended.kept))
-        rows.append(("project ended", f"{day:%Y-%m-%d}; deleted {deleted}; kept {kept}"))
+        deleted_files, kept_files = (
+            ", ".join(names) or "nothing" for names in (ended.deleted, ended.kept)
+        )
+        rows.append(
+            ("project ended", f"{day:%Y-%m-%d}; deleted {deleted_files}; kept {kept_files}")
+        )
     terminal.show_rows("Audit log", ("", ""), rows)
     flows = [
         (flow.peer, flow.event, flow.kind or "-", f"{flow.envelopes:,}", f"{flow.size:,}")

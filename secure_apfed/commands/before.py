@@ -155,9 +155,9 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     own_shape = TableShape() if data is None else shape_of(data, columns=False)
     shapes = {file.party: own_shape}
     if sealed.exists():
-        opened = SignedFile.from_file(sealed).open_document(SealedProject, sealed)
-        answers = opened.answer_documents
-        for organisation, conflict in opened.proposal_document.conflicts:
+        project = SignedFile.from_file(sealed).open_document(SealedProject, sealed)
+        answers = project.answer_documents
+        for organisation, conflict in project.proposal_document.conflicts:
             terminal.show_note(
                 f"note: {organisation} runs {' and '.join(conflict.parties)}, which was allowed by "
                 f"name: together they {conflict.gets}"

@@ -408,7 +408,7 @@ class _Checks:
                     text = "reached, and it is who it should be"
                 except (OSError, EOFError, RemoteProtocolError) as error:
                     text = str(error)
-                    if not any(why in text for why in _NOT_UP):
+                    if not any(cause in text for cause in _NOT_UP):
                         state = "missing"
                         self.code = _REFUSED
             yield Finding("peers", f"{name} by relay" if file.relay else name, state, text)

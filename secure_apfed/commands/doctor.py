@@ -119,13 +119,13 @@ def _check_crypten() -> Finding:
         )
         return Finding("packages", "crypten", "ok", version)
     except importlib.metadata.PackageNotFoundError:
-        why = "not installed"
+        problem = "not installed"
     except subprocess.CalledProcessError as error:
-        why = (error.stderr.splitlines() or ["does not load"])[-1]
+        problem = (error.stderr.splitlines() or ["does not load"])[-1]
     except subprocess.TimeoutExpired:
-        why = f"does not load within {_CRYPTEN_SECONDS} s"
+        problem = f"does not load within {_CRYPTEN_SECONDS} s"
     purpose = "for the sum `crypten` and the intersection `circuit_crypten`"
-    return Finding("packages", "crypten", "optional", f"{purpose}: {why}", INSTALL)
+    return Finding("packages", "crypten", "optional", f"{purpose}: {problem}", INSTALL)
 
 
 def _check_accelerator() -> Iterator[Finding]:
@@ -163,8 +163,8 @@ def _check_data() -> Iterator[Finding]:
         yield Finding("data", "folder for downloads", "ok", f"{folder} (writable)")
     else:
         remedy = "set SECURE_APFED_DATA to a folder that you may write to"
-        lacks = f"{folder} (not writable)"
-        yield Finding("data", "folder for downloads", "optional", lacks, remedy)
+        missing = f"{folder} (not writable)"
+        yield Finding("data", "folder for downloads", "optional", missing, remedy)
     for dataset in DATASETS.values():
         try:
             places = {file_path(dataset, file, None).parent for file in dataset.files}

@@ -54,8 +54,8 @@ def finish_run(
     folder = result.folder
     assert folder is not None
     begin_phase("baselines")
-    how: dict[str, Any] = {"as_json": quiet and not json_events, "json_events": json_events}
-    with progress.show_work(config.data.active_name if json_events else "", **how):
+    options: dict[str, Any] = {"as_json": quiet and not json_events, "json_events": json_events}
+    with progress.show_work(config.data.active_name if json_events else "", **options):
         solo = measure_local_models(config, result, quiet=quiet) if baselines else None
     who_helped = _measure_worth(result, quiet=quiet) if contributions else None
     begin_phase("attacks")
@@ -71,7 +71,7 @@ def finish_run(
     if result.recorded is None:
         results = _merge_attacks(folder)
     else:
-        with progress.show_work(**how):
+        with progress.show_work(**options):
             results = mount_attacks(folder, recording=result.recorded)
     begin_phase("report")
     page = report_if_possible(folder)

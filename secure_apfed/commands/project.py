@@ -179,9 +179,9 @@ def join(
     except DataError as error:
         raise DataError(_reword_message(str(error))) from error
     if not as_json:
-        made = home / project.ANSWER.format(party)
+        answer = home / project.ANSWER.format(party)
         settings = home / project.RUN
-        typer.echo(f"\nTo take part, send {made} to {proposal.party}. Settings: {settings}.")
+        typer.echo(f"\nTo take part, send {answer} to {proposal.party}. Settings: {settings}.")
 
 
 @project_app.command("seal")
@@ -257,7 +257,7 @@ def _show_end(plan: "EndPlan") -> None:
             "nothing to do"
         )
         return
-    rows = [(name, terminal.format_size(size), why) for name, why, size in plan.deletes]
+    rows = [(name, terminal.format_size(size), reason) for name, reason, size in plan.deletes]
     terminal.show_rows(f"To be deleted at {plan.owner.party}", ("file", "size", "what it is"), rows)
     terminal.show_rows("\nTo be kept", ("file", "why"), list(plan.keeps.items()))
 

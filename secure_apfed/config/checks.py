@@ -41,9 +41,9 @@ def _keep_settings(check: Callable[[Any], object]) -> Callable[[Any], Any]:
 
 def _take_data(data: DataSettings) -> DataSettings:
     """Return data settings with the set's table key, after checking the partition."""
-    taken = take_dataset(data)
-    check_data(taken)
-    return taken
+    settings = take_dataset(data)
+    check_data(settings)
+    return settings
 
 
 CHECKS: Mapping[str, Callable[[Any], Any]] = {

@@ -508,8 +508,8 @@ def _broken_links(status: "Status") -> tuple[str, ...]:
 
 
 def _describe_break(broken: "LinkBreak") -> str:
-    why = f" ({broken.why})" if broken.why else ""
-    return f"broken since {broken.since_s:.0f} s{why}"
+    cause = f" ({broken.why})" if broken.why else ""
+    return f"broken since {broken.since_s:.0f} s{cause}"
 
 
 def _list_facts(status: "Status") -> tuple[object, ...]:

@@ -338,12 +338,12 @@ _SETS = (
 )
 
 
-def _require_dataset(found: Any, code: str) -> DataSet:
+def _require_dataset(dataset: Any, code: str) -> DataSet:
     """Check that a plug-in's entry is a DataSet; its files lie in a folder of its own name."""
     del code
-    if not isinstance(found, DataSet):
-        raise TypeError(f"expected a secure_apfed.data.files.DataSet, got {type(found).__name__}")
-    return found
+    if not isinstance(dataset, DataSet):
+        raise TypeError(f"expected a secure_apfed.data.files.DataSet, got {type(dataset).__name__}")
+    return dataset
 
 
 DATASETS: PluginTable[DataSet] = PluginTable(
@@ -368,8 +368,8 @@ def take_dataset(settings: DataSettings) -> DataSettings:
     name = settings.dataset
     if name == TABLES or name in DATASETS or find_code_name(name, "datasets") is None:
         return settings  # of an unknown name `find_dataset` says what was meant
-    taken = DATASETS.take_name(name, key="dataset")
-    return settings.model_copy(update={"dataset": taken})
+    dataset_name = DATASETS.take_name(name, key="dataset")
+    return settings.model_copy(update={"dataset": dataset_name})
 
 
 def describe_dataset(dataset: DataSet) -> dict[str, str]:

@@ -194,13 +194,13 @@ class CategoricalColumn(Settings):
         alike = defaultdict[str, set[str]](set)
         for text, category in own.items():
             alike[self._normalise_text(text)].add(category)
-        found = {}
+        category_of = {}
         for text in texts:
             name = column_name(text)
-            same = {own[name]} if name in own else alike[self._normalise_text(text)]
-            if len(same) == 1:
-                (found[text],) = same
-        return found
+            matches = {own[name]} if name in own else alike[self._normalise_text(text)]
+            if len(matches) == 1:
+                (category_of[text],) = matches
+        return category_of
 
     def _normalise_text(self, text: str) -> str:
         truth = _truth_of(text) if self._are_truths else None
@@ -218,7 +218,7 @@ class CategoricalColumn(Settings):
         plain = [plain_text(category)]
         if self._are_truths:
             truth = _truth_of(category)
-            yield from (text for text, said in TRUTHS.items() if said == truth)
+            yield from (text for text, value in TRUTHS.items() if value == truth)
             plain = [str(int(bool(truth)))]
         for text in plain:
             yield from (text, f"{text}.0")
@@ -230,7 +230,7 @@ class CategoricalColumn(Settings):
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
         """Return one-hot features, (N, number of categories); zeros for empty and unknown cells."""
-        own = {category: at for at, category in enumerate(self.categories)}
+        own = {category: index for index, category in enumerate(self.categories)}
         texts = texts_of(column, words=self.texts)
         distinct = {text for text in texts if text is not None}
         places = {text: own[category] for text, category in self.match_categories(distinct).items()}
@@ -279,8 +279,8 @@ class ColumnEncoding(Settings):
     @property
     def layout(self) -> list[dict[str, Any]]:
         """The kind, name and categories of each column, in plain values."""
-        told = {"kind", "name", "categories"}
-        return [column.model_dump(mode="json", include=told) for column in self.columns]
+        public_fields = {"kind", "name", "categories"}
+        return [column.model_dump(mode="json", include=public_fields) for column in self.columns]
 
     def feature_name(self, index: int) -> str:
         return [name for column in self.columns for name in column.features][index]
@@ -296,12 +296,12 @@ class ColumnEncoding(Settings):
         frame = self._select_columns(raw, source)
         counts = counts or CellCounts()
         features_NF = np.empty((len(frame), *self.shape), np.float32)
-        lacking = Counter[str]()
+        empty_cells = Counter[str]()
         ignored = Counter[str]()
         # one at a time: all of them in float64 would be twice as much
         for column, own in zip(self.columns, self.places, strict=True):
             part, empty_N, ignored_N = column.encode(frame[column.name], source=source)
-            lacking[column.name] = int(empty_N.sum())
+            empty_cells[column.name] = int(empty_N.sum())
             ignored[column.name] = int(ignored_N.sum())
             if part.size and np.abs(part).max() > np.finfo(np.float32).max:
                 raise DataError(
@@ -310,20 +310,20 @@ class ColumnEncoding(Settings):
                 )
             features_NF[:, own] = part
         if self.missing != "mean":
-            cause = "" if is_csv(frame) else self._describe_lost_words(lacking)
-            _refuse_empty(lacking, source=source, cause=cause)
+            cause = "" if is_csv(frame) else self._describe_lost_words(empty_cells)
+            _refuse_empty(empty_cells, source=source, cause=cause)
         counts.rows += len(frame)
-        counts.empty += lacking
+        counts.empty += empty_cells
         counts.ignored += ignored
         return torch.from_numpy(features_NF)
 
-    def _describe_lost_words(self, lacking: Mapping[str, int]) -> str:
+    def _describe_lost_words(self, empty_cells: Mapping[str, int]) -> str:
         """Return in words which categories pandas would read as empty cells; "" if none are
         affected.
         """
         words = set[str]()
         for column in self.columns:
-            if isinstance(column, CategoricalColumn) and lacking[column.name]:
+            if isinstance(column, CategoricalColumn) and empty_cells[column.name]:
                 words |= column.texts
         if not words:
             return ""
@@ -355,23 +355,23 @@ class ColumnEncoding(Settings):
                 f"{source}: {len(absent)} of {len(names)} columns are missing: "
                 f"{', '.join(absent)}; the model was trained with them, so add them"
             )
-        found = only_columns(raw, [places[column_name(name)] for name in names])
-        return found if list(found.columns) == names else found.set_axis(names, axis=1)
+        selected = only_columns(raw, [places[column_name(name)] for name in names])
+        return selected if list(selected.columns) == names else selected.set_axis(names, axis=1)
 
 
 def _refuse_empty(
     counts: Counter[str], *, source: str, advice: Advice | None = None, cause: str = ""
 ) -> None:
     """Raise TableError if columns have empty cells; name the settings that would fill them."""
-    lacking = ", ".join(f"{name} ({count})" for name, count in (+counts).items())
-    if not lacking:
+    columns = ", ".join(f"{name} ({count})" for name, count in (+counts).items())
+    if not columns:
         return
     advice = advice or Advice("X")
     remedies: tuple[Remedy, ...] = tuple((advice.set_value("missing", way),) for way in _FILLED)
     raise TableError(
         [
             Fault(
-                f"{source}: empty cells in {lacking}{cause}; fill them, or train with "
+                f"{source}: empty cells in {columns}{cause}; fill them, or train with "
                 f"{describe_remedies(remedies)} in the run's file",
                 remedies,
             )
@@ -483,10 +483,10 @@ def _fit_categories(column: "pd.Series", most: int | None, *, advice: Advice) ->
                 )
             ]
         )
-    kept = sorted(counts, key=lambda text: (-counts[text], text))[: most or MOST_CATEGORIES]
+    categories = sorted(counts, key=lambda text: (-counts[text], text))[: most or MOST_CATEGORIES]
     return CategoricalColumn(
         name=str(column.name),
-        categories=tuple(sorted(kept)),
+        categories=tuple(sorted(categories)),
         words=tuple(sorted(EMPTY & counts.keys())),
         constant=len(counts) == 1 and None not in texts,
     )
@@ -606,12 +606,14 @@ def check_views(features: torch.Tensor, views: Mapping[str, View], *, party: str
     for name, view in views.items():
         if view.sequence is None:
             continue
-        width, (most, channels) = view.end - view.first, view.sequence
+        width, (max_steps, channels) = view.end - view.first, view.sequence
         steps_N = features[:, view.first]
-        if width != (expected := 1 + most * channels):
+        if width != (expected := 1 + max_steps * channels):
             wrong = f"{width} columns, expected {expected} for {view.sequence}"
-        elif not bool(((steps_N >= 0) & (steps_N <= most) & (steps_N == steps_N.round())).all()):
-            wrong = f"steps in use that are not whole numbers of 0 to {most}"
+        elif not bool(
+            ((steps_N >= 0) & (steps_N <= max_steps) & (steps_N == steps_N.round())).all()
+        ):
+            wrong = f"steps in use that are not whole numbers of 0 to {max_steps}"
         else:
             continue
         raise DataError(f"{party}: view {name!r} has {wrong}")
@@ -692,19 +694,21 @@ class ImageEncoding(Settings):
         """Return the strips (N, C, S, W) of whole or already cut images. Raises DataError: another
         shape.
         """
-        whole = (self.channels, self.height, self.width)
-        cut = self.shape
-        for size in (cut, whole):
+        full_shape = (self.channels, self.height, self.width)
+        strip_shape = self.shape
+        for size in (strip_shape, full_shape):
             flat = values.ndim == 2 and values.shape[1] == math.prod(size)
             grey = values.ndim == 3 and self.channels == 1 and values.shape[1:] == size[1:]
             if flat or grey or values.shape[1:] == size:
                 images_NCHW = values.reshape(len(values), *size)
-                rows = slice(None) if size == cut else slice(self.first_row, self.end_row)
+                rows = slice(None) if size == strip_shape else slice(self.first_row, self.end_row)
                 return images_NCHW[:, :, rows]
         raise DataError(
-            f"{source}: expected images of {_format_shape(whole)} (channels x height x width), or "
-            f"strips of {_format_shape(cut)}, as arrays or flat ({math.prod(whole)} or "
-            f"{math.prod(cut)} columns); got {_format_shape(values.shape[1:]) or 'single numbers'}"
+            f"{source}: expected images of {_format_shape(full_shape)} (channels x height x "
+            "width), or "
+            f"strips of {_format_shape(strip_shape)}, as arrays or flat ({math.prod(full_shape)} "
+            f"or {math.prod(strip_shape)} columns); got "
+            f"{_format_shape(values.shape[1:]) or 'single numbers'}"
         )
 
     def _check_range(self, pixels: NDArray[np.generic], source: str) -> None:

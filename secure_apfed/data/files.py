@@ -199,7 +199,7 @@ def _is_right(path: Path, file: DataFile) -> bool:
 def _download_file(address: str, file: DataFile, progress: Progress | None) -> bytes:
     """Download a catalogue file from an address, and no more bytes than it may have."""
     # What gzip may take, at its worst, for what does not compress.
-    most = file.size + file.size // 100 + 2**12
+    max_bytes = file.size + file.size // 100 + 2**12
     content = bytearray()
     request = Request(address, headers={"Accept-Encoding": "identity"})  # noqa: S310  # catalogue
     try:
@@ -207,9 +207,9 @@ def _download_file(address: str, file: DataFile, progress: Progress | None) -> b
             total = answer.length
             while chunk := answer.read(_CHUNK):
                 content += chunk
-                if len(content) > most:
+                if len(content) > max_bytes:
                     raise DataError(
-                        f"{address} sends more than the {most} bytes that the file may have"
+                        f"{address} sends more than the {max_bytes} bytes that the file may have"
                     )
                 if progress is not None:
                     progress(file.name, len(content), total)

@@ -298,9 +298,9 @@ def load_frame(
 
 def _join_blocks(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the rows of CSV files, one after another."""
-    whole = blocks[0] if len(blocks) == 1 else pd.concat(blocks, ignore_index=True)
-    whole.attrs[LINES] = tuple(line for block in blocks for line in block.attrs[LINES])
-    return whole
+    joined = blocks[0] if len(blocks) == 1 else pd.concat(blocks, ignore_index=True)
+    joined.attrs[LINES] = tuple(line for block in blocks for line in block.attrs[LINES])
+    return joined
 
 
 def _load_packed_rows(rows: "Dataset", texts: Sequence[str]) -> pd.DataFrame:
@@ -342,8 +342,8 @@ def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Datase
     rows = dataset.dataset(names, **options)
     schemas = [part.physical_schema for part in rows.get_fragments()]
     _check_names(files, [schema.names for schema in schemas], source)
-    whole = pyarrow.unify_schemas([rows.schema, *schemas], promote_options="permissive")
-    return dataset.dataset(names, schema=whole, **options)
+    joint_schema = pyarrow.unify_schemas([rows.schema, *schemas], promote_options="permissive")
+    return dataset.dataset(names, schema=joint_schema, **options)
 
 
 def _csv_blocks(
@@ -359,9 +359,9 @@ def _csv_blocks(
     first = 0
     for path, head, names in zip(files, heads, names_of_files, strict=True):
         lines = ((first, path.name if len(files) > 1 else "", head.lines),)
-        if rows is None and (whole := _plain_csv(path, names, head)) is not None:
-            whole.attrs[LINES], first = lines, first + len(whole)
-            yield whole
+        if rows is None and (table := _plain_csv(path, names, head)) is not None:
+            table.attrs[LINES], first = lines, first + len(table)
+            yield table
             continue
         options = {**_TEXTS, "sep": head.separator}
         with (
@@ -585,8 +585,8 @@ def _stream_packed_blocks(
     path: Path, files: Sequence[Path], source: str, rows: int
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of Parquet or Arrow files as frames."""
-    whole = open_packed_files(files, path, source)
-    for batch in whole.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
+    rows_of_files = open_packed_files(files, path, source)
+    for batch in rows_of_files.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
         yield _convert_to_pandas(pyarrow.Table.from_batches([batch]), types_mapper=_WHOLE.get)
 
 
@@ -897,8 +897,8 @@ def plain_text(text: str) -> str:
     if not re.fullmatch(RESPELT, text):
         return text
     if re.fullmatch(_NUMBER, text):
-        whole, _, fraction = format(decimal.Decimal(text), "f").partition(".")
-        digits = f"{whole}.{fraction}".rstrip("0").rstrip(".")
+        integer, _, fraction = format(decimal.Decimal(text), "f").partition(".")
+        digits = f"{integer}.{fraction}".rstrip("0").rstrip(".")
         return "0" if digits == "-0" else digits
     if re.fullmatch(_TIME, text):
         return text.rstrip("0").rstrip(".")
@@ -983,11 +983,11 @@ def _plain_numbers(column: "pd.Series") -> "pd.Series | None":
     cells = pyarrow.array(column.array)
     if not compute.all(compute.match_substring_regex(cells, _PLAIN)).as_py():
         return None
-    whole = not cells.null_count and not any(
+    is_integer = not cells.null_count and not any(
         compute.any(compute.match_substring_regex(block, "[.eE]")).as_py()
         for block in (cells[:_FIRST], cells)  # most columns show it in the first few rows
     )
-    numbers = compute.cast(cells, pyarrow.int64() if whole else pyarrow.float64())
+    numbers = compute.cast(cells, pyarrow.int64() if is_integer else pyarrow.float64())
     return pd.Series(numbers.to_pandas().to_numpy(), index=column.index, name=column.name)
 
 

@@ -166,13 +166,15 @@ def warn_of_empty_words(
     empty = EMPTY.difference(listed)
     if read := {text: labels.count(text) for text in sorted(empty.intersection(labels)) if text}:
         counts = ", ".join(f"{text!r} ({rows})" for text, rows in read.items())
-        taken = "count as empty" if count else "are a class each, and do not count as empty"
+        treatment = "count as empty" if count else "are a class each, and do not count as empty"
         classes = (label for label in labels if label)
         remedies = _propose_classes(tuple(dict.fromkeys((*listed, *_sort_labels(classes)))))
-        say = f"say {describe_remedies(remedies)}" if remedies else "list them under data.classes"
+        remedy = (
+            f"say {describe_remedies(remedies)}" if remedies else "list them under data.classes"
+        )
         warnings.warn(
-            f"{party}: labels {counts} of column {column!r} {taken}; {say} if they are classes, "
-            "else leave their cells empty",
+            f"{party}: labels {counts} of column {column!r} {treatment}; {remedy} if they are "
+            "classes, else leave their cells empty",
             SuspectColumnWarning,
             stacklevel=3,
         )
@@ -280,5 +282,5 @@ def _cut_label(label: str) -> str:
 def _sort_labels(labels: Iterable[str | None]) -> tuple[str, ...]:
     """Return the distinct labels in order: by value if all are whole numbers, else as texts."""
     present = {label for label in labels if label is not None}
-    whole = all(map(_WHOLE.fullmatch, present))
-    return tuple(sorted(present, key=Decimal)) if whole else tuple(sorted(present))
+    are_integers = all(map(_WHOLE.fullmatch, present))
+    return tuple(sorted(present, key=Decimal)) if are_integers else tuple(sorted(present))

@@ -166,8 +166,8 @@ class VerticalData(OwnData):
         """Return the data of the party of this name; None if it has none (an aggregator)."""
         if name == self.table.name:
             return OwnData(**{each.name: getattr(self, each.name) for each in fields(OwnData)})
-        held = (OwnData.for_passive(each, self.classes) for each in self.passives)
-        return next((own for own in held if own.table.name == name), None)
+        data_of_passives = (OwnData.for_passive(each, self.classes) for each in self.passives)
+        return next((own for own in data_of_passives if own.table.name == name), None)
 
     def replace_own(self, own: OwnData) -> "VerticalData":
         """Return the same data with `own` in place of the active's."""
@@ -215,10 +215,10 @@ class VerticalData(OwnData):
         """
         name = table.name
         labels_N = table.labels
-        why = "the partition is horizontal" if self.horizontal else "it is in labels_at"
+        reason = "the partition is horizontal" if self.horizontal else "it is in labels_at"
         holds = self.horizontal or name in self.labels_at
         if labels_N is None and holds:
-            raise DataError(f"{name}: {why}, and it has no labels; give it those of its rows")
+            raise DataError(f"{name}: {reason}, and it has no labels; give it those of its rows")
         if labels_N is not None and not holds:
             raise DataError(
                 f"{name} is passive and holds no labels; give it None, or name it in labels_at"
@@ -314,8 +314,8 @@ def pack_own(data: OwnData) -> bytes:
         "encoding": table.encoding.model_dump(mode="json"),
         "views": _encode_views(table.views),
     }
-    held = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    return save(held, metadata={_ABOUT: json.dumps(about)})
+    present = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    return save(present, metadata={_ABOUT: json.dumps(about)})
 
 
 def load_own(path: Path, name: str) -> OwnData:

@@ -228,15 +228,19 @@ def make_code_rows(
                 f"return the rows alone, or leave data.parties.{party}.file out"
             )
         return OwnRows(features=make_features(rows, party=party))
-    made = make()
+    result = make()
     expected = ("ids", "rows", "labels") if has_labels else ("ids", "rows")
-    if not isinstance(made, tuple) or len(made) != len(expected):
-        got = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
+    if not isinstance(result, tuple) or len(result) != len(expected):
+        got = (
+            f"a tuple of {len(result)}"
+            if isinstance(result, tuple)
+            else f"a {type(result).__name__}"
+        )
         raise DataError(
             f"{party}: {_name_of(make)} returns {got}; without a table it returns "
             f"({', '.join(expected)}); name a table that has the IDs as data.parties.{party}.file"
         )
-    own_ids, rows, *labels = made
+    own_ids, rows, *labels = result
     return OwnRows(
         features=make_features(rows, party=party),
         ids=list_cells(own_ids),

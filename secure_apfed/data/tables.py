@@ -155,17 +155,17 @@ def warn_of_labels(
         return
     known_labels = pd.Series([labels[row] for row in known])
     truth = pd.Series(pd.factorize(known_labels)[0])
-    tells = _can_separate_classes
+    separates = _can_separate_classes
     if numbers:
         truth = pd.to_numeric(known_labels, errors="coerce")
-        tells = _can_order_labels
+        separates = _can_order_labels
     for name in features.columns:
         column = features[name].iloc[known].reset_index(drop=True)
         full = column.notna()
         parts = [(column, truth)]
         if _FEWEST_ROWS <= full.sum() < len(column):
             parts.append((column[full], truth[full]))
-        if any(tells(*part) for part in parts):
+        if any(separates(*part) for part in parts):
             _warn_of_column(
                 f"{source}: column {name!r} alone tells {label!r} of all {len(known)} rows that "
                 "have one; it may be the label in disguise, or known only after it. Unless it is "
@@ -364,7 +364,7 @@ def _load_rows(
     if has_labels:
         lengths["labels"] = len(table.labels)
     if len(set(lengths.values())) > 1:
-        counts = ", ".join(f"{count} {what}" for what, count in lengths.items())
+        counts = ", ".join(f"{count} {part}" for part, count in lengths.items())
         raise DataError(f"{name}: {called} and its rows have {counts}; give one ID a row, in order")
     return RawTable(table.ids, rows.features, (), table.labels or (None,) * len(table.ids))
 
@@ -526,9 +526,9 @@ def _drop_empty(
     is_left = ~np.any(list(empty.values()), axis=0) if empty else np.ones(len(frame), dtype=bool)
     if is_left.any():
         return frame[is_left]
-    without = [column for column, cells in empty.items() if cells.all()]
-    empty_cells = [cells for column, cells in empty.items() if column not in without]
-    remedy: Remedy = (advice.add_to_list("ignore", *without),) if without else ()
+    empty_columns = [column for column, cells in empty.items() if cells.all()]
+    empty_cells = [cells for column, cells in empty.items() if column not in empty_columns]
+    remedy: Remedy = (advice.add_to_list("ignore", *empty_columns),) if empty_columns else ()
     if not empty_cells or np.any(empty_cells, axis=0).all():
         remedy = (*remedy, advice.set_value("missing", "mean"))
     raise TableError(

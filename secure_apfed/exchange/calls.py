@@ -157,12 +157,12 @@ class Calls:
             self._failing.discard(peer)
         return is_taken
 
-    def end_connections(self, why: str) -> None:
+    def end_connections(self, reason: str) -> None:
         """End all connections with this reason, and name the peers whose calls failed before."""
         with self._lock:
             failing = " and ".join(sorted(self._failing))
             self._ended = self._ended or (
-                f"{why}; calls to {failing} failed before" if failing else why
+                f"{reason}; calls to {failing} failed before" if failing else reason
             )
             connections = [*self._standing.values()]
             connections += [
@@ -266,20 +266,20 @@ class _Called(Pipe):
         """End the connection here, and at the other end once all frames have arrived there."""
         self._fail_connection("the connection was closed", sent_frames=self._sent_frames)
 
-    def _fail_connection(self, why: str, *, sent_frames: int = 0) -> None:
+    def _fail_connection(self, reason: str, *, sent_frames: int = 0) -> None:
         """End the connection with this reason, and tell the other end how many frames were sent."""
         with self._changed:
             if self._ended is None:
                 self._calling.submit(self._say_over, sent_frames)
-            self.end(why)
+            self.end(reason)
 
     def _say_over(self, sent_frames: int) -> None:
         with contextlib.suppress(OSError):  # it finds out by the silence
             self._carry(-1 - sent_frames, b"")
 
-    def end(self, why: str = "") -> None:
+    def end(self, reason: str = "") -> None:
         """End the connection, and let no further call begin."""
         with self._changed:
             if self._ended is None:
                 self._calling.shutdown(wait=False)
-            super().end(why)
+            super().end(reason)

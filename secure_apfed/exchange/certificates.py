@@ -230,8 +230,8 @@ class Authority:
     def issue_certificate(self, name: str, *, days: float = 365) -> Credentials:
         """Create a key and a certificate for this party, valid as a server and as a client."""
         request, key = certificate_request(name)
-        made = self.sign_request(request, name, days=days)
-        return Credentials(self.certificate, made, key)
+        certificate = self.sign_request(request, name, days=days)
+        return Credentials(self.certificate, certificate, key)
 
     def sign_request(self, request: bytes, name: str, *, days: float = 365) -> bytes:
         """Return a certificate in PEM for the key of a signing request; the name is this party's.
@@ -277,15 +277,15 @@ def certificate_request(name: str, key: bytes | None = None) -> tuple[bytes, byt
             raise ConfigError(f"the key of {name} is of another kind than is made here")
         secret = loaded_key
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    made = x509.CertificateSigningRequestBuilder().subject_name(subject)
-    request = made.sign(secret, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    request = builder.sign(secret, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     return request, _secret_pem(secret)
 
 
 def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) -> Authority:
     """Create a self-signed authority, which can issue certificates to parties only."""
     secret = ec.generate_private_key(ec.SECP256R1())
-    made = (
+    certificate = (
         _make_builder(name, secret.public_key(), days)
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -296,7 +296,7 @@ def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) 
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), False)
         .sign(secret, hashes.SHA256())
     )
-    return Authority(_encode_pem(made), _secret_pem(secret))
+    return Authority(_encode_pem(certificate), _secret_pem(secret))
 
 
 def _make_builder(

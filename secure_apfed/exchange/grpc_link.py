@@ -94,13 +94,13 @@ class GrpcConnection(Pipe):
 
     def receive_pieces(self, pieces: Iterator[bytes]) -> None:
         """Join incoming pieces to frames, until the stream ends or a frame is too long."""
-        why = ""
+        reason = ""
         frame = bytearray()
         try:
             for piece in pieces:
                 frame += memoryview(piece)[1:]
                 if len(frame) > self._most_bytes:
-                    why = refuse_long_frame(self, self._most_bytes)
+                    reason = refuse_long_frame(self, self._most_bytes)
                     self.close()
                     break
                 if piece[:1] == _MORE:
@@ -109,8 +109,8 @@ class GrpcConnection(Pipe):
                     self.push_frame(bytes(frame))
                 frame.clear()
         except grpc.RpcError as error:
-            why = _describe_error(error)
-        self.end_streams(why)
+            reason = _describe_error(error)
+        self.end_streams(reason)
 
     def iter_pieces(self) -> Iterator[bytes]:
         """Yield the outgoing frames in pieces, until the end."""
@@ -121,10 +121,10 @@ class GrpcConnection(Pipe):
                     end = start + _PIECE
                     yield (_MORE if end < len(frame) else _LAST) + frame[start:end]
 
-    def end_streams(self, why: str = "") -> None:
+    def end_streams(self, reason: str = "") -> None:
         """End both directions: the stream is over."""
-        self.end(why)
-        self._outgoing.end(why)
+        self.end(reason)
+        self._outgoing.end(reason)
 
     def send_bytes(self, buf: bytes, /) -> None:
         self._outgoing.push_frame(buf)

@@ -147,8 +147,8 @@ def _connect_peer(end: LocalEnd, peer: str, address: Address) -> Connection:
         connection = sockets.dial(address)
     except ConnectionError as error:
         place = spell_address(address)
-        why = f"{end.name} reached nobody at {place} ({error}); start {peer}, or correct dial="
-        raise ConnectionError(why) from error
+        message = f"{end.name} reached nobody at {place} ({error}); start {peer}, or correct dial="
+        raise ConnectionError(message) from error
     try:
         return prove_identity(connection, end, peer)[1]
     except RemoteProtocolError as error:

@@ -48,9 +48,9 @@ class Pipe:
             self._changed.notify_all()
             return self._frames.popleft()
 
-    def end(self, why: str = "") -> None:
+    def end(self, reason: str = "") -> None:
         """Accept no more frames; those that wait may still be read."""
         with self._changed:
             if self._ended is None:
-                self._ended = why
+                self._ended = reason
             self._changed.notify_all()

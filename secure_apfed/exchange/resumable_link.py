@@ -523,10 +523,10 @@ class ResumableLink:
     def _is_over(self) -> bool:
         return self._ended or bool(self._failure)
 
-    def _record_failure(self, why: str) -> None:
+    def _record_failure(self, cause: str) -> None:
         """Fail the link for good with this reason, and wake all who wait."""
         with self._changed:
-            self._failure = self._failure or why
+            self._failure = self._failure or cause
             self._changed.notify_all()
             self._on_change()
 
@@ -593,9 +593,9 @@ class LinkTransport:
                 failed = [peer for peer, link in transport._links.items() if link.failure]
                 if failed or time.monotonic() > deadline:
                     blamed = failed or missing
-                    why = "; ".join(transport._links[peer].state for peer in blamed)
+                    reasons = "; ".join(transport._links[peer].state for peer in blamed)
                     raise PartyLeftError(
-                        f"agreement: {me} has no link to {' and '.join(blamed)}: {why}",
+                        f"agreement: {me} has no link to {' and '.join(blamed)}: {reasons}",
                         left=tuple(blamed),
                     )
                 transport._news.wait(max(0.0, min(1.0, deadline - time.monotonic())))
@@ -641,7 +641,7 @@ class LinkTransport:
         """
 
         def find_failures(names: tuple[str, ...]) -> dict[str, str]:
-            return {name: why for name in names if (why := self._links[name].failure)}
+            return {name: cause for name in names if (cause := self._links[name].failure)}
 
         def make_error(
             message: str, names: Collection[str], *, gone: bool = False

@@ -237,15 +237,15 @@ def refuse_long_frame(connection: Connection, most_bytes: int) -> str:
     more.
     """
     proved = "" if most_bytes > MOST_UNPROVED else " before it proved who it is"
-    why = f"the other end sent a frame above {most_bytes} bytes{proved}"
-    refuse_connection(connection, why)
-    return why
+    reason = f"the other end sent a frame above {most_bytes} bytes{proved}"
+    refuse_connection(connection, reason)
+    return reason
 
 
-def refuse_connection(connection: Connection, why: str) -> None:
+def refuse_connection(connection: Connection, reason: str) -> None:
     """Tell the other end the reason why this party refuses the connection."""
     with contextlib.suppress(OSError):
-        connection.send_bytes(_REFUSED + why[:_REFUSED_LETTERS].encode())
+        connection.send_bytes(_REFUSED + reason[:_REFUSED_LETTERS].encode())
 
 
 class _SealedConnection:
@@ -269,7 +269,7 @@ class _SealedConnection:
         """
         frame = self._connection.recv_bytes()
         try:
-            opened = self._link.open(frame, sequence=self._came, associated=b"")
+            plain_frame = self._link.open(frame, sequence=self._came, associated=b"")
         except RemoteProtocolError as error:
             if frame.startswith(_REFUSED):  # the other end has read the proof by now
                 raise ConnectionRefusedError(quote_reason(frame.removeprefix(_REFUSED))) from None
@@ -278,7 +278,7 @@ class _SealedConnection:
                 f"frame {self._came} of {self._link.peer} was altered, lost or repeated on the way"
             ) from error
         self._came += 1
-        return opened
+        return plain_frame
 
     def poll(self, timeout: float, /) -> bool:
         return self._connection.poll(timeout)

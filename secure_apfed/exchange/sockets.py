@@ -57,9 +57,9 @@ class SocketConnection:
         """Return the next frame. Raises EOFError: it is too long, or the other end closed."""
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         if size > self._most_bytes:
-            why = refuse_long_frame(self, self._most_bytes)
+            reason = refuse_long_frame(self, self._most_bytes)
             self._close_after_refusal(min(size, MOST_SEALED))
-            raise EOFError(why)
+            raise EOFError(reason)
         return self._receive_exactly(size)
 
     def _close_after_refusal(self, unread: int) -> None:

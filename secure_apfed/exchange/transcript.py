@@ -354,12 +354,12 @@ class Transcript:
         self._epochs = {}
         self._epoch = None
         self._folder = self._folder or _Folder()
-        for number, places, entries, opened in state["epochs"]:
+        for number, places, entries, first_positions in state["epochs"]:
             epoch = self._epochs[number] = _Epoch(number, self._folder)
             epoch.places = {
                 digest: [int(start), int(end)] for digest, (start, end) in places.items()
             }
-            epoch.opened = dict(opened)
+            epoch.opened = dict(first_positions)
             epoch.envelopes = [
                 (Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=b""), digest)
                 for fields, digest in entries
@@ -372,7 +372,7 @@ class Transcript:
                     if sent_before.kind is Kind.CONTRIBUTION
                 )
             )
-            for digest in (*opened.values(), *(digest for _, digest in entries)):
+            for digest in (*first_positions.values(), *(digest for _, digest in entries)):
                 places[digest]  # KeyError: it has none
             for digest in [*places][-1:]:  # is all of it there?
                 epoch.load_payload(digest)

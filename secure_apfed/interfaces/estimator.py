@@ -128,10 +128,10 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         Raises ValueError: there is no such parameter; names the nearest.
         """
         nested = {name: value for name, value in params.items() if name.startswith(_SETTINGS)}
-        whole = {name: value for name, value in params.items() if name not in nested}
-        for name in whole.keys() - super().get_params(deep=False).keys():
+        direct = {name: value for name, value in params.items() if name not in nested}
+        for name in direct.keys() - super().get_params(deep=False).keys():
             raise self._build_parameter_error(name)
-        super().set_params(**whole)
+        super().set_params(**direct)
         for name in sorted(nested, key=lambda name: (name.count("__"), name)):
             self._set_nested_setting(name, nested[name])
         return self

@@ -185,11 +185,11 @@ class Passive:
             "encoder": self.encoder is not None,
             "optimizer": self.optimizer is not None,
         }
-        given = [name for name, is_given in replaced.items() if is_given]
-        if given:
+        replaced_names = [name for name, is_given in replaced.items() if is_given]
+        if replaced_names:
             raise ConfigError(
-                f"{self.name}: gradient is given beside {' and '.join(given)}; what computes its "
-                "own gradient trains itself: leave one of the two out"
+                f"{self.name}: gradient is given beside {' and '.join(replaced_names)}; what "
+                "computes its own gradient trains itself: leave one of the two out"
             )
 
 
@@ -397,7 +397,7 @@ def train(
     model = None
     if networks is not None:
         model = nn.Sequential(networks.encoder, networks.head).eval()
-    found = TrainingResult(
+    trained = TrainingResult(
         networks=model,
         classes=classes,
         run=result,
@@ -405,7 +405,7 @@ def train(
         test_rows=data.test_rows,
         black_boxes=tuple(party.name for party in passives if party.gradient is not None),
     )
-    return _compare_locally(found, config, data, fresh) if baselines else found
+    return _compare_locally(trained, config, data, fresh) if baselines else trained
 
 
 def _mount_attacks(
@@ -502,7 +502,7 @@ def _make_config(
     names = [active.name, *(party.name for party in passives)]
     if not passives:
         method = find_method_alone()
-    said: dict[str, Any] = {
+    settings_of_run: dict[str, Any] = {
         "name": "training",
         "seed": seed,
         "method": {"name": method} if isinstance(method, str) else dict(method),
@@ -521,26 +521,27 @@ def _make_config(
         "attacks": attacks if isinstance(attacks, str) else [*attacks],
     }
     if isinstance(guard, Gaussian):
-        said["delta"] = guard.delta
+        settings_of_run["delta"] = guard.delta
     if alignment == "auto":
-        del said["alignment"]
-    said |= settings
+        del settings_of_run["alignment"]
+    settings_of_run |= settings
     model = dict(settings.get("model", {}))
     own = "auto" if active.encoder is None else "own"
-    said["model"] = {"network": own, **model}
+    settings_of_run["model"] = {"network": own, **model}
     if active.head is not None:
-        said["model"]["head_network"] = "own"
-    kind = METHODS.get(said["method"]["name"])
+        settings_of_run["model"]["head_network"] = "own"
+    kind = METHODS.get(settings_of_run["method"]["name"])
     has_loss = kind is not None and kind.settings.sums_gradients
     if active.projection is not None and passives and not has_loss:
         raise ConfigError(
-            f"{active.name}: it brought a projection, which method {said['method']['name']} does "
+            f"{active.name}: it brought a projection, which method "
+            f"{settings_of_run['method']['name']} does "
             "not send; leave it out, or train with apfed, apfed_r or apfed_c"
         )
-    said["passives"] = {
+    settings_of_run["passives"] = {
         party.name: _describe_passive(party, model, has_loss=has_loss) for party in passives
     }
-    return load_config_text(json.dumps(said, default=str), source="train", own=True)
+    return load_config_text(json.dumps(settings_of_run, default=str), source="train", own=True)
 
 
 def _describe_passive(
@@ -553,10 +554,10 @@ def _describe_passive(
             "method apfed, or leave it out"
         )
     brings = party.encoder is not None
-    said: dict[str, Any] = {"model": {**model, "network": "own" if brings else "auto"}}
+    description: dict[str, Any] = {"model": {**model, "network": "own" if brings else "auto"}}
     if has_loss:
-        said |= {"objective": _describe_loss(party), "weight": party.weight}
-    return said
+        description |= {"objective": _describe_loss(party), "weight": party.weight}
+    return description
 
 
 def find_method_alone() -> str:
@@ -694,26 +695,32 @@ def _read_rows(
 
 
 def _compare_locally(
-    found: TrainingResult, config: Config, data: VerticalData, fresh: Mapping[str, OwnCode]
+    result: TrainingResult, config: Config, data: VerticalData, fresh: Mapping[str, OwnCode]
 ) -> TrainingResult:
     """Measure what the active achieves without help: its own network, and local models."""
     single = replace(data, passives=())
-    said = config.model_dump(mode="json", exclude_defaults=True)
-    said = {key: said[key] for key in ("name", "seed", "data", "train", "model") if key in said}
-    said |= {"method": {"name": find_method_alone()}, "guard": {"mechanism": "none"}}
-    said["secure_sum"] = {"scheme": "plain"}
-    said["train"] = {**said.get("train", {}), "labels": "joint"}
+    local_settings = config.model_dump(mode="json", exclude_defaults=True)
+    local_settings = {
+        key: local_settings[key]
+        for key in ("name", "seed", "data", "train", "model")
+        if key in local_settings
+    }
+    local_settings |= {"method": {"name": find_method_alone()}, "guard": {"mechanism": "none"}}
+    local_settings["secure_sum"] = {"scheme": "plain"}
+    local_settings["train"] = {**local_settings.get("train", {}), "labels": "joint"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoHelpWarning)
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        alone = run_in_memory(Config.model_validate(said), None, data=single, code=dict(fresh))
-    score = next(iter(alone.measures.values()))[alone.measure]
-    found = replace(found, alone=score)
+        local_result = run_in_memory(
+            Config.model_validate(local_settings), None, data=single, code=dict(fresh)
+        )
+    score = next(iter(local_result.measures.values()))[local_result.measure]
+    result = replace(result, alone=score)
     if is_lazy(data.table.features) or len(data.table.shape) > 1:
         reason = "the ten local models, which read flat rows of numbers in memory"
-        return replace(found, not_tried=reason)
+        return replace(result, not_tried=reason)
     from apfed_experiments.solo import find_best_local
 
     ours = config.model_copy(update={"model": ModelSettings()})
     name, value = find_best_local(ours, data)
-    return replace(found, best_local=value, best_local_name=name)
+    return replace(result, best_local=value, best_local_name=name)

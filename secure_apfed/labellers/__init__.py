@@ -37,10 +37,10 @@ __all__ = [
 ]
 
 
-def _require_labeller(found: Any, code: str) -> type[Labeller]:
+def _require_labeller(candidate: Any, code: str) -> type[Labeller]:
     """Check that a class named as `package.module:Name` is a Labeller; return it."""
     del code
-    kind: type[Labeller] = require_class(found, Labeller)
+    kind: type[Labeller] = require_class(candidate, Labeller)
     return kind
 
 

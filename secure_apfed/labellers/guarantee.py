@@ -120,19 +120,19 @@ class TableGuarantee:
     def describe_guarantee(self) -> str:
         """Return the guarantee in words, for the report."""
         if math.isfinite(self.epsilon):
-            whole = (
+            figures = (
                 f"epsilon_table {_format_epsilon(self.epsilon)} at delta {self.delta:g} covers the "
                 "whole record of any person at one passive"
             )
         else:
-            whole = "NO guarantee for the passive's table: not every record is covered"
+            figures = "NO guarantee for the passive's table: not every record is covered"
         public = (
             "one release; who has a label, the labels, IDs, the encoding of features and all "
             "settings are public and stay as they are; a person's records at several passives add "
             "up"
         )
         return "; ".join(
-            [f"votes: {whole}", *self._describe_cases(), self.labeller, self.reader, public]
+            [f"votes: {figures}", *self._describe_cases(), self.labeller, self.reader, public]
         )
 
 

@@ -91,11 +91,11 @@ def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> N
             f"{prefix}a row of votes of the labeller {name} has L1 norm {longest:.6g}; noise is "
             "counted for 1 at most, so divide each row by its own norm"
         )
-    least = float(votes_UK.min(initial=0.0))
-    if not labeller.signed and not least >= -_TOLERANCE:
+    lowest_vote = float(votes_UK.min(initial=0.0))
+    if not labeller.signed and not lowest_vote >= -_TOLERANCE:
         raise PromiseError(
             f"{prefix}the labeller {name} says signed = False, but a number of its votes is "
-            f"{least:.3g}; two rows lie further apart then, so leave signed out of the class"
+            f"{lowest_vote:.3g}; two rows lie further apart then, so leave signed out of the class"
         )
 
 

@@ -309,11 +309,11 @@ def cross_validate_scores(
     from sklearn.model_selection import StratifiedKFold, cross_validate
 
     labels = labels_N.cpu().numpy()
-    least = int(np.bincount(labels)[np.unique(labels)].min())
-    if least < folds:
+    smallest_class = int(np.bincount(labels)[np.unique(labels)].min())
+    if smallest_class < folds:
         raise DataError(
-            f"{folds} folds need {folds} rows of every class at least, and one has {least}; take "
-            "fewer folds, or more rows"
+            f"{folds} folds need {folds} rows of every class at least, and one has "
+            f"{smallest_class}; take fewer folds, or more rows"
         )
     results = cross_validate(
         LogisticRegression(max_iter=_ITERATIONS),

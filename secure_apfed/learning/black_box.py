@@ -61,16 +61,16 @@ class BlackBox:
         Raises ModelError: the code fails, changes z, or returns something other than such a
         gradient.
         """
-        sent = sent_B.detach().cpu().numpy()
-        z = sent.copy()
+        z_before = sent_B.detach().cpu().numpy()
+        z_passed = z_before.copy()
         try:
-            answer = self._gradient(step, self.features_N[rows_B].numpy(), z)
+            answer = self._gradient(step, self.features_N[rows_B].numpy(), z_passed)
         except Exception as error:
             raise ModelError(
-                f"{self._owner}: its gradient failed at step {step}, for {len(sent)} rows and z of "
-                f"shape {sent.shape}: {type(error).__name__}: {error}"
+                f"{self._owner}: its gradient failed at step {step}, for {len(z_before)} rows and "
+                f"z of shape {z_before.shape}: {type(error).__name__}: {error}"
             ) from error
-        if not np.array_equal(z, sent):
+        if not np.array_equal(z_passed, z_before):
             raise ModelError(
                 f"{self._owner}: its gradient changes z in place; take z.copy(), or operations "
                 "that return another array"

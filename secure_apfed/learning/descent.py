@@ -311,19 +311,21 @@ def _make_own_optimizer(
 
     Raises ConfigError: the function returns something else, or it optimises other parameters.
     """
-    made = make(parameters)
-    if not isinstance(made, torch.optim.Optimizer):
+    optimizer = make(parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"{owner}: its optimizer is a function of the parameters that makes a "
-            f"torch.optim.Optimizer, as torch.optim.AdamW; got {type(made).__name__}"
+            f"torch.optim.Optimizer, as torch.optim.AdamW; got {type(optimizer).__name__}"
         )
-    held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
-    if held != {id(parameter) for parameter in parameters}:
+    given_to_optimizer = {
+        id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+    }
+    if given_to_optimizer != {id(parameter) for parameter in parameters}:
         raise ConfigError(
             f"{owner}: its optimizer holds other parameters than the {len(parameters)} that this "
             "party trains; make it of the parameters that it is called with"
         )
-    return made
+    return optimizer
 
 
 class Trainer(Descent):

@@ -138,20 +138,20 @@ class OwnCode:
 
         Raises ConfigError: there is no such module or name.
         """
-        found = {
+        code_by_key = {
             key: import_code(name, key=key, beside=beside)
             for key, name in settings
             if isinstance(name, str) and key != "rows"
         }
         return cls(
-            encoder=found.get("network"),
-            head=found.get("head_network"),
-            projection=found.get("projection"),
-            decoder=found.get("decoder"),
-            objective=found.get("objective"),
+            encoder=code_by_key.get("network"),
+            head=code_by_key.get("head_network"),
+            projection=code_by_key.get("projection"),
+            decoder=code_by_key.get("decoder"),
+            objective=code_by_key.get("objective"),
             objective_options=settings.objective_options,
-            gradient=found.get("gradient"),
-            optimizer=found.get("optimizer"),
+            gradient=code_by_key.get("gradient"),
+            optimizer=code_by_key.get("optimizer"),
         )
 
     def copy_fresh(self) -> Self:
@@ -163,7 +163,9 @@ class OwnCode:
         brings = any(part is not None for part in (self.encoder, self.head, self.decoder))
         return OwnFamily(self) if brings else None
 
-    def make_objective(self, settings: OwnLossSettings, *, owner: str, **given: Any) -> Objective:
+    def make_objective(
+        self, settings: OwnLossSettings, *, owner: str, **arguments: Any
+    ) -> Objective:
         """Return the party's own loss as an objective.
 
         Args:
@@ -180,7 +182,7 @@ class OwnCode:
         loss = self.objective
         options = self._read_options(loss, owner)
         if isinstance(loss, type) and issubclass(loss, nn.Module):
-            loss = make_module(loss, settings=options, **given)
+            loss = make_module(loss, settings=options, **arguments)
         if isinstance(loss, Objective):
             loss.row_wise = settings.row_wise  # type: ignore[misc]  # charged so, hence measured so
             return loss
@@ -229,11 +231,11 @@ class OwnCode:
         if self.projection is None:
             return projection_to(size, representation)
         projection = make_module(self.projection, features=representation)
-        made = output_shape(projection, representation)
-        if made != (size,):
+        shape = output_shape(projection, representation)
+        if shape != (size,):
             raise ModelError(
-                f"it makes {made} of a representation {representation}, and the run sends "
-                f"({size},); say so, as model.projection: {math.prod(made)}, or end it with "
+                f"it makes {shape} of a representation {representation}, and the run sends "
+                f"({size},); say so, as model.projection: {math.prod(shape)}, or end it with "
                 "nn.Flatten() or a layer of that width"
             )
         return projection
@@ -316,7 +318,7 @@ class OwnObjective(Objective):
 
         Raises ModelError: it is not a scalar, or no gradient reaches z.
         """
-        before = z_BD._version
+        version = z_BD._version
         try:
             loss = self._loss(z_BD, features_B)
         except RuntimeError as error:
@@ -331,7 +333,7 @@ class OwnObjective(Objective):
                 f"{self._owner}: its loss returns one number, the mean over the rows of the batch; "
                 f"got {got}; end it with .mean()"
             )
-        if z_BD._version != before:
+        if z_BD._version != version:
             raise ModelError(
                 f"{self._owner}: its loss changes z in place; take z.clone(), or operations that "
                 "do not end in _"
@@ -420,9 +422,9 @@ def _hide_code(settings: PassiveSettings) -> PassiveSettings:
     if settings.model is not None:
         hidden["model"] = _hide_network(settings.model)
     if isinstance(settings.objective, OwnLossSettings | BlackBoxSettings):
-        shown: dict[str, object] = {"code": None, "options": {}}
+        replacements: dict[str, object] = {"code": None, "options": {}}
         fields = type(settings.objective).model_fields
-        update = {key: value for key, value in shown.items() if key in fields}
+        update = {key: value for key, value in replacements.items() if key in fields}
         hidden["objective"] = settings.objective.model_copy(update=update)
     return settings.model_copy(update=hidden)
 
@@ -442,7 +444,9 @@ def find_code(config: RunSettings) -> Mapping[str, str]:
     }
     named |= {f"method.labeller {name}": name for name in config.method.labellers}
     named["guard.mechanism"] = config.guard.mechanism
-    named |= {f"defences.{place}.kind": one.kind for place, one in enumerate(config.defences)}
+    named |= {
+        f"defences.{place}.kind": defence.kind for place, defence in enumerate(config.defences)
+    }
     for name, passive in config.passives.items():
         if passive.model is not None:
             named |= _list_networks(f"passives.{name}.model", passive.model)
@@ -490,7 +494,7 @@ def _copy(source: ModuleSource | None) -> ModuleSource | None:
     return copy.deepcopy(source) if isinstance(source, nn.Module) else source
 
 
-def make_module(source: ModuleSource, **given: Any) -> nn.Module:
+def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
     """Return the module itself, or the result of the function, called with the arguments it
     accepts.
 
@@ -498,19 +502,19 @@ def make_module(source: ModuleSource, **given: Any) -> nn.Module:
     """
     if isinstance(source, nn.Module):
         return source
-    made = source(**_pick_arguments(source, given))
-    if not isinstance(made, nn.Module):
+    module = source(**_pick_arguments(source, arguments))
+    if not isinstance(module, nn.Module):
         name = getattr(source, "__name__", type(source).__name__)
         raise ModelError(
-            f"{name} makes a {type(made).__name__}, expected an nn.Module; return the network"
+            f"{name} makes a {type(module).__name__}, expected an nn.Module; return the network"
         )
-    return made
+    return module
 
 
-def _pick_arguments(source: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _pick_arguments(source: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that the function has parameters for."""
     try:
         takes = inspect.signature(source).parameters
     except (TypeError, ValueError):  # of a builtin: it names none
         return {}
-    return {name: value for name, value in given.items() if name in takes}
+    return {name: value for name, value in arguments.items() if name in takes}

@@ -149,8 +149,8 @@ def pool_opinions(
         return np.asarray(np.log(floored_BK) - log_f_K)
 
     pool = _Pool(log_f_K, compute_evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
-    judged = pool.measure_help(seed, right=read_UK[judges.places].argmax(1))
-    help_ = replace(judged, always=always)
+    measured = pool.measure_help(seed, right=read_UK[judges.places].argmax(1))
+    help_ = replace(measured, always=always)
     weights = pool.fit_weights(pool.every) if judge_count else _START
     a, b = weights if help_.is_in_use else (1.0, 0.0)
     return np.exp(pool.log_q(compute_evidence(own_UK), votes_UK, a, b)), help_
@@ -191,8 +191,8 @@ class _Pool:
 
         most_a, most_b = _MOST
         start = (1.0, 0.0) if without_votes else _START
-        most = 0.0 if without_votes else most_b
-        bounds = [(0.0, most_a), (0.0, most)]
+        max_vote_weight = 0.0 if without_votes else most_b
+        bounds = [(0.0, most_a), (0.0, max_vote_weight)]
         result = scipy.optimize.minimize(compute_loss, start, method="L-BFGS-B", bounds=bounds)
         a, b = map(float, result.x)
         return a, b

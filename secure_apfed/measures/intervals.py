@@ -79,13 +79,13 @@ def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
     rows = len(scored.truth)
     redrawn = REDRAWN[measure.name]
     block = max(_LEAST, _CELLS // max(rows, 1))
-    whole = redrawn(Resamples(scored, np.ones((1, rows))))
+    on_all_rows = redrawn(Resamples(scored, np.ones((1, rows))))
     influences = []
     with np.errstate(divide="ignore", invalid="ignore"):
         for first in range(0, rows, block):
             counts_RB = np.ones((min(block, rows - first), rows))
             counts_RB[np.arange(len(counts_RB)), first + np.arange(len(counts_RB))] = 0
-            influences.append((rows - 1) * (whole - redrawn(Resamples(scored, counts_RB))))
+            influences.append((rows - 1) * (on_all_rows - redrawn(Resamples(scored, counts_RB))))
     return np.concatenate([np.empty(0), *influences])
 
 
@@ -341,9 +341,9 @@ def _compute_brier(resamples: Resamples) -> FloatArray:
 def _compute_log_loss(resamples: Resamples) -> FloatArray:
     """Return the mean negative log probability of the true class of each resample, (R,)."""
     scored = resamples.scored
-    least = np.finfo(np.float64).eps
+    smallest_share = np.finfo(np.float64).eps
     shares_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
-    return resamples.compute_means(-np.log(np.clip(shares_B, least, 1 - least)))
+    return resamples.compute_means(-np.log(np.clip(shares_B, smallest_share, 1 - smallest_share)))
 
 
 def _compute_r2(resamples: Resamples) -> FloatArray:

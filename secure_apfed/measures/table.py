@@ -409,7 +409,7 @@ def measure_all(scored: Scored) -> dict[str, float]:
 def explain_undefined_measures(scored: Scored) -> dict[str, str]:
     """Return, by name, why these rows do not define some measures."""
     reasons = {name: MEASURES[name].explain_nan(scored) for name in names_of(task_of(scored))}
-    return {name: why for name, why in reasons.items() if why}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 THRESHOLDS: Mapping[str, str] = MappingProxyType(
@@ -460,7 +460,7 @@ def cheapest_threshold(scored: Scored, cost: float) -> float:
     return _best_threshold(scored, compute_negative_cost)
 
 
-def _best_threshold(scored: Scored, worth: Callable[[Scored], float]) -> float:
+def _best_threshold(scored: Scored, rate: Callable[[Scored], float]) -> float:
     """Return the candidate threshold with the highest `worth`, the nearest to 0.5 of equal ones.
 
     Raises DataError: there are not two classes with labelled rows.
@@ -477,7 +477,7 @@ def _best_threshold(scored: Scored, worth: Callable[[Scored], float]) -> float:
     candidates: list[float] = sorted(
         {0.5, *between.tolist()}, key=lambda threshold: abs(threshold - 0.5)
     )
-    reached = {candidate: worth(scored.replace_threshold(candidate)) for candidate in candidates}
+    reached = {candidate: rate(scored.replace_threshold(candidate)) for candidate in candidates}
     return max(candidates, key=reached.__getitem__)
 
 

@@ -191,12 +191,12 @@ class Regression(Task):
         return Scored(truth=self.targets.decode(labels_B).numpy(), scores=predictions_B.numpy())
 
 
-def _require_task(found: Any, code: str) -> type[Task]:
+def _require_task(candidate: Any, code: str) -> type[Task]:
     """Check that a class named as `package.module:Name` is a Task that lists the methods learning
     it.
     """
     del code
-    kind: type[Task] = require_class(found, Task)
+    kind: type[Task] = require_class(candidate, Task)
     if not kind.learnt_by:
         raise TypeError(
             f"{kind.__name__} says in `learnt_by` no method that learns it; name some, as "

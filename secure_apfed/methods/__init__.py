@@ -99,14 +99,14 @@ _OURS: Mapping[str, Method] = {
 }
 
 
-def _require_method(found: Any, code: str) -> Method:
+def _require_method(candidate: Any, code: str) -> Method:
     """Check that a class named as `package.module:Name` is a Method, and that the `name` of its
     settings is that same text; return it.
     """
-    method = require_class(found, Method)() if isinstance(found, type) else found
+    method = require_class(candidate, Method)() if isinstance(candidate, type) else candidate
     if not isinstance(method, Method):
         raise TypeError(
-            f"expected a secure_apfed.methods.Method, or a subclass, got {type(found).__name__}"
+            f"expected a secure_apfed.methods.Method, or a subclass, got {type(candidate).__name__}"
         )
     kind = method.settings
     if kind.model_fields["name"].annotation is not str:

@@ -36,12 +36,12 @@ def plan_updates(config: RunSettings, settings: DpSgdSettings, guard: Representa
         return settings.noise_multiplier
     assert settings.epsilon is not None
     epochs = config.train.epochs
-    sent = config.method.representations_from == "active"
+    active_sends = config.method.representations_from == "active"
     return calibrate_updates(
         settings.epsilon,
         config.delta,
         release=guard.mechanism(),
-        releases=guard.count_charges(epochs) if sent else 0,
+        releases=guard.count_charges(epochs) if active_sends else 0,
         updates=epochs,
     )
 
@@ -75,12 +75,12 @@ def sum_and_noise(
     if clip_of(config) is None:
         raise ConfigError("secure_sum.noise needs a bound on rows: give secure_sum.clip, as 1.0")
     # Under recoverable masks a sum may lack some passives, and with them their noise.
-    least = quiet.list_parameters().get("threshold", len(passives))
-    assert isinstance(least, int)
-    honest = least - config.colluders
+    present_at_least = quiet.list_parameters().get("threshold", len(passives))
+    assert isinstance(present_at_least, int)
+    honest = present_at_least - config.colluders
     if honest < 1:
         raise ConfigError(
-            f"colluders: {config.colluders} of the {least} passives that a sum "
+            f"colluders: {config.colluders} of the {present_at_least} passives that a sum "
             "needs leave no honest one whose noise would count"
         )
     steps = _calibrate_steps(config, noise, passives, shape, honest)

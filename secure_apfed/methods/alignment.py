@@ -209,8 +209,8 @@ def allow_signs(own: PartyContext, links: Links) -> None:
     alignment may take.
     """
     peers = [name for name in own.known if name != own.name]
-    most = signs_of_alignment(own.config.alignment.maximum_ids, len(own.passives))
-    links.signs.set_limits(dict.fromkeys(peers, most))
+    max_signs = signs_of_alignment(own.config.alignment.maximum_ids, len(own.passives))
+    links.signs.set_limits(dict.fromkeys(peers, max_signs))
 
 
 def _make_protocol(own: PartyContext, links: Links, session: str) -> SetIntersection:
@@ -414,8 +414,8 @@ def _count_labels(data: OwnData, rows: Tensor) -> Counter[float]:
     """Return how often each label occurs among these rows; rows without a label do not count."""
     labels_N = data.table.labels
     assert labels_N is not None
-    known = labels_N[rows]
-    return Counter(known[known != UNLABELLED].tolist())
+    labels = labels_N[rows]
+    return Counter(labels[labels != UNLABELLED].tolist())
 
 
 def _describe_label(data: OwnData, counts: "Counter[float] | list[float]") -> str:

@@ -242,11 +242,13 @@ class ApfedPassive(SumHelper):
         it is not refused; zeros tell the sender only what it can compute itself.
         """
         held_B = self._held_N[rows_B]
-        known = int(held_B.sum())
+        held_count = int(held_B.sum())
         own_BD = z_BD[held_B]
         gradient_BD = torch.zeros_like(z_BD)
-        strangers = known < len(rows_B)
-        if strangers and (known < self.contract.minimum_batch or is_narrow(own_BD, self.terms)):
+        has_absent_rows = held_count < len(rows_B)
+        if has_absent_rows and (
+            held_count < self.contract.minimum_batch or is_narrow(own_BD, self.terms)
+        ):
             return gradient_BD
         gained_BD = self.trainer.train_on_rows(step, rows_B[held_B], own_BD, weight=self.weight)
         gradient_BD[held_B] = gained_BD.to(gradient_BD)

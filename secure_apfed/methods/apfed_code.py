@@ -353,22 +353,22 @@ class ApfedCode(SumMethod):
         """
         if own.name == own.active:
             return None
-        most = own.config.model.representation_size
+        numbers = own.config.model.representation_size
         if not _lets_all_be_read(own):
-            most = _limit_numbers(own.config, own.name, count_columns(own.data.table.features))
-        return _row_of(own.config, most)
+            numbers = _limit_numbers(own.config, own.name, count_columns(own.data.table.features))
+        return _row_of(own.config, numbers)
 
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
         """Return the settings with D reduced to what every passive's columns allow."""
-        least = config.model.representation_size
+        numbers = config.model.representation_size
         for name, count in columns.items():
             if not config.settings_of(name).allow_reading_all:
-                least = min(least, _limit_numbers(config, name, count))
+                numbers = min(numbers, _limit_numbers(config, name, count))
         passives = {
             name: config.settings_of(name).model_copy(update={"allow_reading_all": True})
             for name in (*config.passives, *columns)
         }  # they have agreed, and need not count again
-        model = config.model.model_copy(update={"representation": least})
+        model = config.model.model_copy(update={"representation": numbers})
         return config.model_copy(update={"model": model, "passives": passives})
 
     def derive_terms(
@@ -379,11 +379,11 @@ class ApfedCode(SumMethod):
         """
         config = own.config
         own.require_passives()
-        most = config.model.representation_size
+        requested = config.model.representation_size
         numbers = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, offered in offers.items():
-            least = numbers[name] if config.model.representation == "auto" else most
-            own.require_terms(name, offered, _row_of(config, min(least, most)))
+            offered_numbers = numbers[name] if config.model.representation == "auto" else requested
+            own.require_terms(name, offered, _row_of(config, min(offered_numbers, requested)))
         representation = _row_of(config, min(numbers.values()))
         readable = [name for name in own.passives if config.settings_of(name).allow_reading_all]
         return SessionTerms.from_rows(
@@ -441,28 +441,29 @@ def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
 
     Raises ConfigError: the settings demand more.
     """
-    asked = config.model.representation_size
+    requested = config.model.representation_size
     allowed = most_numbers(columns)
-    if not allowed or (config.model.representation != "auto" and asked > allowed):
-        raise _too_many(me, asked if allowed else 1, columns, "rows")
-    return min(asked, allowed)
+    if not allowed or (config.model.representation != "auto" and requested > allowed):
+        raise _too_many(me, requested if allowed else 1, columns, "rows")
+    return min(requested, allowed)
 
 
 def _too_many(me: str, numbers: int, columns: int, rows: str) -> ConfigError:
     """Return the error for more numbers than half of a passive's distinct columns,
     with remedies.
     """
-    most = most_numbers(columns)
-    less = (
-        f"say model.representation: {most} or less in the settings of all parties, or auto"
-        if most
+    allowed_numbers = most_numbers(columns)
+    remedy = (
+        f"say model.representation: {allowed_numbers} or less in the settings of all parties, or "
+        "auto"
+        if allowed_numbers
         else "give it more columns, or take another method"
     )
     return ConfigError(
         f"model.representation: {numbers} number{'' if numbers == 1 else 's'} of each person would "
-        f"be summed, and {me} allows {most}, half of the {columns} columns that differ in its "
-        f"{rows}: from more, whoever reads the sum and knows some people reads the others' "
-        f"columns; {less}. To let everything be read all the same: passives: {{{me}: "
+        f"be summed, and {me} allows {allowed_numbers}, half of the {columns} columns that differ "
+        f"in its {rows}: from more, whoever reads the sum and knows some people reads the others' "
+        f"columns; {remedy}. To let everything be read all the same: passives: {{{me}: "
         "{allow_reading_all: true}}, and where parties run apart allow_reading_all: true in its "
         "own file"
     )

@@ -313,14 +313,14 @@ class LinearViews:
         common_NC = average_views(self.views, self._pull)
         loss = np.inf
         for _ in range(self._rounds):
-            before = loss
+            previous_loss = loss
             for view in self.views:
                 view.update_labels(rows, common_NC)
             common_NC = average_views(self.views, self._pull)
             for view in self.views:
                 view.fit_weights(rows)
             loss = compute_objective(self.views, common_NC, self._pull)
-            if before - loss <= self._tolerance * max(loss, 1.0):
+            if previous_loss - loss <= self._tolerance * max(loss, 1.0):
                 break
         return loss / len(rows)
 

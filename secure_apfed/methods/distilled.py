@@ -333,11 +333,11 @@ class VFedTransActive(StudentActive):
         """
         step = steps.next_step
         receiver = self._receiver
-        asked = pack_tensors({"rows": positions_in(self._rows, self.training_rows)})
+        request = pack_tensors({"rows": positions_in(self._rows, self.training_rows)})
         for name in self._contract.passives:
-            links.send(name, Kind.REQUEST, step, asked)
+            links.send(name, Kind.REQUEST, step, request)
         own_UF = self._features_N[self.training_rows].flatten(1).double().numpy()
-        people = _hash_people(self._contract, asked)
+        people = _hash_people(self._contract, request)
         links.send(AGGREGATOR, Kind.CONTRIBUTION, step, receiver.mask_table(own_UF, people))
         message = await links.receive(
             AGGREGATOR, Kind.SINGULAR_VECTORS, step=step, patience=FOR_AN_ANSWER
@@ -386,25 +386,25 @@ class VFedTransPassive(HelperRole):
             )
         expected = {"rows": TensorSpec(torch.int64, (None,))}
         rows_U = unpack_tensors(message.payload, expected, sender=message.sender)[0]["rows"]
-        least = max(owner.agreement.vectors, self.contract.minimum_batch)
-        check_rows(rows_U, aligned=len(self._features_NF), minimum=least, sender=message.sender)
+        min_rows = max(owner.agreement.vectors, self.contract.minimum_batch)
+        check_rows(rows_U, aligned=len(self._features_NF), minimum=min_rows, sender=message.sender)
         table_UF = self._features_NF[rows_U.numpy()]
         self._count_answers(rows_U, table_UF.tobytes(), message)
         masked = owner.mask_table(table_UF, _hash_people(self.contract, message.payload))
         links.send(AGGREGATOR, Kind.CONTRIBUTION, message.step, masked)
 
-    def _count_answers(self, rows_U: Tensor, values: bytes, asked: Envelope) -> None:
+    def _count_answers(self, rows_U: Tensor, values: bytes, request: Envelope) -> None:
         """Count one answer for each row in the log, before it leaves.
 
         The same rows in another session have fresh masks and reveal nothing new, so they count
         once.
         """
-        digest = hashlib.blake2b(asked.payload + values).digest()
+        digest = hashlib.blake2b(request.payload + values).digest()
         blocks = rows_U.split(self.contract.batch_size)
         for step, rows_B in enumerate(blocks):
-            self._allowance.check_batch(step, rows_B, sender=asked.sender)
+            self._allowance.check_batch(step, rows_B, sender=request.sender)
         for step, rows_B in enumerate(blocks):
-            self._allowance.count_answers(step, rows_B, digest, sender=asked.sender)
+            self._allowance.count_answers(step, rows_B, digest, sender=request.sender)
 
 
 class VFedTransAggregator(HelperRole):
@@ -837,9 +837,9 @@ def _row_of(numbers: int) -> RepresentationTerms:
     )
 
 
-def _hash_people(contract: Contract, asked: bytes) -> bytes:
+def _hash_people(contract: Contract, request: bytes) -> bytes:
     """Return 32 bytes that identify these rows in this session, the same at all owners."""
-    return hashlib.sha256(contract.digest + asked).digest()
+    return hashlib.sha256(contract.digest + request).digest()
 
 
 def _make_agreement(own: PartyContext, contract: Contract) -> SvdAgreement:

@@ -231,11 +231,11 @@ class TvflActive(ActiveRole):
         count.
         """
         with self.trainer.evaluation_mode():
-            said = {name: self._score_fill(name) for name in FILLS}
+            scores = {name: self._score_fill(name) for name in FILLS}
             if final:
                 together = await self._score_jointly(links, next_step)
-                said = {"tvfl": together, **said, "tvfl_alone": self.score_local_model()}
-        return said
+                scores = {"tvfl": together, **scores, "tvfl_alone": self.score_local_model()}
+        return scores
 
     def score_local_model(self) -> Scored:
         """Train a model on the active's own features and labels, and return its test scores.
@@ -243,9 +243,9 @@ class TvflActive(ActiveRole):
         It serves the active when the passives are gone.
         """
         own = self._own
-        held = replace(own.data, train_rows=own.data.labelled_rows, labelled=None)
-        apart = replace(own, held=held, code=self._code_alone)
-        student = Student(apart, torch.arange(len(held.table.ids)))
+        labelled_data = replace(own.data, train_rows=own.data.labelled_rows, labelled=None)
+        local_context = replace(own, held=labelled_data, code=self._code_alone)
+        student = Student(local_context, torch.arange(len(labelled_data.table.ids)))
         student.fit_to_labels(np.zeros((len(student.rows_U), student.classes)))
         train_student(student, own.config)
         self._alone = student
@@ -289,15 +289,15 @@ class TvflActive(ActiveRole):
         representations.
         """
         total = 0.0
-        asked = 0
+        rows_scored = 0
         with self.trainer.evaluation_mode():
             for rows_B in self.parts_of(rows):
                 scores_BK = (await self.predict_jointly(links, steps.next_step, rows_B)).scores
                 steps.count_step(None)
                 labels_B = self.trainer.labels_N[self._aligned[rows_B].to(scores_BK.device)]
                 total += float(F.cross_entropy(scores_BK, labels_B, reduction="sum"))
-                asked += len(rows_B)
-        return total / asked if asked else math.nan
+                rows_scored += len(rows_B)
+        return total / rows_scored if rows_scored else math.nan
 
     def parts_of(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Split rows into equal batches within the sizes that passives answer."""
@@ -524,14 +524,14 @@ class Tvfl(Method):
 
         def run_step(step: int, rows_B: Tensor) -> None:
             """Train all parties on these positions."""
-            sent = {
+            sent_by_passive = {
                 name: passive.trainer.encode_rows(step, rows_B, learn=True)
                 for name, passive in others.items()
             }
-            read = {name: h_B.detach().clone() for name, h_B in sent.items()}
+            read = {name: h_B.detach().clone() for name, h_B in sent_by_passive.items()}
             _, gradients = active.trainer.train_on_parts(step, active.own_rows(rows_B), read)
             for name, gradient_B in gradients.items():
-                others[name].trainer.apply_gradient(sent[name], gradient_B)
+                others[name].trainer.apply_gradient(sent_by_passive[name], gradient_B)
 
         return run_step
 

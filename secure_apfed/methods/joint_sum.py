@@ -66,7 +66,10 @@ class SummedSplitNnSettings(MethodSettings):
 def count_summed_numbers(config: RunSettings, model: ModelSettings) -> int:
     """Return D, the size of the representations that passives add; all have the same."""
     named = [settings.model or model for settings in config.passives.values()]
-    return max((of.representation_size for of in named), default=model.representation_size)
+    return max(
+        (named_settings.representation_size for named_settings in named),
+        default=model.representation_size,
+    )
 
 
 class SummedSplitNnActive(SumLearner, SplitNnActive):
@@ -150,9 +153,9 @@ class SummedPassive(SumHelper, EncodingPassive):
         own: a sum over different people would not decrypt.
         """
         rows_B, _ = self.rows_of(message)
-        asked = replace(message, payload=about)
+        request = replace(message, payload=about)
         same_B = torch.arange(len(rows_B))
-        admitted = self.sum.admit_request(asked, same_B, counted=rows_B)
+        admitted = self.sum.admit_request(request, same_B, counted=rows_B)
         await self._add_to_sum(links, admitted, rows_B, learn=False)
 
     async def _add_to_sum(
@@ -186,10 +189,10 @@ class SummedSplitNn(SumMethod, Tvfl):
             _, own_shape = self._build_encoder(own)
             sizes[own.name] = math.prod(own_shape)
         if len(set(sizes.values())) > 1:
-            said = ", ".join(f"{size} at {name}" for name, size in sizes.items())
+            sizes_text = ", ".join(f"{size} at {name}" for name, size in sizes.items())
             raise ConfigError(
                 f"{own.config.method.name}: representations are added, so all have as many "
-                f"numbers; got {said}; give all parties one model.representation"
+                f"numbers; got {sizes_text}; give all parties one model.representation"
             )
         shape = offers[own.passives[0]].shape
         return replace(agreed, secure_sum=own.describe_sum(session, shape))

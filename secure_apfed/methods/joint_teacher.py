@@ -149,10 +149,10 @@ class TeacherActive(SummedSplitNnActive):
                 for parts in zip(*(joint.representations for joint in joints), strict=True)
             )
             labeller = make_labeller(settings.labels)
-            asked = read_VD, np.flatnonzero(known), labels, self.student.classes
+            inputs = read_VD, np.flatnonzero(known), labels, self.student.classes
             if settings.epsilon is not None:
-                check_votes(labeller, *asked, owner=self.name, is_judge=False)
-            labels_VK = labeller.label_rows(*asked)
+                check_votes(labeller, *inputs, owner=self.name, is_judge=False)
+            labels_VK = labeller.label_rows(*inputs)
         return harden_votes(labels_VK) if settings.form == "hard" else labels_VK
 
     def randomise_labels(self, labels_UK: Floats, epsilon: float) -> Floats:
@@ -176,8 +176,8 @@ class TeacherActive(SummedSplitNnActive):
         with self.trainer.evaluation_mode():
             together = await self._score_jointly(links, next_step)
         name = self._config.method.name
-        said = {name: self.student.score_rows(self._test_rows)}
-        return {**said, f"{name}_together": together} if len(together.truth) else said
+        scores = {name: self.student.score_rows(self._test_rows)}
+        return {**scores, f"{name}_together": together} if len(together.truth) else scores
 
     def get_solo_networks(self) -> ActiveNetworks | None:
         return self.student.networks

@@ -276,14 +276,14 @@ def fit_local_models(
     encoder = _copy_encoder(encoder)
     rows = task.few_rows
     task = task.few
-    most = _MOST[combine]
+    max_models = _MOST[combine]
     with one_thread(), cache_fits():
         helped = _list_candidates(encoder, task, [name for name in inputs if name != "x"])
         if received_UD is not None and "pupils" in inputs:
             helped += _list_pupils(task, received_UD[rows])
         is_alone = "x" in inputs or not helped
         local = _list_candidates(encoder, task, ["x"] if is_alone else [])
-        used, left_out, reads_help = _pick_helped_or_alone(helped, local, most=most)
+        used, left_out, reads_help = _pick_helped_or_alone(helped, local, most=max_models)
         fitted = [(candidate.view, candidate.build_network()) for candidate in used]
     average = average_of(fitted)
     if all(candidate.input == "x" for candidate in used):
@@ -420,11 +420,11 @@ def _list_candidates(
         rows_UC = np.concatenate([task.features, h_UD], axis=1)
         width = rows_UC.shape[1]
         code = View.from_rows(rows_UC, first=task.features.shape[1], end=width)
-        whole = View.from_rows(rows_UC, first=0, end=width)
+        both_parts = View.from_rows(rows_UC, first=0, end=width)
         if "h" in inputs:
             views.append(("h", code, _apply_view(code, rows_UC, task)))
         if "x_and_h" in inputs:
-            views.append(("x and h", whole, _apply_view(whole, rows_UC, task)))
+            views.append(("x and h", both_parts, _apply_view(both_parts, rows_UC, task)))
     return [
         _Candidate(baseline=baseline, task=read, view=view, input=name)
         for name, view, read in views

@@ -442,8 +442,8 @@ def pick_held_out_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
 
 def pick_learnt_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
     """Return the training rows without the validation rows."""
-    held = pick_held_out_rows(learner, config)
-    return learner.training_rows[~torch.isin(learner.training_rows, held)]
+    held_out = pick_held_out_rows(learner, config)
+    return learner.training_rows[~torch.isin(learner.training_rows, held_out)]
 
 
 def split_batches(learner: ActiveRole, config: RunSettings, epoch: int) -> list[Tensor]:

@@ -356,8 +356,8 @@ class MultiviewActive(ViewsActive):
         0 is the active.
         """
         named = enumerate(self.contract.passives, 1)
-        counted = self.sum.receiver.counted
-        return [index for index, name in named if name not in counted]
+        present = self.sum.receiver.counted
+        return [index for index, name in named if name not in present]
 
     async def _receive_sum(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
         """Return the decoded sum of the passives' zeta_k Z_k of these rows, (B, C)."""
@@ -799,7 +799,7 @@ def weights_of(
     """
     gram_FF = x_NF.T @ x_NF if gram_FF is None else gram_FF
     cross_FC = x_NF.T @ labels_NC
-    before = view_objective(x_NF, weights_FC, labels_NC, beta)
+    loss = view_objective(x_NF, weights_FC, labels_NC, beta)
     for _ in range(most_rounds):
         ridge_F = beta / (2 * (row_norms(weights_FC) + _LEAST_NORM))
         try:
@@ -813,10 +813,10 @@ def weights_of(
                 "a view's numbers are too large to learn from; rescale its columns, or take a "
                 "smaller method.beta"
             ) from error
-        after = view_objective(x_NF, weights_FC, labels_NC, beta)
-        if before - after <= tolerance * max(before, 1.0):
+        next_loss = view_objective(x_NF, weights_FC, labels_NC, beta)
+        if loss - next_loss <= tolerance * max(loss, 1.0):
             break
-        before = after
+        loss = next_loss
     return np.asarray(weights_FC)
 
 

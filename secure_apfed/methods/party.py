@@ -333,8 +333,8 @@ class PartyContext:
                 )
             return ActiveNetworks(encoder, head), shape
         with self._begin_part("projection"):
-            sent = self.code.make_projection(projection, shape)
-        return ActiveNetworks(encoder, head, sent), (projection,)
+            projection_module = self.code.make_projection(projection, shape)
+        return ActiveNetworks(encoder, head, projection_module), (projection,)
 
     def build_active_trainer(self, accounts: ActiveAccounts) -> ActiveTrainer:
         """Return the active's networks with an optimiser, under these privacy accounts."""

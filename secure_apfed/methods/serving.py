@@ -179,14 +179,14 @@ def _pack_request(places_B: Tensor, salt: bytes) -> bytes:
     return pack_tensors({"rows": places_B}, {"learn": False, "salt": salt})
 
 
-def _parse_request(message: Envelope, known: int) -> tuple[Tensor, bytes]:
+def _parse_request(message: Envelope, aligned: int) -> tuple[Tensor, bytes]:
     """Return the requested positions, and the salt for the digest of their people.
 
     Raises RemoteProtocolError: the request breaks a rule.
     """
     expected = {"rows": TensorSpec(torch.int64, (None,))}
     tensors, meta = unpack_tensors(message.payload, expected, sender=message.sender)
-    check_rows(tensors["rows"], aligned=known, minimum=1, sender=message.sender)
+    check_rows(tensors["rows"], aligned=aligned, minimum=1, sender=message.sender)
     salt = meta.get("salt")
     if type(salt) is not bytes or len(salt) != KEY_BYTES:
         raise RemoteProtocolError(f"{message.sender} sent a request without a salt of 32 bytes")
@@ -197,9 +197,9 @@ def _parse_places(message: bytes, size: int, *, sender: str) -> NDArray[np.int64
     """Return positions in a list of this size. Raises RemoteProtocolError: the bytes encode no such
     positions.
     """
-    whole = len(message) // _PLACES.itemsize * _PLACES.itemsize
-    places = np.frombuffer(message[:whole], _PLACES)
-    if whole < len(message) or ((places < 0) | (places >= size)).any():
+    parsed_bytes = len(message) // _PLACES.itemsize * _PLACES.itemsize
+    places = np.frombuffer(message[:parsed_bytes], _PLACES)
+    if parsed_bytes < len(message) or ((places < 0) | (places >= size)).any():
         raise RemoteProtocolError(
             f"{sender} named people about whom it answers no more, of whom not all are among its "
             f"{size}"

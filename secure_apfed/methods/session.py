@@ -214,7 +214,7 @@ def _build_contract(
             f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
         )
     agreed = method.derive_terms(own, offers, session)
-    asked = derive_limits(config)
+    limits = derive_limits(config)
     roles = assign_roles(method, config, own.active, own.passives)
     if own.predicts is not None:
         roles.pop(DEALER, None)
@@ -238,8 +238,8 @@ def _build_contract(
         settings=config.collect_terms(),
         secure_sum=dict(agreed.secure_sum),
         minimum_batch=config.rules.minimum_batch,
-        epochs=asked.releases,
-        batch_size=asked.rows,
+        epochs=limits.releases,
+        batch_size=limits.rows,
         spare_answers=config.rules.spare_answers,
         silent_passive=silent,
         patience_s=config.rules.patience_s,
@@ -269,12 +269,12 @@ def _pick_silence_rule(own: PartyContext, agreed: SessionTerms) -> SilentPassive
     Raises ConfigError: the settings ask to continue without it, and the sum or the method needs
     every passive.
     """
-    asked = own.config.rules.silent_passive
+    rule = own.config.rules.silent_passive
     passives = len(agreed.passives)
     threshold = agreed.secure_sum.get("threshold", passives)
     recovers = may_lack(own.config) and threshold < passives
-    if asked != "recover" or recovers:
-        silent = asked or ("recover" if recovers else "stop")
+    if rule != "recover" or recovers:
+        silent = rule or ("recover" if recovers else "stop")
         if silent == "stop" and own.config.rules.restarts:
             raise ConfigError(
                 "rules.restarts: where the silence of a passive stops the run, nobody begins again "
@@ -307,8 +307,8 @@ def _find_resumption(
     if newest is None:
         return None
     if silent == "recover":
-        said = {name: greetings[name].answered for name in own.passives}
-        answered = merge_answered_steps(said, passives=own.passives, since=newest.step)
+        answers = {name: greetings[name].answered for name in own.passives}
+        answered = merge_answered_steps(answers, passives=own.passives, since=newest.step)
         # What the active says of it is not asked for, and counts for nothing.
         return newest.model_copy(update={"answered": answered})
     holding = [own.active, *(name for name in own.passives if name in greetings)]
@@ -343,10 +343,10 @@ def _load_checkpoint(
         return None, torch.empty(0, dtype=torch.int64)  # it holds nothing of a step
     # Who fell silent and is back has an older one, where the run went on without it.
     if state is None or (state.step != resumes.step and contract.silent_passive != "recover"):
-        held = f"step {state.step}" if state else "no step before it"
+        newest = f"step {state.step}" if state else "no step before it"
         raise CheckpointError(
             f"{own.name}: put its checkpoint back, or begin a new run: {contract.active} goes on "
-            f"from step {resumes.step}, and the folder of {own.name} holds {held}"
+            f"from step {resumes.step}, and the folder of {own.name} holds {newest}"
         )
     if state.run != resumes.run:
         raise CheckpointError(
@@ -434,7 +434,7 @@ async def run_helper(
     common = None
     if role == "passive" and method.public_facts.aligns:
         common = describe_people(own, rows)
-    here = PartySession(
+    session = PartySession(
         own=own,
         contract=contract,
         signatures=agreement.signatures,
@@ -445,19 +445,19 @@ async def run_helper(
     await helper.set_up(links)
     _restore_role(helper, state)
     # Before the active, who saves once all are here.
-    here.save_checkpoint(contract.resumes.step if contract.resumes else 0, tensors={})
+    session.save_checkpoint(contract.resumes.step if contract.resumes else 0, tensors={})
     await meet_active(links, own.active)
-    entered(here)
+    entered(session)
 
     def save_checkpoint(step: int) -> bytes:
         """Save this party's state before `step`; return its signed privacy accounts as bytes."""
-        here.save_checkpoint(step, tensors={})
+        session.save_checkpoint(step, tensors={})
         identity = own.secrets.identity
         ledgers = helper.ledgers.items()
         return sign_accounts(ledgers, identity, contract.digest, step)
 
     await helper.run_session(links, save_checkpoint)
-    here.finish_part()
+    session.finish_part()
 
 
 async def _align_rows(
@@ -623,7 +623,7 @@ class Session:
         return {
             name: {
                 "step": self.statements[name].step if name in self.statements else None,
-                "accounts": [of.to_account(name) for of in self.charged.get(name, ())],
+                "accounts": [promise.to_account(name) for promise in self.charged.get(name, ())],
             }
             for name in self.contract.passives
         }
@@ -634,14 +634,14 @@ class Session:
         agreed = dict(self.contract.secure_sum)
         if not agreed:
             return {}
-        opened = describe_opened_numbers(
+        description = describe_opened_numbers(
             self.entered.own.config,
             len(self.entered.own.data.classes),
             self.list_column_counts(),
             numbers=agreed.get("numbers"),
         )
-        said = {} if opened is None else {"opened": opened}
-        return {**agreed, "rounding": self.learner.rounding, **said}
+        described = {} if description is None else {"opened": description}
+        return {**agreed, "rounding": self.learner.rounding, **described}
 
     def list_column_counts(self) -> Sequence[int] | None:
         """Return the number of distinct columns of each party whose columns enter the decoded sum.
@@ -658,8 +658,8 @@ class Session:
         return {"left": dict(learner.left), "steps_without_all": learner.steps_without_all}
 
     def collect_networks(self) -> dict[str, nn.Module]:
-        sent = {name: helper.get_sent_network() for name, helper in self.helpers.items()}
-        return {name: network for name, network in sent.items() if network is not None}
+        networks = {name: helper.get_sent_network() for name, helper in self.helpers.items()}
+        return {name: network for name, network in networks.items() if network is not None}
 
     def tensors(self) -> PartyTensors:
         return {role.name: role.tensors() for role in self._list_roles() if role.name != AGGREGATOR}
@@ -786,8 +786,10 @@ class Simulation(Session):
 
     def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
         """Return the test score by inference variant, as a number; see `ActiveRole.evaluate`."""
-        said = self.run_script(self.learner.evaluate(self.links, next_step=next_step, final=final))
-        return {name: ACCURACY.compute_value(scored) for name, scored in said.items()}
+        scored_by_variant = self.run_script(
+            self.learner.evaluate(self.links, next_step=next_step, final=final)
+        )
+        return {name: ACCURACY.compute_value(scored) for name, scored in scored_by_variant.items()}
 
 
 def _make_recorder(helping: dict[str, PartySession]) -> Callable[[PartySession], None]:

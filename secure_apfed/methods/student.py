@@ -594,20 +594,20 @@ def learn_from_votes(
     with cache_fits():
         weighed = weigh_votes(votes_UK, student, prior, seed=seed, always=always)
         own_baseline = weighed.belief.baseline
-        judged = weighed.help
-        assert judged is not None
+        help_ = weighed.help
+        assert help_ is not None
         keeps = own_baseline is not None and student.has_classes
-        if judged.is_in_use or not keeps:
+        if help_.is_in_use or not keeps:
             predicted_UK = student.fit_to_labels(weighed.likely)
             gain = learnt_of(predicted_UK, weighed, student.labelled) if keeps else 0.0
-            judged = replace(judged, learnt=gain)
+            help_ = replace(help_, learnt=gain)
         if averages:
-            judged = replace(judged, always=False, averaged=not judged.is_sure)
-        if own_baseline is not None and keeps and not judged.is_in_use:
+            help_ = replace(help_, always=False, averaged=not help_.is_sure)
+        if own_baseline is not None and keeps and not help_.is_in_use:
             student.use_baseline(own_baseline)
-        if student.has_direct_fit and judged.averaged:
+        if student.has_direct_fit and help_.averaged:
             student.average_with_local_models()
-    return judged
+    return help_
 
 
 def side_by_side(parts: Iterable[Tensor]) -> Floats:

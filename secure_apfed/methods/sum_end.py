@@ -237,7 +237,7 @@ class PassiveSum:
 
     def admit_request(
         self,
-        asked: Envelope,
+        request: Envelope,
         rows_B: Tensor,
         *,
         step: int | None = None,
@@ -249,11 +249,11 @@ class PassiveSum:
         uses up, if not `rows_B`. Raises RemoteProtocolError: a batch too large, a row too often, or
         a step that was answered.
         """
-        step = asked.step if step is None else step
+        step = request.step if step is None else step
         counted = rows_B if counted is None else counted
-        self.allowance.check_batch(step, counted, sender=asked.sender)
-        self._gate.enter(step, sender=asked.sender)
-        self._admitted = Admitted(step, rows_B, counted, asked.payload, asked.sender)
+        self.allowance.check_batch(step, counted, sender=request.sender)
+        self._gate.enter(step, sender=request.sender)
+        self._admitted = Admitted(step, rows_B, counted, request.payload, request.sender)
         return self._admitted
 
     def defend_gradient(self, admitted: Admitted, gradient_BD: Tensor) -> Tensor:
@@ -339,12 +339,14 @@ class SumHelper(HelperRole):
     the count of its answers.
     """
 
-    def __init__(self, sum_end: PassiveSum, kept: Mapping[str, CheckpointPart] = {}) -> None:
+    def __init__(
+        self, sum_end: PassiveSum, checkpointed: Mapping[str, CheckpointPart] = {}
+    ) -> None:
         """Register the sum's counters, ledger and noise as part of the role's state."""
         self.name = sum_end.name
         self.contract = sum_end.contract
         self.sum = sum_end
-        self.kept = {**kept, "allowance": sum_end.allowance}
+        self.kept = {**checkpointed, "allowance": sum_end.allowance}
         if sum_end.noise is not None:
             self.contributions = sum_end.noise.ledger
             self.ledgers = {self.name: sum_end.noise.ledger}
@@ -686,7 +688,7 @@ def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBi
 
 
 def _parse_sum(
-    message: Envelope, asked: Sequence[str], contract: Contract
+    message: Envelope, passives: Sequence[str], contract: Contract
 ) -> tuple[Sequence[str], bytes]:
     """Return the passives in a sum and its encrypted body, from the aggregator's message.
 
@@ -707,13 +709,13 @@ def _parse_sum(
             f"{message.sender} sent something else than a sum and who takes part still"
         )
     may_leave = contract.silent_passive == "recover"
-    least = contract.secure_sum["threshold"] if may_leave else len(asked)
-    allowed = [name for name in asked if name in present] if may_leave else list(asked)
-    if present != allowed or len(present) < least:
+    min_passives = contract.secure_sum["threshold"] if may_leave else len(passives)
+    allowed = [name for name in passives if name in present] if may_leave else list(passives)
+    if present != allowed or len(present) < min_passives:
         raise RemoteProtocolError(
             f"{message.sender} counts {', '.join(present)[:200] or 'nobody'} in the sum of step "
             f"{message.step}; the contract allows {'at least' if may_leave else 'exactly'} "
-            f"{least} of {', '.join(asked)}"
+            f"{min_passives} of {', '.join(passives)}"
         )
     return present, combined
 

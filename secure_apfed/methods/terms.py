@@ -99,12 +99,12 @@ def bound_representations(
     made the row; an encoder's output may be zero.
     Raises ConfigError: the guard clips rows to a norm that cannot be distinguished from zero.
     """
-    most = guard.largest_norm(math.prod(shape))
-    least = guard.smallest_norm() if projected else 0.0
-    if least > most:
+    maximum = guard.largest_norm(math.prod(shape))
+    minimum = guard.smallest_norm() if projected else 0.0
+    if minimum > maximum:
         raise ConfigError(
-            f"guard.clip: {config.guard.clip:g} leaves a row at most {most:.3g} long with its "
-            f"noise, and a row shorter than {least:g} is refused as none at all; raise guard.clip"
+            f"guard.clip: {config.guard.clip:g} leaves a row at most {maximum:.3g} long with its "
+            f"noise, and a row shorter than {minimum:g} is refused as none at all; raise guard.clip"
         )
     spread = config.rules.minimum_spread
     if spread is None:
@@ -112,8 +112,8 @@ def bound_representations(
     return RepresentationTerms(
         shape=shape,
         dtype="float64" if config.train.precision == "float64" else "float32",
-        minimum_norm=least,
-        maximum_norm=most if math.isfinite(most) else _UNGUARDED_NORM,
+        minimum_norm=minimum,
+        maximum_norm=maximum if math.isfinite(maximum) else _UNGUARDED_NORM,
         minimum_spread=spread,
     )
 
@@ -220,30 +220,31 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
     settings = config.secure_sum
     silent = config.rules.silent_passive
     kind = sum_kind(settings)
-    least = settings.threshold
-    if least is None and not kind.needs_all:
-        least = usual_threshold(passives) if may_lack(config) else passives
-    if least is None or least == passives:
-        return least
-    if least > passives or kind.needs_all:
+    threshold = settings.threshold
+    if threshold is None and not kind.needs_all:
+        threshold = usual_threshold(passives) if may_lack(config) else passives
+    if threshold is None or threshold == passives:
+        return threshold
+    if threshold > passives or kind.needs_all:
         raise ConfigError(
-            f"secure_sum.threshold: {least} of {passives} passives does not go with "
+            f"secure_sum.threshold: {threshold} of {passives} passives does not go with "
             f"{kind.name}; only recoverable masks (scheme plain) have a sum without all "
             "passives, and a threshold is at most their number"
         )
     if not may_lack(config):
         rule = f"rules.silent_passive {silent}" if silent else f"method {config.method.name}"
         raise ConfigError(
-            f"secure_sum.threshold: under {rule} no step goes on without a passive, and {least} of "
+            f"secure_sum.threshold: under {rule} no step goes on without a passive, and "
+            f"{threshold} of "
             f"{passives} would only open more to an active and an aggregator who work together; "
             "leave it out, or say rules.silent_passive: recover where the method can"
         )
-    if 2 * least <= passives:
+    if 2 * threshold <= passives:
         raise ConfigError(
-            f"secure_sum.threshold: {least} is not above half of {passives} passives, so an "
+            f"secure_sum.threshold: {threshold} is not above half of {passives} passives, so an "
             f"aggregator could open single gradients; say {passives // 2 + 1} or more"
         )
-    return least
+    return threshold
 
 
 def find_training_rows(
@@ -279,8 +280,8 @@ def rows_of_a_step(config: RunSettings, rows: int, *, aligned_share: float, step
     if not method.decomposes:
         return batch
     # There are no fewer aligned rows than vectors, in a rehearsal either.
-    least = config.model.representation_size / max(aligned_share, 1 / rows)
-    return min(rows, max(batch, math.ceil(least)))
+    needed = config.model.representation_size / max(aligned_share, 1 / rows)
+    return min(rows, max(batch, math.ceil(needed)))
 
 
 def steps_of(config: RunSettings, rows: int, *, stages: int) -> int:
@@ -313,5 +314,5 @@ def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[
 
 def plan_releases(config: RunSettings, guard: RepresentationGuard) -> int:
     """Return how often the guard will release one person's representation; 0: none is sent."""
-    sent = config.method.representations_from is not None
-    return guard.count_charges(derive_limits(config).releases) if sent else 0
+    sends_representations = config.method.representations_from is not None
+    return guard.count_charges(derive_limits(config).releases) if sends_representations else 0

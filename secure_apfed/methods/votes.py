@@ -335,15 +335,17 @@ class VotesPassive(HelperRole):
         votes_UK = np.zeros((len(known_U), self.classes))
         if known_n.any():
             place_U = np.cumsum(known_U) - 1
-            asked = (
+            inputs = (
                 self.pick_features(ballot)[known_U],
                 place_U[ballot.labelled.numpy()[known_n]],
                 ballot.labels.numpy()[known_n],
                 self.classes,
             )
             if self._method.epsilon is not None:
-                check_votes(self.labeller, *asked, owner=self.name)
-            votes_UK[known_U] = self.labeller.for_question(ballot.payload).label_without_own(*asked)
+                check_votes(self.labeller, *inputs, owner=self.name)
+            votes_UK[known_U] = self.labeller.for_question(ballot.payload).label_without_own(
+                *inputs
+            )
             if self._method.epsilon is not None:
                 require_short(self.labeller, votes_UK, owner=self.name)
         return votes_UK if self._method.answers == "soft" else harden_votes(votes_UK)

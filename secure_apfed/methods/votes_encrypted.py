@@ -230,8 +230,8 @@ class EncryptedVotesPassive(CountingPassive):
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Multiply the encrypted labels by the labeller's matrix, and contribute block by block."""
-        asked, request = _parse_request(message)
-        ballot = self.admit_ballot(replace(message, payload=asked))
+        ballot_bytes, request = _parse_request(message)
+        ballot = self.admit_ballot(replace(message, payload=ballot_bytes))
         contributor = self._contributor
         if self._size is None or contributor is None:
             raise RemoteProtocolError(f"{message.sender} asks for votes that are opened already")
@@ -281,13 +281,13 @@ def _parse_request(message: Envelope) -> tuple[bytes, bytes]:
     Raises RemoteProtocolError: it contains something else.
     """
     try:
-        asked, request = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
+        ballot_bytes, request = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
     except (ValueError, TypeError, msgpack.UnpackException):
-        asked = None
+        ballot_bytes = None
         request = None
-    if type(asked) is not bytes or type(request) is not bytes:
+    if type(ballot_bytes) is not bytes or type(request) is not bytes:
         raise RemoteProtocolError(f"{message.sender} sent no ballot with encrypted labels")
-    return asked, request
+    return ballot_bytes, request
 
 
 class OpenAudits:

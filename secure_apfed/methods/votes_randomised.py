@@ -121,9 +121,9 @@ class RandomisedVotesPassive(CountingPassive):
         """
         ballot = self.admit_ballot(message)
         # Chance is of this ballot: on others' votes, however alike, it is another one.
-        asked = ballot.payload if self._secret else _SEEDED
+        request = ballot.payload if self._secret else _SEEDED
         answers_U = self._response.randomise_votes(
-            self.cast_votes(ballot), key=self._key, about=asked
+            self.cast_votes(ballot), key=self._key, about=request
         )
         # The same ballot gets the same answers from the same key, in any session.
         digests = self.count_answers(ballot, answers_U, repeatable=True)

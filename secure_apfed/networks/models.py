@@ -104,10 +104,10 @@ def require_scores(head: nn.Module, representation: Shape, outputs: int) -> None
 
     Raises ModelError: names both shapes.
     """
-    made = output_shape(head, representation)
-    if made != (outputs,):
+    shape = output_shape(head, representation)
+    if shape != (outputs,):
         raise ModelError(
-            f"it makes {made} of a row, expected ({outputs},), a score for each "
+            f"it makes {shape} of a row, expected ({outputs},), a score for each "
             "class or the number to predict; end it with a layer of that width"
         )
 
@@ -377,12 +377,12 @@ class Projection(Standardised):
         rows_NF = features_NF.flatten(1).to(self.centre)
         numbers = self.directions.shape[1]
         columns = count_columns(rows_NF)
-        most = most_numbers(columns)
-        if numbers > most and not self._allow_reading_all:
+        allowed = most_numbers(columns)
+        if numbers > allowed and not self._allow_reading_all:
             raise ModelError(
                 f"a projection to {numbers} numbers of {columns} columns that differ is refused, "
-                f"since whoever knows some people reads the others' columns from it; take {most} "
-                "numbers or fewer, or more columns"
+                "since whoever knows some people reads the others' columns from it; take "
+                f"{allowed} numbers or fewer, or more columns"
             )
         self._fit_scale(rows_NF)
 
@@ -532,9 +532,9 @@ class Recurrent(Perceptron):
         """
         width = sum(1 + steps * channels for steps, channels in settings.sequences)
         if not settings.sequences or features != (width,):
-            said = f"of {width} columns" if settings.sequences else "of no sequences"
+            configured = f"of {width} columns" if settings.sequences else "of no sequences"
             raise ModelError(
-                f"model.sequences: the network gru was told {said}, and rows have the shape "
+                f"model.sequences: the network gru was told {configured}, and rows have the shape "
                 f"{features}; say [steps, channels] of each view, which takes 1 + steps * channels "
                 "columns"
             )
@@ -621,8 +621,8 @@ def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
             )
         return NETWORKS[settings.network]
     if len(features) == 3 and features[0] in _AUTO:
-        name, least = _AUTO[features[0]]
-        if min(features[1:]) >= least:
+        name, minimum = _AUTO[features[0]]
+        if min(features[1:]) >= minimum:
             return NETWORKS[name]
     return NETWORKS["mlp"]
 
@@ -655,14 +655,14 @@ def threads_for(settings: ModelSettings, batch: int, tables: Iterable[Shape]) ->
     much longer. Convolutions are never small, and a party's own network is of unknown size, so
     these use all threads.
     """
-    most = torch.get_num_threads()
-    worth = 1
+    available = torch.get_num_threads()
+    threads = 1
     for shape in tables:
         widths = (math.prod(shape), *settings.hidden, settings.representation_size)
-        work = batch * sum(one * other for one, other in pairwise(widths))
+        work = batch * sum(inputs * outputs for inputs, outputs in pairwise(widths))
         large = settings.is_own or isinstance(family_for(settings, shape), Convolutional)
-        worth = max(worth, most if large else min(most, work // _A_THREAD))
-    with limit_threads(worth):
+        threads = max(threads, available if large else min(available, work // _A_THREAD))
+    with limit_threads(threads):
         yield
 
 

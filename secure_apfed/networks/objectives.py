@@ -207,10 +207,10 @@ class Clustering(Objective):
                 f"shares, got {different}; lower objective.clusters of it under passives"
             )
         seed = int(torch.randint(2**31 - 1, ()))
-        found = KMeans(clusters, n_init=10, random_state=seed).fit(x_NF.numpy())
-        centres_KF = torch.from_numpy(found.cluster_centers_)
+        kmeans = KMeans(clusters, n_init=10, random_state=seed).fit(x_NF.numpy())
+        centres_KF = torch.from_numpy(kmeans.cluster_centers_)
         self.centres_KF = centres_KF
-        self.spread = torch.tensor(found.inertia_ / len(x_NF))
+        self.spread = torch.tensor(kmeans.inertia_ / len(x_NF))
         self.spread.clamp_(min=torch.finfo(torch.float32).tiny)
         self.sizes_K = self._assign_clusters(x_NF).sum(0)
 

@@ -112,7 +112,9 @@ def describe_opened_numbers(
 
     Returns None if nothing linear is decoded, or its numbers are not counted.
     """
-    opened = config.method.linear_numbers(config, classes)
-    if not 0 < opened < math.inf:
+    opened_count = config.method.linear_numbers(config, classes)
+    if not 0 < opened_count < math.inf:
         return None
-    return describe_rank(opened if numbers is None else numbers, sum(columns) if columns else None)
+    return describe_rank(
+        opened_count if numbers is None else numbers, sum(columns) if columns else None
+    )

@@ -198,7 +198,7 @@ def _find_threshold(config: RunSettings, passives: int) -> int:
 
 
 def _list_members(
-    who: str, roles: Mapping[str, PartyRole], together: Collection[str], *, least: int
+    group: str, roles: Mapping[str, PartyRole], together: Collection[str], *, least: int
 ) -> tuple[str, ...]:
     """Return the parties of `together` that form this coalition; empty if members are missing.
 
@@ -228,5 +228,5 @@ def _list_members(
         "aggregator and any other party": ([*active, *passives, *dealer], aggregator),
         "dealer and any other party": ([*active, *passives, *aggregator], dealer),
     }
-    parts = needed[who]
+    parts = needed[group]
     return tuple(name for part in parts for name in part) if all(parts) else ()

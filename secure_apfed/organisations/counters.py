@@ -343,10 +343,10 @@ def _load_record(folder: Path, party: str) -> _Record:
     witness, unreadable = _load_witness(folder, party)
     counters = witness.counters if witness else {}
     by_witness = {name: Count(**count.model_dump()) for name, count in counters.items()}
-    begun = witness is not None or bool(unreadable)
+    was_in_use = witness is not None or bool(unreadable)
     noted = Count(witness.lines if witness else 0, _NOBODY, _NOBODY)
     if not os.path.lexists(path):
-        lost = begun or any(_list_traces(folder))
+        lost = was_in_use or any(_list_traces(folder))
         fault = _Fault(FILE_NAME, "missing", noted, None) if lost else None
         return _Record(by_witness, None, fault)
     chain_at: list[str] = []
@@ -357,7 +357,7 @@ def _load_record(folder: Path, party: str) -> _Record:
 
     try:
         os.close(open_regular(path, create=False))  # which refuses links
-        if not path.stat().st_size and not begun:
+        if not path.stat().st_size and not was_in_use:
             return _Record({}, None, None)  # a process was killed before its first line
         log = summarise_log(path, visit=note_chain)
     except (CheckpointError, OSError) as error:

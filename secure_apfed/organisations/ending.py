@@ -152,7 +152,9 @@ class EndPlan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
-        deletes = [{"file": name, "why": why, "bytes": size} for name, why, size in self.deletes]
+        deletes = [
+            {"file": name, "why": reason, "bytes": size} for name, reason, size in self.deletes
+        ]
         return {
             "party": self.owner.party,
             "folder": self.owner.folder,
@@ -170,8 +172,8 @@ def plan_end(owner: Owner) -> EndPlan:
         for path in sorted(owner.folder.glob(kind.pattern))
     ]
     keeps = {
-        path.name: why
-        for pattern, why in KEPT.items()
+        path.name: reason
+        for pattern, reason in KEPT.items()
         for path in sorted(owner.folder.glob(pattern))
     }
     marker = load_ending(owner.folder)
@@ -215,17 +217,17 @@ def _refuse_running(owner: Owner, folder: PartyFolder, now: float) -> Checkpoint
 
     A running training is left unchanged.
     """
-    how = "end it (Ctrl-C, SIGTERM, or `systemctl stop` of its unit), and say this command again"
+    remedy = "end it (Ctrl-C, SIGTERM, or `systemctl stop` of its unit), and say this command again"
     if not folder.ended.exists():
         return CheckpointError(
             f"a run of {owner.party} is under way in {owner.folder}, so nothing was ended: wait "
-            f"until it is over, or {how}"
+            f"until it is over, or {remedy}"
         )
     if load_ending(owner.folder) is None:
         _write_marker(owner, (), now, is_complete=False)
     return CheckpointError(
         f"{owner.party} serves or predicts in {owner.folder}, so nothing was deleted: it ends by "
-        f"itself after its session, and nothing else begins there; or {how}"
+        f"itself after its session, and nothing else begins there; or {remedy}"
     )
 
 

@@ -162,10 +162,10 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
         make_private(certified[RELAY])
         (way["relay"],) = free_addresses(1)
     for name, folder in certified.items():
-        made = authority.issue_certificate(name)
-        write_atomically(folder / _CA, made.ca)
-        write_atomically(folder / _CERTIFICATE, made.certificate)
-        write_atomically(folder / _KEY, made.key, private=True)
+        credentials = authority.issue_certificate(name)
+        write_atomically(folder / _CA, credentials.ca)
+        write_atomically(folder / _CERTIFICATE, credentials.certificate)
+        write_atomically(folder / _KEY, credentials.key, private=True)
     return dict.fromkeys(folders, way)
 
 
@@ -556,13 +556,13 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
     run.write_json(run.flows, flows)
     active_outcome = load_json(active_folder.result, Outcome, of=RUN_RESULT)
     # Each party's own account, if it ended; else the account that it reported to the active.
-    counted = {end.party: end.contributions for end in ended if end.contributions is not None}
+    contributions = {end.party: end.contributions for end in ended if end.contributions is not None}
     gathered = {
         "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
         "privacy": _pick_worst_account(
             active_outcome.privacy, [end.privacy for end in ended if end.privacy]
         ),
-        "contributions": {**active_outcome.contributions, **counted},
+        "contributions": {**active_outcome.contributions, **contributions},
     }
     outcome = active_outcome.model_copy(update=gathered)
     promises = promises_in(config, outcome)

@@ -133,10 +133,10 @@ class Site:
                     reported_epochs.append(progress.epoch)
                     _LOGGER.info("%s: epoch %d of %d", site, progress.epoch, progress.epochs)
 
-            def tell_restart(why: str) -> None:
+            def tell_restart(reason: str) -> None:
                 """Log why a new session starts."""
-                _LOGGER.warning("%s: %s", site, why)
-                _write_log(settings.folder, why)
+                _LOGGER.warning("%s: %s", site, reason)
+                _write_log(settings.folder, reason)
 
             run_party(
                 file,
@@ -158,12 +158,12 @@ class Site:
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def stopped(self, failure: str) -> None:
         """Note that the calling site's party has ended; see `Calls.note_stop`."""
-        why = _one_line(failure)
+        reason = _one_line(failure)
         with self._lock:
-            self._stopped[collab.caller] = why
+            self._stopped[collab.caller] = reason
             calls = self._calls
         if calls is not None:
-            calls.note_stop(collab.caller, why)
+            calls.note_stop(collab.caller, reason)
 
     def _announce_end(self, peers: Mapping[str, Any], failure: str) -> None:
         """Tell all sites that this party has ended; connected peers also learn it
@@ -207,8 +207,8 @@ class Site:
             except RunAborted as error:
                 raise ConnectionAbortedError("NVFlare ended the job") from error
             except CollabCallError as error:
-                why = _one_line(error.cause)
-                raise ConnectionError(f"a call to {peer} failed: {why}") from error
+                reason = _one_line(error.cause)
+                raise ConnectionError(f"a call to {peer} failed: {reason}") from error
 
         calls = self._replace_calls(Calls(me, send_frame))
         return LinkTransport.meet_peers(
@@ -228,8 +228,8 @@ class Site:
             ended = self._ended
         if former is not None:
             former.end_connections("its session is over")
-        for peer, why in stopped.items():
-            calls.note_stop(peer, why)
+        for peer, reason in stopped.items():
+            calls.note_stop(peer, reason)
         if ended:
             calls.end_connections(ended)
         return calls

@@ -122,8 +122,8 @@ class Tls(Settings):
     revoked: Path | None = None
 
     def resolve_paths(self, folder: Path) -> "Tls":
-        given = {name: path for name, path in self if path is not None}
-        return self.model_copy(update={name: folder / path for name, path in given.items()})
+        paths = {name: path for name, path in self if path is not None}
+        return self.model_copy(update={name: folder / path for name, path in paths.items()})
 
 
 class ServeSettings(Settings):
@@ -176,10 +176,10 @@ class OwnLimits(Settings):
     @classmethod
     def from_early_file(cls, path: Path) -> "OwnLimits":
         """Return the limits from a party's file, which may be incomplete yet, or missing."""
-        said = parse_yaml(load_text(path), str(path))[0] if path.exists() else None
-        known = said if isinstance(said, dict) else {}
-        given = {key: known[key] for key in cls.model_fields if key in known}
-        return load_settings_text(cls, as_yaml(given or {"minima": {}}), source=str(path))
+        content = parse_yaml(load_text(path), str(path))[0] if path.exists() else None
+        settings = content if isinstance(content, dict) else {}
+        limits = {key: settings[key] for key in cls.model_fields if key in settings}
+        return load_settings_text(cls, as_yaml(limits or {"minima": {}}), source=str(path))
 
     def require_protection(self, config: Config, *, party: str, path: Path, ask: str) -> None:
         """Refuse a run's settings that protect less than these limits.
@@ -200,10 +200,10 @@ class OwnLimits(Settings):
 @cache
 def list_protections() -> Mapping[str, Protection | Unprotective | FollowsFrom | None]:
     """Return, by dotted path, how every possible setting relates to protection."""
-    found = dict(find_key_types(Config))
+    types = dict(find_key_types(Config))
     for method in METHODS.values():
-        found |= find_key_types(method.settings, "method.")
-    return found
+        types |= find_key_types(method.settings, "method.")
+    return types
 
 
 class PartyFile(OwnLimits):
@@ -350,13 +350,13 @@ class _OverTcp:
         by name.
         """
         party = self.file.party
-        there = self.file.peers[peer].address is not None
-        if not there and self.file.listen is None:
+        has_address = self.file.peers[peer].address is not None
+        if not has_address and self.file.listen is None:
             raise ConfigError(
                 f"{party} has no `listen`, and {peer} no address: one of the two must be reached; "
                 "give one of them, or `relay: host:port` in the files of all"
             )
-        return there and (self.file.listen is None or peer < party)
+        return has_address and (self.file.listen is None or peer < party)
 
     def dial_and_prove(self, peer: str) -> Connection:
         """Dial a peer, and prove both identities; return the encrypted connection."""
@@ -391,8 +391,8 @@ class _OverTcp:
     def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
         """Return the acceptor for peers that dial this party."""
         me = self.me.name
-        why = f"it did not come to {me} in time; start it, or correct the address of {me}"
-        return PeerAcceptor(self.me, awaited, absent=f"{why} in its file")
+        absence = f"it did not come to {me} in time; start it, or correct the address of {me}"
+        return PeerAcceptor(self.me, awaited, absent=f"{absence} in its file")
 
     def start_listening(self, door: PeerAcceptor) -> Callable[[], None]:
         """Listen for peers and pass their connections to the acceptor; return a function that stops
@@ -402,9 +402,9 @@ class _OverTcp:
         try:
             return sockets.Port(parse_address(self.file.listen), door.admit_stranger).close
         except (OSError, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or error
+            cause = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"listen: {self.file.party} cannot listen at {self.file.listen} ({why}); end "
+                f"listen: {self.file.party} cannot listen at {self.file.listen} ({cause}); end "
                 "who does, or name another port there and in the others' files"
             ) from error
 
@@ -529,16 +529,23 @@ def run_party(
     failed = ""
     with status:
         while record is None:
-            again = resume and not restarts
-            with join_session(file, resume=again, over=over, status=status, meet=meet) as here:
-                left = here.own.config.rules.restarts - restarts
+            resumes = resume and not restarts
+            with join_session(
+                file, resume=resumes, over=over, status=status, meet=meet
+            ) as connected:
+                restarts_left = connected.own.config.rules.restarts - restarts
                 try:
                     result = _run_session(
-                        here, file, on_progress, status, restarts=left, on_common=on_common
+                        connected,
+                        file,
+                        on_progress,
+                        status,
+                        restarts=restarts_left,
+                        on_common=on_common,
                     )
-                    record = here.record
+                    record = connected.record
                 except PartyLeftError as error:
-                    if not left or is_final_stop(error):
+                    if not restarts_left or is_final_stop(error):
                         raise
                     failed = str(error)
             if record is None:
@@ -555,7 +562,7 @@ def _describe_cause(failed: str) -> str:
 
 
 def _run_session(
-    here: "ConnectedParty",
+    connected: "ConnectedParty",
     file: PartyFile,
     on_progress: Callable[[Progress], None],
     status: StatusTracker,
@@ -565,12 +572,12 @@ def _run_session(
 ) -> RunResult | None:
     """Run one session; `restarts`: how many further sessions this party may start by itself."""
     folder = RunFolder(file.folder)
-    how: dict[str, Any] = {"timeout_s": file.timeout_s, "observer": status}
-    if here.role == "active":
-        script = _run_active(here, folder, on_progress, restarts=restarts, on_common=on_common)
-        return run_role(script, here.links, here.transport, **how)
-    own = here.own
-    record = here.record
+    options: dict[str, Any] = {"timeout_s": file.timeout_s, "observer": status}
+    if connected.role == "active":
+        script = _run_active(connected, folder, on_progress, restarts=restarts, on_common=on_common)
+        return run_role(script, connected.links, connected.transport, **options)
+    own = connected.own
+    record = connected.record
     assert isinstance(own.config, Config)
     people = list[CommonPeople]()
 
@@ -582,14 +589,14 @@ def _run_session(
             on_common(entered.common)
 
     helping = run_helper(
-        own, here.links, METHODS[own.config.method.name], here.role, entered=note_entry
+        own, connected.links, METHODS[own.config.method.name], connected.role, entered=note_entry
     )
-    run_role(helping, here.links, here.transport, **how)
+    run_role(helping, connected.links, connected.transport, **options)
     # The active's own are among its results.
     write_atomically(folder.config, dump_settings(own.config).encode())
     folder.write_json(folder.flows, record.plain_flows)
     if people:
-        folder.write_json(folder.common, [one.model_dump() for one in people])
+        folder.write_json(folder.common, [person.model_dump() for person in people])
     return None
 
 
@@ -622,7 +629,7 @@ def connect_with_audit(
     log = AuditLog(folder / FILE_NAME, file.party, identity, known, meter, counters=counters)
     with closing(log) as audit:
         known[file.party] = identity.public
-        less = (
+        weakened = (
             *describe_departures(load_config(file.config)),
             *describe_shared_organisations(file.folder),
         )
@@ -631,7 +638,7 @@ def connect_with_audit(
             file.peers,
             meter,
             meet_s=file.meet_s,
-            less_protected=less,
+            less_protected=weakened,
             past=past.count_bytes(),
         )
         transport = meet(file, identity, known, status.observe_missing)
@@ -659,25 +666,25 @@ def join_session(
     resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
     with ExitStack() as stack:
         folder = PartyFolder(file.folder)
-        counted = partial(list_nonzero_counters, folder.path, file.party)
-        stack.enter_context(folder.lock_for_run(resume=resume, counted=counted))
+        list_counters = partial(list_nonzero_counters, folder.path, file.party)
+        stack.enter_context(folder.lock_for_run(resume=resume, counted=list_counters))
         if resume and role == "active" and not folder.holds_steps:
             raise make_no_checkpoint_error(folder.path)
         data = own_data(file, config, role)
-        keeper = PartyCheckpointStore(folder, file.party, config, data, role=role)
+        store = PartyCheckpointStore(folder, file.party, config, data, role=role)
         shapes = [data.table.shape] if data else []
         batch = config.train.batch_size
         stack.enter_context(threads_for(config.model, batch, shapes))
-        secrets = keeper.secrets
+        secrets = store.secrets
         # With as much patience as the run has with who is started again.
         meet_s = max(file.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
         patient = file.model_copy(update={"meet_s": meet_s})
         past = load_logged_sessions(folder.path / FILE_NAME)
-        known, audit, met = stack.enter_context(
-            connect_with_audit(patient, secrets.identity, keeper.meter, status, meet, past)
+        known, audit, transports = stack.enter_context(
+            connect_with_audit(patient, secrets.identity, store.meter, status, meet, past)
         )
-        keeper.audit = audit
-        transport = over(met)
+        store.audit = audit
+        transport = over(transports)
         record = OwnRecord(
             file.party,
             role,
@@ -718,12 +725,12 @@ class _ActiveCallbacks(RunCallbacks):
     """
 
     def __init__(
-        self, writer: RunWriter, on_progress: Callable[[Progress], None], here: ConnectedParty
+        self, writer: RunWriter, on_progress: Callable[[Progress], None], connected: ConnectedParty
     ) -> None:
         """Take the active's links and transport, to find absent parties."""
         super().__init__(writer, on_progress)
-        self._links = here.links
-        self._transport = here.transport
+        self._links = connected.links
+        self._transport = connected.transport
         self._dismissed = set[str]()
 
     def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
@@ -737,7 +744,7 @@ class _ActiveCallbacks(RunCallbacks):
 
 
 async def _run_active(
-    here: ConnectedParty,
+    connected: ConnectedParty,
     folder: RunFolder,
     on_progress: Callable[[Progress], None],
     *,
@@ -747,30 +754,30 @@ async def _run_active(
     """Run the active's whole side, with training loop, result and files; helpers
     use `run_helper`.
     """
-    own = here.own
-    links = here.links
+    own = connected.own
+    links = connected.links
     config = own.config
     method = METHODS[own.config.method.name]
     assert isinstance(config, Config)
     labels, state = load_training_labels(config, own.data, own.secrets)
     own = replace(own, held=labels.build_data())
     entered, learner = await start_active(own, links, method, session=new_session())
-    here.record.rows = entered.rows
+    connected.record.rows = entered.rows
     if entered.common is not None:
         on_common(entered.common)
-    sent = here.record.sent_by_me
-    heard = here.record.heard
-    session = Session(entered, learner, links, sent, headline=method.headline)
-    writer = RunWriter(folder, config, heard=heard)
+    outgoing = connected.record.sent_by_me
+    incoming = connected.record.heard
+    session = Session(entered, learner, links, outgoing, headline=method.headline)
+    writer = RunWriter(folder, config, heard=incoming)
     watch = (
-        _ActiveCallbacks(writer, on_progress, here)
+        _ActiveCallbacks(writer, on_progress, connected)
         if restarts
         else RunCallbacks(writer, on_progress)
     )
-    watch.past = here.record.past
-    course = TrainingLoop(session, labels, watch, state)
-    await course.run()
-    return course.build_result()
+    watch.past = connected.record.past
+    loop = TrainingLoop(session, labels, watch, state)
+    await loop.run()
+    return loop.build_result()
 
 
 def require_own_limits(file: PartyFile, config: Config) -> None:
@@ -807,32 +814,39 @@ def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None
     make_rows = None
     if file.code.rows is not None:
         make_rows = import_code(file.code.rows, key="code.rows", beside=file.code_folder)
-    held = load_own_tables(config.data, file.party, seed=config.seed, make_rows=make_rows)
-    _require_declared_table(file, held)
-    return held
+    data = load_own_tables(config.data, file.party, seed=config.seed, make_rows=make_rows)
+    _require_declared_table(file, data)
+    return data
 
 
-def _require_declared_table(file: PartyFile, held: OwnData) -> None:
+def _require_declared_table(file: PartyFile, data: OwnData) -> None:
     """Raise DataError if the table differs from the one declared in the project's answer.
 
     Row counts may differ by a factor of two.
     """
     answer = file.folder / ANSWERED.format(file.party)
-    told = load_json(answer, dict[str, Any])["document"]["table"] if answer.exists() else None
-    if told is None:
+    declaration = (
+        load_json(answer, dict[str, Any])["document"]["table"] if answer.exists() else None
+    )
+    if declaration is None:
         return
-    said = TableShape(**told)
-    now = shape_of(held, columns=said.columns is not None)
+    declared = TableShape(**declaration)
+    current = shape_of(data, columns=declared.columns is not None)
     rough = {"rows", "labelled"}
-    same = now.model_dump(exclude=rough) == said.model_dump(exclude=rough)
-    if same and said.rows / 2 <= now.rows <= said.rows * 2:
+    is_same = current.model_dump(exclude=rough) == declared.model_dump(exclude=rough)
+    if is_same and declared.rows / 2 <= current.rows <= declared.rows * 2:
         return
-    before, here = (dict.fromkeys(shape.columns or ()) for shape in (said, now))
-    lists = {"missing": before.keys() - here.keys(), "new": here.keys() - before.keys()}
-    differ = [f"{what}: {', '.join(sorted(names))}" for what, names in lists.items() if names]
+    declared_columns, current_columns = (
+        dict.fromkeys(shape.columns or ()) for shape in (declared, current)
+    )
+    lists = {
+        "missing": declared_columns.keys() - current_columns.keys(),
+        "new": current_columns.keys() - declared_columns.keys(),
+    }
+    differ = [f"{change}: {', '.join(sorted(names))}" for change, names in lists.items() if names]
     raise DataError(
-        f"{file.party} declared another table: {said.rows:,} rows, {said.features} features, and "
-        f"here are {now.rows:,} and {now.features} "
+        f"{file.party} declared another table: {declared.rows:,} rows, {declared.features} "
+        f"features, and here are {current.rows:,} and {current.features} "
         f"({'; '.join(differ) or 'or other classes, or columns in another order'}); name the right "
         f"file in {file.config}, or begin a new project"
     )

@@ -398,8 +398,8 @@ class SealedProject(Document):
                     f"{other} and {name} answered with one identity, and nobody is two parties; "
                     "one of them has to answer from a folder of its own"
                 )
-        if lacking := [name for name in proposal.roles if name not in self.answers]:
-            raise ValueError(f"there is no answer of {', '.join(lacking)}; ask for it")
+        if missing := [name for name in proposal.roles if name not in self.answers]:
+            raise ValueError(f"there is no answer of {', '.join(missing)}; ask for it")
         return self
 
 
@@ -618,12 +618,12 @@ def _write_answer(
         proposal=digest_of(proposal.document).hex(),
         **fields,
     )
-    opened = proposal.open_document(Proposal, folder)
+    content_of_proposal = proposal.open_document(Proposal, folder)
     own_file = folder / PARTY_FILE
     OwnLimits.from_early_file(own_file).require_protection(
-        config, party=party, path=own_file, ask=opened.party
+        config, party=party, path=own_file, ask=content_of_proposal.party
     )
-    show(opened, config, content.table)
+    show(content_of_proposal, config, content.table)
     for name, pem in secret.items():
         write_atomically(folder / name, pem, private=True)
     write_atomically(folder / RUN, as_yaml(settings).encode())
@@ -665,8 +665,8 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
             authorities[answer.ca] = None
         for called, request in {name: answer.request, _RELAY: answer.relay_request}.items():
             if request is not None:
-                made = authority.sign_request(request.encode(), called, days=days)
-                certificates[called] = made.decode()
+                certificate = authority.sign_request(request.encode(), called, days=days)
+                certificates[called] = certificate.decode()
     try:
         sealed = SealedProject(
             party=proposal.party,

@@ -115,7 +115,7 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
             f"{path}: {document.party} has an authority of its own, which makes its certificates"
         )
     authority = Authority(*_load_authority(folder, sealed))
-    made = RenewedCertificate(
+    renewed_certificate = RenewedCertificate(
         party=sealed.party,
         identity=sealed.identity,
         project=document.project,
@@ -125,7 +125,7 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
         ).decode(),
     )
     renewed = folder / RENEWED.format(document.party)
-    SignedFile.from_document(identity, made).write_file(renewed)
+    SignedFile.from_document(identity, renewed_certificate).write_file(renewed)
     return renewed
 
 

@@ -231,17 +231,17 @@ class _ServeMeter:
     def __init__(self, config: Config, file: PartyFile) -> None:
         """Set the promise: the budget of answers about one person with noise, else none."""
         if file.party not in file.passives:
-            why = "a prediction asks it for nothing of its rows"
-            self.promise = Promise(figure=config.method.figure, epsilon=None, why=why)
+            reason = "a prediction asks it for nothing of its rows"
+            self.promise = Promise(figure=config.method.figure, epsilon=None, why=reason)
             return
         self.promise = promise_of_party(config, "passive", ())
         if self.promise.state == NOTHING_SENT:  # yet: noise is agreed
             budget = _budget_of(config, file.serve)
-            why = ""
+            reason = ""
             if budget is None:
-                why = "no budget ends the answers about one person; give serve.epsilon"
+                reason = "no budget ends the answers about one person; give serve.epsilon"
             epsilon = math.inf if budget is None else budget
-            self.promise = replace(self.promise, epsilon=epsilon, delta=config.delta, why=why)
+            self.promise = replace(self.promise, epsilon=epsilon, delta=config.delta, why=reason)
 
 
 @dataclass(frozen=True)
@@ -357,8 +357,8 @@ def serve_party(
                     if data is None:
                         script = add_up(context, links, party.method)
                     else:
-                        opened = _open_book(party, people=len(data.table.ids))
-                        book = stack.enter_context(closing(opened))
+                        new_book = _open_book(party, people=len(data.table.ids))
+                        book = stack.enter_context(closing(new_book))
                         script = serve_predictions(
                             context, links, party.method, party.tensors, book
                         )
@@ -409,7 +409,7 @@ class _Refusals:
     def require_bearable(self, missing: Mapping[str, str]) -> None:
         """Raise PartyLeftError if a party has been refused, or refuses this one, for too long."""
         now = self._clock()
-        refused = {name: why for name, why in missing.items() if isinstance(why, Refusal)}
+        refused = {name: cause for name, cause in missing.items() if isinstance(cause, Refusal)}
         self._refused_since = {name: self._refused_since.get(name, now) for name in refused}
         if not refused or now - min(self._refused_since.values()) < _REFUSED_S:
             return

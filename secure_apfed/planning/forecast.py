@@ -302,8 +302,8 @@ def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertic
 
     active, *passives = (make_table(name, shape) for name, shape in shapes.items())
     # Test rows are spread over all rows, since the common people come first.
-    counted = (torch.arange(first.rows) * config.data.test_fraction).floor()
-    is_test = counted.diff(prepend=torch.tensor([0.0])) > 0
+    tests_so_far = (torch.arange(first.rows) * config.data.test_fraction).floor()
+    is_test = tests_so_far.diff(prepend=torch.tensor([0.0])) > 0
     train_rows = is_test.logical_not().nonzero().flatten()
     labelled = len(train_rows) if first.labelled is None else first.labelled
     return VerticalData(
@@ -841,11 +841,11 @@ def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, in
     ]
 
 
-def _sample_ids(config: Config, data: VerticalData, most: int) -> dict[str, list[bytes]]:
+def _sample_ids(config: Config, data: VerticalData, count: int) -> dict[str, list[bytes]]:
     """Return the first `most` IDs of each party, encoded for the intersection."""
     settings = config.alignment.for_a_trial()
     return {
-        table.name: canonical_ids(table.name, table.ids[:most], settings) for table in data.tables
+        table.name: canonical_ids(table.name, table.ids[:count], settings) for table in data.tables
     }
 
 

@@ -171,13 +171,13 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return a * rho + (a * math.log1p(-1 / a) - math.log(a - 1) - log_delta) / (a - 1)
 
     # Any a > 1 gives a valid bound.
-    least = scipy.optimize.minimize_scalar(
+    optimum = scipy.optimize.minimize_scalar(
         lambda log: compute_bound(1 + math.exp(log)),
         bounds=(-14, 20),
         method="bounded",
         options={"xatol": 1e-10},
     )
-    return max(0.0, float(least.fun)) * _MARGIN
+    return max(0.0, float(optimum.fun)) * _MARGIN
 
 
 def calibrate_noise(

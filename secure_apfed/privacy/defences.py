@@ -222,10 +222,10 @@ class Marvell(GradientDefence):
         return perturbed_BD
 
 
-def _require_defence(found: Any, code: str) -> type[GradientDefence]:
+def _require_defence(candidate: Any, code: str) -> type[GradientDefence]:
     """Check that a class named as `package.module:Name` is a GradientDefence; return it."""
     del code
-    kind: type[GradientDefence] = require_class(found, GradientDefence)
+    kind: type[GradientDefence] = require_class(candidate, GradientDefence)
     return kind
 
 

@@ -362,11 +362,11 @@ def calibrate_updates(
             f"calibration needs at least 1 planned update, got {updates}, and {releases} releases"
         )
     allowed = gdp_mu(epsilon, delta) ** 2
-    taken = releases * release.mu**2 if releases else 0.0
-    if taken >= allowed:
+    spent_squared = releases * release.mu**2 if releases else 0.0
+    if spent_squared >= allowed:
         raise ConfigError(
             f"dp_sgd.epsilon: the guard's {releases} releases of a row alone cost epsilon "
-            f"{gdp_epsilon(math.sqrt(taken), delta):.4g}, so none of {epsilon:g} is left for the "
-            "updates; give the guard more noise (a smaller guard.epsilon), or dp_sgd more"
+            f"{gdp_epsilon(math.sqrt(spent_squared), delta):.4g}, so none of {epsilon:g} is left "
+            "for the updates; give the guard more noise (a smaller guard.epsilon), or dp_sgd more"
         )
-    return 2 * math.sqrt(updates / (allowed - taken))
+    return 2 * math.sqrt(updates / (allowed - spent_squared))

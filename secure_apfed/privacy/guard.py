@@ -275,8 +275,8 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         sigma = settings.sigma
         if sigma is None:
             assert settings.epsilon is not None
-            counted = 1 if issubclass(cls, FrozenGaussianGuard) else releases
-            sigma = calibrate_sigma(settings.epsilon, delta, counted, settings.clip)
+            charges = 1 if issubclass(cls, FrozenGaussianGuard) else releases
+            sigma = calibrate_sigma(settings.epsilon, delta, charges, settings.clip)
         return cls(clip=settings.clip, sigma=sigma, key=key, noise=settings.noise)
 
     def twin(self, key: bytes, *, repeatable: bool) -> "GaussianGuard":
@@ -366,10 +366,10 @@ class FrozenGaussianGuard(GaussianGuard):
         The gradient passes to the clipped row as if the noise were constant (straight-through).
         """
         _check_release(h_BD, step, rows)
-        known = next(iter(self._frozen.values()), h_BD.new_empty(h_BD.shape[1]))
-        if known.shape != h_BD.shape[1:] or known.dtype != h_BD.dtype:
+        frozen_row = next(iter(self._frozen.values()), h_BD.new_empty(h_BD.shape[1]))
+        if frozen_row.shape != h_BD.shape[1:] or frozen_row.dtype != h_BD.dtype:
             raise LocalProtocolError(
-                f"rows were frozen as {len(known)} numbers of {known.dtype}, "
+                f"rows were frozen as {len(frozen_row)} numbers of {frozen_row.dtype}, "
                 f"got {h_BD.shape[1]} of {h_BD.dtype}; a guard serves one representation"
             )
         clipped_BD = clip_rows(h_BD, self.clip).to(h_BD.dtype)
@@ -443,10 +443,10 @@ def make_guard(
     return kind.from_settings(settings, delta=delta, releases=releases, key=key)
 
 
-def _require_guard(found: Any, code: str) -> type[RepresentationGuard]:
+def _require_guard(candidate: Any, code: str) -> type[RepresentationGuard]:
     """Check that a class named as `package.module:Name` is a RepresentationGuard; return it."""
     del code
-    kind: type[RepresentationGuard] = require_class(found, RepresentationGuard)
+    kind: type[RepresentationGuard] = require_class(candidate, RepresentationGuard)
     return kind
 
 

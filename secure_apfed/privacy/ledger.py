@@ -163,9 +163,9 @@ class _Log:
                 except (ValueError, OverflowError, TypeError, KeyError, zlib.error) as error:
                     raise self._make_altered_error(number) from error
                 visit(release)
-            begun = _LINE if lines else self._chain_line(header)[0]
+            first_line = _LINE if lines else self._chain_line(header)[0]
             if not (
-                begun.encode().startswith(unfinished)
+                first_line.encode().startswith(unfinished)
                 or (lines and unfinished.startswith(_LINE.encode()))
             ):
                 raise self._make_altered_error(len(lines) + 1)
@@ -477,24 +477,26 @@ class PrivacyLedger:
         counts = self._counts
         release = self._make_release(step, rows, digest, repeats)
         if not counts.has_release(release):
-            most = max(counts.most, counts.count_most_after(release))
+            max_releases = max(counts.most, counts.count_most_after(release))
             is_repeated_step = len(release.rows) > 0 and release.step in counts.steps
             is_unprotected = self._seeded and (counts.step_repeated or is_repeated_step)
             if self._budget is not None:
                 epsilon = (
-                    self._mechanism.epsilon_of(most, self._delta)
+                    self._mechanism.epsilon_of(max_releases, self._delta)
                     if not is_unprotected
                     else math.inf
                 )
                 if epsilon > self._budget:
                     raise BudgetExhaustedError(
-                        f"step {step} was not sent: release {most} of one row would cost epsilon "
-                        f"{epsilon:.4g}, the budget is {self._budget:.4g} at delta "
+                        f"step {step} was not sent: release {max_releases} of one row would cost "
+                        f"epsilon {epsilon:.4g}, the budget is {self._budget:.4g} at delta "
                         f"{self._delta:g}; stop here, or begin a run with more noise, fewer epochs "
                         "or a larger budget"
                     )
             if self._ask_others and len(release.rows):
-                mu = compose_mu(self._mechanism.mu, most) if not is_unprotected else math.inf
+                mu = (
+                    compose_mu(self._mechanism.mu, max_releases) if not is_unprotected else math.inf
+                )
                 self._ask_others(self, mu=mu, step=step)
             counts.add_release(release)
         self.charges += 1
@@ -504,21 +506,21 @@ class PrivacyLedger:
 
     def get_privacy_spent(self) -> PrivacySpent:
         """Return the cost of all releases so far; fast enough for a progress display."""
-        most = self._counts.most
+        max_releases = self._counts.most
         name = self._mechanism.accountant
-        if most == 0:
+        if max_releases == 0:
             return PrivacySpent.for_no_release(delta=self._delta, figure=self.figure)
-        epsilon = self.would_cost(most)
+        epsilon = self.would_cost(max_releases)
         trace = (
             f"one release: {self._mechanism}",
-            f"releases of one row: {most} at most, no amplification by subsampling",
+            f"releases of one row: {max_releases} at most, no amplification by subsampling",
             f"{name} accountant: {self.figure} {epsilon:.4g} at delta {self._delta:g}",
         )
         return PrivacySpent(
             epsilon_x=epsilon,
             delta=self._delta,
-            releases=most,
-            mu=math.inf if math.isinf(epsilon) else compose_mu(self._mechanism.mu, most),
+            releases=max_releases,
+            mu=math.inf if math.isinf(epsilon) else compose_mu(self._mechanism.mu, max_releases),
             accountants={name: epsilon},
             trace=trace,
         )
@@ -566,15 +568,15 @@ class PrivacyLedger:
                 f"repeats are bool of shape {tuple(rows.shape)} like the rows, "
                 f"got {repeats.dtype} {tuple(repeats.shape)}"
             )
-        sent = rows.cpu().numpy()
+        positions = rows.cpu().numpy()
         total = len(self._counts.of_row_N)
-        if len(sent) and not 0 <= sent.min() <= sent.max() < total:
+        if len(positions) and not 0 <= positions.min() <= positions.max() < total:
             raise LocalProtocolError(
-                f"row positions lie in 0..{total - 1}, got {sent.min()}..{sent.max()}"
+                f"row positions lie in 0..{total - 1}, got {positions.min()}..{positions.max()}"
             )
         if repeats is not None:
-            sent = sent[~(repeats.cpu().numpy() & (self._counts.of_row_N[sent] > 0))]
-        return Release(index(step), digest, np.sort(sent))
+            positions = positions[~(repeats.cpu().numpy() & (self._counts.of_row_N[positions] > 0))]
+        return Release(index(step), digest, np.sort(positions))
 
     def would_cost(self, releases: int) -> float:
         """Return epsilon_x after so many releases of one row; charges nothing."""

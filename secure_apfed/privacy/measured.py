@@ -182,8 +182,8 @@ def _measure_distances(before_B: Tensor, after_B: Tensor) -> Tensor:
 
 
 def _find_largest(values_B: Tensor) -> float:
-    wide = values_B.detach().double()
-    return float(torch.where(wide.isfinite(), wide.abs(), 0.0).max()) if wide.numel() else 0.0
+    values = values_B.detach().double()
+    return float(torch.where(values.isfinite(), values.abs(), 0.0).max()) if values.numel() else 0.0
 
 
 def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
@@ -455,7 +455,9 @@ def _sort_nodes(root: Any) -> list[Any] | None:
         if len(seen) > _MOST_NODES:
             return None
         waiting.append((node, True))
-        waiting += [(after, False) for after, _ in node.next_functions if after is not None]
+        waiting += [
+            (successor, False) for successor, _ in node.next_functions if successor is not None
+        ]
     return order[::-1]
 
 
@@ -476,9 +478,9 @@ def _reads_data(order: list[Any]) -> set[Any]:
     """Return the nodes below which data enters: a result without gradient, not a parameter."""
     reading: set[Any] = set()
     for node in reversed(order):
-        next_nodes = [after for after, _ in node.next_functions]
+        next_nodes = [successor for successor, _ in node.next_functions]
         reads = None in next_nodes or node.name().startswith(_LOOK_UPS)
-        if reads or any(after in reading for after in next_nodes):
+        if reads or any(successor in reading for successor in next_nodes):
             reading.add(node)
     return reading
 
@@ -500,16 +502,16 @@ def _mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
             continue
         if node in data_nodes and _reaches_others(arrived, weighted_B):
             return givers.get(node) or "its first operation"
-        for (after, index), weight in zip(
+        for (successor, index), weight in zip(
             node.next_functions, _call_node(node, arrived), strict=False
         ):
-            if after is not None and weight is not None:
-                node_weights = waiting.setdefault(after, {})
-                arriving = _sum_broadcast_axes(weight, after, index)
+            if successor is not None and weight is not None:
+                node_weights = waiting.setdefault(successor, {})
+                arriving = _sum_broadcast_axes(weight, successor, index)
                 node_weights[index] = (
                     node_weights[index] + arriving if index in node_weights else arriving
                 )
-                givers[after] = node.name()
+                givers[successor] = node.name()
     return None
 
 

@@ -191,8 +191,8 @@ class _LayerAccount(_Charged):
                 name = line[:2].tobytes()
                 if name == self._id:
                     continue  # of itself at an earlier time
-                known = self._others.get(name, line[_HEAD - 1 :])
-                self._others[name] = np.maximum(known, line[_HEAD - 1 :])
+                past = self._others.get(name, line[_HEAD - 1 :])
+                self._others[name] = np.maximum(past, line[_HEAD - 1 :])
             others = sum(line[1:] for line in self._others.values())
             total = torch.from_numpy(own + others)
             self._ledger.load_state_dict({"counts": total})
@@ -526,8 +526,8 @@ class PrivateContributions(_Charged):
         bits: int = 16,
     ) -> None:
         """Check the numbers, calibrate the noise in steps, and draw a noise key."""
-        whole = {"epochs": epochs, "rows": rows, "numbers": numbers, "moved": moved}
-        _require_numbers(self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **whole)
+        counts = {"epochs": epochs, "rows": rows, "numbers": numbers, "moved": moved}
+        _require_numbers(self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **counts)
         levels = FixedPoint(clip_norm=1.0, bits=bits, contributors=1).levels
         sensitivity = under_sum.sensitivity_in_steps(levels=levels, columns=numbers, rows=moved)
         sum_of: dict[str, Any] = {
@@ -669,10 +669,10 @@ class PrivateLabels(KeepsSecrets):
                 f"labels are a tensor, NumPy array, list or tuple of integers that holds 0.."
                 f"{largest}, got {true.dtype} in a {type(labels).__name__}"
             )
-        asked = torch.from_numpy(true.astype(np.int64).ravel())
-        if not len(asked):
+        queried = torch.from_numpy(true.astype(np.int64).ravel())
+        if not len(queried):
             return labels  # nothing is answered, and the labels of the table still may be
-        answers = self._response.randomise_labels(asked, key=fresh_key()).numpy()
+        answers = self._response.randomise_labels(queried, key=fresh_key()).numpy()
         if not self._once.acquire(blocking=False):
             raise LocalProtocolError(
                 "these labels were answered: train on the answers, a second one costs epsilon "

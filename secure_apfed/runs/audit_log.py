@@ -205,11 +205,11 @@ def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
         _require_format(body, path=path, number=number)
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        why = str(first["msg"]).lower()
+        cause = str(first["msg"]).lower()
         raise CheckpointError(
             f"{path}: line {number} is chained and yet not as this version writes it "
-            f"(at {place[:_LETTERS]!r}: {why[:_LETTERS]!r}); it was written by another program or "
-            "version: ask its party for the log that its own run wrote"
+            f"(at {place[:_LETTERS]!r}: {cause[:_LETTERS]!r}); it was written by another program "
+            "or version: ask its party for the log that its own run wrote"
         ) from None
 
 
@@ -264,12 +264,12 @@ class _Chain:
     def _hash_body(self, body: bytes) -> bytes:
         return hashlib.sha256(self.head + body).digest()
 
-    def _make_error(self, why: str) -> CheckpointError:
+    def _make_error(self, problem: str) -> CheckpointError:
         """Return the error for a log that is altered after the last verified line."""
         last = f"line {self.lines} is the last that fits" if self.lines else "no line fits"
         return CheckpointError(
-            f"{self._path}: line {self.lines + 1} {why}: the log was altered or damaged there, and "
-            f"{last}; ask its party for an unaltered copy, and compare it with its peers' logs"
+            f"{self._path}: line {self.lines + 1} {problem}: the log was altered or damaged there, "
+            f"and {last}; ask its party for an unaltered copy, and compare it with its peers' logs"
         )
 
 
@@ -633,11 +633,11 @@ class Summary:
                 number, f"is no signature of the key {self.identity[:16]}... over what precedes it"
             ) from error
 
-    def _make_error(self, number: int, why: str) -> CheckpointError:
+    def _make_error(self, number: int, problem: str) -> CheckpointError:
         """Return the error for a line that no run writes."""
         return CheckpointError(
-            f"{self.path}: line {number} {why}; no run writes that: ask its party for the log that "
-            "its own run wrote"
+            f"{self.path}: line {number} {problem}; no run writes that: ask its party for the log "
+            "that its own run wrote"
         )
 
 

@@ -92,10 +92,10 @@ def restrict_columns(
     """
     content = config.model_dump(mode="json")
     if config.data.dataset != TABLES:
-        if lacking := [name for name in party_names(config.data) if name not in columns_by_party]:
+        if missing := [name for name in party_names(config.data) if name not in columns_by_party]:
             raise ConfigError(
                 f"data.columns names the columns of every party, and there are no scores of "
-                f"{', '.join(lacking)} here; name the folder of the whole run"
+                f"{', '.join(missing)} here; name the folder of the whole run"
             )
         content["data"] |= {"columns": columns_by_party, "views": None, "active_view": 1}
     for name, columns in columns_by_party.items() if config.data.dataset == TABLES else ():

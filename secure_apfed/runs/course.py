@@ -362,8 +362,8 @@ class RunWriter:
         learner = session.learner
         if self._board is not None:
             self._board.close()
-        heard = () if self._received is None else self._received.flows
-        folder.write_json(folder.flows, [asdict(flow) for flow in (*transcript.flows, *heard)])
+        incoming = () if self._received is None else self._received.flows
+        folder.write_json(folder.flows, [asdict(flow) for flow in (*transcript.flows, *incoming)])
         if session.common:
             folder.write_json(
                 folder.common, [people.model_dump() for people in session.common.values()]
@@ -540,11 +540,11 @@ class TrainingLoop:
         state = restore_older_state(state, labels, session)
         watch.prepare_loop(session, state)
         rows = len(session.learner.training_rows)
-        least = session.learner.smallest_batch
-        if rows < least:
+        minimum = session.learner.smallest_batch
+        if rows < minimum:
             raise ConfigError(
-                f"there are {rows} rows to train on, fewer than the smallest batch of {least}; the "
-                "intersection holds too few training rows"
+                f"there are {rows} rows to train on, fewer than the smallest batch of {minimum}; "
+                "the intersection holds too few training rows"
             )
         self.session = session
         self._config = _config_of(session)

@@ -312,10 +312,10 @@ class RunFolder:
         )
         lines = all_lines[:count]
         try:
-            whole = len([json.loads(line) for line in lines]) == count
+            is_complete = len([json.loads(line) for line in lines]) == count
         except (ValueError, RecursionError):
-            whole = False
-        if not whole:
+            is_complete = False
+        if not is_complete:
             raise CheckpointError(
                 f"restore {self.metrics} from a copy, or begin a new run in another folder: the "
                 f"file lacks lines, of which the run needs one of JSON for each of {count} epochs"
@@ -351,13 +351,13 @@ class PartyFolder(RunFolder):
         the party's part is finished, or was started and is not resumed.
         """
         with self._lock_folder():
-            counting = counted()
+            nonzero_counters = counted()
             if self.ended.exists():
                 raise CheckpointError(
                     f"choose another folder: {self.path} holds a party's part of a finished run"
                 )
             if not resume:
-                self._clear_logs(counting)
+                self._clear_logs(nonzero_counters)
             yield
 
     @contextmanager

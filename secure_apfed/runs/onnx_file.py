@@ -162,9 +162,11 @@ def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> An
     else:
         graph.add_strip(encoding)
     output = helper.make_tensor_value_info(_FEATURES, _FLOAT, ["rows", *encoding.shape])
-    made = helper.make_graph(graph.nodes, "encoding", graph.inputs, [output], graph.constants)
+    graph_proto = helper.make_graph(
+        graph.nodes, "encoding", graph.inputs, [output], graph.constants
+    )
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", 3)]
-    return helper.make_model(made, opset_imports=opsets)
+    return helper.make_model(graph_proto, opset_imports=opsets)
 
 
 def _one_of(holds: Callable[[str], object]) -> str:
@@ -220,8 +222,8 @@ class _Graph:
         self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any
     ) -> str:
         """Add an operator to the graph; return the name of its output."""
-        made = self._helper.make_node(operator, inputs, [output], domain=domain, **attributes)
-        self.nodes.append(made)
+        node = self._helper.make_node(operator, inputs, [output], domain=domain, **attributes)
+        self.nodes.append(node)
         return output
 
     def add_constant(self, name: str, kind: int, values: list[Any]) -> str:
@@ -312,8 +314,8 @@ class _Graph:
 
     def add_strip(self, encoding: ImageEncoding) -> None:
         """Add the extraction of this party's strip from whole images, scaled to [0, 1]."""
-        whole = ["rows", encoding.channels, encoding.height, encoding.width]
-        self.inputs.append(self._helper.make_tensor_value_info("images", _FLOAT, whole))
+        image_shape = ["rows", encoding.channels, encoding.height, encoding.width]
+        self.inputs.append(self._helper.make_tensor_value_info("images", _FLOAT, image_shape))
         first = self.add_constant("encoding/first_row", _INT64, [encoding.first_row])
         end = self.add_constant("encoding/end_row", _INT64, [encoding.end_row])
         axis = self.add_constant("encoding/axis", _INT64, [2])

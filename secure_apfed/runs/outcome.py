@@ -134,9 +134,9 @@ class MeasureInterval(Written):
     high: float | None = None
 
     @classmethod
-    def from_estimate(cls, found: Estimate) -> "MeasureInterval":
-        low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
-        return cls(value=found.value, low=low, high=high)
+    def from_estimate(cls, estimate: Estimate) -> "MeasureInterval":
+        low, high = (None if math.isnan(end) else end for end in (estimate.low, estimate.high))
+        return cls(value=estimate.value, low=low, high=high)
 
     def format_interval(self, measure: Measure) -> str:
         """Return value and interval as text, in the measure's format."""
@@ -172,7 +172,7 @@ class Ranking(Written):
             return None
         rows = len(scored.truth)
         positives = int(scored.truth.sum())
-        found = estimate_measures(scored)
+        estimates = estimate_measures(scored)
         low, high = proportion_interval(positives, rows)
         return cls(
             class_name=class_name,
@@ -181,7 +181,7 @@ class Ranking(Written):
             table=table,
             rate=MeasureInterval(value=positives / rows, low=low, high=high),
             predicted=float(scored.scores[:, 1].mean()),
-            intervals={name: MeasureInterval.from_estimate(found[name]) for name in RANKED},
+            intervals={name: MeasureInterval.from_estimate(estimates[name]) for name in RANKED},
         )
 
     @property
@@ -589,9 +589,9 @@ def measure_text(
     measure: Measure, variant: str, value: float, undefined: Mapping[str, Mapping[str, str]]
 ) -> str:
     """Return a measure's value as text, or the reason why it is undefined."""
-    why = undefined.get(variant, {}).get(measure.name, "")
+    reason = undefined.get(variant, {}).get(measure.name, "")
     return (
-        f"{measure.format_value(value)}: {why}"
-        if math.isnan(value) and why
+        f"{measure.format_value(value)}: {reason}"
+        if math.isnan(value) and reason
         else measure.format_value(value)
     )

@@ -52,11 +52,11 @@ class PastSessions:
         """Return by peer the bytes sent to it and received from it."""
         bytes_by_peer: dict[str, tuple[int, int]] = {}
         for flow in self.sent:
-            sent, back = bytes_by_peer.get(flow.receiver, (0, 0))
-            bytes_by_peer[flow.receiver] = (sent + flow.wire_bytes, back)
+            sent, received = bytes_by_peer.get(flow.receiver, (0, 0))
+            bytes_by_peer[flow.receiver] = (sent + flow.wire_bytes, received)
         for flow in self.received:
-            sent, back = bytes_by_peer.get(flow.sender, (0, 0))
-            bytes_by_peer[flow.sender] = (sent, back + flow.wire_bytes)
+            sent, received = bytes_by_peer.get(flow.sender, (0, 0))
+            bytes_by_peer[flow.sender] = (sent, received + flow.wire_bytes)
         return bytes_by_peer
 
 

@@ -86,11 +86,11 @@ def share_alignments(past: dict[str, PastAlignment]) -> Iterator[None]:
     ones reuse its rows, and count its messages as theirs, so that each line of a table shows what
     the run would cost by itself. No alignment leaves the process.
     """
-    before = _PAST.set(past)
+    token = _PAST.set(past)
     try:
         yield
     finally:
-        _PAST.reset(before)
+        _PAST.reset(token)
 
 
 def run_in_memory(
@@ -111,7 +111,7 @@ def run_in_memory(
     silence needs no clock in one process.
     """
     begin_phase("read")
-    given = data
+    prepared_data = data
     data = data or load_data(config.data, seed=config.seed)
     data.compare_ids(id_rules(config.alignment).normalise_text)
     writer = None
@@ -130,29 +130,29 @@ def run_in_memory(
             )
         name = data.active.name
         active = secrets.setdefault(name, fresh_secrets(config, name))
-        held = data.select_party(name)
-        assert held is not None
-        labels, state = load_training_labels(config, held, active)
+        active_data = data.select_party(name)
+        assert active_data is not None
+        labels, state = load_training_labels(config, active_data, active)
         start = SimulationInputs(
             config=config, data=data.replace_own(labels.build_data()), secrets=secrets, code=code
         )
         # A resumed run stands in the order of its own rows.
-        session = _build_simulation(start, tables=given, shares=not resume)
+        session = _build_simulation(start, tables=prepared_data, shares=not resume)
         if not resume:
             _require_room(config, session, folder)
         experimenter = _SimulationCallbacks(config, data, session, writer, on_progress)
-        course = TrainingLoop(session, labels, experimenter, state)
+        loop = TrainingLoop(session, labels, experimenter, state)
         begin_phase("train")
-        with _save_on_failure(course, writer):
-            session.run_script(course.run())
+        with _save_on_failure(loop, writer):
+            session.run_script(loop.run())
         if writer:  # only a resumed run would need them
             writer.folder.recordings.clear()
             writer.folder.broken_off.unlink(missing_ok=True)
-        return replace(course.build_result(), own_networks=session.learner.get_solo_networks())
+        return replace(loop.build_result(), own_networks=session.learner.get_solo_networks())
 
 
 @contextmanager
-def _save_on_failure(course: TrainingLoop, writer: RunWriter | None) -> Iterator[None]:
+def _save_on_failure(loop: TrainingLoop, writer: RunWriter | None) -> Iterator[None]:
     """Save the totals of all sessions if an error leaves this block; a resumed run adds to them.
 
     A killed process keeps only what its newest checkpoint has.
@@ -165,10 +165,10 @@ def _save_on_failure(course: TrainingLoop, writer: RunWriter | None) -> Iterator
             with suppress(OSError):
                 save_broken_sessions(
                     writer.folder.broken_off,
-                    course.session.transcript.flows,
-                    sessions=course.sessions,
-                    steps=course.steps,
-                    seconds=course.seconds,
+                    loop.session.transcript.flows,
+                    sessions=loop.sessions,
+                    steps=loop.steps,
+                    seconds=loop.seconds,
                 )
         raise
 
@@ -178,14 +178,14 @@ def _load_secrets(
 ) -> dict[str, PartySecrets]:
     """Return each party's secrets from its folder, which stays locked until `stack` is closed."""
     passives = [table.name for table in data.passives]
-    found = {}
+    secrets = {}
     roles = assign_roles(METHODS[config.method.name], config, data.active.name, passives)
     for name, role in roles.items():
         folder = PartyFolder(own_subfolder(run.parties / name))
         stack.enter_context(folder.lock_for_run(resume=resume))
-        keeper = PartyCheckpointStore(folder, name, config, data.select_party(name), role=role)
-        found[name] = replace(keeper.secrets, sends_out=False)
-    return found
+        store = PartyCheckpointStore(folder, name, config, data.select_party(name), role=role)
+        secrets[name] = replace(store.secrets, sends_out=False)
+    return secrets
 
 
 def _build_simulation(
@@ -222,11 +222,11 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
     """
     train = config.train
     surely = train.epochs if train.patience is None else min(train.epochs, train.patience + 1)
-    kept = config.effective_transcript.count_epochs(surely)
+    kept_epochs = config.effective_transcript.count_epochs(surely)
     terms = session.contract.passives.values()
-    numbers = max((math.prod(each.representation.shape) for each in terms), default=0)
-    rows = len(session.learner.training_rows) * (1 if config.method.asks_once else kept)
-    megabytes = bool(kept) * rows * numbers * 8 / 1e6
+    numbers = max((math.prod(party_terms.representation.shape) for party_terms in terms), default=0)
+    rows = len(session.learner.training_rows) * (1 if config.method.asks_once else kept_epochs)
+    megabytes = bool(kept_epochs) * rows * numbers * 8 / 1e6
     if megabytes > (free := free_megabytes(folder)):
         raise ConfigError(
             f"transcript.keep {config.effective_transcript.keep}: at least {megabytes:,.0f} MB of "
@@ -260,12 +260,12 @@ class _SimulationCallbacks(RunCallbacks):
         if self.writer is None:
             return
         folder = self.writer.folder
-        keeper = session.entered.own.secrets.keeper
+        store = session.entered.own.secrets.keeper
         files = folder.recordings
         transcript = session.transcript
         transcript.keep_in(folder.path)
-        assert isinstance(keeper, PartyCheckpointStore)
-        keeper.before_save = lambda step: files.write_step(
+        assert isinstance(store, PartyCheckpointStore)
+        store.before_save = lambda step: files.write_step(
             step, msgpack.packb(transcript.state_dict(step))
         )
         if state:

@@ -250,13 +250,13 @@ def _parquet_rows(path: Path) -> Iterator[_Write]:
     from pyarrow.parquet import ParquetWriter
 
     with ExitStack() as stack:
-        opened: list[Any] = []
+        writers: list[Any] = []
 
         def write_frame(frame: pd.DataFrame) -> None:
             table = pa.Table.from_pandas(frame, preserve_index=False)
-            if not opened:
-                opened.append(stack.enter_context(ParquetWriter(path, table.schema)))
-            opened[0].write_table(table)
+            if not writers:
+                writers.append(stack.enter_context(ParquetWriter(path, table.schema)))
+            writers[0].write_table(table)
 
         yield write_frame
 
@@ -297,7 +297,7 @@ class RowComparison:
     drift: tuple[ColumnDrift, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"columns": [{**asdict(one), "notable": one.notable} for one in self.drift]}
+        return {"columns": [{**asdict(column), "notable": column.notable} for column in self.drift]}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -319,7 +319,7 @@ class Predictions:
         """Return each row's ID, class and the probability of every class, or ID and number."""
         if self.decided is None:
             return pd.DataFrame({"id": self.ids, self.what: self.outputs.tolist()})
-        decided = [self.classes[at] for at in self.decided.tolist()]
+        decided = [self.classes[index] for index in self.decided.tolist()]
         shares = zip(self.classes, self.outputs.T.tolist(), strict=True)
         columns = {f"p({name})": column for name, column in shares}
         return pd.DataFrame({"id": self.ids, "class": decided, **columns})
@@ -351,8 +351,8 @@ def predict_file(
     predictor = _Predictor(load_model(folder))
     blocks = list(predictor.predict_blocks(path, _find_id_columns(folder, id_columns)))
     ids = tuple(itertools.chain.from_iterable(names for names, _ in blocks))
-    whole = predictor.build_predictions(ids, torch.cat([outputs for _, outputs in blocks]))
-    return replace(whole, compared=predictor.compare_rows())
+    predictions = predictor.build_predictions(ids, torch.cat([outputs for _, outputs in blocks]))
+    return replace(predictions, compared=predictor.compare_rows())
 
 
 @isolate_torch_modes()
@@ -396,13 +396,13 @@ class _Predictor:
 
     def build_predictions(self, ids: tuple[str, ...], outputs: Tensor) -> Predictions:
         """Return predictions with the decided classes, if the task has classes."""
-        what = self.model.task.tells
+        quantity = self.model.task.tells
         compared = RowComparison(rows=len(ids))
-        whole = Predictions(ids=ids, outputs=outputs, what=what, compared=compared)
+        predictions = Predictions(ids=ids, outputs=outputs, what=quantity, compared=compared)
         if outputs.ndim == 1:
-            return whole
+            return predictions
         return replace(
-            whole, classes=self.model.classes, decided=self.model.decide_classes(outputs)
+            predictions, classes=self.model.classes, decided=self.model.decide_classes(outputs)
         )
 
     def compare_rows(self) -> RowComparison:

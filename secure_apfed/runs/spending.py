@@ -97,7 +97,7 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
     method = session.entered.own.config.method
     happens = method.happens
     if "tables are decomposed" in happens:
-        why = "singular vectors of all parties' rows were opened without noise"
+        reason = "singular vectors of all parties' rows were opened without noise"
     elif "passives send representations" in happens and not session.helpers:
         charged = {
             name: account
@@ -109,12 +109,12 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
         if not unheard:
             worst = max(charged, key=lambda name: charged[name].epsilon)
             return charged[worst].to_privacy_cost(worst)
-        why = f"{' and '.join(unheard)} did not say yet what was charged there"
+        reason = f"{' and '.join(unheard)} did not say yet what was charged there"
     elif method.figure != "epsilon_x":
-        why = f"no representation is sent; what else leaves is counted by {method.figure} alone"
+        reason = f"no representation is sent; what else leaves is counted by {method.figure} alone"
     else:
         return nothing
-    return replace(nothing, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=(why,))
+    return replace(nothing, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=(reason,))
 
 
 def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:

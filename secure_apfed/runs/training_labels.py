@@ -210,11 +210,11 @@ def restore_older_state(
     answered again, with the same answers.
     """
     resumes = session.contract.resumes
-    keeper = session.entered.own.secrets.keeper
+    store = session.entered.own.secrets.keeper
     if state is None or resumes is None or state.step == resumes.step:
         return state
-    assert keeper is not None
-    older = keeper.load_latest(until=resumes.step)
+    assert store is not None
+    older = store.load_latest(until=resumes.step)
     assert older is not None  # it said itself that it holds this step
     if not labels.mechanism.unsafe:
         labels.load_tensors(remove_prefix("labels", older.tensors))

@@ -138,14 +138,14 @@ class Database(Settings):
         """Refuse a query that is not one ordered SELECT, or that could write."""
         plain = _QUOTED.sub(" ", query).strip().rstrip("; \n").lower()
         writes = next(iter(re.findall(_WRITES, plain)), "").upper()
-        for wrong, why in (
+        for wrong, message in (
             (";" in plain, "has several statements; give one SELECT"),
             (not re.match(r"(select|with)\b", plain), "is no SELECT, which alone reads a table"),
             (writes, f"{writes} writes, and a table is only read; quote it if it is a name"),
             (not re.search(r"\border\s+by\b", plain), "has no ORDER BY: any row may come first"),
         ):
             if wrong:
-                raise ValueError(why)
+                raise ValueError(message)
         return query
 
 
@@ -217,10 +217,10 @@ class PartySettings(Settings):
         if self.rows_code not in (None, OWN_ROWS):
             note_code(self.rows)
         of_columns = ("numeric", "categorical", "encoding")
-        if given := [key for key in of_columns if getattr(self, key) is not None]:
+        if column_keys := [key for key in of_columns if getattr(self, key) is not None]:
             raise ValueError(
-                f"rows: they are taken as they are, and {', '.join(given)} is of columns; leave "
-                "one of the two out"
+                f"rows: they are taken as they are, and {', '.join(column_keys)} is of columns; "
+                "leave one of the two out"
             )
         return self
 

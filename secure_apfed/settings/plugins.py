@@ -214,26 +214,26 @@ class PluginTable(dict[str, _EntryT]):
             raise ConfigError(f"{key}: {unknown_name(name, self.list_names())}")
         if code not in self:
             require_owner(code, key=key)
-            found = import_name(code, key=key)
+            code_object = import_name(code, key=key)
             try:
-                self[code] = self._prepare(found, code)
+                self[code] = self._prepare(code_object, code)
             except TypeError as error:
                 raise ConfigError(f"{key}: {code} is no plug-in of {self._kind}: {error}") from None
         return code
 
 
-def require_class(found: Any, base: type) -> Any:
+def require_class(candidate: Any, base: type) -> Any:
     """Return a plug-in class that derives from `base` and has no abstract method left.
 
     Raises TypeError: it is something else.
     """
     wanted = f"{base.__module__}.{base.__name__}"
-    if not (isinstance(found, type) and issubclass(found, base)):
-        kind = found.__name__ if isinstance(found, type) else type(found).__name__
+    if not (isinstance(candidate, type) and issubclass(candidate, base)):
+        kind = candidate.__name__ if isinstance(candidate, type) else type(candidate).__name__
         raise TypeError(f"expected a subclass of {wanted}, got {kind}")
-    if missing := sorted(getattr(found, "__abstractmethods__", ())):
-        raise TypeError(f"{found.__name__} lacks {', '.join(missing)} of {wanted}")
-    return found
+    if missing := sorted(getattr(candidate, "__abstractmethods__", ())):
+        raise TypeError(f"{candidate.__name__} lacks {', '.join(missing)} of {wanted}")
+    return candidate
 
 
 def import_code(name: str, *, key: str, beside: Path | None = None) -> Any:
@@ -241,12 +241,13 @@ def import_code(name: str, *, key: str, beside: Path | None = None) -> Any:
 
     Raises ConfigError: it names nothing, or something of another kind.
     """
-    found = import_name(name, key=key, beside=beside)
-    if not callable(found):
+    code_object = import_name(name, key=key, beside=beside)
+    if not callable(code_object):
         raise ConfigError(
-            f"{key}: {name} is a {type(found).__name__}; expected a class, a function or a module"
+            f"{key}: {name} is a {type(code_object).__name__}; expected a class, a function or a "
+            "module"
         )
-    return found
+    return code_object
 
 
 def import_name(name: str, *, key: str, beside: Path | None = None) -> Any:
@@ -264,7 +265,7 @@ def import_name(name: str, *, key: str, beside: Path | None = None) -> Any:
     folder = (beside or Path()).absolute()
     try:
         with _importing_from(folder):
-            found: Any = importlib.import_module(module_name)
+            code_object: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, and one that it imports is not
@@ -273,11 +274,13 @@ def import_name(name: str, *, key: str, beside: Path | None = None) -> Any:
             f"into {folder}, or install its package"
         ) from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            near = did_you_mean(part, [name for name in dir(found) if not name.startswith("_")])
-            raise ConfigError(f"{key}: {module_name} has no {attribute!r}{near}")
-        found = getattr(found, part)
-    return found
+        if not hasattr(code_object, part):
+            suggestion = did_you_mean(
+                part, [name for name in dir(code_object) if not name.startswith("_")]
+            )
+            raise ConfigError(f"{key}: {module_name} has no {attribute!r}{suggestion}")
+        code_object = getattr(code_object, part)
+    return code_object
 
 
 @contextmanager

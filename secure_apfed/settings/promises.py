@@ -137,8 +137,8 @@ class Promise:
         if self.epsilon is None or math.isinf(self.epsilon):
             return self.state
         delta_text = "" if self.delta is None else f" at delta {self.delta:g}"
-        counted = "" if self.releases is None else f", T {self.releases:,}"
-        return f"{self.epsilon:.3g}{delta_text}{counted}"
+        releases_text = "" if self.releases is None else f", T {self.releases:,}"
+        return f"{self.epsilon:.3g}{delta_text}{releases_text}"
 
     @property
     def sentence(self) -> str:
@@ -193,9 +193,9 @@ def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
         >>> figure_title("epsilon_v", of="shop", fixed=True)
         "epsilon_v of shop, one person's votes, labeller held fixed"
     """
-    what, fixed_part = FIGURES[figure]
+    meaning, fixed_part = FIGURES[figure]
     owner = f" of {of}" if of else ""
-    return f"{figure}{owner}, {what}" + (
+    return f"{figure}{owner}, {meaning}" + (
         f", {fixed_part} held fixed" if fixed and fixed_part else ""
     )
 
@@ -245,9 +245,9 @@ def _list_representation_promises(method: "MethodSettings", figures: Spent) -> I
     """Yield the promise for representations, or that the active trains by itself."""
     happens = method.happens
     if "representations are sent" in happens:
-        why = "" if math.isfinite(figures.epsilon_x) else _UNGUARDED
+        reason = "" if math.isfinite(figures.epsilon_x) else _UNGUARDED
         yield _make_promise(
-            "epsilon_x", figures.epsilon_x, figures.delta, figures.releases, why=why
+            "epsilon_x", figures.epsilon_x, figures.delta, figures.releases, why=reason
         )
     elif "passives take part" not in happens:
         yield Promise(figure="epsilon_x", epsilon=None, why="the active trains alone")
@@ -260,26 +260,26 @@ def _list_passive_promises(
     for name, account in contributions.items():
         yield promise_of_account(account, party=name)
     method = config.method
-    why = _explain_missing_noise(method)
-    if why and method.find_noise(config) is not None:
-        why = "no passive has said yet what it charged"
-    if why and not contributions:
-        yield Promise(figure=method.passives_figure, epsilon=math.inf, why=why)
+    reason = _explain_missing_noise(method)
+    if reason and method.find_noise(config) is not None:
+        reason = "no passive has said yet what it charged"
+    if reason and not contributions:
+        yield Promise(figure=method.passives_figure, epsilon=math.inf, why=reason)
 
 
 def _explain_missing_noise(method: "MethodSettings") -> str:
     """Return why what passives send besides representations is not bounded; "":
     they send nothing.
     """
-    return next((why for fact, why in _WITHOUT_NOISE.items() if fact in method.happens), "")
+    return next((reason for fact, reason in _WITHOUT_NOISE.items() if fact in method.happens), "")
 
 
 def promise_of_account(account: Mapping[str, Any], *, party: str = "") -> Promise:
     """Return the promise of one account: its figure, epsilon, delta and releases."""
     epsilon = float(account["epsilon"])
-    why = "" if math.isfinite(epsilon) else "what was charged has no finite bound"
+    reason = "" if math.isfinite(epsilon) else "what was charged has no finite bound"
     return _make_promise(
-        account["figure"], epsilon, account["delta"], account["releases"], party=party, why=why
+        account["figure"], epsilon, account["delta"], account["releases"], party=party, why=reason
     )
 
 
@@ -339,19 +339,21 @@ def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
         if config.guard.mechanism == "none":
             return Promise(figure="epsilon_x", epsilon=math.inf, why=_UNGUARDED)
         return Promise(figure="epsilon_x", epsilon=None, why=_NOT_YET)
-    why = _explain_missing_noise(method)
-    if not why or (role == "active" and not _OWN_ROWS_OF_ALL & method.happens):
+    reason = _explain_missing_noise(method)
+    if not reason or (role == "active" and not _OWN_ROWS_OF_ALL & method.happens):
         return None
     if method.find_noise(config) is not None:
         return Promise(figure=method.passives_figure, epsilon=None, why=_NOT_YET)
-    return Promise(figure=method.passives_figure, epsilon=math.inf, why=why)
+    return Promise(figure=method.passives_figure, epsilon=math.inf, why=reason)
 
 
 def _find_label_promise(config: "RunSettings") -> Promise | None:
     """Return the active's promise for its labels; None: nothing that depends on them is sent."""
-    why = next((why for fact, why in _LABELS_LEAVE.items() if fact in config.method.happens), "")
-    if not why:
+    reason = next(
+        (reason for fact, reason in _LABELS_LEAVE.items() if fact in config.method.happens), ""
+    )
+    if not reason:
         return None
     if config.labels.epsilon is not None:
         return Promise(figure="epsilon_y", epsilon=config.labels.epsilon, delta=0.0)
-    return Promise(figure="epsilon_y", epsilon=math.inf, why=why)
+    return Promise(figure="epsilon_y", epsilon=math.inf, why=reason)

@@ -187,8 +187,8 @@ class ModelSettings(Settings):
     def least_parameters(self) -> int:
         """The number of parameters between layers of configured widths, whatever the rows are."""
         hidden = (*self.hidden, self.representation_size)
-        between = sum(one * other for one, other in pairwise(hidden))
-        head = sum(one * other for one, other in pairwise(self.head))
+        between = sum(inputs * outputs for inputs, outputs in pairwise(hidden))
+        head = sum(inputs * outputs for inputs, outputs in pairwise(self.head))
         waves = 0
         if self.network in ("random_features", "cross_view"):
             waves = self.random_features * self.representation_size

@@ -247,11 +247,11 @@ def _describe_fit_failure(model: LocalModel) -> str:
 def average_held_out(models: Iterable[LocalModel]) -> Scored | None:
     """Return the mean held-out predictions of models of one task; None: no label is held out."""
     scored = [model.score_held_out() for model in models]
-    known = [scores for scores in scored if scores is not None]
-    if not known:
+    scores_of_models = [scores for scores in scored if scores is not None]
+    if not scores_of_models:
         return None
-    mean_nK = np.mean([scores.scores for scores in known], axis=0)
-    return Scored(truth=known[0].truth, scores=mean_nK)
+    mean_nK = np.mean([scores.scores for scores in scores_of_models], axis=0)
+    return Scored(truth=scores_of_models[0].truth, scores=mean_nK)
 
 
 class MeanOfModels(Baseline):

@@ -261,14 +261,14 @@ class GradientBoosting(Baseline):
         """Return boosted trees after so many rounds; leaf sizes follow the number of labels."""
         from sklearn.ensemble import HistGradientBoostingClassifier
 
-        least = min(max(len(task.labels) // (4 * task.classes), 1), _MOST_IN_A_LEAF)
+        min_leaf_rows = min(max(len(task.labels) // (4 * task.classes), 1), _MOST_IN_A_LEAF)
         # A column has no more values than rows: more bins stay empty, and only cost time.
         bins = min(max(len(scaled_nF), _LEAST_BINS), _MOST_BINS)
         model = HistGradientBoostingClassifier(
             max_iter=rounds,
             max_bins=bins,
             max_leaf_nodes=_LEAVES,
-            min_samples_leaf=least,
+            min_samples_leaf=min_leaf_rows,
             early_stopping=False,
             random_state=task.derive_random_state(self.name),
         )
@@ -291,13 +291,15 @@ class GradientBoosting(Baseline):
                 values_VK = np.zeros((len(tree.nodes), task.classes))
                 values_VK[:, seen[1] if len(round_trees) == 1 else seen[index]] = nodes["value"]
                 leaf = nodes["is_leaf"].astype(bool)
-                left, right = (nodes[side].astype(np.int64) for side in ("left", "right"))
+                left_children, right_children = (
+                    nodes[side].astype(np.int64) for side in ("left", "right")
+                )
                 trees.append(
                     {
                         "feature": nodes["feature_idx"],
                         "threshold": nodes["num_threshold"],
-                        "left": np.where(leaf, -1, left),
-                        "right": np.where(leaf, -1, right),
+                        "left": np.where(leaf, -1, left_children),
+                        "right": np.where(leaf, -1, right_children),
                         "values": values_VK,
                     }
                 )
@@ -440,8 +442,8 @@ class _SpreadLabels(Baseline):
         """Fit each task when its predictor is requested; paths between labelled rows are found
         once.
         """
-        whole = max(tasks, key=lambda task: len(task.labels))
-        return (self._fit_to_spread(task, _spread_once(task, whole)) for task in tasks)
+        largest_task = max(tasks, key=lambda task: len(task.labels))
+        return (self._fit_to_spread(task, _spread_once(task, largest_task)) for task in tasks)
 
     @abstractmethod
     def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
@@ -494,12 +496,12 @@ class SpreadingStudent(_SpreadLabels):
         return fit_ridge(task, reached, labels_NK[reached])
 
 
-def _spread_once(task: SoloTask, whole: SoloTask) -> FloatArray:
+def _spread_once(task: SoloTask, largest_task: SoloTask) -> FloatArray:
     """Return the spread labels (N, K) of a task, computed or from the store of fits."""
-    return score_once("spread", task, lambda: _spread_labels(task, whole))
+    return score_once("spread", task, lambda: _spread_labels(task, largest_task))
 
 
-def _spread_labels(task: SoloTask, whole: SoloTask) -> FloatArray:
+def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
     """Return labels (N, K) of all training rows; 0 in rows that no label reached.
 
     `whole`: a task of the same rows that has more labels, or the same.
@@ -524,31 +526,33 @@ def _spread_labels(task: SoloTask, whole: SoloTask) -> FloatArray:
             scores_nK = (1 - _BLIND) * scores_nK + _BLIND / task.classes
             return right, float(np.log(scores_nK[known_nK > 0]).sum())
 
-        reach_CAnn = _take_reach(task, whole, nearest_NN)
-        worth = {
-            (near, weight): rate_predictions(rows_of_norm_one(reach_nn.T @ known_nK))
-            for near, reach_Ann in zip(_NEAR, reach_CAnn, strict=True)
+        reach_CAnn = _take_reach(task, largest_task, nearest_NN)
+        ratings = {
+            (neighbours, weight): rate_predictions(rows_of_norm_one(reach_nn.T @ known_nK))
+            for neighbours, reach_Ann in zip(_NEAR, reach_CAnn, strict=True)
             for weight, reach_nn in zip(_ALPHAS, reach_Ann, strict=True)
         }
-        count, alpha = max([(count, alpha), *worth], key=worth.__getitem__)
+        count, alpha = max([(count, alpha), *ratings], key=ratings.__getitem__)
     placed_NK = scatter_columns(len(features_NF), task.labelled, known_nK)
     graph_NN = graph_of(nearest_NN[:, :count])
     return rows_of_norm_one(LabelSpreading(alpha=alpha).propagate_columns(graph_NN, placed_NK))
 
 
-def _take_reach(task: SoloTask, whole: SoloTask, nearest_NN: IntArray) -> FloatArray:
+def _take_reach(task: SoloTask, largest_task: SoloTask, nearest_NN: IntArray) -> FloatArray:
     """Return how much each label of a task contributes to the others, (C, A, n, n).
 
     For each number C of nearest rows and each alpha. It is taken from the table of `whole`, if that
     has all labels of the task.
     """
-    order = np.argsort(whole.labelled)
-    place_n = np.searchsorted(whole.labelled, task.labelled, sorter=order)
+    order = np.argsort(largest_task.labelled)
+    place_n = np.searchsorted(largest_task.labelled, task.labelled, sorter=order)
     place_n = order[place_n.clip(max=len(order) - 1)]
-    if not np.array_equal(whole.labelled[place_n], task.labelled):
-        whole = task
+    if not np.array_equal(largest_task.labelled[place_n], task.labelled):
+        largest_task = task
         place_n = np.arange(len(task.labelled))
-    reach_CAnn = _find_reach(nearest_NN.tobytes(), whole.labelled.tobytes(), nearest_NN.shape[1])
+    reach_CAnn = _find_reach(
+        nearest_NN.tobytes(), largest_task.labelled.tobytes(), nearest_NN.shape[1]
+    )
     return reach_CAnn[:, :, place_n][:, :, :, place_n]
 
 
@@ -559,5 +563,5 @@ def _find_reach(nearest: bytes, labelled: bytes, count: int) -> FloatArray:
     """
     nearest_NN = np.frombuffer(nearest, dtype=np.int64).reshape(-1, count)
     labelled_n = np.frombuffer(labelled, dtype=np.int64)
-    graphs = (graph_of(nearest_NN[:, :near]) for near in _NEAR)
+    graphs = (graph_of(nearest_NN[:, :neighbours]) for neighbours in _NEAR)
     return np.stack([find_reach(graph_NN, labelled_n, _ALPHAS) for graph_NN in graphs])

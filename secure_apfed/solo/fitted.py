@@ -95,9 +95,9 @@ class Layers(Simple):
         shapes = [tuple(buffer.shape) for buffer in self.buffers()]
         widths = [shape[0] for shape in shapes[1::2]]
         pairs = list(zip(shapes[::2], shapes[1::2], strict=True))
-        before = [0, *widths]
+        input_widths = [0, *widths]
         if not pairs or any(
-            len(w) != 2 or b != w[:1] or (index and w[1] != before[index])
+            len(w) != 2 or b != w[:1] or (index and w[1] != input_widths[index])
             for index, (w, b) in enumerate(pairs)
         ):
             raise ModelError(f"layers of shapes {shapes} do not follow each other")

@@ -134,17 +134,18 @@ class SoloTask:
         """Check rows, labelled positions and labels against each other. Raises DataError."""
         check_flat_rows(self.features, self.shape)
         rows = len(self.features)
-        at = self.labelled
-        if at.ndim != 1 or at.shape != self.labels.shape:
+        positions = self.labelled
+        if positions.ndim != 1 or positions.shape != self.labels.shape:
             raise DataError(
-                f"solo: each labelled row needs one label, got positions of shape {at.shape} and "
-                f"labels of shape {self.labels.shape}"
+                "solo: each labelled row needs one label, got positions of shape "
+                f"{positions.shape} and labels of shape {self.labels.shape}"
             )
-        if len(at) and not 0 <= at.min() <= at.max() < rows:
+        if len(positions) and not 0 <= positions.min() <= positions.max() < rows:
             raise DataError(
-                f"solo: labelled rows lie in 0 to {rows - 1}, got {at.min()} to {at.max()}"
+                f"solo: labelled rows lie in 0 to {rows - 1}, got {positions.min()} to "
+                f"{positions.max()}"
             )
-        if len(np.unique(at)) != len(at):
+        if len(np.unique(positions)) != len(positions):
             raise DataError("solo: a labelled row is listed twice")
         seen = np.unique(self.labels)
         if len(seen) < LEAST_CLASSES:
@@ -183,13 +184,13 @@ class SoloTask:
     def few_rows(self) -> IntArray:
         """The indices of the rows in `few`, in its order, at most (N,)."""
         rows = len(self.features)
-        known = len(self.labelled)
-        if rows <= MOST_ROWS or known == rows:
+        labelled_count = len(self.labelled)
+        if rows <= MOST_ROWS or labelled_count == rows:
             return np.arange(rows)
         others = np.setdiff1d(np.arange(rows), self.labelled)
         draw = np.random.default_rng(self.derive_random_state("few rows"))
-        drawn = draw.permutation(others)[: max(0, MOST_ROWS - known)]
-        return np.concatenate([self.labelled, np.sort(drawn)])
+        sample = draw.permutation(others)[: max(0, MOST_ROWS - labelled_count)]
+        return np.concatenate([self.labelled, np.sort(sample)])
 
     def select_rows(self, rows: IntArray) -> Self:
         """Return the task of these rows, distinct and ascending, with their labels."""
@@ -203,8 +204,8 @@ class SoloTask:
 
     def drop_labels(self, part: IntArray) -> Self:
         """Return the task without these labels, whose rows stay as unlabelled ones."""
-        kept = np.setdiff1d(np.arange(len(self.labels)), part)
-        return replace(self, labelled=self.labelled[kept], labels=self.labels[kept])
+        remaining = np.setdiff1d(np.arange(len(self.labels)), part)
+        return replace(self, labelled=self.labelled[remaining], labels=self.labels[remaining])
 
     def derive_random_state(self, *purpose: str | int) -> int:
         """Return a 32-bit seed for scikit-learn, for one purpose of this task."""
@@ -289,16 +290,16 @@ def split_folds(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
     held out, so every class stays known. Empty if every class has one label; only the first of
     `folds` parts from `ENOUGH_LABELS` labels on.
     """
-    drawn = np.random.default_rng(derive_seed(seed, "solo", "folds"))
+    generator = np.random.default_rng(derive_seed(seed, "solo", "folds"))
     members = [np.flatnonzero(labels_n == label) for label in np.unique(labels_n)]
-    order = [drawn.permutation(rows) for rows in members if len(rows) > 1]
+    order = [generator.permutation(rows) for rows in members if len(rows) > 1]
     if not order:
         return []
     rows = np.concatenate(order)
     if len(labels_n) >= ENOUGH_LABELS:
         return [np.sort(rows[::folds])]
     folds = min(folds, *map(len, order))
-    return [np.sort(rows[at::folds]) for at in range(folds)]
+    return [np.sort(rows[fold::folds]) for fold in range(folds)]
 
 
 FitStore: TypeAlias = Callable[[str, Callable[[], bytes]], bytes]
@@ -311,11 +312,11 @@ _PREDICTORS: ContextVar[dict[str, Predictor] | None] = ContextVar("predictors", 
 @contextmanager
 def use_fit_store(store: FitStore) -> Iterator[None]:
     """Cache fits in this store during the block."""
-    before = _STORE.set(store)
+    token = _STORE.set(store)
     try:
         yield
     finally:
-        _STORE.reset(before)
+        _STORE.reset(token)
 
 
 @contextmanager
@@ -324,20 +325,20 @@ def cache_fits() -> Iterator[None]:
 
     It serves one task and parts of its labels.
     """
-    kept: dict[str, bytes] = {}
+    fitted: dict[str, bytes] = {}
 
     def make_once(name: str, make: Callable[[], bytes]) -> bytes:
         """Return the stored bytes of this name, or make and store them."""
-        if name not in kept:
-            kept[name] = make()
-        return kept[name]
+        if name not in fitted:
+            fitted[name] = make()
+        return fitted[name]
 
-    before = _PREDICTORS.set({} if _PREDICTORS.get() is None else _PREDICTORS.get())
+    token = _PREDICTORS.set({} if _PREDICTORS.get() is None else _PREDICTORS.get())
     try:
         with use_fit_store(_STORE.get() or make_once):
             yield
     finally:
-        _PREDICTORS.reset(before)
+        _PREDICTORS.reset(token)
 
 
 def fit_name(baseline: Baseline, task: SoloTask) -> str:
@@ -399,8 +400,8 @@ def score_once(
         return score()
     about = _about_run(task, of_run)
     make = lambda: save({"scores": torch.from_numpy(score())})  # noqa: E731
-    kept = load(store(f"{name}-{about}-{_digest_task(task, labels)}", make))["scores"]
-    return np.asarray(kept.numpy())
+    scores = load(store(f"{name}-{about}-{_digest_task(task, labels)}", make))["scores"]
+    return np.asarray(scores.numpy())
 
 
 def _about_run(task: SoloTask, of_run: bool) -> str:

@@ -370,15 +370,15 @@ class _ParallelNetworks(nn.Module):
     @torch.no_grad()
     def split_networks(self, network: nn.Sequential) -> list[nn.Module]:
         """Return each copy as a network of its own, shaped like this one."""
-        found: list[nn.Module] = []
+        networks: list[nn.Module] = []
         for place in range(len(self.weights[0])):
-            alone = copy.deepcopy(network).requires_grad_(False)
-            layers = (layer for layer in alone if isinstance(layer, nn.Linear))
+            single = copy.deepcopy(network).requires_grad_(False)
+            layers = (layer for layer in single if isinstance(layer, nn.Linear))
             for layer, weight, bias in zip(layers, self.weights, self.biases, strict=True):
                 layer.weight.copy_(weight[place])
                 layer.bias.copy_(bias[place])
-            found.append(alone)
-        return found
+            networks.append(single)
+        return networks
 
 
 def _one_by_one(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
@@ -433,15 +433,15 @@ def _compute_frequencies(labels: Iterable[Tensor]) -> Tensor:
 def _draw_rows(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
     """Draw indices (B,) below each size, from the same random numbers for every part."""
     state = draw.get_state()
-    drawn = []
+    batches = []
     for size in sizes:
         draw.set_state(state)
-        drawn.append(torch.randint(size, (_BATCH,), generator=draw))
-    return drawn
+        batches.append(torch.randint(size, (_BATCH,), generator=draw))
+    return batches
 
 
 def _take_rows(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
-    return torch.stack([table[at] for table, at in zip(tables, rows, strict=True)])
+    return torch.stack([table[positions] for table, positions in zip(tables, rows, strict=True)])
 
 
 def _augment_rows(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
