@@ -133,7 +133,7 @@ def run(
         return
     if not resume:
         refuse_replacing_input(folder / "config.yaml", "--output", config_file)
-    _check_what_follows(config, folder)
+    _check_attacks_and_study(config, folder)
     if contributions:
         _refuse_contributions(transport, resume=resume, several=seeds is not None)
     if seeds is not None:
@@ -238,7 +238,7 @@ def _run_seeds(
         terminal.print_json(answer.measured.as_json())
 
 
-def _check_what_follows(config: "Config", folder: Path) -> None:
+def _check_attacks_and_study(config: "Config", folder: Path) -> None:
     """Refuse a misspelt attack or study before hours of training, not after them."""
     from secure_apfed.errors import ConfigError
 

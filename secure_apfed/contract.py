@@ -46,7 +46,7 @@ class Participant(Settings):
     public_key: Annotated[str, NOBODY] = Field(pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
-    def _name_fits(self) -> Self:
+    def _check_name(self) -> Self:
         """Check a party's name; aggregator and dealer are named like their role."""
         if self.name != self.role:
             check_parties([self.name])
@@ -83,7 +83,7 @@ class RepresentationTerms(Settings):
     features: Annotated[str | None, NOBODY] = Field(None, pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
-    def _bounds_fit(self) -> Self:
+    def _check_bounds(self) -> Self:
         """Refuse rows of too many numbers, and a minimum norm above the maximum."""
         if math.prod(self.shape) > _MOST_NUMBERS:
             raise ValueError(
@@ -117,7 +117,7 @@ class AnsweredSteps(Settings):
     passives: Annotated[tuple[Name, ...], NOBODY] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _steps_rise(self) -> Self:
+    def _check_step_order(self) -> Self:
         """Refuse a first step after the last."""
         if self.first > self.last:
             raise ValueError(f"steps go from the first to the last, got {self.first}, {self.last}")
@@ -139,7 +139,7 @@ class Resumption(Settings):
     answered: Annotated[tuple[AnsweredSteps, ...], NOBODY] = ()
 
     @model_serializer(mode="wrap")
-    def _leave_out_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_empty_answered(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit an empty `answered`, so that stored contracts keep their digests."""
         written: dict[str, Any] = write(self)
         if not self.answered:
@@ -193,7 +193,7 @@ class Contract(Settings):
     predicts: Annotated[str | None, NOBODY] = Field(None, pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
-    def _parties_fit(self) -> Self:
+    def _check_parties(self) -> Self:
         """Refuse names equal up to case, and terms for other passives than take part."""
         names = [item.name for item in self.participants]
         if len({name.casefold() for name in names}) != len(names):

@@ -195,7 +195,7 @@ def _check_model(labeller: Labeller) -> None:
     cut = (np.median(projected_Q[:half]) + np.median(other_projected_Q[:half])) / 2
     right = int((projected_Q[half:] > cut).sum())
     wrong = int((other_projected_Q[half:] > cut).sum())
-    proved = _least_mu(right, wrong, _QUESTIONS - half)
+    proved = _bound_mu(right, wrong, _QUESTIONS - half)
     if proved > mu:
         raise PromiseError(
             f"{name} says that its model is private ({labeller.model}, mu {mu:.3g}), but votes on "
@@ -203,7 +203,7 @@ def _check_model(labeller: Labeller) -> None:
         )
 
 
-def _least_mu(right: int, wrong: int, questions: int) -> float:
+def _bound_mu(right: int, wrong: int, questions: int) -> float:
     """Return a lower bound of mu (Clopper and Pearson 1934; Dong, Roth and Su 2022, Definition
     2.6).
     """

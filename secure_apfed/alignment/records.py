@@ -127,15 +127,15 @@ class AlignmentHistory:
                 session = fields["session"]
                 peers = fields["peers"]
             except (ValueError, TypeError, KeyError) as error:
-                raise self._no_run(number) from error
+                raise self._malformed_line_error(number) from error
             texts = [session, *peers] if isinstance(peers, list) else [None]
             if not all(isinstance(text, str) for text in texts):
-                raise self._no_run(number)
+                raise self._malformed_line_error(number)
             sessions[session] = sorted(peers)
             runs.update(set(peers))
         return sessions, runs
 
-    def _no_run(self, number: int) -> CheckpointError:
+    def _malformed_line_error(self, number: int) -> CheckpointError:
         """Return the error for a malformed line."""
         return CheckpointError(
             f"{self._path}, line {number}, is no run of an alignment; restore the file from a "

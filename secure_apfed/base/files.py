@@ -81,12 +81,12 @@ def open_plain(path: Path) -> BufferedReader:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: is missing; {_explain_missing(path.parent)}") from None
     except IsADirectoryError:
-        raise _no_plain_file(path) from None
+        raise _not_a_file_error(path) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise _no_plain_file(path)
+        raise _not_a_file_error(path)
     return file
 
 
@@ -153,7 +153,7 @@ def _load_content(path: Path) -> bytes:
 def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
     """Parse JSON, refusing huge integers and NaN. Raises CheckpointError: names the place."""
     try:
-        return json.loads(content, parse_int=_parse_integer, parse_constant=_no_constant)
+        return json.loads(content, parse_int=_parse_integer, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: is not JSON, so it was cut off or altered: {place}{error}; restore it from "
@@ -168,7 +168,7 @@ def _parse_integer(digits: str) -> int:
     return int(digits)
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name}, which is no JSON")
 
 
@@ -207,7 +207,7 @@ def _validate_content(
         ) from None
 
 
-def _no_plain_file(path: Path) -> CheckpointError:
+def _not_a_file_error(path: Path) -> CheckpointError:
     return CheckpointError(f"{path}: is no plain file; restore it from a copy")
 
 

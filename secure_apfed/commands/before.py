@@ -89,7 +89,7 @@ def plan(
             for mechanism in _GUARDS
         ]
     else:
-        config = _config_of(
+        config = _load_changed_config(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
         )
         planned = _forecast_run(config, declared, quiet=as_json, links=links, baselines=baselines)
@@ -114,7 +114,7 @@ def plan(
         _show_noise(calibrations)
 
 
-def _config_of(
+def _load_changed_config(
     path: Path,
     overrides: Sequence[str],
     *,

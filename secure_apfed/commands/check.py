@@ -133,7 +133,7 @@ class _Checks:
             self._limits,
             self._contract,
             self._table,
-            self._others_tables,
+            self._check_tables_of_peers,
             self._folder,
             self._certificate,
         ):
@@ -283,7 +283,7 @@ class _Checks:
             text = f"if these are spellings of one kind of ID, {remedy}"
             yield Finding("table", "IDs", "optional", text)
 
-    def _others_tables(self) -> Iterator[Finding]:
+    def _check_tables_of_peers(self) -> Iterator[Finding]:
         """Check tables of other parties whose files are on this machine, as in a trial."""
         from secure_apfed.base.faults import Fault, TableError
         from secure_apfed.data.tables import find_table_faults, has_table_here

@@ -506,7 +506,7 @@ def _describe_leaks(
             yield f"{', '.join(names)}: {rule.kind}", rule.reads, rule.remains
 
 
-def _spell_own(address: str) -> str:
+def _format_listen_address(address: str) -> str:
     """Return where to listen for an address in a proposal, rewritten by this program."""
     from ipaddress import ip_address
 
@@ -539,6 +539,7 @@ def _show_sealed_project(
         if (folder / REVOKED).exists():
             options += f" --revoked {folder / REVOKED}"
         typer.echo(
-            f"The relay: secure-apfed relay --listen {_spell_own(address)} {options} {allowed}"
+            f"The relay: secure-apfed relay --listen {_format_listen_address(address)} {options} "
+            f"{allowed}"
         )
     typer.echo(next_step)

@@ -40,7 +40,7 @@ class Config(RunSettings):
 
     @field_validator("data")
     @classmethod
-    def _labels_are_of_the_task(cls, data: DataSettings, info: ValidationInfo) -> DataSettings:
+    def _adapt_labels_to_task(cls, data: DataSettings, info: ValidationInfo) -> DataSettings:
         """Return the data settings adapted to the task: a regression reads labels as numbers."""
         from secure_apfed.config.checks import adapt_to_task
 

@@ -115,10 +115,10 @@ def _list_problems(config: RunSettings) -> Iterator[str]:
     if task is not Regression and config.train.loss != "squared":
         yield f"train.loss: {config.train.loss} is of task: regression; leave it out"
     if task is not Classification:
-        yield from _about_classes(config)
+        yield from _list_class_settings(config)
 
 
-def _about_classes(config: RunSettings) -> Iterator[str]:
+def _list_class_settings(config: RunSettings) -> Iterator[str]:
     """Yield settings that only concern classes, for a task without classes."""
     only = f"and task is {config.task}; leave it out"
     if config.labels.mechanism != "none":

@@ -168,31 +168,33 @@ def _format_value(value: Any) -> str:
 
 def _list_known_keys(annotation: Any, path: KeyPath, value: Any) -> Iterator[str]:
     """Yield the keys that settings at `path` inside `annotation` may have, for this value."""
-    for model in _models_at(annotation, path, value):
+    for model in _find_models_at(annotation, path, value):
         yield from model.model_fields
 
 
-def _models_at(annotation: Any, path: KeyPath, value: Any) -> Iterator[type[BaseModel]]:
+def _find_models_at(annotation: Any, path: KeyPath, value: Any) -> Iterator[type[BaseModel]]:
     """Yield the settings classes at `path` inside a type annotation."""
     for option in _list_union_members(annotation):
         arguments = get_args(option)
         if isinstance(option, type) and issubclass(option, BaseModel):
-            yield from _models_within(_find_named_class(option, value), path, value)
+            yield from _find_models_within(_find_named_class(option, value), path, value)
         elif path and get_origin(option) is dict:
-            yield from _models_at(arguments[1], path[1:], _get_item(value, path[0]))
+            yield from _find_models_at(arguments[1], path[1:], _get_item(value, path[0]))
         elif path and get_origin(option) in (tuple, list):
-            yield from _models_at(arguments[0], path[1:], _get_item(value, path[0]))
+            yield from _find_models_at(arguments[0], path[1:], _get_item(value, path[0]))
 
 
-def _models_within(model: type[BaseModel], path: KeyPath, value: Any) -> Iterator[type[BaseModel]]:
+def _find_models_within(
+    model: type[BaseModel], path: KeyPath, value: Any
+) -> Iterator[type[BaseModel]]:
     """Yield the settings classes at `path` inside a settings class."""
     if not path:
         yield model
     elif path[0] in model.model_fields:
         inner = model.model_fields[str(path[0])].annotation
-        yield from _models_at(inner, path[1:], _get_item(value, path[0]))
+        yield from _find_models_at(inner, path[1:], _get_item(value, path[0]))
     elif path[0] == model.__name__ or path[0] in _list_tags(model):
-        yield from _models_within(model, path[1:], value)
+        yield from _find_models_within(model, path[1:], value)
 
 
 def _get_item(value: Any, key: str | int) -> Any:

@@ -70,7 +70,7 @@ def load_text(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise _too_large(str(path))
+            raise _too_large_error(str(path))
         return content.decode("utf-8").replace("\r\n", "\n")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
@@ -87,7 +87,7 @@ def load_text(path: Path) -> str:
 def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
     """Return the value of a YAML text, and the line of each key; `source`: its name in errors."""
     if len(text) > MOST_BYTES:
-        raise _too_large(source)
+        raise _too_large_error(source)
     try:
         loader = _Loader(text)
         loader.source = source
@@ -121,7 +121,7 @@ def as_yaml(content: Any) -> str:
     return text
 
 
-def _too_large(source: str) -> ConfigError:
+def _too_large_error(source: str) -> ConfigError:
     return ConfigError(f"{source}: is larger than {MOST_BYTES} bytes; expected YAML with settings")
 
 

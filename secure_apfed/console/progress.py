@@ -153,7 +153,7 @@ def describe_figures(progress: "Progress") -> str:
     return f"{loss}{accuracy}{promise}  {progress.wire_bytes / 1e6:.1f} MB sent".strip()
 
 
-def _progress_of(progress: "Progress") -> str:
+def _format_progress(progress: "Progress") -> str:
     return f"epoch {progress.epoch}/{progress.epochs}  {describe_figures(progress)}"
 
 
@@ -236,7 +236,7 @@ class Board:
             return ""
         time_left = describe_time_left(self.training_seconds_left)
         name = f"{self._name}: " if self._name else ""
-        return f"{name}{_progress_of(self.progress)}  {time_left}".rstrip()
+        return f"{name}{_format_progress(self.progress)}  {time_left}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -446,11 +446,11 @@ class _Lines:
         for work_left in works:
             if self._is_due((work_left.party, work_left.work.name), None):
                 self._print_text(work_left.line)
-        self._forget_all_but({(work_left.party, work_left.work.name) for work_left in works})
+        self._forget_finished({(work_left.party, work_left.work.name) for work_left in works})
         for status in self._board.statuses:
             self._print_breaks(status)
             if self._is_due(status.party, _list_facts(status)):
-                self._print_text(_line_of(status))
+                self._print_text(_format_status_line(status))
 
     def print_last(self) -> None:
         """Print the latest progress, unless a line showed it."""
@@ -485,7 +485,7 @@ class _Lines:
             self._last[key] = facts, now
         return is_due
 
-    def _forget_all_but(self, works: "set[tuple[str, str]]") -> None:
+    def _forget_finished(self, works: "set[tuple[str, str]]") -> None:
         """Forget finished work, so that it gets a line at once if it restarts."""
         for key in [*self._last]:
             if isinstance(key, tuple) and key not in works:
@@ -517,7 +517,7 @@ def _list_facts(status: "Status") -> tuple[object, ...]:
     return status.phase, peers, tuple(peer.refusal for peer in status.peers.values())
 
 
-def _line_of(status: "Status") -> str:
+def _format_status_line(status: "Status") -> str:
     """Return one line on a party: phase, troubles, what it waits for, bytes and privacy."""
     phase = status.phase if status.step is None else f"{status.phase}, step {status.step}"
     parts = [f"{status.party}: {phase}", *_list_troubles(status)]
@@ -582,13 +582,13 @@ def _describe_counts(status: "Status") -> str:
 def _render_board(board: Board) -> Group:
     """Return training progress, other work, and each party's line, built at each call."""
     return Group(
-        *_bar_of(board),
+        *_format_bar(board),
         *(Text(escape_text(work_left.line)) for work_left in board.works),
-        *(Text(escape_text(_line_of(status))) for status in board.statuses),
+        *(Text(escape_text(_format_status_line(status))) for status in board.statuses),
     )
 
 
-def _bar_of(board: Board) -> "Sequence[RenderableType]":
+def _format_bar(board: Board) -> "Sequence[RenderableType]":
     """Return a bar of all steps, and a line with epoch, figures and time left; empty before
     training.
     """

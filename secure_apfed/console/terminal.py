@@ -89,7 +89,7 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
     """Print one panel on stderr, or one JSON object on stdout; with `debug` the traceback too."""
     if debug and failure.cause is not None:
         sys.stderr.write(_make_printable("".join(traceback.format_exception(failure.cause))))
-    faults, settings, remedy = _faults_of(failure.cause)
+    faults, settings, remedy = _list_table_faults(failure.cause)
     if as_json:
         error: dict[str, Any] = {
             "kind": failure.kind,
@@ -111,7 +111,7 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
         show_remedy(*remedy, stderr=True)
 
 
-def _faults_of(error: Exception | None) -> tuple[list[str], str, tuple[str, str]]:
+def _list_table_faults(error: Exception | None) -> tuple[list[str], str, tuple[str, str]]:
     """Return an error's faults of tables, settings that repair them as YAML, and advice for this
     command.
     """

@@ -203,12 +203,12 @@ class CategoricalColumn(Settings):
         return category_of
 
     def _normalise_text(self, text: str) -> str:
-        truth = _truth_of(text) if self._are_truths else None
+        truth = _parse_truth(text) if self._are_truths else None
         return plain_text(column_name(text)) if truth is None else str(truth)
 
     @property
     def _are_truths(self) -> bool:
-        return None not in map(_truth_of, self.categories)
+        return None not in map(_parse_truth, self.categories)
 
     def _list_spellings(self, category: str) -> Iterator[str]:
         """Yield texts that mean this category: Unicode forms, truth words, and other forms of a
@@ -217,7 +217,7 @@ class CategoricalColumn(Settings):
         yield from (unicodedata.normalize(form, category) for form in ("NFC", "NFD"))
         plain = [plain_text(category)]
         if self._are_truths:
-            truth = _truth_of(category)
+            truth = _parse_truth(category)
             yield from (text for text, value in TRUTHS.items() if value == truth)
             plain = [str(int(bool(truth)))]
         for text in plain:
@@ -243,7 +243,7 @@ class CategoricalColumn(Settings):
         return _Encoded(np.ones_like(hot_NF) if self.constant else hot_NF, empty_N, ignored_N)
 
 
-def _truth_of(text: str) -> bool | None:
+def _parse_truth(text: str) -> bool | None:
     return TRUTHS.get(text, {"0": False, "1": True}.get(plain_text(text)))
 
 

@@ -276,7 +276,7 @@ def load_frame(
         files = files_of(source_table, source=source)
         with _translate_read_errors(source_table, kind_of(files[0]), source):
             if kind_of(files[0]) == "CSV":
-                frame = _join_blocks(list(_csv_blocks(files, source)))
+                frame = _join_blocks(list(_read_csv_blocks(files, source)))
             else:
                 frame = _load_packed_rows(open_packed_files(files, source_table, source), texts)
     else:
@@ -346,7 +346,7 @@ def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Datase
     return dataset.dataset(names, schema=joint_schema, **options)
 
 
-def _csv_blocks(
+def _read_csv_blocks(
     files: Sequence[Path], source: str, rows: int | None = None
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of CSV files as frames of texts, at most `rows` at a time (None: a file).
@@ -359,7 +359,7 @@ def _csv_blocks(
     first = 0
     for path, head, names in zip(files, heads, names_of_files, strict=True):
         lines = ((first, path.name if len(files) > 1 else "", head.lines),)
-        if rows is None and (table := _plain_csv(path, names, head)) is not None:
+        if rows is None and (table := _read_plain_csv(path, names, head)) is not None:
             table.attrs[LINES], first = lines, first + len(table)
             yield table
             continue
@@ -509,7 +509,7 @@ def _open_below(path: Path, head: CsvHead) -> Iterator[Any]:
         yield file
 
 
-def _plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataFrame | None:
+def _read_plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataFrame | None:
     """Return the cells of a whole file as texts, equal to pandas' and much faster.
 
     None for files that only pandas can read, or refuses with a reason: rows of different lengths,
@@ -566,7 +566,7 @@ def stream_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFram
     files = files_of(path, source=source)
     first = 0
     kind = kind_of(files[0])
-    read = _csv_blocks if kind == "CSV" else partial(_stream_packed_blocks, path)
+    read = _read_csv_blocks if kind == "CSV" else partial(_stream_packed_blocks, path)
     blocks = read(files, source, rows)
     while True:
         with _translate_read_errors(path, kind, source):
@@ -655,14 +655,14 @@ def plain_cells(
     plain = {}
     for name in frame.columns:
         column = frame[name]
-        kind = "" if name in but else _kind_of(column)
+        kind = "" if name in but else _infer_kind(column)
         if column.dtype == np.float16 and name not in ids:  # of which pandas can make no groups
             plain[name] = column.astype(np.float32)
         elif kind in ("integer", "floating", "mixed-integer-float"):
             plain[name] = pd.to_numeric(column)
         elif kind == "decimal":
             try:
-                floats = [math.nan if empty else float(cell) for cell, empty in _null_or(column)]
+                floats = [math.nan if empty else float(cell) for cell, empty in _iter_cells(column)]
             except ValueError as error:  # a signalling NaN
                 raise DataError(
                     f"{source}: column {name!r} holds a decimal that is no number; mend it"
@@ -671,7 +671,7 @@ def plain_cells(
     return frame.assign(**plain) if plain else frame
 
 
-def _kind_of(column: "pd.Series") -> str:
+def _infer_kind(column: "pd.Series") -> str:
     """Return the kind that pandas infers for cells that may be decimals or other
     numbers; else "".
     """
@@ -682,7 +682,7 @@ def _kind_of(column: "pd.Series") -> str:
     return pd.api.types.infer_dtype(column, skipna=True)
 
 
-def _null_or(column: "pd.Series") -> Iterator[tuple[Any, bool]]:
+def _iter_cells(column: "pd.Series") -> Iterator[tuple[Any, bool]]:
     """Yield each cell, and whether it is null; faster than iterating a column."""
     return zip(column.tolist(), column.isna().tolist(), strict=True)
 
@@ -720,7 +720,7 @@ def only_columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 def to_texts(column: "pd.Series") -> list[str | None]:
     """Return a column as texts, None where a cell is empty; see `cell_text`."""
     text_of = str.strip if holds_texts(column) else cell_text
-    return [None if empty else text_of(cell) for cell, empty in _null_or(column)]
+    return [None if empty else text_of(cell) for cell, empty in _iter_cells(column)]
 
 
 # What cells hold
@@ -821,7 +821,7 @@ def days_of(
     else:
         cells, empty = _list_cells(column)
         known = ~empty
-        fit = [_as_date(cell, formats) for cell in cells]
+        fit = [_normalise_date(cell, formats) for cell in cells]
         moments = pd.Series(fit, index=column.index, dtype=object)
     moments = pd.to_datetime(moments, format="ISO8601", errors="coerce", utc=True)
     # In microseconds: nanoseconds end in 2262, before the 9999-12-31 of an open end.
@@ -832,7 +832,7 @@ def days_of(
     return days
 
 
-def _as_date(cell: Any, formats: Sequence[str]) -> Any:
+def _normalise_date(cell: Any, formats: Sequence[str]) -> Any:
     """Return a cell in a form that pandas reads as a date; None if it is not one."""
     if isinstance(cell, str) and formats and not _ISO.fullmatch(cell):
         date = parse_date(cell, formats)
@@ -880,7 +880,7 @@ def _format_cell(cell: Any) -> str:
     if isinstance(cell, decimal.Decimal) and cell.is_finite():
         return plain_text(format(cell, "f"))
     if isinstance(cell, datetime.datetime) and cell is not pd.NaT:
-        return _moment_text(cell)
+        return _format_moment(cell)
     return cell_text(cell)
 
 
@@ -904,12 +904,12 @@ def plain_text(text: str) -> str:
         return text.rstrip("0").rstrip(".")
     try:
         moment = datetime.datetime.fromisoformat(text)
-        return _moment_text(moment.astimezone(datetime.UTC) if moment.tzinfo else moment)
+        return _format_moment(moment.astimezone(datetime.UTC) if moment.tzinfo else moment)
     except (ValueError, OverflowError):  # none that there is, or beyond the years that have one
         return text
 
 
-def _moment_text(moment: datetime.datetime) -> str:
+def _format_moment(moment: datetime.datetime) -> str:
     midnight = moment.tzinfo is None and moment.time() == datetime.time()
     return moment.date().isoformat() if midnight else moment.isoformat(" ")
 
@@ -930,7 +930,7 @@ def is_date(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
     """
     if column.dtype.kind == "M":
         return True
-    return _has_only(column, lambda cell: _as_date(cell, formats) is not None)
+    return _has_only(column, lambda cell: _normalise_date(cell, formats) is not None)
 
 
 def is_duration(column: "pd.Series") -> bool:
@@ -961,7 +961,7 @@ def convert_text_column(column: "pd.Series") -> "pd.Series":
     Numbers of which one has a leading zero stay texts. So do, among texts, words that mean an empty
     cell.
     """
-    if (plain := _plain_numbers(column)) is not None:
+    if (plain := _parse_numbers_at_once(column)) is not None:
         return plain
     texts = column.str.strip()
     known = ~is_empty(column)
@@ -978,7 +978,7 @@ def convert_text_column(column: "pd.Series") -> "pd.Series":
     return values.infer_objects() if known.all() else values.reindex(column.index)
 
 
-def _plain_numbers(column: "pd.Series") -> "pd.Series | None":
+def _parse_numbers_at_once(column: "pd.Series") -> "pd.Series | None":
     """Return a column as numbers, parsed at once; None if a cell is anything else."""
     cells = pyarrow.array(column.array)
     if not compute.all(compute.match_substring_regex(cells, _PLAIN)).as_py():
@@ -1070,7 +1070,7 @@ def find_look_alike(
         cells = sum(counts[text] for text in matches)
         if cells > _MOSTLY * known:
             remedies = (
-                *_date_remedies(list(counts), advice=advice),
+                *_propose_date_formats(list(counts), advice=advice),
                 *category_remedies(column, advice=advice, most=most),
             )
             return Fault(
@@ -1093,7 +1093,7 @@ def category_remedies(
     return declared, (advice.add_to_list("ignore", name),)
 
 
-def _date_remedies(texts: Sequence[str], *, advice: Advice) -> list[Remedy]:
+def _propose_date_formats(texts: Sequence[str], *, advice: Advice) -> list[Remedy]:
     """Return, as settings, the date formats that all these texts have."""
     fitting = [
         form

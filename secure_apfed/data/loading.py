@@ -55,11 +55,14 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     dataset = find_dataset(settings.dataset)
     pool = dataset.read(dataset, settings.folder)
     chosen = draw_people(
-        _classes_of(pool), rows=settings.rows, rows_per_class=settings.rows_per_class, seed=seed
+        _sampling_classes(pool),
+        rows=settings.rows,
+        rows_per_class=settings.rows_per_class,
+        seed=seed,
     )
     pool = pool if chosen is None else pool.select_rows(chosen)
     ids = person_ids(len(pool.labels), seed=seed)
-    classes_N = _classes_of(pool)
+    classes_N = _sampling_classes(pool)
     people = _People(pool, classes_N, settings, seed)
     targets = people.scale_of(pool.labels) if labels_are_numbers(settings) else None
     tables: list[PartyTable] = []
@@ -93,7 +96,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     )
 
 
-def _classes_of(pool: Pool) -> Rows:
+def _sampling_classes(pool: Pool) -> Rows:
     """Return the classes by which rows are sampled; numeric labels all count as one class."""
     numbers = np.issubdtype(pool.labels.dtype, np.floating)
     return np.zeros(len(pool.labels), np.int64) if numbers else pool.labels
@@ -216,7 +219,7 @@ def _encode_parties(
             cut_NCSW = pool.pixels[rows, :, strip.first_row : strip.end_row]
             yield name, rows, strip.encode(cut_NCSW, source=name), strip, {}
         return
-    views = _columns_of(pool, dataset, settings)
+    views = _split_columns(pool, dataset, settings)
     encoding: ColumnEncoding | None = None
     for name in names:
         rows = people.list_rows(name)
@@ -229,7 +232,7 @@ def _encode_parties(
         yield name, rows, features, encoding, locate_views(encoding, views[name], source=name)
 
 
-def _columns_of(
+def _split_columns(
     pool: TablePool, dataset: DataSet, settings: DataSettings
 ) -> dict[str, dict[str, ViewColumns]]:
     """Return the columns of each party by view, from the settings or the set's natural views."""

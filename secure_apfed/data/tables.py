@@ -102,7 +102,9 @@ _NAMELESS = "Unnamed: "  # as pandas calls columns without a name, and numbers t
 _ALL = "all"
 
 
-def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, advice: Advice) -> None:
+def _warn_of_id_columns(
+    features: pd.DataFrame, categorical: Sequence[str], *, advice: Advice
+) -> None:
     """Warn of columns that look like IDs: nearly all texts differ, or whole numbers
     without a gap.
     """
@@ -113,7 +115,7 @@ def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, advice: 
         if name in categorical:
             if (different := column.nunique()) > _DISTINCT * len(column):
                 reason = f"{different} different texts"
-        elif is_numeric(column) and _counts_rows(column):
+        elif is_numeric(column) and _is_row_counter(column):
             reason = "whole numbers without a gap"
         if reason:
             _warn_of_column(
@@ -123,7 +125,7 @@ def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, advice: 
             )
 
 
-def _counts_rows(column: "pd.Series") -> bool:
+def _is_row_counter(column: "pd.Series") -> bool:
     """Return whether a column has whole numbers that are all different and without a gap."""
     values = column.dropna().to_numpy()
     if len(values) < len(column) or not np.issubdtype(values.dtype, np.integer):
@@ -284,7 +286,7 @@ def _load_raw_table(
     label_column = settings.label_column if settings.holds_labels(name) else None
     id_columns = settings.id_columns(name)
     frame = _open_frame(settings, name)
-    advice = _advice_for(settings, name)
+    advice = _make_advice(settings, name)
     labels = () if label_column is None else (label_column,)
     chosen = _choose_columns(frame, settings, name, taken=(*id_columns, *labels), faults=faults)
     for column in chosen.categorical:
@@ -304,7 +306,7 @@ def _load_raw_table(
         del frame[column]  # in place: of a long table there is no second copy
     features = only_columns(frame, chosen.all)
     sound = [column for column in features.columns if column not in chosen.suspects]
-    _warn_of_ids(only_columns(features, sound), chosen.categorical, advice=advice)
+    _warn_of_id_columns(only_columns(features, sound), chosen.categorical, advice=advice)
     if label_column is not None:
         warn_of_labels(
             features,
@@ -388,7 +390,7 @@ def _identify_rows(
     label_column = settings.label_column if settings.holds_labels(name) else None
     unused = _list_further_columns(frame, settings, name)
     if unused and not _are_images(settings, name):
-        remedy: Remedy = (_advice_for(settings, name).add_to_list("ignore", *unused),)
+        remedy: Remedy = (_make_advice(settings, name).add_to_list("ignore", *unused),)
         message = (
             f"{name}: its rows are {party.rows}, so columns of {party.table_name} are no features: "
             f"{', '.join(unused)}; say {describe_remedies([remedy])}"
@@ -459,7 +461,7 @@ def _open_rows(
     return make_code_rows(make_rows, party=name, ids=ids, has_labels=has_labels)
 
 
-def _advice_for(settings: DataSettings, name: str) -> Advice:
+def _make_advice(settings: DataSettings, name: str) -> Advice:
     """Return an object that proposes settings of this party in addition to those it has."""
     party = (settings.parties or {})[name]
     lists = {
@@ -594,7 +596,7 @@ def _choose_columns(
 ) -> _ColumnChoice:
     """Choose the features: columns in the party's lists, and the others by their type."""
     party = (settings.parties or {})[name]
-    advice = _advice_for(settings, name)
+    advice = _make_advice(settings, name)
     formats = settings.date_formats_at(name)
     lists = {"numeric": party.numeric or (), "categorical": party.categorical or ()}
     listed = {*lists["numeric"], *lists["categorical"]} - {*party.ignore}
@@ -624,7 +626,7 @@ def _choose_columns(
         texts = [column for column in lists["numeric"] if column in listed]
         if wrong := _list_non_numeric(frame, texts, formats, party=name):
             suspects.update(wrong)
-            faults.add_error(_texts_as_numbers(frame, wrong, advice=advice, most=most))
+            faults.add_error(_numeric_texts_error(frame, wrong, advice=advice, most=most))
     text_columns = [column for column in candidates if column not in measured]
     categorical += text_columns
     if party.encoding is None:
@@ -722,7 +724,7 @@ def _list_non_numeric(
     return wrong
 
 
-def _texts_as_numbers(
+def _numeric_texts_error(
     frame: pd.DataFrame, columns: Sequence[str], *, advice: Advice, most: int | None
 ) -> TableError:
     """Return the error for columns that are listed as numeric and contain texts."""
@@ -907,7 +909,7 @@ def _load_active(
     faults = FaultList()
     raw = _load_raw_table(settings, name, faults, make_rows)
     with faults.gather_faults():
-        labels, groups, classes = _labels_of(settings, raw, party=name)
+        labels, groups, classes = _prepare_labels(settings, raw, party=name)
     if faults:
         _gather_column_faults(settings, name, raw, faults)
         faults.raise_faults()
@@ -946,7 +948,7 @@ def _load_active(
     )
 
 
-def _labels_of(
+def _prepare_labels(
     settings: DataSettings, raw: RawTable, *, party: str
 ) -> tuple[NDArray[Any], NDArray[np.int64], tuple[str, ...]]:
     """Return the labels to learn, the classes by which rows are sampled, and the class names.
@@ -1037,7 +1039,7 @@ def _gather_column_faults(
 ) -> None:
     """Add the faults of the columns in a table that has other faults already."""
     party = (settings.parties or {})[name]
-    advice = _advice_for(settings, name)
+    advice = _make_advice(settings, name)
     if not isinstance(raw.features, pd.DataFrame):
         return
     if party.encoding is not None or not raw.features.shape[1]:
@@ -1071,8 +1073,8 @@ def _encode_table(
         shape = tuple(int(size) for size in raw.features.shape[1:])
         return raw.features, ArrayEncoding(row_shape=shape), {}
     party = (settings.parties or {})[name]
-    advice = _advice_for(settings, name)
-    views = _views_of(settings, name, raw.features)
+    advice = _make_advice(settings, name)
+    views = _locate_views(settings, name, raw.features)
     counts = CellCounts()
     if party.encoding is None:
         missing = settings.missing_at(name)
@@ -1124,7 +1126,9 @@ def _load_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
     return encoding
 
 
-def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict[str, ViewColumns]:
+def _locate_views(
+    settings: DataSettings, name: str, features: pd.DataFrame
+) -> dict[str, ViewColumns]:
     """Return the party's views by its columns; one view of all columns if none are named."""
     columns = tuple(map(str, features.columns))
     if not columns:
@@ -1148,6 +1152,6 @@ def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict
         )
         if any(column in listed for column in wrong):
             raise DataError(message)
-        remedy: Remedy = (_advice_for(settings, name).add_to_list("ignore", *wrong),)
+        remedy: Remedy = (_make_advice(settings, name).add_to_list("ignore", *wrong),)
         raise TableError([Fault(f"{message}, or say {describe_remedies([remedy])}", (remedy,))])
     return own_views

@@ -270,10 +270,10 @@ class _Called(Pipe):
         """End the connection with this reason, and tell the other end how many frames were sent."""
         with self._changed:
             if self._ended is None:
-                self._calling.submit(self._say_over, sent_frames)
+                self._calling.submit(self._announce_end, sent_frames)
             self.end(reason)
 
-    def _say_over(self, sent_frames: int) -> None:
+    def _announce_end(self, sent_frames: int) -> None:
         with contextlib.suppress(OSError):  # it finds out by the silence
             self._carry(-1 - sent_frames, b"")
 

@@ -279,7 +279,7 @@ def certificate_request(name: str, key: bytes | None = None) -> tuple[bytes, byt
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
     request = builder.sign(secret, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    return request, _secret_pem(secret)
+    return request, _encode_private_key(secret)
 
 
 def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) -> Authority:
@@ -296,7 +296,7 @@ def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) 
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), False)
         .sign(secret, hashes.SHA256())
     )
-    return Authority(_encode_pem(certificate), _secret_pem(secret))
+    return Authority(_encode_pem(certificate), _encode_private_key(secret))
 
 
 def _make_builder(
@@ -320,7 +320,7 @@ def _encode_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _secret_pem(secret: ec.EllipticCurvePrivateKey) -> bytes:
+def _encode_private_key(secret: ec.EllipticCurvePrivateKey) -> bytes:
     """Encode a private key in PEM, without a password."""
     return secret.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

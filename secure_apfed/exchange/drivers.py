@@ -158,7 +158,7 @@ class InMemoryNetwork:
             script.close()
             raise LocalProtocolError(f"{name} plays a script already, which has not ended")
         self._roles[name] = role = _RunningScript(script)
-        with self._ending_all():
+        with self._end_scripts_on_error():
             role.advance(None)
         self._due.append(name)  # something may have come for it before
         return role
@@ -187,12 +187,12 @@ class InMemoryNetwork:
         finally:
             for script in unstarted.values():
                 script.close()  # one before it failed, so it never began
-        with self._ending_all():
+        with self._end_scripts_on_error():
             for name in scripts:
                 while not self._roles[name].ended:
-                    if not self._hand_over():
-                        self._break_the_silence()
-            while self._hand_over():
+                    if not self._deliver_frame():
+                        self._raise_timeout()
+            while self._deliver_frame():
                 pass  # the last messages have an effect, too
         return {name: self._roles[name].result for name in scripts}
 
@@ -202,7 +202,7 @@ class InMemoryNetwork:
             role.close()
 
     @contextlib.contextmanager
-    def _ending_all(self) -> Iterator[None]:  # if one fails, all end
+    def _end_scripts_on_error(self) -> Iterator[None]:  # if one fails, all end
         """End all scripts if an error leaves this block."""
         try:
             yield
@@ -210,7 +210,7 @@ class InMemoryNetwork:
             self.close()
             raise
 
-    def _hand_over(self) -> bool:
+    def _deliver_frame(self) -> bool:
         """Deliver the oldest frame for which a script waits; return False if there is none."""
         while self._due:
             name = self._due.popleft()
@@ -227,7 +227,7 @@ class InMemoryNetwork:
                     return True
         return False
 
-    def _break_the_silence(self) -> None:
+    def _raise_timeout(self) -> None:
         """Raise PartyLeftError in the waiting script with the least patience.
 
         All scripts wait and no frame is under way: between machines that script would notice first.

@@ -79,7 +79,7 @@ def open_link(
         )
     place = str(dial or listen)
     address = parse_address(place)
-    end = _local_end(me, peer, secret, identities)
+    end = _make_local_keys(me, peer, secret, identities)
     stack = contextlib.ExitStack()
     connect: Callable[[], Connection] = partial(_connect_peer, end, peer, address)
     if listen is not None:
@@ -105,7 +105,7 @@ def open_link(
             raise
 
 
-def _local_end(
+def _make_local_keys(
     me: str, peer: str, secret: str | bytes | None, identities: tuple[Identity, bytes] | None
 ) -> LocalEnd:
     """Return this end's keys: the given identities, or both derived from the shared secret by

@@ -618,7 +618,7 @@ class LinkTransport:
     def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
         """Wait for a frame from one of the awaited senders.
 
-        Raises PartyLeftError: see `_bearable_s`.
+        Raises PartyLeftError: see `_seconds_to_wait`.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -631,9 +631,9 @@ class LinkTransport:
             if came:
                 first = came[min(came)]
                 return first, self._links[first].receive(0.0)
-            self._news.wait(self._bearable_s(awaited, timeout_s, deadline))
+            self._news.wait(self._seconds_to_wait(awaited, timeout_s, deadline))
 
-    def _bearable_s(self, awaited: Awaited, timeout_s: float, deadline: float) -> float:
+    def _seconds_to_wait(self, awaited: Awaited, timeout_s: float, deadline: float) -> float:
         """Return how many seconds to wait now, if no awaited frame is there.
 
         Raises PartyLeftError: too few awaited peers remain, nothing came in time, or a needed party
@@ -718,7 +718,7 @@ class _Lookout:
         self._link = link
         self._ended = threading.Event()
         self._greeted = -math.inf
-        threading.Thread(target=self._look_for_peer, daemon=True).start()
+        threading.Thread(target=self._reconnect, daemon=True).start()
 
     @property
     def is_back(self) -> bool:
@@ -727,7 +727,7 @@ class _Lookout:
     def stop_looking(self) -> None:
         self._ended.set()
 
-    def _look_for_peer(self) -> None:
+    def _reconnect(self) -> None:
         """Close the old link, then try again and again whether the peer greets."""
         _close_link(self._link)  # the peer learns that it was left out, if its process lives
         while not self._ended.is_set():

@@ -135,15 +135,15 @@ def prove_identity(
     except RemoteProtocolError as error:
         refuse_connection(connection, f"{me.name} refuses this connection: {error}")
         with contextlib.suppress(ConnectionRefusedError):
-            _hear_out(connection)  # until it has read why, and closes
+            _read_until_closed(connection)  # until it has read why, and closes
         raise
     except (OSError, EOFError) as error:
         if not isinstance(error, ConnectionRefusedError):
-            _hear_out(connection)  # why it closed, where it said so before
+            _read_until_closed(connection)  # why it closed, where it said so before
         raise
 
 
-def _hear_out(connection: Connection) -> None:
+def _read_until_closed(connection: Connection) -> None:
     """Read until the other end closes; raise ConnectionRefusedError if it sent a refusal."""
     deadline = time.monotonic() + _PROOF_S
     try:

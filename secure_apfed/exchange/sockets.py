@@ -125,10 +125,10 @@ class Port:
         self._listener.settimeout(_LOOK_S)
         self._welcome = welcome
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._let_in, daemon=True)
+        self._thread = threading.Thread(target=self._accept_connections, daemon=True)
         self._thread.start()
 
-    def _let_in(self) -> None:
+    def _accept_connections(self) -> None:
         """Accept connections until the port is closed."""
         with self._listener:
             while not self._closed.is_set():

@@ -192,7 +192,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         Raises ConfigError, DataError: as `secure_apfed.run`, and for labels that do not fit the
         task, or are of people in another order.
         """
-        y = self._labels_in_order(X, y)
+        y = self._order_labels(X, y)
         X = _convert_frame(X)
         raw, y_N = self._validate_inputs(X, y)
         frame = _name_columns(X, raw)
@@ -232,7 +232,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         """Return the labels as an array. Raises ValueError: of another kind than the task's."""
         raise NotImplementedError
 
-    def _labels_in_order(self, X: Any, y: Any) -> Any:
+    def _order_labels(self, X: Any, y: Any) -> Any:
         """Return y in the order of X. Raises an error if the frames do not identify rows."""
         me = type(self).__name__
         require_dense(X, party=_ACTIVE)

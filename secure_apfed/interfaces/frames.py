@@ -241,7 +241,7 @@ def run_frames(
             raise CheckpointError(f"{place} holds frames of a run already; choose a new folder")
         config = _build_config(
             settings,
-            _names_of_files(frames),
+            _name_files(frames),
             method=method,
             data={
                 "active": active_name,
@@ -266,7 +266,7 @@ def run_frames(
                 config,
                 place,
                 run_result,
-                _labels_by_text(frames[active_name], label),
+                _map_labels_by_text(frames[active_name], label),
                 baselines=baselines,
                 keeps=folder is not None,
             )
@@ -416,7 +416,7 @@ def check_frames(
     return frames
 
 
-def _labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
+def _map_labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
     """Return the labels as in the frame, by the text that names the class in a run."""
     labels = frame[label].dropna().unique().tolist()
     # If texts differ only in surrounding blanks, the one without blanks names the class.
@@ -424,7 +424,7 @@ def _labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
     return dict(sorted(texts, key=lambda pair: pair[0] == pair[1]))
 
 
-def _names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+def _name_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     """Return, by party, the name that `_write_frames` gives its file."""
     return {party: f"party-{place}.parquet" for place, party in enumerate(frames)}
 
@@ -439,7 +439,7 @@ def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
     faults.raise_faults()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private(folder)
-    for party, name in _names_of_files(frames).items():
+    for party, name in _name_files(frames).items():
         frames[party].to_parquet(folder / name, index=False)
 
 

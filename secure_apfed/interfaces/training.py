@@ -401,14 +401,14 @@ def train(
         networks=model,
         classes=classes,
         run=result,
-        attacks=_mount_attacks(config, place, result),
+        attacks=_run_attacks(config, place, result),
         test_rows=data.test_rows,
         black_boxes=tuple(party.name for party in passives if party.gradient is not None),
     )
     return _compare_locally(trained, config, data, fresh) if baselines else trained
 
 
-def _mount_attacks(
+def _run_attacks(
     config: Config, folder: Path | None, result: RunResult
 ) -> "tuple[AttackResult, ...]":
     """Run the configured attacks, and return their results; in a folder write them, too."""

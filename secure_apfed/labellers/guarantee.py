@@ -144,13 +144,13 @@ def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> Ta
     """
     if not 0 < delta < 1:
         raise ConfigError(f"expected 0 < delta < 1, got {delta}")
-    one_vote = _epsilon_after(opening, 0.0, delta)
+    one_vote = _compose_with_opening(opening, 0.0, delta)
     weights = labeller.model.mu
     claimed = labeller.inductive and math.isfinite(weights)
     return TableGuarantee(
         vote=one_vote,
         unlabelled=one_vote if labeller.inductive else math.inf,
-        labelled=_epsilon_after(opening, weights, delta) if claimed else math.inf,
+        labelled=_compose_with_opening(opening, weights, delta) if claimed else math.inf,
         delta=delta,
         pure=isinstance(opening, VoteResponse),
         labeller=labeller.describe_labelling(),
@@ -173,7 +173,7 @@ def calibrate_votes(
     )
 
 
-def _epsilon_after(opening: Opening, weights_mu: float, delta: float) -> float:
+def _compose_with_opening(opening: Opening, weights_mu: float, delta: float) -> float:
     """Return epsilon of weights of that mu, followed by one vote under the opening."""
     if isinstance(opening, VoteResponse):
         # (epsilon, delta) and (epsilon', 0) in sequence.

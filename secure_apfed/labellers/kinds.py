@@ -106,13 +106,13 @@ class LinearLabeller(Labeller):
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
         """Return votes A Y, (U, K)."""
-        return _times_labels(self.compute_matrix(features_UF, labelled_n), labels_n, classes)
+        return _sum_by_class(self.compute_matrix(features_UF, labelled_n), labels_n, classes)
 
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
         """Return votes in which no labelled row counts its own label, (U, K)."""
-        return _times_labels(
+        return _sum_by_class(
             self.compute_matrix_without_own(features_UF, labelled_n), labels_n, classes
         )
 
@@ -133,7 +133,7 @@ class LinearLabeller(Labeller):
         return rows_of_norm_one(matrix_Un)
 
 
-def _times_labels(matrix_Un: Floats, labels_n: Integers, classes: int) -> Floats:
+def _sum_by_class(matrix_Un: Floats, labels_n: Integers, classes: int) -> Floats:
     labels_n = check_labels(labels_n, matrix_Un.shape[1], classes)
     return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
 
@@ -359,7 +359,7 @@ def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
     if rows == 1:
         return np.zeros((1, 0), dtype=np.int64)
     if rows > _EXACT:
-        return _about_nearest(features_UF - features_UF.mean(axis=0), neighbours)
+        return _find_nearest_approximately(features_UF - features_UF.mean(axis=0), neighbours)
     index = NearestNeighbors(
         n_neighbors=min(neighbours, rows - 1),
         algorithm="kd_tree" if features_UF.shape[1] <= _FEW_COLUMNS else "brute",
@@ -368,7 +368,7 @@ def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
     return nearest_UN
 
 
-def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
+def _find_nearest_approximately(features_UF: Floats, neighbours: int) -> Integers:
     """Return the approximate nearest other rows of each row, (U, neighbours).
 
     The search graph is built on one thread, so that results repeat, at a scale that float32 can

@@ -47,7 +47,9 @@ def check_votes(
     Raises:
         PromiseError: names the class, the word and what moved.
     """
-    features_UF, labelled_n, labels_n = _few_of(check_features(features_UF), labelled_n, labels_n)
+    features_UF, labelled_n, labels_n = _sample_rows(
+        check_features(features_UF), labelled_n, labels_n
+    )
 
     def compute_votes(other_UF: Floats) -> Floats:
         vote = labeller.label_without_own if is_judge else labeller.label_rows
@@ -99,7 +101,7 @@ def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> N
         )
 
 
-def _few_of(
+def _sample_rows(
     features_UF: Floats, labelled_n: Integers, labels_n: Integers
 ) -> tuple[Floats, Integers, Integers]:
     """Return some labelled and some other rows, in a fixed order."""

@@ -120,7 +120,7 @@ class CodeStudent(Student):
 
     @property
     def encoder(self) -> CrossView:
-        return _encoder_of(self.networks)
+        return _require_cross_view(self.networks)
 
     def learn_from(self, sum_UD: Floats, *, seed: int) -> None:
         """Train on the passives' sum (U, D), or on own columns only, as validation on labelled rows
@@ -137,7 +137,7 @@ class CodeStudent(Student):
             scores_by_source = {}
             teachers = {}
             for source, of_others_UD in sums_by_source.items():
-                task = self._task_beside(of_others_UD, seed)
+                task = self._make_task_with_sums(of_others_UD, seed)
                 teacher = choose_reader(task)
                 scores_by_source[source] = self._score_held_out(task, teacher, seed)
                 teachers[source] = task, teacher
@@ -156,7 +156,7 @@ class CodeStudent(Student):
     def _rows(self) -> Tensor:
         return self.trainer.features_N[self.rows_U]
 
-    def _task_beside(self, of_others_UD: Tensor, seed: int) -> SoloTask:
+    def _make_task_with_sums(self, of_others_UD: Tensor, seed: int) -> SoloTask:
         """Return its rows and labels as a task, with these numbers as further
         columns of each row.
         """
@@ -216,7 +216,7 @@ class CodeStudent(Student):
     def encode_rows(self, networks: ActiveNetworks) -> Floats:
         """Return phi, own features beside the forecast of the sum, for its rows, (U, D)."""
         with torch.no_grad():
-            phi_UD: Tensor = _encoder_of(networks)(self._rows, self._forecast_UD)
+            phi_UD: Tensor = _require_cross_view(networks)(self._rows, self._forecast_UD)
         return phi_UD.double().cpu().numpy()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -227,7 +227,7 @@ class CodeStudent(Student):
         self._forecast_UD = tensors["forecast"].clone()
 
 
-def _encoder_of(networks: ActiveNetworks) -> CrossView:
+def _require_cross_view(networks: ActiveNetworks) -> CrossView:
     """Return the networks' encoder, which must be a CrossView."""
     encoder = networks.encoder
     assert isinstance(encoder, CrossView)
@@ -308,13 +308,15 @@ class CodePassive(SumHelper):
             self._projection = Projection(
                 math.prod(rows_NF.shape[1:]),
                 *summed.shape,
-                allow_reading_all=_lets_all_be_read(own),
+                allow_reading_all=_allows_reconstruction(own),
             )
         try:
             self._projection.fit(rows_NF)
         except ModelError:
             columns = count_columns(rows_NF)
-            raise _too_many(own.name, summed.shape[0], columns, "common people") from None
+            raise _too_many_numbers_error(
+                own.name, summed.shape[0], columns, "common people"
+            ) from None
         self._projection_ND = self._projection(rows_NF)
         if summed.clip is not None:
             self._projection_ND = clip_rows(self._projection_ND, summed.clip)
@@ -354,9 +356,9 @@ class ApfedCode(SumMethod):
         if own.name == own.active:
             return None
         numbers = own.config.model.representation_size
-        if not _lets_all_be_read(own):
+        if not _allows_reconstruction(own):
             numbers = _limit_numbers(own.config, own.name, count_columns(own.data.table.features))
-        return _row_of(own.config, numbers)
+        return _bound_projection(own.config, numbers)
 
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
         """Return the settings with D reduced to what every passive's columns allow."""
@@ -383,8 +385,10 @@ class ApfedCode(SumMethod):
         numbers = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, offered in offers.items():
             offered_numbers = numbers[name] if config.model.representation == "auto" else requested
-            own.require_terms(name, offered, _row_of(config, min(offered_numbers, requested)))
-        representation = _row_of(config, min(numbers.values()))
+            own.require_terms(
+                name, offered, _bound_projection(config, min(offered_numbers, requested))
+            )
+        representation = _bound_projection(config, min(numbers.values()))
         readable = [name for name in own.passives if config.settings_of(name).allow_reading_all]
         return SessionTerms.from_rows(
             dict.fromkeys(own.passives, representation),
@@ -410,7 +414,7 @@ def _split_into_blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
     return blocks
 
 
-def _row_of(config: RunSettings, numbers: int) -> RepresentationTerms:
+def _bound_projection(config: RunSettings, numbers: int) -> RepresentationTerms:
     """Return the bounds on one projection of so many numbers."""
     return RepresentationTerms(
         shape=(numbers,),
@@ -420,7 +424,7 @@ def _row_of(config: RunSettings, numbers: int) -> RepresentationTerms:
     )
 
 
-def _lets_all_be_read(own: PartyContext) -> bool:
+def _allows_reconstruction(own: PartyContext) -> bool:
     """Return whether this passive accepts any D, so that its columns could be reconstructed.
 
     Raises ConfigError: the run's settings accept it, and the passive's own file does not.
@@ -444,11 +448,11 @@ def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
     requested = config.model.representation_size
     allowed = most_numbers(columns)
     if not allowed or (config.model.representation != "auto" and requested > allowed):
-        raise _too_many(me, requested if allowed else 1, columns, "rows")
+        raise _too_many_numbers_error(me, requested if allowed else 1, columns, "rows")
     return min(requested, allowed)
 
 
-def _too_many(me: str, numbers: int, columns: int, rows: str) -> ConfigError:
+def _too_many_numbers_error(me: str, numbers: int, columns: int, rows: str) -> ConfigError:
     """Return the error for more numbers than half of a passive's distinct columns,
     with remedies.
     """

@@ -226,7 +226,7 @@ class ApcVflActive(StudentActive):
         networks to them.
         """
         released = []
-        for rows_B in self._parts_of(positions_in(self._rows, self.training_rows)):
+        for rows_B in self._split_positions(positions_in(self._rows, self.training_rows)):
             released.append(await self._request_codes(links, steps.next_step, rows_B))
             steps.count_step(None)
         self.student.fit_to_codes(torch.cat(released))
@@ -246,7 +246,7 @@ class ApcVflActive(StudentActive):
         releases.
         """
         scores = []
-        for step, rows_B in enumerate(self._parts_of(positions), start=next_step):
+        for step, rows_B in enumerate(self._split_positions(positions), start=next_step):
             released_BD = await self._request_codes(links, step, rows_B)
             scores.append(
                 self.student.score_jointly(self._rows[rows_B], released_BD).double().cpu()
@@ -254,7 +254,7 @@ class ApcVflActive(StudentActive):
         truth = self.student.labels_N.cpu()[self._rows[positions]]
         return Scored.from_network_outputs(truth, torch.cat(scores))
 
-    def _parts_of(self, positions: Tensor) -> tuple[Tensor, ...]:
+    def _split_positions(self, positions: Tensor) -> tuple[Tensor, ...]:
         return positions.tensor_split(math.ceil(len(positions) / self._contract.batch_size))
 
     async def _request_codes(self, links: Links, step: int, rows_B: Tensor) -> Tensor:
@@ -777,7 +777,7 @@ class VFedTrans(Method):
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         """Return, at every party with a table, its number of features as the shape."""
         own.require_passives()
-        return _row_of(math.prod(own.data.table.shape))
+        return _row_terms(math.prod(own.data.table.shape))
 
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
@@ -788,7 +788,7 @@ class VFedTrans(Method):
         """
         features = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, count in features.items():
-            own.require_terms(name, offers[name], _row_of(count))
+            own.require_terms(name, offers[name], _row_terms(count))
         total = sum(features.values())
         vectors = own.config.model.representation_size
         if total > MOST_FEATURES:
@@ -802,7 +802,7 @@ class VFedTrans(Method):
                 f"all parties together; say {total} or less"
             )
         return SessionTerms.from_rows(
-            dict.fromkeys(own.passives, _row_of(total)),
+            dict.fromkeys(own.passives, _row_terms(total)),
             secure_sum={
                 "scheme": "svd",
                 "masks": "orthogonal",
@@ -830,7 +830,7 @@ class VFedTrans(Method):
                 links.send(message.receiver, Kind.DEALT, BEFORE_TRAINING, message.body)
 
 
-def _row_of(numbers: int) -> RepresentationTerms:
+def _row_terms(numbers: int) -> RepresentationTerms:
     """Return terms for a row of so many float64 numbers without a tight norm bound."""
     return RepresentationTerms(
         shape=(numbers,), dtype="float64", minimum_norm=0.0, maximum_norm=_LARGEST

@@ -85,7 +85,7 @@ class TeacherActive(SummedSplitNnActive):
         sum_end: ActiveSum,
     ) -> None:
         """Build the student, and the key of randomised response between teacher and student."""
-        guarantee += _response_statement(own)
+        guarantee += _describe_response(own)
         super().__init__(own, contract, aligned, trainer, guarantee=guarantee, sum_end=sum_end)
         self.student = Student(own, aligned)
         self._config = own.config
@@ -106,7 +106,10 @@ class TeacherActive(SummedSplitNnActive):
             places = places[~labelled]
         with self.trainer.evaluation_mode():
             answers = [
-                (places_B.numpy(), await self._ask_once(links, steps, self._train_rows[places_B]))
+                (
+                    places_B.numpy(),
+                    await self._request_predictions(links, steps, self._train_rows[places_B]),
+                )
                 for places_B in self.parts_of(places)
             ]
         labels_UK = np.zeros((len(labelled), self.student.classes))
@@ -128,7 +131,9 @@ class TeacherActive(SummedSplitNnActive):
             check_row_wise(self.trainer.head, others_BD, training=False, owner=self.name)
             self._check_due = False
 
-    async def _ask_once(self, links: Links, steps: StepCounter, rows_B: Tensor) -> JointScores:
+    async def _request_predictions(
+        self, links: Links, steps: StepCounter, rows_B: Tensor
+    ) -> JointScores:
         """Return the joint prediction of these rows, as a step of the run."""
         joint = await self.predict_jointly(links, steps.next_step, rows_B)
         steps.count_step(None)
@@ -219,7 +224,7 @@ class TeacherSettings(FormSettings):
         return labeller_for_oneself(name, also=(HEAD,))
 
     @model_validator(mode="after")
-    def _others_move_no_label(self) -> Self:
+    def _check_labeller_of_epsilon(self) -> Self:
         """Refuse an epsilon with a labeller in which one person moves other people's labels."""
         noised = self.epsilon is not None
         if noised and self.labels != HEAD and not LABELLERS[self.labels].inductive:
@@ -265,7 +270,7 @@ class JointTeacher(SummedSplitNn):
         return TeacherSettings.from_run_settings(config).model
 
 
-def _response_statement(own: PartyContext) -> str:
+def _describe_response(own: PartyContext) -> str:
     """Return the guarantee of randomised response between teacher and student; "" without it."""
     epsilon = TeacherSettings.from_run_settings(own.config).epsilon
     if epsilon is None:

@@ -931,13 +931,14 @@ def _make_sequence_view(own: PartyContext, rows: Tensor, classes: int) -> Sequen
     """Return the untrained GRU view of one party's sequences; None: its view is its features."""
     config = own.config
     table = own.data.table
-    model = config.model if own.name == own.active else _passive_model(own)
+    model = config.model if own.name == own.active else _select_passive_model(own)
     if model.network != "gru":
         return None
     settings = VFedMvSettings.from_run_settings(config)
     if len(model.sequences) > 1:
         raise ConfigError(
-            f"{_where_model(own)}.sequences: in method {settings.name} every party has one view, "
+            f"{_locate_model_setting(own)}.sequences: in method {settings.name} every party has "
+            "one view, "
             f"got {len(model.sequences)} for {own.name}; name that of {own.name} alone, and those "
             "of passives in passives.X.model"
         )
@@ -955,13 +956,13 @@ def _make_sequence_view(own: PartyContext, rows: Tensor, classes: int) -> Sequen
             seed=own.secrets.seed,
         )
     except ModelError as error:
-        raise ModelError(f"{own.name}, by {_where_model(own)}: {error}") from error
+        raise ModelError(f"{own.name}, by {_locate_model_setting(own)}: {error}") from error
     return SequenceView(
         recurrent, table.features, rows, rounds=settings.rounds, holds_labels=holds_labels
     )
 
 
-def _passive_model(own: PartyContext) -> ModelSettings:
+def _select_passive_model(own: PartyContext) -> ModelSettings:
     """Return a passive's network settings; without its own, those of the sequences in its view."""
     model = own.config.model_of(own.name)
     laid_out = [view.sequence for view in own.data.views.values() if view.sequence is not None]
@@ -970,7 +971,7 @@ def _passive_model(own: PartyContext) -> ModelSettings:
     return model.model_copy(update={"sequences": tuple(laid_out)})
 
 
-def _where_model(own: PartyContext) -> str:
+def _locate_model_setting(own: PartyContext) -> str:
     return "model" if own.name == own.active else f"passives.{own.name}.model"
 
 

@@ -238,7 +238,7 @@ class Student:
         """
         self._stored_name = baseline.name
         all_U = np.ones(len(self.rows_U), dtype=bool)
-        self._stored = self._model_by(baseline.name, all_U)
+        self._stored = self._fit_named_model(baseline.name, all_U)
 
     def average_with_local_models(self) -> None:
         """Predict from now on with the average of the trained model and the best local models.
@@ -255,7 +255,7 @@ class Student:
         """Return the average of these networks and of local models fitted to the
         rows of this mask.
         """
-        local = self._model_by(_AVERAGED_WITH, is_used_U).encoder
+        local = self._fit_named_model(_AVERAGED_WITH, is_used_U).encoder
         assert isinstance(local, FittedModel)
         features = self.features_UF.shape[1]
         student = copy.deepcopy(student).cpu().double()
@@ -267,7 +267,7 @@ class Student:
         networks = ActiveNetworks(join_scores_to_row(student.encoder, student.head), head)
         return networks.requires_grad_(False).eval()
 
-    def _model_by(self, name: str, is_used_U: NDArray[np.bool_]) -> ActiveNetworks:
+    def _fit_named_model(self, name: str, is_used_U: NDArray[np.bool_]) -> ActiveNetworks:
         """Return the named model fitted to the rows of this mask: a baseline, or trees on the
         targets.
         """
@@ -312,7 +312,7 @@ class Student:
         }
         best = min(errors, key=errors.__getitem__)
         if best != _RIDGE:
-            self._stored_name, self._stored = best, self._model_by(best, has_target_U)
+            self._stored_name, self._stored = best, self._fit_named_model(best, has_target_U)
         return predictions[best]
 
     def _predict_held_out(
@@ -352,7 +352,7 @@ class Student:
             return None
         is_used_U = ~torch.isin(self.rows_U, rows).numpy()
         if self._stored is not None:
-            networks = self._model_by(self._stored_name, is_used_U)
+            networks = self._fit_named_model(self._stored_name, is_used_U)
         else:
             targets_UT = self._targets_NT[self.rows_U].numpy()
             has_target_U = targets_UT.any(axis=1) & is_used_U

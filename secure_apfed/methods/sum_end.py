@@ -415,9 +415,9 @@ class ActiveSum:
         return circle is not None and any(name not in circle for name in self.present)
 
     def _keep_to_circle(self, step: int) -> None:
-        self._let_go(self.contract.keep_to_circle(step, self.present), step)
+        self._drop_silent_passives(self.contract.keep_to_circle(step, self.present), step)
 
-    def _let_go(self, present: Sequence[str], step: int) -> None:
+    def _drop_silent_passives(self, present: Sequence[str], step: int) -> None:
         """Continue with these passives only, and record at which step the others fell silent."""
         if present == self.present:
             return
@@ -439,7 +439,7 @@ class ActiveSum:
         sum_BD = self.open_sum(
             combined, (len(rows_B), numbers), self.make_binding(step, rows_B, payload)
         )
-        self._let_go(present, step)
+        self._drop_silent_passives(present, step)
         self.steps_without_all += bool(self.left)
         return sum_BD
 
@@ -512,7 +512,7 @@ class Aggregator(HelperRole):
             except PartyLeftError as error:
                 if active in error.left:
                     raise
-                self._let_go(error, self.present)
+                self._drop_silent_passives(error, self.present)
                 continue
             if (message.kind is Kind.CONTRIBUTION) is (message.sender == active):
                 raise RemoteProtocolError(
@@ -575,7 +575,7 @@ class Aggregator(HelperRole):
             try:
                 message = await links.receive(missing, kind, step=begun_by.step, least=len(missing))
             except PartyLeftError as error:
-                self._let_go(error, missing)
+                self._drop_silent_passives(error, missing)
                 missing = [name for name in missing if name in self.present]
             except RemoteProtocolError as error:
                 raise RemoteProtocolError(
@@ -586,7 +586,7 @@ class Aggregator(HelperRole):
                 missing.remove(message.sender)
         return {name: bodies[name] for name in self.present}
 
-    def _let_go(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
+    def _drop_silent_passives(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
         """Continue without the passives that left, if the contract allows.
 
         Raises PartyLeftError: it says to stop, or too few passives remain.

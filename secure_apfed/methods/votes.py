@@ -109,7 +109,7 @@ class VoteSettings(MethodSettings):
         return take_labeller(name)
 
     @model_validator(mode="after")
-    def _weights_fit(self) -> Self:
+    def _check_weights_epsilon(self) -> Self:
         """Refuse `weights_epsilon` without the labeller that uses it, and the reverse."""
         if (self.weights_epsilon is None) is (self.labeller == PrivateLogistic.name):
             raise ValueError(
@@ -368,7 +368,7 @@ class VotesMethod(Method):
         if own.name != own.active:
             return None
         own.require_passives()
-        return _row_of_votes(count_classes(own))
+        return _vote_row_terms(count_classes(own))
 
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
@@ -377,7 +377,7 @@ class VotesMethod(Method):
         sum.
         """
         offered = offers[own.active]
-        own.require_terms(own.active, offered, _row_of_votes(*offered.shape[:1]))
+        own.require_terms(own.active, offered, _vote_row_terms(*offered.shape[:1]))
         return SessionTerms.from_rows(
             dict.fromkeys(own.passives, offered),
             secure_sum=self.sum_terms(own, session, *offered.shape),
@@ -394,7 +394,7 @@ def prior_of(config: RunSettings) -> Prior:
     return find_prior(votes.prior, votes.labeller)
 
 
-def _row_of_votes(classes: int) -> RepresentationTerms:
+def _vote_row_terms(classes: int) -> RepresentationTerms:
     """Return the bounds on one row of votes: so many classes, norm at most 1."""
     return RepresentationTerms(
         shape=(classes,), dtype="float32", minimum_norm=0.0, maximum_norm=1.0

@@ -95,7 +95,7 @@ class EncryptedVotesSettings(VoteSettings):
         return math.ceil(_HELD_TWICE * bytes_each * passives)
 
     @model_validator(mode="after")
-    def _cheats_are_found(self) -> Self:
+    def _check_candidates_of_epsilon(self) -> Self:
         """Refuse an epsilon without `candidates`: a cheating active could then read below the
         noise.
         """
@@ -108,7 +108,7 @@ class EncryptedVotesSettings(VoteSettings):
         return self
 
     @model_validator(mode="after")
-    def _labeller_is_linear(self) -> Self:
+    def _check_labeller_is_linear(self) -> Self:
         """Refuse a labeller whose votes are not linear in the labels, since they are encrypted."""
         if not LABELLERS[self.labeller].linear:
             raise ValueError(

@@ -499,7 +499,7 @@ class SequenceEncoder(nn.Module):
         widths = [1 + steps * channels for steps, channels in self.sequences]
         split = features_B.flatten(1).split(widths, dim=1)
         return [
-            _last_states(view, own_BF[:, 0], own_BF[:, 1:].unflatten(1, sequence))
+            _gather_last_states(view, own_BF[:, 0], own_BF[:, 1:].unflatten(1, sequence))
             for view, own_BF, sequence in zip(self.views, split, self.sequences, strict=True)
         ]
 
@@ -507,7 +507,7 @@ class SequenceEncoder(nn.Module):
         return torch.cat(self.encode_views(features_B), dim=1)
 
 
-def _last_states(view: nn.Module, used_B: Tensor, steps_BTC: Tensor) -> Tensor:
+def _gather_last_states(view: nn.Module, used_B: Tensor, steps_BTC: Tensor) -> Tensor:
     """Return the last states of both directions, (B, 2 D).
 
     A sequence without a step in use counts as one step of zeros.

@@ -538,7 +538,7 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
     keeps = fault.why == "lower"
     aside = None
     if not keeps and os.path.lexists(folder / name):
-        aside = _free_place(folder, name)
+        aside = _find_free_name(folder, name)
         (folder / name).rename(aside)
     line = Restarted(
         at=now,
@@ -552,7 +552,7 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
     return Restart(line, aside, watched, peers)
 
 
-def _free_place(folder: Path, name: str) -> Path:
+def _find_free_name(folder: Path, name: str) -> Path:
     """Return a name beside the file that is not in use, to which it can be moved."""
     number = 1
     while os.path.lexists(folder / f"{name}.aside-{number}"):

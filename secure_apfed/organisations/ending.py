@@ -167,7 +167,7 @@ class EndPlan:
 def plan_end(owner: Owner) -> EndPlan:
     """Return the plan of an end; change nothing."""
     deletes = [
-        (path.name, kind.why, _size_of(path))
+        (path.name, kind.why, _measure_size(path))
         for kind in DELETED
         for path in sorted(owner.folder.glob(kind.pattern))
     ]
@@ -181,10 +181,10 @@ def plan_end(owner: Owner) -> EndPlan:
     return EndPlan(owner=owner, deletes=deletes, keeps=keeps, ended_at=ended_at)
 
 
-def _size_of(path: Path) -> int:
+def _measure_size(path: Path) -> int:
     """Return the bytes of a file, or of all files in a folder."""
     if path.is_dir() and not path.is_symlink():
-        return sum(_size_of(inner) for inner in path.iterdir())
+        return sum(_measure_size(inner) for inner in path.iterdir())
     return path.lstat().st_size
 
 
@@ -261,7 +261,7 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     marker = load_ending(owner.folder)
     earlier = () if marker is None or marker.is_complete else marker.deletes
     names = [*dict.fromkeys((*earlier, *(name for name, _, _ in plan.deletes)))]
-    counters, are_as_noted = _counters_of(owner)
+    counters, are_as_noted = _compare_counters(owner)
     if earlier and marker is not None and marker.counters_are_as_noted is not None:
         are_as_noted = marker.counters_are_as_noted  # as found before anything was deleted
     _write_marker(owner, names, now, is_complete=False, counters_are_as_noted=are_as_noted)
@@ -290,7 +290,7 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     return EndPlan(owner=owner, deletes=plan.deletes, keeps=plan.keeps, ended_at=now)
 
 
-def _counters_of(owner: Owner) -> tuple[CounterFiles, bool]:
+def _compare_counters(owner: Owner) -> tuple[CounterFiles, bool]:
     """Return the counters, and whether they are as the audit log records them."""
     try:
         return open_counters(owner.folder, owner.party), True

@@ -85,7 +85,7 @@ class Site:
         try:
             self._run_party(site, partial(self._open_links, peers))
         except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
-            failure = _for_all(error)
+            failure = _shareable_error(error)
             _LOGGER.error("%s: %s", site, failure)
             self._announce_end(peers, failure)
             return failure
@@ -158,7 +158,7 @@ class Site:
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def stopped(self, failure: str) -> None:
         """Note that the calling site's party has ended; see `Calls.note_stop`."""
-        reason = _one_line(failure)
+        reason = _shorten_to_line(failure)
         with self._lock:
             self._stopped[collab.caller] = reason
             calls = self._calls
@@ -207,7 +207,7 @@ class Site:
             except RunAborted as error:
                 raise ConnectionAbortedError("NVFlare ended the job") from error
             except CollabCallError as error:
-                reason = _one_line(error.cause)
+                reason = _shorten_to_line(error.cause)
                 raise ConnectionError(f"a call to {peer} failed: {reason}") from error
 
         calls = self._replace_calls(Calls(me, send_frame))
@@ -255,7 +255,7 @@ class Server:
         ended: dict[str, str] = {}
 
         def note_end(call: Any, failure: str) -> str:
-            ended[call.target_name.partition(".")[0]] = _one_line(failure)
+            ended[call.target_name.partition(".")[0]] = _shorten_to_line(failure)
             return ""
 
         sites = collab.clients
@@ -302,7 +302,7 @@ def _party_file(site: str) -> Path:
     return Path(path.replace("{site}", check_name(site)))
 
 
-def _for_all(error: Exception) -> str:
+def _shareable_error(error: Exception) -> str:
     """Return an error in words for all sites: who left, or only its type.
 
     The text of other errors may contain private data, and goes into the party's own log.
@@ -312,7 +312,7 @@ def _for_all(error: Exception) -> str:
     return f"{type(error).__name__}: {failure}"
 
 
-def _one_line(text: object) -> str:
+def _shorten_to_line(text: object) -> str:
     """Return another site's untrusted text as one short line."""
     return plain_text(str(text).encode("utf-8", "replace"))
 

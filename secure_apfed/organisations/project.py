@@ -201,7 +201,7 @@ class Proposal(Document):
         return config
 
     @model_validator(mode="after")
-    def _has_others(self) -> Self:
+    def _check_method_has_passives(self) -> Self:
         """Refuse a method without passives, for which there is nothing to agree on."""
         method = self.build_config().method.name
         if not METHODS[method].settings.has_passives:
@@ -313,7 +313,7 @@ class SignedFile(Settings):
             content = kind.model_validate_json(json.dumps(self.document), strict=True)
         except (ValueError, ConfigError, LocalProtocolError) as error:
             raise RemoteProtocolError(
-                f"{source}: {_wrong_document(error, expected_kind)}"
+                f"{source}: {_describe_document_fault(error, expected_kind)}"
             ) from None
         return content
 
@@ -435,10 +435,10 @@ def _drop_pems(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key not in _NOT_LOOKED_AT}
 
 
-def _wrong_document(error: Exception, expected_kind: str) -> str:
+def _describe_document_fault(error: Exception, expected_kind: str) -> str:
     """Return the fault of a document in a sentence."""
     if isinstance(error, ValidationError | ConfigError):
-        return f"is no {expected_kind}: {_first_of(error)}"
+        return f"is no {expected_kind}: {_describe_first_error(error)}"
     return str(error)
 
 
@@ -491,7 +491,7 @@ def propose_project(
             **fields,
         )
     except ValidationError as error:
-        raise ConfigError(f"this cannot be proposed: {_first_of(error)}") from None
+        raise ConfigError(f"this cannot be proposed: {_describe_first_error(error)}") from None
     own_settings = config.model_dump(mode="json", exclude_unset=True)
     if config.data.dataset == TABLES:  # so that paths hold from anywhere
         own_settings["data"]["folder"] = str((config.data.folder or Path()).expanduser().absolute())
@@ -543,7 +543,7 @@ def answer_proposal(
     _prepare_folder(folder, party)
     config = proposal.build_config(table, party)
     if settings:
-        config = _set_own(config, party, settings)
+        config = _set_party_settings(config, party, settings)
     own_settings = config.model_dump(mode="json", exclude_unset=True)
     _write_answer(
         signed, own_settings, party, folder, certificates=certificates, columns=columns, show=show
@@ -551,7 +551,7 @@ def answer_proposal(
     return proposal
 
 
-def _set_own(config: Config, party: str, settings: Sequence[str]) -> Config:
+def _set_party_settings(config: Config, party: str, settings: Sequence[str]) -> Config:
     """Return the configuration with these settings of the party's own table."""
     if party not in (config.data.parties or {}):
         raise ConfigError(f"{party} takes part without a table of its own; leave --set out")
@@ -677,7 +677,9 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
             certificates=certificates,
         )
     except ValidationError as error:
-        raise RemoteProtocolError(f"this cannot be sealed: {_first_of(error)}") from None
+        raise RemoteProtocolError(
+            f"this cannot be sealed: {_describe_first_error(error)}"
+        ) from None
     write_atomically(folder / AUTHORITY_KEY, authority.key, private=True)
     SignedFile.from_document(identity, sealed).write_file(folder / SEALED)
     return accept_project(folder / SEALED, proposal.party, folder)
@@ -777,7 +779,7 @@ def listens_at(address: str) -> str:
     return address if is_loopback(host) else spell_address(("0.0.0.0", port))  # noqa: S104
 
 
-def _first_of(error: ValidationError | ConfigError) -> str:
+def _describe_first_error(error: ValidationError | ConfigError) -> str:
     """Return the first fault of an error, with the key where it stands."""
     if isinstance(error, ConfigError):
         return str(error)

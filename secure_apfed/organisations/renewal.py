@@ -152,7 +152,7 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
     if is_own:
         next_certificate = file.folder / _NEXT_CERTIFICATE
         pem = renewed.certificate.encode()
-        key = _key_of(pem, file.folder / _NEXT_KEY, tls.key)
+        key = _find_key_file(pem, file.folder / _NEXT_KEY, tls.key)
         write_atomically(next_certificate, pem)
         try:
             Credentials.from_files(tls.ca, next_certificate, key, name=file.party)
@@ -167,7 +167,7 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
     return renewed
 
 
-def _key_of(certificate: bytes, next_key: Path, in_use: Path) -> Path:
+def _find_key_file(certificate: bytes, next_key: Path, in_use: Path) -> Path:
     """Return the file of the key that fits a certificate: the new key, or the one in use."""
     public = load_pem_x509_certificate(certificate).public_key()
     if next_key.exists():

@@ -75,7 +75,7 @@ def find_readers(
 
     reading: list[Reader] = []
     others: list[Reader] = []
-    for path in _party_files([revoked.absolute().parent, *beside]):
+    for path in _iter_party_files([revoked.absolute().parent, *beside]):
         try:
             file = PartyFile.from_file(path)
         except (ApfedError, OSError):
@@ -90,7 +90,7 @@ def find_readers(
     return reading, others
 
 
-def _party_files(folders: Sequence[Path]) -> Iterator[Path]:
+def _iter_party_files(folders: Sequence[Path]) -> Iterator[Path]:
     """Yield parties' files in these folders and their direct subfolders, each once."""
     yielded: set[Path] = set()
     for folder in folders:
@@ -129,10 +129,10 @@ def _revokes_anything(path: Path) -> bool:
 
 def find_revoked_names(file: "PartyFile", revoked: frozenset[str]) -> list[str]:
     """Return the names of peers whose identity or certificate is revoked."""
-    return [name for name, marks in _marks_of(file).items() if marks & revoked]
+    return [name for name, marks in _list_revocable_entries(file).items() if marks & revoked]
 
 
-def _marks_of(file: "PartyFile") -> dict[str, frozenset[str]]:
+def _list_revocable_entries(file: "PartyFile") -> dict[str, frozenset[str]]:
     """Return the entries that may revoke each peer: its identity, and its sealed certificate."""
     marks = {name: {peer.identity.lower()} for name, peer in file.peers.items()}
     sealed = file.folder / _SEALED
@@ -169,7 +169,9 @@ class RevocationWatch:
         self._me = file.party
         self._path = file.tls.revoked if file.tls is not None else None
         self._list = RevokedList(self._path)
-        self._marks: Mapping[str, frozenset[str]] = _marks_of(file) if self._path else {}
+        self._marks: Mapping[str, frozenset[str]] = (
+            _list_revocable_entries(file) if self._path else {}
+        )
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
         """Refuse to send to a revoked peer. Raises PartyLeftError."""
@@ -267,10 +269,10 @@ class SessionFiles:
         if file.tls is not None:
             paths += [file.tls.ca, file.tls.certificate, file.tls.key]
             paths += [file.tls.revoked] if file.tls.revoked is not None else []
-        return {path: _stamp_of(path) for path in paths}
+        return {path: _read_stamp(path) for path in paths}
 
 
-def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+def _read_stamp(path: Path) -> tuple[int, int, int] | None:
     """Return modification time, size and inode of a file; None: it is missing."""
     try:
         status = path.stat()

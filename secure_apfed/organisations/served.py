@@ -84,7 +84,7 @@ _ALONE = "alone"
 _REFUSED_S = 10.0  # how long an active waits for a refused peer: others retry every second
 
 
-def _run_of(folder: PartyFolder) -> str:
+def _read_run_name(folder: PartyFolder) -> str:
     """Return the run's name in the folder. Raises CheckpointError: it has no contract."""
     try:
         document = load_json(folder.contract, dict[str, Any])["document"]
@@ -236,7 +236,7 @@ class _ServeMeter:
             return
         self.promise = promise_of_party(config, "passive", ())
         if self.promise.state == NOTHING_SENT:  # yet: noise is agreed
-            budget = _budget_of(config, file.serve)
+            budget = _compute_budget(config, file.serve)
             reason = ""
             if budget is None:
                 reason = "no budget ends the answers about one person; give serve.epsilon"
@@ -272,7 +272,7 @@ class _JointParty:
         if file.party == file.active or file.party in file.passives:
             card, tensors = load_joint_network(folder, file.party)
         file = file.model_copy(update={"peers": peers})
-        return cls(file, config, method, folder, _run_of(folder), card, tensors)
+        return cls(file, config, method, folder, _read_run_name(folder), card, tensors)
 
     @contextmanager
     def open_links(
@@ -350,7 +350,7 @@ def serve_party(
             party = replace(party, file=party.file.model_copy(update={"serve": limits}))
             try:
                 with ExitStack() as stack:
-                    meet_checked = _meet_while(meet, session_files.require_same)
+                    meet_checked = _require_while_meeting(meet, session_files.require_same)
                     context, links, transport = stack.enter_context(
                         party.open_links(data, meet_checked, status)
                     )
@@ -372,7 +372,7 @@ def serve_party(
             served += 1
 
 
-def _meet_while(meet: Connect, require: Missed) -> Connect:
+def _require_while_meeting(meet: Connect, require: Missed) -> Connect:
     """Return a function that connects as `meet` does, and calls `require` while it waits."""
 
     def meet_and_check(
@@ -425,11 +425,11 @@ def _open_book(party: _JointParty, *, people: int) -> AnswerBook:
     """Open the party's book of answers, with its limits and budget."""
     path = party.folder.path / ANSWER_BOOK
     limits = party.file.serve
-    budget = _budget_of(party.config, limits)
+    budget = _compute_budget(party.config, limits)
     return AnswerBook(path, party.file.party, limits, people=people, budget=budget, run=party.run)
 
 
-def _budget_of(config: Config, limits: ServeSettings) -> float | None:
+def _compute_budget(config: Config, limits: ServeSettings) -> float | None:
     """Return the epsilon that all answers about one person may cost; None: no noise is agreed, or
     no limit.
     """
@@ -450,7 +450,7 @@ def _load_served_table(party: _JointParty, card: JointNetworkCard) -> OwnData:
                 "read otherwise; name the table of who may be asked about as serve.table"
             )
         return data
-    columns = _id_columns(config, file.party)
+    columns = _find_id_columns(config, file.party)
     blocks = load_blocks(file.serve.table, card.encoding, id_columns=columns)
     features_NF = torch.cat([features for _, features in blocks])
     ids = [
@@ -462,7 +462,7 @@ def _load_served_table(party: _JointParty, card: JointNetworkCard) -> OwnData:
     return OwnData(table=table)
 
 
-def _id_columns(config: Config, party: str) -> tuple[str, ...]:
+def _find_id_columns(config: Config, party: str) -> tuple[str, ...]:
     """Return the ID columns of a party's table. Raises ConfigError: the data are a built-in set."""
     if config.data.parties is None:
         raise ConfigError(
@@ -535,7 +535,9 @@ def predict_jointly(
     asking = _JointPrediction(party, party.card, _iterate_blocks(party, party.card, data), write)
     with party.folder.lock_exclusively(), status:
         try:
-            meet_checked = _meet_while(meet, _Refusals(party.file.party).require_bearable)
+            meet_checked = _require_while_meeting(
+                meet, _Refusals(party.file.party).require_bearable
+            )
             with party.open_links(_make_dummy_data(party.card), meet_checked, status) as (
                 context,
                 links,
@@ -628,7 +630,7 @@ def _iterate_blocks(
 ) -> Iterator[_Block]:
     """Yield IDs, encoded IDs and features of a file's rows in blocks."""
     party = joint_party.file.party
-    columns = _id_columns(joint_party.config, joint_party.file.party)
+    columns = _find_id_columns(joint_party.config, joint_party.file.party)
     pieces = encode_pieces(
         party, IdFile(party, data, columns), id_rules(joint_party.config.alignment)
     )

@@ -183,7 +183,7 @@ def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
     )
     if config.method.averages:
         row_count = rows * STEPS + _TEST_ROWS
-    width = max(map(_count_widths, _models_in(config)))
+    width = max(map(_count_widths, _iter_models(config)))
     sizes = {
         name: shape.rows * _ID_BYTES
         + (shape.features + (shape.classes or 0) + width)
@@ -230,7 +230,7 @@ def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, pass
     )
 
 
-def _models_in(settings: Settings) -> Iterator[ModelSettings]:
+def _iter_models(settings: Settings) -> Iterator[ModelSettings]:
     """Yield every network's settings within these settings, at any depth."""
     if isinstance(settings, ModelSettings):
         yield settings
@@ -240,7 +240,7 @@ def _models_in(settings: Settings) -> Iterator[ModelSettings]:
         parts = value.values() if isinstance(value, Mapping) else (value,)
         for part in parts:
             if isinstance(part, Settings):
-                yield from _models_in(part)
+                yield from _iter_models(part)
 
 
 def _count_widths(model: ModelSettings) -> int:
@@ -259,7 +259,7 @@ def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
     Raises DataError: they would take more than `_MOST_NETWORK_BYTES`; names the sizes to change.
     """
     parameters = config.method.count_further_parameters(max(1, len(features) - 1))
-    for model in _models_in(config):
+    for model in _iter_models(config):
         first = (*model.hidden, model.representation_size)[0]
         if model.network in ("random_features", "cross_view"):
             first = model.random_features
@@ -369,7 +369,7 @@ def forecast(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the forecast itself lists unsafe choices
-        settled = _settle_numbers(config, data, shapes)
+        settled = _apply_agreed_numbers(config, data, shapes)
         rehearsed_labels = _count_rehearsed_labels(
             config, labelled=labelled_rows, classes=len(data.classes), passives=len(data.passives)
         )
@@ -399,7 +399,7 @@ def forecast(
     }
     fixed = _count_fixed_bytes(config, data)
     links = tuple(_scale_links(rehearsal, data, *scales, labels=longer_labels, fixed=fixed))
-    intersections = _intersection_costs(config, data)
+    intersections = _measure_intersection_costs(config, data)
     aligned_by = _TWINS.get(config.alignment.backend, config.alignment.backend)
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
     test_scale = len(data.test_rows) / len(rehearsal.data.test_rows)
@@ -461,7 +461,7 @@ def _is_counted(config: Config, data: VerticalData) -> bool:
     return 0 < config.method.linear_numbers(config, len(data.classes)) < math.inf
 
 
-def _settle_numbers(
+def _apply_agreed_numbers(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Config:
     """Return the settings with the numbers that these passives would agree to.
@@ -591,10 +591,10 @@ def _find_warnings(
             yield f"the sum is {kind.name}: the aggregator reads every {addend}"
         if passives == 1:
             yield f"with one passive the sum is its {addend}: the active reads it"
-    yield from _memory_warning(config, links)
+    yield from _warn_of_memory(config, links)
 
 
-def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
+def _warn_of_memory(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     """Warn if the disk is too small for the transcript."""
     happens = config.method.happens
     # The same representations go to every passive, and are stored once.
@@ -654,7 +654,7 @@ def _rehearse(
     quiet = config.model_copy(update=changes)
     rows = batch * steps
     labelled = min(rows, labelled) if config.method.asks_once else rows
-    data = _random_data(like, rows, aligned, labelled=labelled)
+    data = _make_random_data(like, rows, aligned, labelled=labelled)
     # A black box is not asked about made-up people.
     code = {name: OwnCode(gradient=_contribute_zeros) for name in _list_black_boxes(config, like)}
     with threads_for(config.model, batch, [table.shape for table in data.tables]):
@@ -739,7 +739,9 @@ class _RehearsalLoop:
         self.evaluation_seconds = time.perf_counter() - began
 
 
-def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: int) -> VerticalData:
+def _make_random_data(
+    like: VerticalData, train: int, aligned: float, *, labelled: int
+) -> VerticalData:
     """Return random tables shaped like the real ones, with this share of aligned rows."""
     rows = train + min(_TEST_ROWS, max(_FEWEST, len(like.test_rows)))
     # Aligned rows are spread evenly, since a run's batches mix them too.
@@ -758,9 +760,12 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
 
     return replace(
         like,
-        table=_random_table(like, like.active, [f"all {row}" for row in range(rows)], generator),
+        table=_make_random_table(
+            like, like.active, [f"all {row}" for row in range(rows)], generator
+        ),
         passives=tuple(
-            _random_table(like, table, make_ids(table.name), generator) for table in like.passives
+            _make_random_table(like, table, make_ids(table.name), generator)
+            for table in like.passives
         ),
         train_rows=torch.arange(train),
         test_rows=torch.arange(train, rows),
@@ -768,7 +773,7 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
     )
 
 
-def _random_table(
+def _make_random_table(
     data: VerticalData, like: PartyTable, ids: Sequence[str], generator: torch.Generator
 ) -> PartyTable:
     """Return a random table shaped like the real one, with these IDs and labels of all classes."""
@@ -803,7 +808,7 @@ class IntersectionCost:
     pairwise: bool
 
 
-def _intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
+def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
     """Run every protocol with one ID and with at most 2,000 a party, and extrapolate to all."""
     if not config.method.aligns:
         return ()
@@ -816,8 +821,8 @@ def _intersection_costs(config: Config, data: VerticalData) -> tuple[Intersectio
     for name, backend in SET_INTERSECTIONS.items():
         if name in _TWINS:
             continue
-        fixed_bytes, fixed_seconds = _play_intersection(config, data, name, single)
-        bytes_by_route, seconds = _play_intersection(config, data, name, ids)
+        fixed_bytes, fixed_seconds = _run_intersection(config, data, name, single)
+        bytes_by_route, seconds = _run_intersection(config, data, name, ids)
         fixed = fixed_bytes.total()
         costs.append(
             IntersectionCost(
@@ -836,7 +841,7 @@ def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, in
     """Return the bytes that the alignment sends from whom to whom whatever the number of IDs."""
     if not config.method.aligns:
         return {}
-    return _play_intersection(config, data, config.alignment.backend, _sample_ids(config, data, 1))[
+    return _run_intersection(config, data, config.alignment.backend, _sample_ids(config, data, 1))[
         0
     ]
 
@@ -849,7 +854,7 @@ def _sample_ids(config: Config, data: VerticalData, count: int) -> dict[str, lis
     }
 
 
-def _play_intersection(
+def _run_intersection(
     config: Config, data: VerticalData, name: str, ids: Mapping[str, list[bytes]]
 ) -> tuple[Counter[_Route], float]:
     """Run one protocol in this process; return the bytes by sender and receiver, and seconds."""

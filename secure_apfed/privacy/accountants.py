@@ -274,7 +274,7 @@ def _compute_pld_epsilon(noise: float, releases: int, delta: float) -> float:
     It is an upper bound to 0.2 % or so, coarser where epsilon is near the interval.
     """
     library = _import_library("dp_accounting")
-    points = _pld_grid(noise, releases)
+    points = _count_pld_grid_points(noise, releases)
     if points > MAX_GRID_POINTS:
         raise NoFigureError(f"its grid would take {points:.2g} points (bound {MAX_GRID_POINTS:,})")
     # Under its own replace-one relation it would double the sensitivity, which the noise
@@ -285,7 +285,7 @@ def _compute_pld_epsilon(noise: float, releases: int, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def _pld_grid(noise: float, releases: int) -> float:
+def _count_pld_grid_points(noise: float, releases: int) -> float:
     """Return the number of grid points that dp-accounting would use.
 
     The privacy loss of a Gaussian release is Gaussian, of mean mu^2 / 2 and deviation mu, and the

@@ -166,7 +166,7 @@ class PrivateGradient:
         self._owner = owner
         self._private = private
         model = nn.ModuleDict(dict(modules))
-        _refuse_what_mixes_examples(owner, model)
+        _require_no_mixing_layers(owner, model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._layers = list(model.modules())
         # Late, as in privacy/accountants.py: Opacus takes seconds to load.
@@ -226,7 +226,7 @@ def _get_grad_samples(parameter: nn.Parameter) -> Tensor | None:
     return samples
 
 
-def _refuse_what_mixes_examples(owner: str, model: nn.Module) -> None:
+def _require_no_mixing_layers(owner: str, model: nn.Module) -> None:
     """Check every layer with Opacus' validators.
 
     Opacus itself skips layers without parameters, and a batch normalisation without parameters

@@ -163,7 +163,7 @@ class _Log:
                 except (ValueError, OverflowError, TypeError, KeyError, zlib.error) as error:
                     raise self._make_altered_error(number) from error
                 visit(release)
-            first_line = _LINE if lines else self._chain_line(header)[0]
+            first_line = _LINE if lines else self._make_chained_line(header)[0]
             if not (
                 first_line.encode().startswith(unfinished)
                 or (lines and unfinished.startswith(_LINE.encode()))
@@ -179,7 +179,7 @@ class _Log:
 
     def append(self, fields: Mapping[str, Any]) -> None:
         """Write one line to the operating system, whole or not at all."""
-        line, chain = self._chain_line(fields)
+        line, chain = self._make_chained_line(fields)
         content = f"{line}\n".encode()
         with FileIO(open_regular(self.path, create=False), "r+") as file:
             if (size := file.seek(0, os.SEEK_END)) != self._size:
@@ -201,7 +201,7 @@ class _Log:
         with FileIO(open_regular(self.path, create=False), "r+") as file:
             os.fsync(file.fileno())
 
-    def _chain_line(self, fields: Mapping[str, Any]) -> tuple[str, bytes]:
+    def _make_chained_line(self, fields: Mapping[str, Any]) -> tuple[str, bytes]:
         """Return the line of these fields, and the running hash that includes it."""
         content = self._chain + _json(fields).encode()
         chain = hashlib.blake2b(content, digest_size=_CHAIN_BYTES).digest()
@@ -216,7 +216,7 @@ class _Log:
             claimed = bytes.fromhex(fields.pop("chain"))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self._make_altered_error(number) from error
-        chain = self._chain_line(fields)[1]
+        chain = self._make_chained_line(fields)[1]
         if claimed != chain:
             raise self._make_altered_error(number)
         self._chain = chain

@@ -255,7 +255,7 @@ def check_row_wise(
     moved = find_moved_row(call_copy, x.detach())
     if moved is None:
         return
-    layer = _first_mixing_layer(module, x.detach(), training)
+    layer = _find_first_mixing_layer(module, x.detach(), training)
     mode = {True: " in training mode", False: " in evaluation mode", None: ""}[training]
     raise PromiseError(
         f"{owner}{': ' if owner else ''}{_name_of(module)} mixes the rows of a batch{mode}: "
@@ -278,7 +278,7 @@ def _copy_module(module: Callable[..., Any], training: bool | None) -> Callable[
     return copied
 
 
-def _first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bool | None) -> str:
+def _find_first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bool | None) -> str:
     """Return in words the first layer that mixes rows which reach it unmixed; "" for none."""
     if not isinstance(module, nn.Module):
         return ""
@@ -427,7 +427,7 @@ def check_graph(h_BD: Tensor) -> bool:
     order = _sort_nodes(h_BD.grad_fn)
     if order is None or any(node.name().startswith(_COMPILED) for node in order):
         return False
-    operation = _find_normaliser(order) or _mixing_operation(h_BD, order)
+    operation = _find_normaliser(order) or _find_mixing_operation(h_BD, order)
     if operation is not None:
         raise PromiseError(
             f"these representations come from a network that mixes the rows of a batch "
@@ -474,7 +474,7 @@ def _find_normaliser(order: list[Any]) -> str | None:
     return None
 
 
-def _reads_data(order: list[Any]) -> set[Any]:
+def _find_data_nodes(order: list[Any]) -> set[Any]:
     """Return the nodes below which data enters: a result without gradient, not a parameter."""
     reading: set[Any] = set()
     for node in reversed(order):
@@ -485,10 +485,10 @@ def _reads_data(order: list[Any]) -> set[Any]:
     return reading
 
 
-def _mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
+def _find_mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
     """Return the operation that carries a weight of some rows to others; None: there is none."""
     rows = len(h_BD)
-    data_nodes = _reads_data(order)
+    data_nodes = _find_data_nodes(order)
     generator = torch.Generator().manual_seed(_SEED)
     weighted_B = torch.randperm(rows, generator=generator, device="cpu") < (rows + 1) // 2
     weights_BD = torch.randn(h_BD.shape, generator=generator, dtype=torch.float64, device="cpu")
@@ -587,11 +587,11 @@ def check_guard(guard: Any) -> None:
             "finite sensitivity, and one that does not returns NoPrivacy()"
         )
     for direction_D in _make_directions():
-        pair = _pair_of(guard)
+        pair = _make_twin_guards(guard)
         distance, noise, error = (
-            _measure_by_chance(_copy_of(guard), direction_D, mechanism.mu)
+            _measure_from_samples(_copy_guard(guard), direction_D, mechanism.mu)
             if pair is None
-            else _measure_in_pairs(*pair, _copy_of(guard), direction_D)
+            else _measure_in_pairs(*pair, _copy_guard(guard), direction_D)
         )
         reach = distance / noise if noise > 0 else math.inf
         if reach - error > mechanism.mu or (pair and distance > _compute_allowance(guard)):
@@ -601,8 +601,8 @@ def check_guard(guard: Any) -> None:
                 f"of deviation {noise:.4g}: mu {reach:.4g}. Clip rows to half of the sensitivity, "
                 "or state the noise that there is"
             )
-    _check_others(guard, name)
-    _check_repeats(_copy_of(guard), name)
+    _require_others_unmoved(guard, name)
+    _check_repeats(_copy_guard(guard), name)
 
 
 def _compute_allowance(guard: Any) -> float:
@@ -610,7 +610,7 @@ def _compute_allowance(guard: Any) -> float:
     return allowed
 
 
-def _copy_of(guard: Any) -> Any:
+def _copy_guard(guard: Any) -> Any:
     """Return the same guard with a fresh key."""
     twin = guard.twin(fresh_key(), repeatable=False)
     if twin is not None:
@@ -624,7 +624,7 @@ def _copy_of(guard: Any) -> Any:
         ) from error
 
 
-def _pair_of(guard: Any) -> tuple[Any, Any] | None:
+def _make_twin_guards(guard: Any) -> tuple[Any, Any] | None:
     """Return two twins with the same noise at the same step; None: the guard has no such twins."""
     first, second, probe = (guard.twin(_KEY, repeatable=True) for _ in range(3))
     if first is None or second is None or probe is None:
@@ -665,7 +665,7 @@ def _measure_in_pairs(
     return distance, noise, (distance / noise * relative if noise > 0 else 0.0)
 
 
-def _measure_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
+def _measure_from_samples(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
     """Return the same as `_measure_in_pairs` from samples, for a guard without repeatable noise."""
     half = min(_MOST, max(_FEWEST, math.ceil((_NUMBERS / mu) ** 2)))
     signs_B1 = torch.ones(2 * half, 1, dtype=torch.float64)
@@ -680,14 +680,14 @@ def _measure_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[floa
     return distance, noise, _SURE * math.sqrt(2 / half + reach**2 / (4 * half))
 
 
-def _check_others(guard: Any, name: str) -> None:
+def _require_others_unmoved(guard: Any, name: str) -> None:
     """Raise PromiseError if replacing one row moves the others' releases."""
     rows = torch.arange(_FEWEST)
     usual_BD = torch.ones(_FEWEST, _NUMBERS, dtype=torch.float64) / math.sqrt(_NUMBERS)
     extreme_BD = usual_BD.clone()
     extreme_BD[0] = -_EXTREME * usual_BD[0]
-    pair = _pair_of(guard)
-    first, second = pair or (_copy_of(guard), _copy_of(guard))
+    pair = _make_twin_guards(guard)
+    first, second = pair or (_copy_guard(guard), _copy_guard(guard))
     before_B = first.release(usual_BD, step=1, rows=rows).double()[1:].sum(1)
     after_B = second.release(extreme_BD, step=1, rows=rows).double()[1:].sum(1)
     noise = math.sqrt((float(before_B.var()) + float(after_B.var())) / 2)

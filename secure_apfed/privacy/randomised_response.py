@@ -139,7 +139,9 @@ def _is_below(words: NDArray[np.uint64], probability: NDArray[np.float64]) -> ND
     return words < np.array(bounds, dtype=np.uint64).reshape(probability.shape)
 
 
-def _one_of(choice: NDArray[np.uint64], count: NDArray[np.int64] | int) -> NDArray[np.int64]:
+def _pick_uniformly(
+    choice: NDArray[np.uint64], count: NDArray[np.int64] | int
+) -> NDArray[np.int64]:
     """Return an index below `count` for each word, uniform to within count / 2^64."""
     return (choice % np.asarray(count).astype(np.uint64)).astype(np.int64)
 
@@ -213,7 +215,7 @@ class LabelResponse(LabelMechanism):
         facts = f"{float(self.epsilon)!r} {self.classes}"
         chance, choice = _draw_chances(key, facts, labels.astype("<i8"), count=len(labels))
         replaced = _is_below(chance, np.full(len(labels), self.replace_probability))
-        moved = (labels + 1 + _one_of(choice, self.classes - 1)) % self.classes
+        moved = (labels + 1 + _pick_uniformly(choice, self.classes - 1)) % self.classes
         return torch.from_numpy(np.where(replaced, moved, labels)).to(labels_N.device)
 
 
@@ -283,9 +285,9 @@ class MultiStageResponse(LabelMechanism):
         contents = (labels.astype("<i8"), prior.astype("<f8"))
         chance, choice = _draw_chances(key, facts, *contents, count=len(labels))
         replaced = _is_below(chance, (width - 1) / (math.exp(self.epsilon) + width - 1))
-        moved = (rank + 1 + _one_of(choice, np.maximum(width - 1, 1))) % width
+        moved = (rank + 1 + _pick_uniformly(choice, np.maximum(width - 1, 1))) % width
         inside = np.where(replaced, moved, rank)
-        answered = np.where(rank < width, inside, _one_of(choice, width))
+        answered = np.where(rank < width, inside, _pick_uniformly(choice, width))
         answers = order_NK[np.arange(len(labels)), answered]
         return torch.from_numpy(answers).to(labels_N.device)
 
@@ -374,7 +376,7 @@ class VoteResponse:
             raise LocalProtocolError("votes under randomised response are unit vectors or zeros")
         own_key = derive_key(key, b"vote response", about)
         _, choice_U = _draw_chances(own_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK))
-        any_U = _one_of(choice_U, self.classes)
+        any_U = _pick_uniformly(choice_U, self.classes)
         # Randomised response maps a uniform class to a uniform class.
         asked_U = torch.from_numpy(np.where(silent_U, any_U, votes_UK.argmax(axis=1)))
         answers: Integers = self._response.randomise_labels(asked_U, key=own_key).numpy()

@@ -173,7 +173,7 @@ class _LayerAccount(_Charged):
             own_line = np.concatenate([[self._unprotected], self._count_own_releases()])
             lines = {self._id: own_line, **self._others}
             heads = [
-                np.concatenate([np.frombuffer(name, np.int64), [self._mechanism_word]])
+                np.concatenate([np.frombuffer(name, np.int64), [self._describe_mechanism]])
                 for name in lines
             ]
             return torch.from_numpy(np.column_stack([np.array(heads), np.array([*lines.values()])]))
@@ -216,7 +216,7 @@ class _LayerAccount(_Charged):
                 "converted with the weights: load the state as state_dict() gave it"
             )
         lines: NDArray[np.int64] = state.numpy(force=True)
-        if (lines[:, 2] != self._mechanism_word).any():
+        if (lines[:, 2] != self._describe_mechanism).any():
             raise CheckpointError(
                 "PrivateRelease: the state counts releases under another noise than sigma "
                 f"{self.guard.sigma:.4g} at clip {self.guard.clip:g}; make the layer with the "
@@ -232,7 +232,7 @@ class _LayerAccount(_Charged):
         return counts
 
     @property
-    def _mechanism_word(self) -> int:
+    def _describe_mechanism(self) -> int:
         multiplier = np.float64(self.guard.mechanism().noise_multiplier)
         return int(multiplier.view(np.int64))
 
@@ -570,7 +570,7 @@ class PrivateContributions(_Charged):
         """
         self._require_own_process()
         count = self._count_rows(shape)
-        charged = self._people_of(count, len(shape), rows, people)
+        charged = self._list_charged_people(count, len(shape), rows, people)
         return self._source.draw_integers(
             tuple(shape), self.noise, step=self._charge_rows(charged), digest=b""
         )
@@ -594,7 +594,7 @@ class PrivateContributions(_Charged):
             )
         return count
 
-    def _people_of(self, count: int, rank: int, rows: object, people: object) -> Tensor:
+    def _list_charged_people(self, count: int, rank: int, rows: object, people: object) -> Tensor:
         """Return the people whom a contribution of `count` rows is charged to, repeated by their
         cost.
         """

@@ -377,7 +377,7 @@ class AuditLog:
         Raises CheckpointError, OSError: the line cannot be written; nothing may be sent then.
         """
         self._note_counters(saved=False)
-        epsilon = self._epsilon_of(envelope.payload)
+        epsilon = self._spent_epsilon(envelope.payload)
         figure = None if epsilon is None else self._meter.promise.figure
         fields = {**_describe_envelope(envelope), "epsilon": epsilon, "figure": figure}
         self._write_frame(Frame, frame, event="sent", peer=envelope.receiver, **fields)
@@ -453,7 +453,7 @@ class AuditLog:
         if self._counters:
             self._counters.write_witness(self._chain.lines, self._chain.head.hex())
 
-    def _epsilon_of(self, payload: bytes) -> float | Literal["inf"] | None:
+    def _spent_epsilon(self, payload: bytes) -> float | Literal["inf"] | None:
         """Return the epsilon of all releases so far if this payload is a release, else None.
 
         A release is the first payload after a charge, or the same payload to other receivers.

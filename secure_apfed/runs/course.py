@@ -125,7 +125,7 @@ def evaluate_scores(
     calibration: Calibration | None = None,
 ) -> ModelEvaluation:
     """Evaluate the active's test predictions; test rows train nothing."""
-    config = _config_of(session)
+    config = _complete_config(session)
     trained = _score_training_rows(session, labels) if final else None
     threshold = _pick_threshold(session, labels, trained, calibrated=calibration is not None)
     headline = session.headline
@@ -175,7 +175,7 @@ def find_unpredicted_classes(
     absent = np.setdiff1d(labelled_classes, tested.class_predictions)
     threshold = None
     is_binary = tested.classes == len(labelled_classes) == 2
-    if is_binary and trained is not None and _config_of(session).dp_sgd is None:
+    if is_binary and trained is not None and _complete_config(session).dp_sgd is None:
         threshold = best_threshold(trained, "balanced_accuracy")
     return {labels.held.classes[place]: threshold for place in absent.tolist()}
 
@@ -186,7 +186,7 @@ def _pick_threshold(
     """Return the configured threshold; None without one, or before the end if it is chosen from
     rows.
     """
-    setting = _config_of(session).threshold
+    setting = _complete_config(session).threshold
     if setting is None or isinstance(setting, float):
         return setting
     if trained is None:
@@ -241,7 +241,7 @@ def _score_training_rows(
     return score_rows(session.entered.own.task, predict, scored_rows, labels_N)
 
 
-def _config_of(session: Session) -> Config:
+def _complete_config(session: Session) -> Config:
     """Return the complete configuration of a session's run."""
     config = session.entered.own.config
     assert isinstance(config, Config)
@@ -547,7 +547,7 @@ class TrainingLoop:
                 "the intersection holds too few training rows"
             )
         self.session = session
-        self._config = _config_of(session)
+        self._config = _complete_config(session)
         self._labels = labels
         if self._config.threshold is not None:
             _require_two_classes(labels)
@@ -664,7 +664,7 @@ class TrainingLoop:
         """True if the validation loss has not fallen for `train.patience` epochs."""
         patience = self._config.train.patience
         losses = self._held_out
-        return patience is not None and len(losses) - 1 - _first_least(losses) >= patience
+        return patience is not None and len(losses) - 1 - _find_first_minimum(losses) >= patience
 
     async def note_held_out_loss(self) -> None:
         """Record the validation loss; with `train.keep_best` remember or restore
@@ -687,7 +687,7 @@ class TrainingLoop:
         networks = learner.get_solo_networks()
         if not self._config.train.keep_best or networks is None:
             return
-        if _first_least(self._held_out) == len(self._held_out) - 1:
+        if _find_first_minimum(self._held_out) == len(self._held_out) - 1:
             self._best = {name: tensor.clone() for name, tensor in networks.state_dict().items()}
         if self.is_last(self._epoch):
             networks.load_state_dict(self._best)
@@ -707,10 +707,10 @@ class TrainingLoop:
         batches = split_batches(self.session.learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
         self._epoch_losses = EpochLosses()
-        self._loss = 0.0 if self._tells_loss else None
+        self._loss = 0.0 if self._may_show_loss else None
         for rows_B in batches:
             yield self._step, rows_B
-        if self._tells_loss:
+        if self._may_show_loss:
             self._loss = self._epoch_losses.read_mean()
 
     def count_step(self, loss: StepLoss | None) -> None:
@@ -721,14 +721,14 @@ class TrainingLoop:
         self._step += 1
         if loss is None:
             self._steps += 1
-        elif self._tells_loss:
+        elif self._may_show_loss:
             self._epoch_losses.add(loss)
             if self._epoch_losses.is_due:
                 self._loss = self._epoch_losses.read_mean()
         self._report_progress(self._epoch + 1)
 
     @property
-    def _tells_loss(self) -> bool:
+    def _may_show_loss(self) -> bool:
         """True if there is a task loss, and no privacy promise forbids to show it."""
         return self._config.dp_sgd is None and not self._config.train.meets_labels_after
 
@@ -817,7 +817,7 @@ class TrainingLoop:
     def _build_metrics(self, *, evaluated: bool) -> dict[str, Any]:
         """Return one line of metrics.jsonl: losses, scores, privacy cost, bytes and seconds."""
         privacy = self.compute_privacy()
-        passive = self._worst_passive
+        passive = self._find_worst_account
         promises = self._list_promises()
         return {
             "epoch": self._epoch,
@@ -834,7 +834,9 @@ class TrainingLoop:
             "delta": privacy.delta,
             "releases": privacy.releases,
             # The figures of the passive with the weakest promise; null without noise of passives.
-            "epsilon_passives": _epsilon_of(promises, self._config.method.passives_figure),
+            "epsilon_passives": _find_largest_epsilon(
+                promises, self._config.method.passives_figure
+            ),
             "delta_passives": passive["delta"] if passive else None,
             "releases_passives": passive["releases"] if passive else None,
             "promises": {promise.format_title(): promise.text for promise in promises},
@@ -847,7 +849,7 @@ class TrainingLoop:
         return promises_of(self._config, self.compute_privacy(), contributions=accounts)
 
     @property
-    def _worst_passive(self) -> Mapping[str, Any] | None:
+    def _find_worst_account(self) -> Mapping[str, Any] | None:
         """The account of the passive with the highest epsilon for votes or contributions."""
         accounts = self.session.passive_accounts.values()
         return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
@@ -872,7 +874,9 @@ class TrainingLoop:
         reported yet.
         """
         method = self._config.method
-        is_awaited = method.find_noise(self._config) is not None and self._worst_passive is None
+        is_awaited = (
+            method.find_noise(self._config) is not None and self._find_worst_account is None
+        )
         if method.figure == method.passives_figure and is_awaited:
             return None
         return worst_promise(self._list_promises(), method.figure)
@@ -904,13 +908,13 @@ class TrainingLoop:
         return spent_in(self.session, self._labels.mechanism, delta=self._config.delta)
 
 
-def _epsilon_of(promises: Sequence[Promise], figure: str) -> float | None:
+def _find_largest_epsilon(promises: Sequence[Promise], figure: str) -> float | None:
     """Return the largest epsilon among promises of this figure; None: there is none."""
     if all(promise.figure != figure for promise in promises):
         return None
     return worst_promise(promises, figure).epsilon
 
 
-def _first_least(values: Sequence[float]) -> int:
+def _find_first_minimum(values: Sequence[float]) -> int:
     """Return the index of the first minimum; -1 for an empty sequence."""
     return values.index(min(values)) if values else -1

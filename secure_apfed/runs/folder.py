@@ -222,7 +222,7 @@ class RunFolder:
     def load_config(self) -> Config:
         """Read the run's settings. Raises ConfigError: names the version that wrote them."""
         try:
-            return _config_of(load_text(self.config), str(self.config))
+            return _parse_cached_config(load_text(self.config), str(self.config))
         except ConfigError as error:
             origin = describe_origin(self.config)
             if not origin:
@@ -294,7 +294,7 @@ class RunFolder:
     def list_logs(self) -> tuple[Path, ...]:
         """Return the logs in all parties' folders below this one, or in this party's folder."""
         below = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
-        return tuple(log for folder in (self.path, *below) for log in _logs_in(folder))
+        return tuple(log for folder in (self.path, *below) for log in _list_logs(folder))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append one JSON line to the metrics, and sync it before a checkpoint that counts it."""
@@ -396,7 +396,7 @@ class PartyFolder(RunFolder):
         """Raise CheckpointError if a log here counts releases, which a new run would forget."""
         from secure_apfed.privacy.ledger import holds_releases
 
-        for log in _logs_in(self.path):
+        for log in _list_logs(self.path):
             if log.is_file() and not log.is_symlink() and holds_releases(log):
                 raise _make_counts_error(log)
 
@@ -411,7 +411,7 @@ class PartyFolder(RunFolder):
                 "already"
             )
         self.require_no_releases()
-        for log in _logs_in(self.path):
+        for log in _list_logs(self.path):
             if log.name in counting:
                 raise _make_counts_error(log)
             try:
@@ -438,7 +438,7 @@ def can_resume(path: Path, config: Config) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _config_of(text: str, source: str) -> Config:
+def _parse_cached_config(text: str, source: str) -> Config:
     """Parse a configuration, cached: attacks, report and table read it again, which takes 20 ms
     each.
     """
@@ -464,7 +464,7 @@ def _require_inner_name(name: str) -> str:
     return name
 
 
-def _logs_in(folder: Path) -> tuple[Path, ...]:
+def _list_logs(folder: Path) -> tuple[Path, ...]:
     return tuple(log for kind in _LOGS for log in sorted(folder.glob(kind)))
 
 

@@ -204,7 +204,7 @@ class PartyCheckpointStore:
         end = PartyEnd(
             party=self._name,
             contract=contract.digest.hex(),
-            model_sha256=_model_digest(role.tensors()),
+            model_sha256=_hash_model(role.tensors()),
             privacy=Privacy.from_spent(privacy) if privacy else None,
             contributions=Contributions.model_validate(noisy.summarise_cost()) if noisy else None,
         )
@@ -323,7 +323,7 @@ def config_digest(config: Config) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _model_digest(tensors: Mapping[str, Tensor]) -> str:
+def _hash_model(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 (hex) of a role's parameters.
 
     Tensors by alignment position are excluded, since each run has another order.

@@ -169,7 +169,7 @@ def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> An
     return helper.make_model(graph_proto, opset_imports=opsets)
 
 
-def _one_of(holds: Callable[[str], object]) -> str:
+def _make_character_class(holds: Callable[[str], object]) -> str:
     """Return a character class of RE2 with the characters for which `holds` is true."""
     codes = [code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
     matching = [code for code in codes if holds(chr(code))]
@@ -183,7 +183,7 @@ def _one_of(holds: Callable[[str], object]) -> str:
 @functools.cache
 def _build_blank_pattern() -> str:
     """Return a pattern of the characters that `str.strip` removes."""
-    return _one_of(str.isspace)
+    return _make_character_class(str.isspace)
 
 
 @functools.cache
@@ -198,7 +198,7 @@ def _build_non_nfc_pattern() -> str:
     composed |= set(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))  # Hangul
     return (
         "(?s).*"
-        + _one_of(
+        + _make_character_class(
             lambda character: (
                 character in composed or not unicodedata.is_normalized("NFC", character)
             )

@@ -420,11 +420,11 @@ def load_recording(
         alignment=alignment,
         transcript=transcript,
         model=model,
-        encoders=_encoders_in(folder, config, data, encoders),
+        encoders=_load_encoders(folder, config, data, encoders),
     )
 
 
-def _encoders_in(
+def _load_encoders(
     folder: RunFolder, config: Config, data: VerticalData, own: Mapping[str, ModuleSource]
 ) -> Mapping[str, nn.Module]:
     """Return the passives' trained networks; empty if none are stored. No real party has them all.

@@ -217,7 +217,7 @@ _Write = Callable[[pd.DataFrame], None]
 
 
 @contextmanager
-def _csv_rows(path: Path) -> Iterator[_Write]:
+def _open_csv_writer(path: Path) -> Iterator[_Write]:
     """Yield a function that appends frames to a CSV file, with a header before the first."""
     with path.open("w", encoding="utf-8", newline="") as file:
 
@@ -228,7 +228,7 @@ def _csv_rows(path: Path) -> Iterator[_Write]:
 
 
 @contextmanager
-def _json_rows(path: Path) -> Iterator[_Write]:
+def _open_json_writer(path: Path) -> Iterator[_Write]:
     """Yield a function that appends frames to one JSON list of objects."""
     with path.open("w", encoding="utf-8", newline="") as file:
 
@@ -244,7 +244,7 @@ def _json_rows(path: Path) -> Iterator[_Write]:
 
 
 @contextmanager
-def _parquet_rows(path: Path) -> Iterator[_Write]:
+def _open_parquet_writer(path: Path) -> Iterator[_Write]:
     """Yield a function that appends frames to a Parquet file."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
@@ -261,7 +261,7 @@ def _parquet_rows(path: Path) -> Iterator[_Write]:
         yield write_frame
 
 
-_KINDS = {".csv": _csv_rows, ".parquet": _parquet_rows, ".json": _json_rows}
+_KINDS = {".csv": _open_csv_writer, ".parquet": _open_parquet_writer, ".json": _open_json_writer}
 
 
 @contextmanager

@@ -103,10 +103,10 @@ def check_leaving_out(config: Config, passives: Sequence[str]) -> None:
             "`secure-apfed run CONFIG --seeds 5` measures"
         )
     for passive in passives:
-        _check_others(config, passive, [name for name in passives if name != passive])
+        _require_trainable(config, passive, [name for name in passives if name != passive])
 
 
-def _check_others(config: Config, left_out: str, others: Sequence[str]) -> None:
+def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> None:
     """Raise ConfigError if these passives could not train without the omitted one."""
     method = config.method
     helping = [name for name in others if config.settings_of(name).weight > 0]
@@ -204,7 +204,7 @@ def measure_worth(
     worths = []
     for done, table in enumerate(data.passives):
         on_done(done, len(data.passives))
-        worths.append(_measure_one(config, data, table.name, result, variant))
+        worths.append(_measure_without(config, data, table.name, result, variant))
     on_done(len(data.passives), len(data.passives))
     return WhoHelped(
         measure=result.measure,
@@ -216,7 +216,7 @@ def measure_worth(
     )
 
 
-def _measure_one(
+def _measure_without(
     config: Config, data: VerticalData, passive: str, result: RunResult, variant: str
 ) -> PassiveWorth:
     """Train without one passive; return the loss of the measure, with its interval."""

@@ -105,7 +105,7 @@ class AlignmentSettings(Settings):
         return tuple(rule for rule in ID_RULES if rule in rules)
 
     @model_validator(mode="after")
-    def _fit_together(self) -> "AlignmentSettings":
+    def _check_combination(self) -> "AlignmentSettings":
         """Refuse hidden overlaps without a dealer, contradicting row limits, and
         half of a history.
         """

@@ -134,7 +134,7 @@ class Database(Settings):
 
     @field_validator("query")
     @classmethod
-    def _reads_in_order(cls, query: str) -> str:
+    def _check_query(cls, query: str) -> str:
         """Refuse a query that is not one ordered SELECT, or that could write."""
         plain = _QUOTED.sub(" ", query).strip().rstrip("; \n").lower()
         writes = next(iter(re.findall(_WRITES, plain)), "").upper()
@@ -210,7 +210,7 @@ class PartySettings(Settings):
         return rows if rows == OWN_ROWS or CODE_NAME.fullmatch(rows) else None
 
     @model_validator(mode="after")
-    def _reads_rows_as_they_are(self) -> Self:
+    def _check_rows_settings(self) -> Self:
         """Refuse settings of columns for rows that are taken unchanged, and note code to import."""
         if self.rows is None:
             return self
@@ -225,14 +225,14 @@ class PartySettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _has_one_table(self) -> Self:
+    def _check_one_source(self) -> Self:
         """Refuse a table given both as a file and as a database query."""
         if self.file is not None and self.database is not None:
             raise ValueError("give the table as file or as database, one of the two")
         return self
 
     @model_validator(mode="after")
-    def _lists_part_columns(self) -> Self:
+    def _check_column_lists(self) -> Self:
         """Refuse a column listed as numeric and as categorical."""
         ignored = set(self.ignore)
         listed_twice = [
@@ -392,7 +392,9 @@ class DataSettings(Settings):
 
     @field_validator("classes")
     @classmethod
-    def _classes_differ(cls, names: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+    def _check_class_names(
+        cls, names: tuple[str, ...] | str | None
+    ) -> tuple[str, ...] | str | None:
         """Return class names without outer blanks. Raises ValueError: one is named twice."""
         if not isinstance(names, tuple):
             return names
@@ -401,7 +403,7 @@ class DataSettings(Settings):
         return tuple(map(str.strip, names))
 
     @model_validator(mode="after")
-    def _positive_is_one_of_two(self) -> Self:
+    def _check_positive_class(self) -> Self:
         """Refuse a positive class unless it is one of two classes."""
         if self.positive is None:
             return self
@@ -417,7 +419,7 @@ class DataSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _are_cut_in_one_way(self) -> Self:
+    def _check_division(self) -> Self:
         """Refuse settings that contradict each other on how people are divided."""
         if self.rows is not None and self.rows_per_class is not None:
             raise ValueError("give rows or rows_per_class, not both")

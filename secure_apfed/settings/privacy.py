@@ -85,7 +85,7 @@ class GuardSettings(Settings):
         return code
 
     @model_validator(mode="after")
-    def _one_strength(self) -> Self:
+    def _check_one_strength(self) -> Self:
         """Refuse noise for no guard, and other than exactly one of sigma and
         epsilon for a guard.
         """
@@ -125,7 +125,7 @@ class DpSgdSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _one_strength(self) -> Self:
+    def _check_one_strength(self) -> Self:
         """Refuse other than exactly one of noise_multiplier and epsilon."""
         if (self.noise_multiplier is None) == (self.epsilon is None):
             count_text = "neither" if self.epsilon is None else "both"
@@ -158,7 +158,7 @@ class LabelSettings(Settings):
     ] = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
 
     @model_validator(mode="after")
-    def _one_strength(self) -> Self:
+    def _check_one_strength(self) -> Self:
         """Refuse an epsilon without a mechanism, and a mechanism without one."""
         if (self.mechanism == "none") != (self.epsilon is None):
             raise ValueError(

@@ -214,12 +214,12 @@ def find_keys(settings: Settings, default: Any = None, prefix: str = "") -> Iter
             if isinstance(default, type(settings))
             else _find_default(declared)
         )
-        mark = _mark_of(declared)
+        mark = _get_protection_mark(declared)
         if mark is not None:
             yield _make_key(path, settings, default, value, usual, mark)
         elif isinstance(value, Settings):
             yield from find_keys(value, usual, f"{path}.")
-        elif not _settings_in(declared.annotation):
+        elif not _find_settings_classes(declared.annotation):
             yield Key(path=path, value=value, default=usual, mark=None)
         elif isinstance(value, Mapping | tuple):
             parts = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -234,8 +234,8 @@ def find_key_types(
     for name, declared in kind.model_fields.items():
         if _is_of_each_party(name, declared):
             continue
-        mark = _mark_of(declared)
-        inner = _settings_in(declared.annotation)
+        mark = _get_protection_mark(declared)
+        inner = _find_settings_classes(declared.annotation)
         if mark is not None or not inner:
             yield f"{prefix}{name}", mark
             continue
@@ -249,7 +249,7 @@ def list_keys(kind: type[Settings], prefix: str = "") -> Iterator[str]:
     for name, declared in kind.model_fields.items():
         yield f"{prefix}{name}"
         is_collection = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
-        for part in _settings_in(declared.annotation):
+        for part in _find_settings_classes(declared.annotation):
             yield from list_keys(part, f"{prefix}{name}.{'*.' if is_collection else ''}")
 
 
@@ -278,7 +278,7 @@ def require_limits(
     wrong = list[str]()
     for side, limits in (("minima", minima), ("maxima", maxima)):
         for pattern, limit in limits.items():
-            mark = _mark_to_limit(pattern, side, limit, known, file)
+            mark = _find_limited_mark(pattern, side, limit, known, file)
             matches = [key for key in keys if _is_match(pattern, key.path)]
             values = [(key.path, key.value) for key in matches] or [(pattern, None)]
             wrong += [
@@ -298,7 +298,7 @@ def require_limits(
 _AT = {"minima": " at least", "maxima": " at most"}
 
 
-def _mark_to_limit(
+def _find_limited_mark(
     pattern: str, side: str, limit: Limit, known_marks: Mapping[str, Any], file: str
 ) -> Protection:
     """Return the mark of the key that a limit names. Raises ConfigError: it cannot
@@ -360,7 +360,7 @@ def _is_of_each_party(name: str, declared: FieldInfo) -> bool:
     return EACH_ALONE in declared.metadata and name not in _SHARED_ALL_THE_SAME
 
 
-def _mark_of(declared: FieldInfo) -> Any:
+def _get_protection_mark(declared: FieldInfo) -> Any:
     """Return the protection mark in a field's metadata; constants protect nobody."""
     marks = (Protection, Unprotective, FollowsFrom)
     constant = (
@@ -377,12 +377,12 @@ def _strip_annotations(annotation: Any) -> Any:
     return annotation
 
 
-def _settings_in(annotation: Any) -> list[type[Settings]]:
+def _find_settings_classes(annotation: Any) -> list[type[Settings]]:
     """Return the settings classes that a value of this type is or contains."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     parts: Sequence[Any] = get_args(_strip_annotations(annotation))
-    return [kind for part in parts for kind in _settings_in(part)]
+    return [kind for part in parts for kind in _find_settings_classes(part)]
 
 
 def _format_value(value: Any) -> str:

@@ -91,7 +91,7 @@ class ThresholdChoice(Settings):
     rate: _Share | None = None
 
     @model_validator(mode="after")
-    def _is_one(self) -> Self:
+    def _check_one_term(self) -> Self:
         """Refuse other than exactly one of cost and rate."""
         if (self.cost is None) is (self.rate is None):
             raise ValueError("say one of cost and rate, as threshold: {cost: 10}")
@@ -187,7 +187,7 @@ class RunSettings(Settings, ABC):
 
     @field_validator("attacks", mode="before")
     @classmethod
-    def _a_name_is_a_choice(cls, attacks: Any) -> Any:
+    def _normalise_attacks(cls, attacks: Any) -> Any:
         """Return attacks as a tuple of mappings; a single name becomes one."""
         listed = [attacks] if isinstance(attacks, str) else attacks
         if not isinstance(listed, list | tuple):

@@ -64,7 +64,7 @@ _SUMS = (
 )
 
 
-def _spell_sum(settings: "SumSettings") -> str:
+def _sum_name(settings: "SumSettings") -> str:
     """Return the name of a sum in the table of sums."""
     masks = "" if settings.masks == "none" else f" + {settings.masks} masks"
     return f"{settings.scheme}{masks}"
@@ -74,7 +74,7 @@ def _adds_to_sums(settings: "PassiveSettings") -> bool:
     return settings.weight > 0
 
 
-def _name_network(settings: "ModelSettings") -> str:
+def _comparable_network_name(settings: "ModelSettings") -> str:
     """Return the network for comparisons of protection: all own code counts the same."""
     return "own" if CODE_NAME.fullmatch(settings.network) else settings.network
 
@@ -126,7 +126,7 @@ class ModelSettings(Settings):
             ("auto", "conv_mnist", "conv_cifar", "mlp", "selu", "gru"),
             "linear",
             ("random_features", "cross_view", "enriched", "identity", "own"),
-            read=_name_network,
+            read=_comparable_network_name,
         ),
     ] = "auto"
     hidden: Annotated[tuple[Width, ...], Field(max_length=64), NOBODY] = (64,)
@@ -181,7 +181,7 @@ class ModelSettings(Settings):
     @property
     def is_own(self) -> bool:
         """True if the network is a party's own code."""
-        return _name_network(self) == "own"
+        return _comparable_network_name(self) == "own"
 
     @property
     def least_parameters(self) -> int:
@@ -386,7 +386,7 @@ class TrainSettings(Settings):
         return device
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_combination(self) -> Self:
         """Refuse a warm-up longer than the schedule, and keep_best without patience."""
         if self.schedule_steps is not None and self.warmup_steps >= self.schedule_steps:
             raise ValueError(
@@ -468,7 +468,7 @@ class NoiseSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _one_strength(self) -> Self:
+    def _check_one_strength(self) -> Self:
         """Refuse other than exactly one of sigma and epsilon."""
         if (self.sigma is None) == (self.epsilon is None):
             raise ValueError("noise needs exactly one of sigma and epsilon")
@@ -500,7 +500,7 @@ class SumSettings(Settings):
             PASSIVES,
             "fewer parties read single contributions together, or one alone",
             *_SUMS,
-            read=_spell_sum,
+            read=_sum_name,
         ),
     ] = Field("ckks", max_length=32)
     masks: Annotated[str, NOBODY] = Field("none", max_length=32)
@@ -575,7 +575,7 @@ class RuleSettings(Settings):
     ] = Field(0, ge=0, le=10_000)
 
     @model_validator(mode="after")
-    def _waiting_has_an_end(self) -> Self:
+    def _check_waiting_ends(self) -> Self:
         """Refuse to wait for silent passives without a time limit and restarts."""
         if self.silent_passive == "wait" and (self.patience_s is None or not self.restarts):
             raise ValueError(

@@ -116,11 +116,11 @@ def best_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float
     """Return the C with the largest likelihood of held-out labels; 1 if none can be held out."""
     rows = np.asarray(scaled_nF, np.float64)
     labels = np.asarray(labels_n, np.int64)
-    return _best_strength(rows.tobytes(), labels.tobytes(), seed)
+    return _choose_strength(rows.tobytes(), labels.tobytes(), seed)
 
 
 @lru_cache(maxsize=4)
-def _best_strength(rows: bytes, labels: bytes, seed: int) -> float:
+def _choose_strength(rows: bytes, labels: bytes, seed: int) -> float:
     """Choose the strength of a regression; cached, since several baselines need the same."""
     labels_n = np.frombuffer(labels, dtype=np.int64)
     scaled_nF = np.frombuffer(rows, dtype=np.float64).reshape(len(labels_n), -1)
@@ -336,7 +336,7 @@ def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) ->
     weights = np.split(all_weights_TC, len(targets))
     biases = np.split(all_biases_T, len(targets))
     return [
-        _regression_on_cosines(scale, cosines, weights_KC, bias_K)
+        _make_cosine_regression(scale, cosines, weights_KC, bias_K)
         for weights_KC, bias_K in zip(weights, biases, strict=True)
     ]
 
@@ -379,7 +379,7 @@ def fit_best_ridge(
     return weights_TC, mean_T - weights_TC @ mean_C
 
 
-def _regression_on_cosines(
+def _make_cosine_regression(
     scale: Any, cosines: Any, weights_KC: FloatArray, bias_K: FloatArray
 ) -> Predictor:
     """Return the predictor of a regression on standardised rows and their random cosines."""
@@ -443,7 +443,9 @@ class _SpreadLabels(Baseline):
         once.
         """
         largest_task = max(tasks, key=lambda task: len(task.labels))
-        return (self._fit_to_spread(task, _spread_once(task, largest_task)) for task in tasks)
+        return (
+            self._fit_to_spread(task, _cache_spread_labels(task, largest_task)) for task in tasks
+        )
 
     @abstractmethod
     def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
@@ -496,7 +498,7 @@ class SpreadingStudent(_SpreadLabels):
         return fit_ridge(task, reached, labels_NK[reached])
 
 
-def _spread_once(task: SoloTask, largest_task: SoloTask) -> FloatArray:
+def _cache_spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
     """Return the spread labels (N, K) of a task, computed or from the store of fits."""
     return score_once("spread", task, lambda: _spread_labels(task, largest_task))
 

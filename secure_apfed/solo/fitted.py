@@ -561,7 +561,7 @@ def modules_in(
     head: nn.Module
     represented = remove_prefix("encoder.represented", tensors)
     if any(name.startswith(f"{STUDENT_HEAD}.") for name in represented):
-        encoder = _network_beside(represented, fresh)
+        encoder = _load_cross_view_networks(represented, fresh)
         head = nn.Module()  # a fitted model, which is read below
     elif represented:
         within, head = fresh(add_prefix("encoder", represented))
@@ -572,7 +572,7 @@ def modules_in(
     return encoder, head if fitted is None else fitted.as_head()
 
 
-def _network_beside(
+def _load_cross_view_networks(
     represented: Mapping[str, Tensor],
     fresh: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> nn.Module:

@@ -353,7 +353,7 @@ def fit_once(baseline: Baseline, task: SoloTask) -> Predictor:
     fitted = _PREDICTORS.get()
     if fitted is None:
         return baseline.fit(task)
-    name = f"{fit_name(baseline, task)}-{_about_run(task, baseline.of_run)}"
+    name = f"{fit_name(baseline, task)}-{_hash_run_settings(task, baseline.of_run)}"
     name += f"-{_digest_task(task, labels=True)}"
     if name not in fitted:
         fitted[name] = baseline.fit(task)
@@ -398,13 +398,13 @@ def score_once(
     store = _STORE.get()
     if store is None:
         return score()
-    about = _about_run(task, of_run)
+    about = _hash_run_settings(task, of_run)
     make = lambda: save({"scores": torch.from_numpy(score())})  # noqa: E731
     scores = load(store(f"{name}-{about}-{_digest_task(task, labels)}", make))["scores"]
     return np.asarray(scores.numpy())
 
 
-def _about_run(task: SoloTask, of_run: bool) -> str:
+def _hash_run_settings(task: SoloTask, of_run: bool) -> str:
     """Return a digest of the settings of the run's own network if `of_run`, else ""."""
     settings = task.model.model_dump_json() + task.train.model_dump_json() if of_run else ""
     return hashlib.sha256(settings.encode()).hexdigest()[:16]

@@ -75,7 +75,7 @@ class Network(Baseline):
         Raises ModelError: the loss is not finite at the run's rate, or the network cannot take
         rows.
         """
-        attempt = _attempt_that_learns(task)
+        attempt = _train_until_learning(task)
         attempt.finish_training()
         network = attempt.network.eval()
 
@@ -87,7 +87,7 @@ class Network(Baseline):
         return Predictor(score_rows, lambda: network)
 
 
-def _attempt_that_learns(task: SoloTask) -> "_Attempt":
+def _train_until_learning(task: SoloTask) -> "_Attempt":
     """Return the first training whose loss falls soon, trying higher rates.
 
     If none does, the last one with a finite loss.
@@ -196,7 +196,7 @@ class Autoencoder(Baseline):
         encoder = fit_network_once(
             self.name,
             task,
-            fresh=lambda: _fresh_coder(scaled_NF.shape[1]),
+            fresh=lambda: _make_coder(scaled_NF.shape[1]),
             fit=lambda draws: _pretrain_encoder(torch.from_numpy(scaled_NF).float(), draws),
             labels=False,
         )
@@ -221,7 +221,7 @@ class Autoencoder(Baseline):
         return Predictor(score_rows, build_network)
 
 
-def _fresh_coder(features: int) -> nn.Module:
+def _make_coder(features: int) -> nn.Module:
     """Return an untrained encoder of so many features."""
     return nn.Sequential(
         nn.Linear(features, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, _CODE), nn.ReLU()
@@ -232,7 +232,7 @@ def _pretrain_encoder(x_NF: Tensor, draws: Draws) -> nn.Module:
     """Return the encoder of a denoising autoencoder trained on these rows."""
     features = x_NF.shape[1]
     with draws:
-        encoder = _fresh_coder(features)
+        encoder = _make_coder(features)
         decoder = nn.Sequential(
             nn.Linear(_CODE, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, features)
         )
@@ -363,9 +363,9 @@ class _ParallelNetworks(nn.Module):
     def forward(self, x_GBF: Tensor) -> Tensor:
         """Apply copy g to rows g, for all copies at once."""
         first, middle, last = zip(self.weights, self.biases, strict=True)
-        hidden_GBW = _one_by_one(x_GBF, *first).relu()
+        hidden_GBW = _apply_layers_singly(x_GBF, *first).relu()
         hidden_GBW = torch.baddbmm(middle[1][:, None], hidden_GBW, middle[0].mT).relu()
-        return _one_by_one(hidden_GBW, *last)
+        return _apply_layers_singly(hidden_GBW, *last)
 
     @torch.no_grad()
     def split_networks(self, network: nn.Sequential) -> list[nn.Module]:
@@ -381,7 +381,7 @@ class _ParallelNetworks(nn.Module):
         return networks
 
 
-def _one_by_one(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
+def _apply_layers_singly(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
     """Apply the copies' layers one by one.
 
     A batched product of such narrow matrices would round gradients differently.

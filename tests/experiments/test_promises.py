@@ -243,7 +243,7 @@ def surfaces_of_party(config: Config, role: str, session: Any) -> dict[str, Any]
     board = Board(lambda: (keeper.build_status(),))
     status = keeper.build_status()
     return {
-        f"status line of {role}": shown._line_of(status),
+        f"status line of {role}": shown._format_status_line(status),
         f"status of {role}": json.loads(to_json(status.model_dump(mode="python"))),
         f"metrics of {role}": [
             {"figure": figure, "epsilon": float(value)}

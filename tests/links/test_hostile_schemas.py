@@ -25,7 +25,7 @@ from apfed_protocols.errors import ApfedError, RemoteProtocolError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.cli import execute
 from secure_apfed.console import terminal
-from secure_apfed.console.progress import Board, _line_of, _Lines
+from secure_apfed.console.progress import Board, _format_status_line, _Lines
 from secure_apfed.exchange import Kind
 from secure_apfed.exchange.certificates import make_authority, require_caller
 from secure_apfed.exchange.codec import TensorSpec, pack_tensors, unpack_tensors
@@ -379,7 +379,7 @@ def test_why_a_peer_refuses_is_shown_in_a_status_line_as_escapes(
         epsilon=None,
         promise="nothing is sent",
     )
-    terminal.show_line(_line_of(status))
+    terminal.show_line(_format_status_line(status))
     terminal.print_json(status.model_dump(mode="json"))
     shown = capsys.readouterr()
     is_shown_safely(shown.out + shown.err)

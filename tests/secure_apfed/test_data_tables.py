@@ -425,8 +425,8 @@ def test_plain_files_are_read_at_once_as_pandas_reads_them(
         return list(frame.columns), list(map(str, frame.dtypes)), cells, frame.attrs
 
     at_once = read()
-    monkeypatch.setattr(frames, "_plain_csv", lambda *_: None)
-    monkeypatch.setattr(frames, "_plain_numbers", lambda _: None)
+    monkeypatch.setattr(frames, "_read_plain_csv", lambda *_: None)
+    monkeypatch.setattr(frames, "_parse_numbers_at_once", lambda _: None)
     assert at_once == read()
 
 

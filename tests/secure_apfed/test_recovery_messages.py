@@ -199,5 +199,5 @@ def test_only_who_has_to_do_something_reads_what(
     end = SimpleNamespace(contract=contract, present=["shop", "clinic"])
     left = PartyLeftError("training: shop left", left=("shop",), gone=True)
     with pytest.raises(PartyLeftError, match=said) as raised:
-        Aggregator._let_go(end, left, ["shop"])  # type: ignore[arg-type]
+        Aggregator._drop_silent_passives(end, left, ["shop"])  # type: ignore[arg-type]
     assert unsaid not in str(raised.value)

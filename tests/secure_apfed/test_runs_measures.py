@@ -221,7 +221,9 @@ def test_a_foreseen_grid_is_the_librarys(epsilon: float, monkeypatch: pytest.Mon
     mechanism = release(epsilon, 1)
     library = privacy_loss_distribution.from_gaussian_mechanism(mechanism.noise_multiplier)
     size = library._pmf_remove.size
-    assert accountants._pld_grid(mechanism.noise_multiplier, 1) == pytest.approx(size, rel=0.01)
+    assert accountants._count_pld_grid_points(mechanism.noise_multiplier, 1) == pytest.approx(
+        size, rel=0.01
+    )
     monkeypatch.setattr(accountants, "MAX_GRID_POINTS", size / 2)
     with pytest.raises(NoFigureError, match=r"its grid would take .* points"):
         ACCOUNTANTS["pld"].get_epsilon(mechanism, releases=1, delta=DELTA / 3)

@@ -299,7 +299,7 @@ def test_a_party_says_since_when_it_waits_and_how_long_it_will() -> None:
     assert (status.meets.since_s, status.meets.patience_s) == (12, 600)
     assert (
         "waits for cid since 12 s, gives up after 600 s; 2 of 3 parties are here"
-        in shown_progress._line_of(status)
+        in shown_progress._format_status_line(status)
     )
     LINE.validate({"status": {"at": 0.0, **status.model_dump(mode="json")}})
     keeper.observe_connection()
