@@ -60,10 +60,11 @@ class RepresentationTerms(Settings):
         shape: of one row.
         dtype: of its numbers.
         minimum_norm, maximum_norm: bounds of the row's L2 norm, no unit.
-        minimum_spread: how much the rows of a batch must differ in direction, 0 (any batch) to
-            1; asked of the active by passives.
-        rows: of its own that this party trains on, where weights are averaged by them; else null.
-        features: what each of its features is, a SHA-256 in hex (see
+        minimum_spread: how much the rows of a batch must differ in direction, 0 (any batch) to 1;
+            the passives demand it of the active.
+        rows: number of this party's training rows, where weights are averaged by row counts; else
+            null.
+        features: SHA-256 (hex) of the description of its feature columns (see
             `secure_apfed.data.PartyTable.layout`), where weights of features are averaged; else
             null.
     """
@@ -148,26 +149,28 @@ class Resumption(Settings):
 
 
 class Contract(Settings):
-    """The frozen document.
+    """The document that all parties sign before a session; it cannot change during it.
 
     Attributes:
         session: unique; also in every envelope and binding.
         participants: the fixed set of parties.
         passives: terms by passive.
-        settings: that concern all (`secure_apfed.settings.Settings.terms`).
+        settings: the settings that all parties must share (`Settings.collect_terms`).
         secure_sum: public parameters of the sum; empty where there is none.
         minimum_batch: rows below which a passive refuses a batch.
-        epochs, batch_size: how much will be asked of the passives at most.
-        spare_answers: for a row above one an epoch, in all sessions of the run together.
-        silent_passive: what its silence does in the middle of a step. "stop": the run stops for
-            all; "wait": so does the session, and all begin another one, where they wait for it;
-            "recover": the session goes on without it, while no fewer than the secure sum's
-            threshold are left, and it may come back at a checkpoint.
+        epochs, batch_size: the most requests and rows per request that a passive has to answer.
+        spare_answers: answers about one row in addition to one an epoch, over all sessions of the
+            run.
+        silent_passive: what happens if a passive stops answering within a step. "stop": the run
+            ends for all; "wait": the session ends, and all start another one, where they wait for
+            it; "recover": the session continues without it, as long as the secure sum's threshold
+            of passives is left, and it may come back at a checkpoint.
         patience_s: seconds, one unit of patience (see `secure_apfed.exchange.Awaited`); null:
             each party's own `timeout_s`.
-        restarts: new sessions that a party begins by itself, at most, after one that somebody's
-            silence ended, or that ended so that somebody may come back.
-        resumes: where all go on, each from its own checkpoint; null: from the start.
+        restarts: how many new sessions a party starts without its operator, at most, after sessions
+            that ended since a party stopped answering, or so that one may come back.
+        resumes: the step from which all continue, each from its own checkpoint; null: from the
+            start.
         predicts: the session predicts with the model of the run whose first contract has this
             digest, hex; null: it trains.
     """

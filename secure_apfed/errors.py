@@ -49,15 +49,21 @@ class CheckpointError(ApfedError):
 
 
 class PromiseError(ApfedError):
-    """A class breaks a word that a bound rests on; names the class, the word and what moved."""
+    """A user's class violates a property on which a privacy bound relies; names the class, the
+    property and the measured deviation.
+    """
 
 
 class FewRowsWarning(UserWarning):
-    """A class has so few rows that nothing is learnt of it, or that measures say little."""
+    """A class has so few rows that the model cannot learn it, or that its measures
+    are unreliable.
+    """
 
 
 class LeftOutWarning(UserWarning):
-    """A resumed session with steps that were answered without somebody, and are so again."""
+    """A resumed session repeats steps that a passive did not answer; they are
+    repeated without it.
+    """
 
 
 class NarrowBatchWarning(UserWarning):
@@ -81,4 +87,4 @@ class UnseenCellsWarning(UserWarning):
 
 
 class NoHelpWarning(UserWarning):
-    """A run with passives in which they were never asked: the active trained alone."""
+    """A run with passives that never got a request: the active trained alone."""

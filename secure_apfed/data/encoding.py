@@ -110,9 +110,9 @@ class NumericColumn(Settings):
     Dates are days since 1970-01-01, durations days; numbers are neither, whatever their unit.
 
     Attributes:
-        constant: whether all rows that it was fitted to held the mean; then nothing says what
-            another value means, and the feature is 0 whatever a cell says.
-        date_formats: in which dates may be written beside 2026-01-31.
+        constant: whether all fitted rows had the same value; the scale is then undefined, and the
+            feature is 0 for any cell.
+        date_formats: the accepted formats of dates, in addition to 2026-01-31.
     """
 
     name: str
@@ -160,10 +160,9 @@ class CategoricalColumn(Settings):
     """One-hot over `categories`; an unknown cell is a row of zeros, as an empty one is.
 
     Attributes:
-        words: of those that mean an empty cell (such as NA), what is a text here, as every category
-            is.
-        constant: whether all rows that it was fitted to held the one category; then its feature is
-            1 whatever a cell says.
+        words: the texts that are categories here although they usually mark an empty cell (such as
+            NA).
+        constant: whether all fitted rows had one category; the feature is then 1 for any cell.
     """
 
     kind: Literal["categorical"] = "categorical"

@@ -69,8 +69,9 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Download:
-    """A gzip file to fetch, named and hashed as its uncompressed content; or a .tar.gz archive,
-    named and hashed as it is, whose members alone are written. Addresses are tried in order.
+    """A file to download. A gzip file is stored uncompressed, and its name and hash are of the
+    uncompressed content; of a .tar.gz archive, with its own name and hash, only the members are
+    stored. Addresses are tried in order.
     """
 
     file: DataFile
@@ -309,7 +310,7 @@ class DataSet:
     """One entry of `DATASETS`.
 
     Attributes:
-        how: how it is had, in one sentence.
+        how: how to get the files, in one sentence.
         classes: names in the order of the labels; empty where labels are numbers to predict.
         views: the number of parties with features unless the run says otherwise.
         height: rows of an image; None for tables.

@@ -113,14 +113,17 @@ def _load_array(path: Path) -> RawFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnDrift:
-    """One column of new rows.
+    """The difference between one column of new rows and that of the rows that the encoding was
+    fitted to.
 
     Attributes:
         empty: rows with an empty cell, which counts as the mean or as no category.
-        ignored: those with a cell that counts for nothing, since no training row held the like.
-        shift: of its mean, in deviations of the fitted rows; NaN of categories and constants.
-        spread: its deviation over theirs; likewise.
-        farthest: how many deviations the farthest row lies from their mean; likewise.
+        ignored: rows with a cell that is ignored, since no training row had such a value.
+        shift: difference of the means, in standard deviations of the fitted rows; NaN for
+            categories and constants.
+        spread: ratio of the standard deviations, new over fitted; NaN likewise.
+        farthest: distance of the farthest new row from the fitted mean, in standard deviations; NaN
+            likewise.
     """
 
     name: str

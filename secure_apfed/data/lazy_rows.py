@@ -33,13 +33,13 @@ class MapDataset(Protocol):
 
 
 class LazyRows:
-    """The rows (N, *shape) of a data set, float32, read when they are asked for.
+    """The rows (N, *shape) of a data set, float32, read from it when they are indexed.
 
     Args:
         dataset: its items are tensors or arrays of one shape, or a tuple whose first is; a further
             one (a label, say) is passed over.
-        party: whose it is, for errors.
-        rows: which of its items, in which order, (N,); None: all.
+        party: the party's name, for errors.
+        rows: indices of the used items, in order, (N,); None: all.
         workers: threads that read the rows of one batch side by side.
         convert: makes the tensor of a row of an item; None: as above.
 

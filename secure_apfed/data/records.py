@@ -46,7 +46,7 @@ class PartyTable:
         labels: int64 (N,), at a party that holds labels, or float32 where they are numbers to
             predict, standardised; `UNLABELLED` where it does not know it.
         encoding: how raw columns or images became the features, for prediction later.
-        views: by name, which features are which view, one after another; empty for images.
+        views: by name, the range of features that form a view; empty for images.
     """
 
     name: str
@@ -107,7 +107,7 @@ class OwnData:
             empty elsewhere. All rows of a passive with labels are training rows.
         classes: names in the order of the labels, at a party that has them; empty where labels are
             numbers.
-        labelled: those of the training rows whose labels may be learnt from; None: all of them.
+        labelled: the training rows whose labels may be used in training; None: all of them.
         targets: how labels that are numbers were standardised; None: they are classes.
     """
 
@@ -142,8 +142,8 @@ class OwnData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VerticalData(OwnData):
-    """The active's data and all passives' tables, for simulation; across organisations each party
-    holds only its own.
+    """The active's data and all passives' tables, for simulation; between organisations each party
+    has only its own.
 
     Attributes:
         labels_at: passives that hold labels, too.

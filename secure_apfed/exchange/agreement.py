@@ -31,13 +31,13 @@ _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, ValidationError, R
 
 @dataclass(frozen=True, kw_only=True)
 class Greeting:
-    """A party's first statement about itself; public.
+    """A party's first message in a session: identity, keys, offered terms and checkpoints; public.
 
     Attributes:
         identity: its long-term public key, 32 bytes; run_key: of its links in this session.
         offer: the terms of the representations that it sends; None: it sends none.
-        resumes: at the active, where it would resume; None: from the start.
-        holds: steps of which it has a checkpoint.
+        resumes: at the active, the step from which it can resume; None: from the start.
+        holds: the steps for which it has a checkpoint.
         answered: at a passive, the steps since the oldest of these that it answered, and among
             which passives.
     """

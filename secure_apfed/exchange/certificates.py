@@ -96,7 +96,7 @@ def load_revocations(path: Path | None) -> frozenset[str]:
 
 
 class RevokedList:
-    """A list of what is revoked, which is read again whenever its file changes.
+    """A list of revoked certificates and identities; it is read again whenever its file changes.
 
     Args:
         path: of the file; None: nothing is revoked.

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class BrokenLink:
-    """A link whose connection broke, which is made anew by itself.
+    """The state of a link whose connection broke, and which tries to reconnect.
 
     Attributes:
         since_s: for how long it has been broken; patience_s: after how long its peer has left.
@@ -117,11 +117,12 @@ def run_script(
 
 
 class InMemoryNetwork:
-    """All roles of a session in one process: deterministic, without a clock.
+    """A network that runs all roles of a session in one process, deterministically and without a
+    clock.
 
-    Each link is first in, first out, and so is what one party gets. A role that waits for good
-    notices silence as it would between machines: whoever has the least patience is told first that
-    a party left. `record` is told of every envelope that is sent and of its bytes on the wire.
+    Every link is a FIFO queue. If all roles wait and no frame is under way, a party has fallen
+    silent: the role with the least patience gets a PartyLeftError first, as it would between
+    machines. `record` is called with every sent envelope and its bytes on the wire.
     """
 
     def __init__(

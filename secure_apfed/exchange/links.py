@@ -59,9 +59,9 @@ class Awaited:
     """The next message that a role waits for: from any of `senders`, of one of these kinds.
 
     Attributes:
-        step: that it must be of; None: of any.
+        step: the step that the message must have; None: any.
         least: how many of the senders must be left for the wait to make sense.
-        unit_s: seconds of one unit, if the contract says so; None: the driver's own.
+        unit_s: seconds of one unit of patience, from the contract; None: the driver's default.
         patience: how long a silence is accepted, in such units. A party that waits for an answer
             has more patience than the answering party has for what the answer needs. So the party
             that waits for the silent one itself notices first, and names it.
@@ -99,7 +99,7 @@ Script: TypeAlias = Coroutine[Awaited, Frame, T]
 
 
 class LinkObserver(Protocol):
-    """An observer of every frame of one party as it is on the wire; it alters none.
+    """An observer of every frame that one party sends or receives; it alters none.
 
     What it raises stops the role, so an observer can make sure that a frame is noted first.
     """
@@ -120,7 +120,7 @@ def count_overhead(envelope: Envelope, *, sealed: bool) -> int:
 
 
 class Links:
-    """One party's links, of `me`, to the peers of a session.
+    """The links of party `me` to its peers in a session; frames, encrypts and numbers its messages.
 
     Args:
         post: carries a frame to a peer.
@@ -128,7 +128,7 @@ class Links:
 
     Attributes:
         signs: the signs of life that this party sends in long computations, and accepts.
-        unit_s: seconds of one unit of patience, as the contract says; None: the driver's own.
+        unit_s: seconds of one unit of patience, from the contract; None: the driver's default.
         needed, predicts: see `Awaited`; nobody is needed before there is a contract.
     """
 

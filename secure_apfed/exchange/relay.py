@@ -128,8 +128,8 @@ class Relay:
 
     Args:
         allowed: identities that may enter; None: any.
-        revoked: a list of certificates and identities that may not, which is read again whenever it
-            changes; while it cannot be read, nobody may. None: there is none.
+        revoked: certificates and identities that may not enter, read again whenever the list
+            changes; while it cannot be read, nobody may enter. None: there is none.
 
     Raises ConfigError: nobody can listen there, or the list cannot be read.
     """

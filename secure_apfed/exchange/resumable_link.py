@@ -70,7 +70,9 @@ class RelayAbsentError(ConnectionError):
 
 
 class Refusal(str):
-    """A reason in words why one end refuses the other, until somebody changes something."""
+    """The reason, as text, why one end refuses the other; it stays until an operator changes
+    something.
+    """
 
     __slots__ = ()
 
@@ -108,10 +110,10 @@ class ResumableLink:
     Args:
         peer: its name, for errors.
         connect: makes a new connection, or raises OSError; called again after each break.
-        patience_s: for how long nothing may come of the peer, not even signs of life, and how
-            long `close` waits.
+        patience_s: for how long the peer may send nothing, not even signs of life, before it counts
+            as gone; `close` waits as long.
         first_s: the same until the first connection; as `patience_s` unless given.
-        on_change: called, under a lock of the link, when something came or the link ended.
+        on_change: called, under a lock of the link, when a frame arrived or the link ended.
 
     Attributes:
         meets: whether other peers are still awaited, so that a peer may leave and come again
@@ -535,10 +537,11 @@ class LinkTransport:
     """The links of a party, `me`, to all peers; see `secure_apfed.exchange.drivers.Transport`.
 
     Args:
-        connect: by peer, what makes an authenticated connection to it, or raises OSError.
+        connect: by peer, a function that returns an authenticated connection to it, or raises
+            OSError.
         patience_s: how long a peer may give no sign of life.
-        meet_s: the same until it came first.
-        end: what is to be ended with the links, such as a port.
+        meet_s: the same until its first connection.
+        end: resources that are closed together with the links, such as a port.
     """
 
     def __init__(
@@ -706,10 +709,11 @@ def _close_link(link: ResumableLink) -> None:
 
 
 class _Lookout:
-    """A lookout for a peer without whom a session goes on: is it back?
+    """A background check whether a peer that left the session is back, while the session continues
+    without it.
 
-    It comes as to any session: a connection that is proven, on which it greets. That connection is
-    closed; the next session makes its own.
+    The peer connects as to any session, proves its identity and sends its greeting. That connection
+    is then closed; the next session makes its own.
     """
 
     def __init__(self, connect: Callable[[], Connection], link: ResumableLink) -> None:

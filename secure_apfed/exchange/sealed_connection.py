@@ -58,13 +58,14 @@ class Carrier(Connection, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEnd:
-    """This end of every connection: the keys by which a party proves itself and knows the others.
+    """The keys of this end of every connection: its own, and the public ones that identify the
+    peers.
 
     Attributes:
         name: of the party; identity: its key pair.
         known: public identities of its peers, by name.
         certificate: SHA-256 of its own TLS certificate, hex; empty without TLS.
-        revoked: digests and keys (hex) that are refused, as they are listed now.
+        revoked: the certificate digests and keys (hex) that are currently refused.
     """
 
     name: str
@@ -249,7 +250,9 @@ def refuse_connection(connection: Connection, reason: str) -> None:
 
 
 class _SealedConnection:
-    """A connection whose frames nobody on the way can read, alter, repeat or reorder."""
+    """An encrypted and authenticated connection: no third party can read, alter, repeat or reorder
+    its frames.
+    """
 
     def __init__(self, connection: Connection, link: SealedLink) -> None:
         """Take a connection and the keys agreed on it."""
@@ -315,7 +318,7 @@ class PeerAcceptor:
     Args:
         awaited: the peers that dial.
         require: raises RemoteProtocolError where a peer's certificate of TLS is not its own.
-        absent: what may be the reason if a peer does not come.
+        absent: the likely reason, for the error message, if a peer does not connect.
     """
 
     def __init__(

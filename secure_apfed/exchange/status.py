@@ -31,7 +31,7 @@ class _Frozen(BaseModel):
 
 
 class LinkBreak(_Frozen):
-    """A link that broke and is connected again by itself.
+    """A broken link that tries to reconnect.
 
     Attributes:
         since_s: for how long it has been broken; patience_s: after how long its peer has left.
@@ -83,7 +83,7 @@ class Meeting(_Frozen):
 
 
 class Status(_Frozen):
-    """One party at one moment.
+    """The state of one party at one moment, for the live view and `/status`.
 
     Attributes:
         phase: connecting; agreement, alignment, set-up, training, prediction or checkpoint; ended

@@ -164,7 +164,7 @@ class _Epoch:
 
 
 class _StoredEnvelope(Envelope):
-    """An envelope whose payload lies on the disk, and is read each time that it is asked for."""
+    """An envelope whose payload is stored on disk and is read at each access."""
 
     @classmethod
     def from_epoch(cls, epoch: _Epoch, envelope: Envelope, digest: bytes) -> "_StoredEnvelope":

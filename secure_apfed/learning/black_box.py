@@ -30,13 +30,15 @@ tensor of z's shape: of each row the gradient of that row's own loss, not divide
 
 
 class BlackBox:
-    """The descent of a passive by code of its own; it stands where a `PassiveTrainer` stands.
+    """A passive's trainer whose gradients come from the party's own code; replaces
+    `PassiveTrainer`.
 
     Args:
         owner: the passive, for errors.
-        gradient: what answers; its method `prepare(ids)`, if it has one, is called here.
+        gradient: the party's function (step, features, z) -> gradient; its method `prepare(ids)`,
+            if any, is called once.
         rows_N: position in the party's own list of each aligned person, (N,); below 0: it does not
-            know that person, and is not asked.
+            know that person, and the function is not called for it.
         ids: the party's own list.
     """
 

@@ -63,12 +63,12 @@ class Batch:
 
 
 class ActiveTrainer(Trainer):
-    """The active's batches and updates.
+    """The active's networks and optimiser: runs its batches forward and applies the updates.
 
     Args:
         task: what it learns; None: classes.
-        rests_on_rows: whether a bound holds only while no row moves what another gives. The first
-            batch is measured then.
+        rests_on_rows: whether a privacy bound assumes that no row changes another row's output; the
+            first batch is then tested for it.
     """
 
     def __init__(
@@ -263,11 +263,12 @@ class RowsOut(nn.Module):
 
 
 class PassiveTrainer(Trainer):
-    """A passive's descent.
+    """A passive's objective and optimiser: computes the gradient of its loss for each row of z, and
+    updates its own networks.
 
     Args:
         objective: (z, own features) -> loss, with its networks.
-        rests_on_rows: see `ActiveTrainer`; here of the gradient that a row of z is owed.
+        rests_on_rows: see `ActiveTrainer`; here for the gradient with respect to each row of z.
     """
 
     def __init__(
@@ -339,7 +340,7 @@ class HeadTrainer(Trainer):
     """The active's encoder, and the head over all parties' representations, concatenated.
 
     Args:
-        owner, encoder, head, features_N, labels_N: the active and what it has.
+        owner, encoder, head, features_N, labels_N: the active's name, networks and data.
         passives: whose representations follow its own, in the order of the head.
     """
 

@@ -67,7 +67,7 @@ class ApfedSettings(MethodSettings):
 
 
 class MixedApfedSettings(ApfedSettings):
-    """Every passive says its objective; see `ApfedSettings`."""
+    """The settings of APFed where every passive names its own objective; see `ApfedSettings`."""
 
     name: Literal["apfed"]
 
@@ -93,9 +93,9 @@ class ApfedCSettings(ApfedSettings):
 
 
 class ApfedActive(SumLearner, SingleViewActive):
-    """The active: holds the labels, sends guarded representations, learns a model; see
-    `ActiveRole`. `rows`: of its table by position of the alignment, (N,). `sum_end`: its end of the
-    sum.
+    """The active of APFed: has the labels, sends guarded representations h of its rows, and
+    descends the summed gradients that come back; see `ActiveRole`. `rows`: rows of its table by
+    alignment position, (N,). `sum_end`: its end of the secure sum.
 
     Attributes:
         least_spread: of a batch that every passive takes; see `warn_if_near_constant`.
@@ -182,10 +182,11 @@ class ApfedActive(SumLearner, SingleViewActive):
 
 
 class ApfedPassive(SumHelper):
-    """A passive: learns no label, keeps its features; see `HelperRole`.
+    """A passive of APFed: answers z, the representations that it received, with the gradient of its
+    own objective; it learns no label. See `HelperRole`.
 
     Args:
-        trainer: its objective, over its features in the order of the alignment.
+        trainer: its objective on its features, which are in alignment order.
         held_N: positions of people that it knows, (N,), bool; None: all.
     """
 

@@ -108,8 +108,8 @@ class CodeStudent(Student):
     labels that the best teacher, by validation on labelled rows, gives all training rows.
 
     Attributes:
-        helped: what the teacher read beside its own features: the sum itself ("told") or its
-            forecast ("predicted"); None: help is disabled, and the model is a local one.
+        helped: what the teacher reads in addition to its own features: the sum itself ("told") or
+            its forecast ("predicted"); None: help is disabled, and the model is a local one.
     """
 
     helped: str | None = None
@@ -243,7 +243,9 @@ def _fit_forecast(encoder: CrossView, phi_VD: Floats, sum_VD: Floats) -> None:
 
 
 class CodeActive(StudentActive, SumLearner):
-    """The active: asks once, reads the sum, and learns alone; see `StudentActive`."""
+    """The active of APFed at a public code: requests the sum of the passives' codes once, and then
+    trains alone; see `StudentActive`.
+    """
 
     student: CodeStudent
 

@@ -186,8 +186,9 @@ class AveragingActive(ViewsActive):
 
 
 class AveragingPassive(SumHelper):
-    """A passive: trains on people and labels of its own; see `HelperRole`. `sum_end`: its end of
-    the sum; clip: the longest row that it carries, None: any.
+    """A passive that trains on its own people and labels, and contributes its weights to their
+    average; see `HelperRole`. `sum_end`: its end of the secure sum; clip: the largest norm of a row
+    that it may contribute, None: any.
     """
 
     asks = (Kind.REQUEST,)
@@ -243,10 +244,12 @@ class AveragingPassive(SumHelper):
 class LinearViews:
     """A client of H-FedMV: weights W_k of all its views, one below the other, (F, K).
 
-    `head` is what all views say together, as weights of one layer over all their features.
+    `head` gives the zeta-weighted mean prediction of all views, as the weights of one linear layer
+    on all features.
 
     Args:
-        views: at their start; pull: of its labels, on the common pseudo-labels.
+        views: the views with their initial weights; pull: how its labels act on the common
+            pseudo-labels.
         tolerance: of the objective, relative, below which updates end; rounds: of them, at most.
     """
 

@@ -40,13 +40,13 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ballot:
-    """The rows that the active asks votes for.
+    """One request for votes: the rows, and which of them are labelled.
 
     Attributes:
         rows: (U,), alignment positions, each once.
         labelled: (n,), places of labelled rows among them.
         labels: (n,), of those, in 0..K-1; zeros where passives see none.
-        payload: the message that says so.
+        payload: the encoded message.
         size: B at most.
     """
 
@@ -135,7 +135,7 @@ class BallotSize:
 
     Attributes:
         people, labelled: U and n.
-        ballot: SHA-256 of the message to passives, which says rows and labels.
+        ballot: SHA-256 of the message with rows and labels that passives get.
     """
 
     people: int

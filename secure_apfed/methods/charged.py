@@ -26,12 +26,12 @@ _PURPOSE = b"charged v1"
 
 
 class ChargedAccount(BaseModel):
-    """One account.
+    """What one party spent on one privacy figure so far.
 
     Attributes:
         figure: what epsilon is called, as in `secure_apfed.settings.promises.FIGURES`.
-        epsilon: at delta, of `releases` of one row, the most of any; infinite without noise.
-        mu: of Gaussian DP of those; infinite where it is not that.
+        epsilon: at delta, of the row with the most `releases`; infinite without noise.
+        mu: the same in Gaussian DP; infinite for other mechanisms.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -136,7 +136,8 @@ def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
 
 
 class Statement(BaseModel):
-    """A party's signed report of what it charged before a step, which anybody can verify.
+    """A party's signed report of the privacy that it had spent before a step; anybody can verify
+    it.
 
     Attributes:
         identity: its long-term public key; contract: SHA-256 of the session's; both hex.

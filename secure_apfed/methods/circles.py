@@ -1,16 +1,17 @@
-"""Among whom each step of a run was answered, over all its sessions: a step keeps its circle.
+"""The circle of each step: the passives that answered it together. It stays the same in all
+sessions.
 
 Run by: each passive under recoverable masks whose sums may lack somebody, before its answer leaves;
-by all parties when a run is resumed. Protects from: an active, curious or worse, that has a step
-answered in two circles, by breaking a session off and resuming it from an earlier checkpoint. The
-two sums would differ by what those contributed who are in one circle alone.
+by all parties when a run is resumed. Protects from: an active that gets a step answered in two
+circles, by interrupting a session and resuming it from an earlier checkpoint. The difference of the
+two sums would be the contribution of the passives that are in only one of the circles.
 
-The rule. A passive notes every step that it answers, with its circle and the digests of question
-and answer, in `circles-NAME.jsonl`. It answers that step, or that question at whatever step, in no
+The rule. A passive records every step that it answers, with its circle and the digests of request
+and answer, in `circles-NAME.jsonl`. It answers this step, or the same request at any step, in no
 other circle, smaller or larger, in any session of the run.
 
-How an honest run goes on. Greetings say which steps were answered among whom, and the contract of
-the resumed session repeats it, from the step on from which it goes on:
+How an honest run resumes. Greetings list the answered steps with their circles, and the contract of
+the resumed session repeats this list, from the step at which it resumes:
 
 - Where all answered, all must answer again. If one falls silent meanwhile, the session ends for
   all, as under `wait`, and goes on once that one is back.
@@ -18,9 +19,9 @@ the resumed session repeats it, from the step on from which it goes on:
   cannot do that, whoever was left out is so again from the same step on, and comes back at a
   checkpoint, as whoever falls silent does.
 
-So nobody is asked what it would refuse, and what is asked again in the same circle is the same, bit
-for bit. Does not protect from a related question at a step that nobody answered: with a threshold
-below M, whoever asks may always put one (`apfed_protocols.sums.readers`).
+So no passive gets a request that it would refuse, and a repeated request in the same circle is
+equal bit for bit. Does not protect from a related request at a step that no passive answered: with
+a threshold below M, the active can always send one (`apfed_protocols.sums.readers`).
 """
 
 import json
@@ -44,11 +45,12 @@ _STEP = "step "
 
 
 class RunCircles(AnsweredCircles):
-    """A passive's memory of what it answered among whom, in all sessions of a run.
+    """A passive's record of its answered steps and of the circle of each: the passives that
+    answered together. It covers all sessions of a run.
 
     Args:
-        log: its file; waits: whether a line is on the disk before an answer leaves, and not with
-            the operating system alone.
+        log: its file; waits: whether a line must be on the disk, not only in the operating system's
+            buffers, before an answer leaves.
 
     Raises CheckpointError: the file holds something else.
     """

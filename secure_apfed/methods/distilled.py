@@ -283,7 +283,9 @@ class ApcVflActive(StudentActive):
 
 
 class ApcVflPassive(TvflPassive):
-    """A passive of APC-VFL: it answers for each row once, and learns nothing; see `TvflPassive`."""
+    """A passive of APC-VFL: sends the code of each requested row once, and learns nothing; see
+    `TvflPassive`.
+    """
 
     asks = (Kind.REQUEST,)
 
@@ -467,13 +469,13 @@ class DistilledTrainer:
 
     Logistic regression reads the codes (APC-VFL, section 4.4); two things are ours: each code's
     numbers are brought to mean 0 and variance 1 before it does, which its layer's weights hold
-    then, and it is held as C = 1 of scikit-learn holds it. Or the strongest local model does
+    then, and it is regularised as scikit-learn's C = 1. Or the strongest local model classifies
     (`classifier`). See `methods.student.StudentModel`.
 
     Args:
         rows: of its table by position of the alignment, (N,).
-        parts: autoencoders by name, at their start; "student" is drawn to others' codes.
-        heads: by name, what classifies; "alone" predicts.
+        parts: untrained autoencoders by name; "student" is trained to resemble others' codes.
+        heads: the classifiers by name; "alone" predicts without the others.
 
     Attributes:
         rows_U: of its table, for which others' codes or vectors arrive.

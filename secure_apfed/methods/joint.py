@@ -104,7 +104,9 @@ class JointScores:
 
 
 class TvflActive(ActiveRole):
-    """The active: encodes its own view, asks for the passives', trains the head on all of them."""
+    """The active of split learning: encodes its own view, requests the passives' representations,
+    and trains the head on all of them.
+    """
 
     def __init__(
         self,
@@ -339,8 +341,8 @@ class SplitNnActive(TvflActive):
 
 
 class EncodingPassive(HelperRole):
-    """A passive that encodes its own view on request, and learns from the gradient that comes back.
-    `trainer`: its encoder, over its features in the order of the alignment.
+    """A passive that encodes its own view on request, and learns from the returned gradient.
+    `trainer`: its encoder, for its features in alignment order.
     """
 
     asks: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)

@@ -199,9 +199,9 @@ class TeacherSettings(FormSettings):
             is the student.
         labels: "head" is the joint model's own; a key of `LABELLERS` labels from what it reads,
             with one more representation of each labelled row.
-        epsilon: of the randomised response under which the student learns each label that is not
-            the active's own; null: none. Labels are hard then. It holds against whoever has the
-            finished student alone.
+        epsilon: of the randomised response on each label that the student learns and that is not
+            the active's own; null: none. The labels are hard then. The guarantee is for an
+            adversary that sees only the finished student.
     """
 
     name: Literal["joint_teacher_sum"]

@@ -97,7 +97,9 @@ class LocalModels:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Candidate(LocalModel):
-    """A local model of one input: what it is fitted to, and where it stands in a row (x, h)."""
+    """A candidate local model: the task that it is fitted to, and the place of its input within a
+    row (x, h).
+    """
 
     view: View
     input: Input
@@ -172,7 +174,7 @@ class ReceivedSums:
 class LocalEnding:
     """The end of a run in which the labels come after the exchange: local models learn them.
 
-    Run by: the active. It keeps the sums that came back, and fits when the exchange is over.
+    Run by: the active. It stores the sums that it receives, and fits after the exchange.
 
     Args:
         own: the active. people: rows of its table by position of the alignment, (N,).

@@ -84,7 +84,7 @@ class SessionTerms:
 
 
 class StepCounter(Protocol):
-    """The count of a run's steps; each has a number of its own, whatever it is for."""
+    """A counter that numbers the steps of a run: training, evaluation and prediction alike."""
 
     @property
     def next_step(self) -> int:
@@ -95,11 +95,11 @@ class StepCounter(Protocol):
 
 
 class HelperRole(Role, ABC):
-    """The part of a party that helps: a passive, or the aggregator.
+    """The role of a party that answers the active: a passive, or the aggregator.
 
     Attributes:
         contract: of the session.
-        asks: kinds of messages of the active that it answers.
+        asks: the kinds of messages that it answers.
     """
 
     contract: Contract
@@ -133,14 +133,17 @@ class HelperRole(Role, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class VoteAgreement:
-    """The agreement of one passive's votes with others': shares of rows, without bias.
+    """The unbiased share of rows on which one passive's votes agree with others' and with the
+    labels.
 
-    The noise of answers may carry them below 0 or above 1.
+    The noise of votes may push an estimate below 0 or above 1.
 
     Attributes:
-        others: on which it votes as another passive does, mean over the others; None: alone.
-        labels: of the labelled rows on which it votes as they are labelled.
-        others_noise, labels_noise: one standard deviation by the chance in answers, at most.
+        others: share on which it votes like another passive, averaged over these; None: there is no
+            other.
+        labels: share of the labelled rows on which it votes for the true label.
+        others_noise, labels_noise: bound on the standard deviation that the votes' randomness
+            causes.
     """
 
     others: float | None
@@ -150,20 +153,22 @@ class VoteAgreement:
 
 
 class ActiveRole(Role, ABC):
-    """The part of the party that learns a model and says when the session ends.
+    """The role of the active: learns the model, sends the requests, and ends the session.
 
     Attributes:
-        training_rows: what an epoch goes through, in batches; their meaning is the method's.
+        training_rows: the rows of one epoch, which are split into batches; a method defines what a
+            row is.
         smallest_batch: rows below which a last batch is left out.
         training: the account of private training; None where training is not private.
         guarantee: what the guards promise, in a sentence.
         rounding: the largest error of one number of a sum; None where there is no sum.
-        left: who fell silent in this session, and in which step.
-        agreement: by passive, how far its votes agree with others', where each one's are read in
-            this session.
-        help: what its labelled rows say of votes that it asked for.
+        left: the passives that stopped answering in this session, with the step.
+        agreement: by passive, how far its votes agree with others', where the active reads
+            individual votes.
+        help: the value of the votes, measured on labelled rows.
         local_models: which of them were "used" in the last step, and which were "left_out".
-        model: settings of its networks, where parties settled on numbers that the run's leave open.
+        model: settings of its networks, where the parties agreed on sizes that the run's settings
+            leave open.
     """
 
     training_rows: Tensor
@@ -258,10 +263,10 @@ class ActiveRole(Role, ABC):
 
 
 class Method(ABC):
-    """One learning procedure: what its parties agree on, and the role of each.
+    """One learning procedure: the terms that its parties agree on, and the role of each party.
 
     Attributes:
-        settings: the class of its settings, which says what others may know of it.
+        settings: the class of its settings, with facts on what it reveals to whom.
     """
 
     settings: type[MethodSettings]

@@ -89,11 +89,12 @@ class MultiviewSettings(MethodSettings):
         beta: of the l2,1 norm of a view's weights.
         zeta: how strongly a view's pseudo-labels tend to the common ones; a passive's `weight`
             multiplies it.
-        eta: how much the labels draw those that they are tied to.
+        eta: the weight of the labels on the pseudo-labels that they are tied to.
         tolerance: of the objective, relative, below which updates that repeat until they converge
             end; most_rounds: of them, at most. Neither is a setting.
-        networks: that views may be read by, of `model.network`.
-        draws_own: whether the labels draw the own pseudo-labels of who holds them, or the common.
+        networks: the values of `model.network` that views may use.
+        draws_own: whether the labels act on the pseudo-labels of the party that has them, or on the
+            common ones.
     """
 
     beta: Annotated[float, NOBODY] = Field(ge=0)
@@ -138,8 +139,8 @@ class OneViewSettings(MultiviewSettings):
     """Every party has one view; see `MultiviewSettings`.
 
     Attributes:
-        parties: another beta, zeta or, of who holds labels, eta, of single parties, by name, the
-            active's too. They are above 0. All parties sign it, since Z is weighted by every zeta.
+        parties: other values above 0, by party (the active too), of beta, zeta or, for parties with
+            labels, eta. All parties sign them, since Z is weighted by every zeta.
     """
 
     parties: Annotated[dict[PartyName, dict[_Weight, Annotated[float, Field(gt=0)]]], NOBODY] = {}
@@ -189,7 +190,7 @@ class OneViewSettings(MultiviewSettings):
 
 
 class MmvflSettings(OneViewSettings):
-    """The settings of MMVFL: the labels draw the active's own pseudo-labels; see
+    """The settings of MMVFL: the labels act on the active's own pseudo-labels; see
     `OneViewSettings`.
     """
 
@@ -215,8 +216,8 @@ class RecurrentSettings(FedMvSettings):
     """The settings of views that may be sequences, of which GRUs make views (`model.network: gru`).
 
     Attributes:
-        rounds: in which GRUs learn: after the first step (v_fedmv), averaged after each (s_fedmv),
-            or all before the first step, each party by itself (h_fedmv).
+        rounds: number of rounds in which GRUs learn: after the first step (v_fedmv), averaged after
+            each (s_fedmv), or before the first step, without exchange (h_fedmv).
         local_epochs: of each party's GRUs in a round.
         learning_rate: of GRUs, by RMSProp; FedMV tries 0.001 and 0.005.
         dropout: of the GRUs' last states while they learn; FedMV tries 0.1 and 0.3.
@@ -306,8 +307,8 @@ class ViewsActive(SumLearner):
 
 
 class MultiviewActive(ViewsActive):
-    """The active: holds the labels and Z, and has a view of its own; see `ActiveRole`. `rows`: of
-    its table by position of the alignment, (N,).
+    """The active of multi-view learning: has the labels, the common pseudo-labels Z, and its own
+    view; see `ActiveRole`. `rows`: rows of its table by alignment position, (N,).
     """
 
     guarantee = "no guarantee: sums of pseudo-labels are opened without noise"
@@ -408,8 +409,9 @@ class MultiviewActive(ViewsActive):
 
 
 class MultiviewPassive(SumHelper):
-    """A passive: has a view, and may have labels of its own; see `HelperRole`. `sum_end`: its end
-    of the sum; clip: the longest row that it carries, None: any.
+    """A passive of multi-view learning: has a view, and possibly labels; see `HelperRole`.
+    `sum_end`: its end of the secure sum; clip: the largest norm of a row that it may contribute,
+    None: any.
     """
 
     asks = (Kind.REQUEST,)
@@ -474,9 +476,9 @@ def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
 
 
 class ViewTrainer:
-    """A party's view, and its part of the weighted means of all. `view`: its own; zetas: of all
-    parties, the active's first. `pull`: of the labels that it holds; None: it holds none.
-    `sequence`: what makes the view; None: it is of features as they are.
+    """A party's view, and its contribution to the weighted mean of all views. `view`: its own;
+    zetas: of all parties, the active's first. `pull`: the effect of its labels; None: it has none.
+    `sequence`: the GRU that makes the view; None: the view is the features.
     """
 
     def __init__(
@@ -536,7 +538,7 @@ class ViewTrainer:
 
 
 class ActiveTrainer(ViewTrainer):
-    """The active's view, and Z, which it makes of all."""
+    """The active's view, and the common pseudo-labels Z that it computes from all views."""
 
     def __init__(
         self,
@@ -639,11 +641,11 @@ class SequenceView:
 
 @dataclass(frozen=True, eq=False)
 class Pull:
-    """The pull of labels on pseudo-labels.
+    """The term that draws pseudo-labels towards the labels.
 
     Attributes:
         truth_NC: Y, one-hot; zeros where a row has no label to learn from.
-        eta_N1: how much; 0 for these rows.
+        eta_N1: its weight by row; 0 for rows without a label.
         own: pseudo-labels of the one view that holds the labels (MMVFL), or the common ones.
     """
 

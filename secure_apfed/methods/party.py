@@ -77,11 +77,12 @@ class PartyCheckpoint:
     """The state of one party before a step; with its own secrets, all that it needs to resume.
 
     Attributes:
-        run: digest of the contract of its first session, hex: which run, with which alignment.
+        run: digest (hex) of the contract of the first session; it identifies the run and its
+            alignment.
         step: the next one.
         rows: of its table by position of the alignment; empty where it has none.
-        tensors: of its role; ledgers: state of its accounts, by name.
-        notes: what else it must remember, plain.
+        tensors: state of its role; ledgers: state of its privacy accounts, by name.
+        notes: further state as plain JSON values.
     """
 
     run: str
@@ -101,13 +102,13 @@ class CheckpointPart(Protocol):
 
 
 class Role:
-    """A party's part in a session, set up; its state is its own.
+    """A party's role in a session, with its private state.
 
     Attributes:
-        kept: of its state what goes into its checkpoint, by the prefix of its tensors' names.
-        ledgers: its accounts by name, of what it releases and of private updates.
-        contributions: that of `ledgers` which counts its contributions to sums with noise.
-        predicts_with: its networks that predict together with those of others, and are kept.
+        kept: the parts of its state that go into its checkpoint, by prefix of their tensors' names.
+        ledgers: its privacy accounts by name, for releases and private updates.
+        contributions: the one of `ledgers` that counts its noisy contributions to sums.
+        predicts_with: its networks for joint prediction, which are stored after training.
     """
 
     name: str
@@ -142,7 +143,9 @@ class Role:
 
 
 class CheckpointStore(Protocol):
-    """One party's own folder: what it agreed to, what it is, and how its part ended."""
+    """One party's storage: its signed contract, its checkpoints, and how its part of
+    the run ended.
+    """
 
     def save_contract(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
         """Store the contract with the signatures of all parties."""
@@ -171,7 +174,7 @@ class PartySecrets:
         identity: its long-term key pair.
         noise_key: 32 bytes, its secret.
         seed: of its weights and dropout.
-        keeper: of its checkpoints; None: it keeps none.
+        keeper: the store of its checkpoints; None: it saves none.
         logs: folder of its write-ahead logs; None: keep them in memory.
         sends_out: whether answers leave this process, and so wait until the disk has counted them.
     """
@@ -206,21 +209,23 @@ def fresh_secrets(
 
 @dataclass(frozen=True, kw_only=True)
 class PartyContext:
-    """One party before a session; all of it but the public settings stays with that party.
+    """One party's inputs to a session: settings, secrets, data and code. All but the public
+    settings stays with that party.
 
     Attributes:
         config: the run's public settings, the same at all parties.
         name: the party's; active, passives: who takes part, public.
         secrets: keys, seed and folder.
         known: by party, the public identities that it knows from outside, its own too.
-        held: what it has of the run's data; None where it has none (aggregator, dealer).
-        aligned: rows of its table by position, of an earlier session; None: intersect now.
+        held: its part of the run's data; None: it has none (aggregator, dealer).
+        aligned: rows of its table by alignment position, from an earlier session; None: run the
+            intersection now.
         predicts: digest of the contract of the run whose model predicts; None: a session trains.
-        allow_reading_all: whether its own file agrees to settings that let all of its columns be
-            read; so it does where one process plays all.
+        allow_reading_all: whether its own file accepts settings under which all of its columns
+            could be reconstructed; always true if one process simulates all parties.
         code: networks, a loss and an optimiser of its own, where it brings some.
-        contributed: told of each contribution to a sum as it is before the sum protects it, by
-            step, alignment positions (B,) and values (B, D); for its own record alone.
+        contributed: called with step, alignment positions (B,) and values (B, D) of each
+            contribution before the sum protects it; for the party's own record.
     """
 
     config: RunSettings

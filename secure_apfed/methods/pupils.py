@@ -42,7 +42,8 @@ class Pupil:
     Attributes:
         taught_by: the name of the teacher.
         predictor: predicts from the features, (B, F) -> (B, K).
-        held_out: its predictions of held-out labels, trained without them; None: none are held out.
+        held_out: its predictions for held-out labelled rows, trained without their labels; None:
+            there are none.
     """
 
     taught_by: str
@@ -52,7 +53,7 @@ class Pupil:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _TeacherInputs:
-    """The inputs of a teacher: features beside sums, of rows for which something came back.
+    """The inputs of a teacher: own features and the received sum, for the rows with a sum.
 
     Attributes:
         task: these rows, (T, F + D), and the labels of some.

@@ -60,8 +60,8 @@ _PLACES = np.dtype("<i8")
 
 
 class ServingLimits(Protocol):
-    """A passive's own limits; what counts raises LimitReachedError where it would exceed one, and
-    nothing is counted then.
+    """A passive's own limits on its answers; a request beyond one raises LimitReachedError and is
+    not counted.
     """
 
     def count_lookups(self, count: int) -> None:
@@ -83,7 +83,9 @@ class ServingLimits(Protocol):
 
 
 class LimitReachedError(PartyLeftError):
-    """A passive answers no more: what its organisation allows is used up. All are told why."""
+    """A passive's limit of answers is reached, so it answers no more; the reason goes to all
+    parties.
+    """
 
 
 def joint_method(method: Method) -> Tvfl:
@@ -229,8 +231,8 @@ class JointPredictor:
 
     Attributes:
         contract: of the session.
-        ended: why the others answer no more, if they do not.
-        refused: rows of people whom all know, and about whom somebody answers no more.
+        ended: the reason if the others answer no more.
+        refused: rows of people whom all parties know, but about whom one answers no more.
     """
 
     def __init__(

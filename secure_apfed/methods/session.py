@@ -83,13 +83,13 @@ def new_session() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PartySession:
-    """A party in a session, once it has agreed and knows whose row is whose.
+    """A party in a session, after the parties signed the contract and aligned their rows.
 
     Attributes:
-        own: what it brings; contract, signatures: of the session.
+        own: its inputs; contract, signatures: of the session.
         rows: of its table by position of the alignment; empty where it has none.
-        role: what it plays from here.
-        common: what it found out about its people by the alignment; None: nothing was aligned.
+        role: its role in the session from here on.
+        common: what the alignment revealed to it about common people; None: nothing was aligned.
     """
 
     own: PartyContext
@@ -527,20 +527,21 @@ async def train_epochs(learner: ActiveRole, links: Links, course: TrainingLoop) 
 
 
 class Session:
-    """The facts of a session that the process of the active, and perhaps of others, can read.
+    """A running session as the active's process sees it; in a simulation this process runs all
+    parties.
 
     Args:
-        transcript: of what the parties sent that are played here.
+        transcript: the messages sent by the parties that run in this process.
         headline: the variant of `evaluate` that a run reports first.
 
     Attributes:
         contract: of this session; signatures: of it, by party.
-        alignment: by party that is played here and has rows, positions in its own table, -1 where
-            it has none; empty where nothing is aligned.
-        common: by party that is played here and was aligned, how many of its people are common.
-        helpers: the other roles that are played here, by name.
-        charged: by party that is played elsewhere, what it last said that it charged; statements:
-            the same, signed.
+        alignment: by party that runs in this process and has rows, the row of its table for each
+            alignment position, -1 where it has none; empty without alignment.
+        common: by aligned party that runs in this process, how many of its people are common.
+        helpers: the other roles that run in this process, by party.
+        charged: by party in another process, the privacy that it last reported as spent;
+            statements: the same, signed.
     """
 
     def __init__(
@@ -682,10 +683,11 @@ class SimulationInputs:
 
     Attributes:
         config, data: of the run.
-        secrets: by party, what it brings of its own; fresh secrets for those without.
+        secrets: by party; parties that are not named get fresh secrets.
         session: unique; names this session in every message.
         alignment: by party, from an earlier session of the run; None: intersect now.
-        code: by party, what it brings of its own, beside what the settings name.
+        code: by party, its own networks, loss and optimiser, in addition to those that the settings
+            name.
     """
 
     config: RunSettings

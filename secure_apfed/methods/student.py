@@ -132,10 +132,11 @@ class Bins:
 
 
 class Student:
-    """A network at its reproducible start, and the labels that it learns of aligned training rows.
+    """An untrained network with reproducible weights, and the labels of aligned training rows that
+    it learns.
 
     Args:
-        own: what the active brings, with the labels that it may train on.
+        own: the active's inputs, with the labels that it may train on.
         aligned: of its table, by position of the alignment.
 
     Attributes:
@@ -446,11 +447,11 @@ def _fit_trees(task: SoloTask, rows: Integers, targets_UK: Floats, leaf: int) ->
 
 @dataclass(frozen=True)
 class Belief:
-    """The active's own belief about a task's rows before it reads anything of others.
+    """The prior of the active: its own prediction for a task's rows before it reads votes.
 
     Attributes:
-        of: scores (U, K) of a task's rows; a row of zeros says nothing.
-        baseline: whose model that is; None: it has no model of other rows.
+        of: scores (U, K) of a task's rows; a row of zeros is no information.
+        baseline: the baseline that gives them; None: it gives no model for other rows.
     """
 
     of: Callable[[SoloTask], Floats]
@@ -627,7 +628,9 @@ def side_by_side(parts: Iterable[Tensor]) -> Floats:
 
 
 class StudentModel(Protocol):
-    """The model that the active teaches, and that then predicts alone; see `Student`."""
+    """The model that the active trains on taught labels, and that then predicts alone; see
+    `Student`.
+    """
 
     rows_U: Tensor  # noqa: N815
 
@@ -647,8 +650,8 @@ class StudentModel(Protocol):
 
 
 class StudentActive(ActiveRole):
-    """The active's role where it asks others once, and then trains alone; see `ActiveRole`.
-    `student`: that will predict alone; headline: what its accuracy is called.
+    """The role of an active that sends one request, and then trains alone; see `ActiveRole`.
+    `student`: the model that will predict alone; headline: the name of its accuracy.
     """
 
     def __init__(

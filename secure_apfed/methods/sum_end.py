@@ -164,11 +164,12 @@ class SessionSum:
 
 @dataclass(frozen=True)
 class Admitted:
-    """A question that may be answered, once.
+    """A request that passed all checks and may be answered once.
 
     Attributes:
-        step: of the run; rows: that the answer is about, (B,); counted: those that it counts for.
-        payload: what was asked; sender: who asked.
+        step: of the run; rows: alignment positions that the answer is about, (B,); counted: the
+            rows that it is charged for.
+        payload: the request; sender: the active or aggregator that sent it.
     """
 
     step: int
@@ -179,12 +180,13 @@ class Admitted:
 
 
 class PassiveSum:
-    """A passive's end: `admit_request`, compute, `defend_gradient` where it is one, `send_answer`.
+    """A passive's end of the secure sum. For each request: `admit_request`, compute,
+    `defend_gradient` for a gradient, `send_answer`.
 
     Args:
-        noise: what it adds, with its account; None: nothing.
+        noise: the noise that it adds, with its privacy account; None: none.
         held_N: positions of people that it knows, (N,), bool; None: all.
-        repeatable: whether the same answer in another session may count as the same, where that
+        repeatable: whether a repeated answer in another session is not charged again, since it
             reveals nothing new.
         defences: of gradients that it contributes.
         contributed: see `PartyContext`.
@@ -335,8 +337,8 @@ class PassiveSum:
 
 
 class SumHelper(HelperRole):
-    """A passive that answers under the session's sum; see `HelperRole`. `kept`: of its state beside
-    the count of its answers.
+    """A passive that answers through the session's secure sum; see `HelperRole`. `checkpointed`:
+    its state for checkpoints, in addition to the count of its answers.
     """
 
     def __init__(
@@ -360,16 +362,17 @@ class SumHelper(HelperRole):
 
 
 class ActiveSum:
-    """The active's end: `send_request` to those present, `receive_sum` of their answers.
+    """The active's end of the secure sum: `send_request` to the present passives, `receive_sum` of
+    their answers.
 
     Args:
         rounding: the largest error of one number.
 
     Attributes:
-        opened: what it decoded last, (B, D); None before. Its own record; no message holds it.
+        opened: the sum that it decoded last, (B, D); None before. Its own record, in no message.
         present: the passives that have not fallen silent.
-        left: who fell silent in this session, and in which step.
-        steps_without_all: steps that were finished without somebody.
+        left: the passives that stopped answering in this session, with the step.
+        steps_without_all: steps that were finished without all passives.
     """
 
     def __init__(
@@ -481,11 +484,12 @@ class SumLearner(ActiveRole):
 
 
 class Aggregator(HelperRole):
-    """The aggregator's role: it takes one body of each passive that is left, step after step.
+    """The aggregator's role: in each step it receives one masked contribution of each present
+    passive.
 
-    Who falls silent stays out until the next session. The contract says whether the run stops for
-    all then, or goes on with those who are left; of steps that were answered before, among whom
-    they are answered again.
+    A passive that stops answering stays out until the next session. The contract defines whether
+    the run then ends, or continues with the others; and, for steps that are repeated, which
+    passives answered them before and so answer again.
     """
 
     name = AGGREGATOR
@@ -620,8 +624,8 @@ class Aggregator(HelperRole):
 
 
 class SumAggregator(Aggregator):
-    """The aggregator of a secure sum: it adds what it cannot read, and holds no key of the sum.
-    `combiner`: its end of the sum; rounds: between the passives and it, 1 or 2.
+    """The aggregator of a secure sum: adds masked contributions that it cannot read. `combiner`:
+    its end of the protocol; rounds: rounds of messages between passives and aggregator, 1 or 2.
     """
 
     def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
@@ -721,7 +725,7 @@ def _parse_sum(
 
 
 class StepGate:
-    """A gate that lets every step of a session through once, in rising order."""
+    """A check that every step of a session is answered at most once, in rising order."""
 
     def __init__(self, me: str) -> None:
         self._me = me
@@ -741,15 +745,17 @@ class Allowance:
     """The contract's limits on what the active may ask of one party: batch sizes, and answers for
     each row.
 
-    Answers are counted over all sessions of the run, in a write-ahead log: breaking off and
-    resuming gets no more of them. An answer with the same digest to the same step counts once.
+    Answers are counted over all sessions of the run, in a write-ahead log, so interrupting and
+    resuming a run yields no additional answers. A repeated answer (same step and digest) counts
+    once.
 
     Args:
         me: the party; contract: of the session.
-        aligned: number of positions; beyond: answers for a row above those for training.
+        aligned: number of alignment positions; beyond: answers for a row in addition to those for
+            training.
         log: the write-ahead log; None: memory and checkpoints only.
-        waits: whether an answer waits until its line is on the disk, and not with the operating
-            system alone, which a machine that loses power forgets.
+        waits: whether a line must be on the disk before its answer leaves; the operating system's
+            buffers are lost in a power failure.
 
     Raises:
         CheckpointError: the log was altered, or is of another run.
@@ -839,11 +845,13 @@ class Allowance:
 
 
 class DurableLog:
-    """One party's list of what must outlast sessions: a line each, on the disk before anybody sees
-    what it is about; readable by its owner only. Whole or torn, a line counts.
+    """One party's list of events that must survive sessions and crashes. Each is a line, on the
+    disk before its effect is visible; only the owner can read the file. A partly written line
+    counts too.
 
     Args:
-        name: of the list; own: whose it is. It is in no file, and empty, where `own` keeps no logs.
+        name: of the list; own: the party. Without a folder for logs the list is empty and in no
+            file.
     """
 
     def __init__(self, own: PartyContext, name: str) -> None:
@@ -874,13 +882,14 @@ class DurableLog:
 
 
 class RefusedSums:
-    """A count of the sums that the active refused, over all sessions: noted before anybody sees it.
+    """The number of sums that the active refused over all sessions, stored before a refusal is
+    visible.
 
-    Protects from: whoever alters sums, and learns from which of them the active takes. One session
-    tells which sum was the first to be refused (see `SumReceiver`); a resumed run computes
-    the same numbers, and would be asked about them again. So a run goes on after as many refused
-    sums as its user allows by name (`rules.refused_sums`), and no more. Raises CheckpointError:
-    more were refused, or the list cannot be read.
+    Protects from: an adversary who alters sums, and learns from which of them the active accepts.
+    One session reveals which sum was the first to be refused (see `SumReceiver`); a resumed run
+    computes the same numbers, so the adversary could test another alteration. Hence a run continues
+    after at most as many refused sums as its user allows (`rules.refused_sums`). Raises
+    CheckpointError: more were refused, or the list cannot be read.
     """
 
     def __init__(self, own: PartyContext) -> None:

@@ -30,7 +30,7 @@ _SPREAD_NUMBERS = 8
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """The most that a passive is asked for: rows at once, and how often each of them."""
+    """The limits on requests to a passive: rows in one request, and answers for each row."""
 
     rows: int
     releases: int

@@ -65,16 +65,17 @@ class VoteSettings(MethodSettings):
 
     Attributes:
         labeller: a key of `LABELLERS`: how every party labels rows from its own features.
-        prior: what the active believes before it reads votes: "best_solo", by the baseline that its
-            held-out labels choose; a key of `BASELINES`; or "labeller", its own of the passives'
-            kind.
-        help: "averaged": used; where labelled rows do not say that it is one, what is learnt with
-            it is averaged with the best three local models; "judged": used where labelled rows say
-            that it is one, and else the best local model stays; "always": used whatever they say.
-        epsilon: what the vote on one person may cost one passive, the labeller held fixed; null:
-            votes are opened without noise.
-        weights_epsilon: what the weights of `private_logistic`, which needs it, may cost a labelled
-            person. So of any labeller that noises its weights.
+        prior: the active's own prediction before it reads votes: "best_solo", the baseline with the
+            best held-out score; a key of `BASELINES`; or "labeller", its own labeller of the
+            passives' kind.
+        help: when votes are used. "averaged": always, but unless labelled rows show that they help,
+            the student is averaged with the best three local models; "judged": only if labelled
+            rows show that they help, else the best local model is the result; "always": without
+            this test.
+        epsilon: privacy cost of the vote on one person for one passive, with a fixed labeller;
+            null: votes are opened without noise.
+        weights_epsilon: privacy cost for a labelled person of the weights of `private_logistic`, or
+            of any other labeller that adds noise to its weights.
     """
 
     labeller: Annotated[str, NOBODY] = "spreading"
@@ -186,11 +187,11 @@ class VotesSettings(FormSettings, VoteSettings):
 
 
 class VotesActive(StudentActive):
-    """The active: asks for votes on the rows of its student, and teaches it what they say.
-    `opening`: of the votes, and what noise on them gives; None: there is none.
+    """The active of voting methods: requests votes on its student's rows, and trains the student on
+    the labels that they imply. `opening`: the guarantee of the opened votes; None: there is none.
 
     Attributes:
-        ballot: what it asks; classes: K; votes: what was opened, None before.
+        ballot: its request; classes: K; votes: the opened votes, None before.
     """
 
     student: Student
@@ -283,10 +284,10 @@ class VotesActive(StudentActive):
 
 
 class VotesPassive(HelperRole):
-    """A passive: votes once a session on the rows of its own people that it is asked about.
+    """A passive of voting methods: votes once a session on the requested rows that it knows.
 
     Attributes:
-        classes: K, as agreed; labeller: with which it votes.
+        classes: K, as agreed; labeller: the labeller that computes its votes.
         held_N: which positions are of people that it knows, (N,), bool.
     """
 

@@ -37,7 +37,7 @@ class CountingPassive(VotesPassive):
     """A passive that votes into no secure sum, and so counts and charges its own answers; see
     `VotesPassive`.
 
-    `noise`: what it adds, with its account; None: nothing.
+    `noise`: the noise that it adds, with its privacy account; None: none.
     """
 
     def __init__(

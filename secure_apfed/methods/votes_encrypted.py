@@ -55,9 +55,9 @@ class EncryptedVotesSettings(VoteSettings):
     """The settings of votes on labels that no passive sees, always soft; see `VoteSettings`.
 
     Attributes:
-        candidates: requests of which the passives see through all but one, so that a cheating
-            active is found out but for one time in so many; null: it is trusted. They hold
-            encrypted labels. Needed beside an epsilon.
+        candidates: number of encrypted requests C that the active sends; the passives check all but
+            one (cut and choose), so a cheating active stays undetected with probability 1 / C.
+            Null: the active is trusted. Required together with an epsilon.
     """
 
     name: Literal["votes_encrypted"]
@@ -291,12 +291,11 @@ def _parse_request(message: Envelope) -> tuple[bytes, bytes]:
 
 
 class OpenAudits:
-    """The audits of encrypted labels that ended before their request came, over all sessions of a
-    run.
+    """The unfinished audits of encrypted labels, over all sessions of a run.
 
-    Protects from: an active that falls silent where the coin keeps a request that is sound, until
-    it keeps one that is not. A line is written before anybody hears what the coin says, and another
-    once the request stood the test; where the first has no second, the session was broken off.
+    Protects from: an active that aborts whenever the coin leaves an honest request unchecked, until
+    it leaves a false one. One line is written before the coin is revealed, and another after the
+    audit passed; a first line without a second is an aborted session.
     """
 
     def __init__(self, own: PartyContext) -> None:
@@ -326,7 +325,7 @@ class OpenAudits:
 
 
 class EncryptedVotesAggregator(BallotAggregator):
-    """An aggregator whose input words are uniform to it; see `BallotAggregator`."""
+    """An aggregator whose inputs are uniformly random words to it; see `BallotAggregator`."""
 
     blocks = 0
 

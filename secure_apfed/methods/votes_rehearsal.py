@@ -44,7 +44,7 @@ _STEPS = 1024
 class RehearsalSettings(NoisedVoteSettings):
     """The settings of a rehearsal of votes. See `VoteSettings`.
 
-    epsilon: what the number may cost a person at a passive, the labeller held fixed.
+    epsilon: privacy cost of the reported number for a person at a passive, with a fixed labeller.
     """
 
     name: Literal["votes_rehearsal"]

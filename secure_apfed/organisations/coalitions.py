@@ -29,7 +29,7 @@ _THE_REMAINING = "what the remaining passive contributes: the sum minus the own 
 
 @dataclass(frozen=True, kw_only=True)
 class Coalition:
-    """Some roles that collude.
+    """A group of colluding roles, and what it could read or alter.
 
     Attributes:
         who: the roles, in the words of the table of coalitions.

@@ -44,12 +44,13 @@ class OwnRecord:
 
     Args:
         keeps: whether it keeps what it sends, up to 256 MB from the start and from the end.
-        past: the totals of its earlier sessions, from which its counts continue.
+        past: the totals of its earlier sessions, to which its counts are added.
 
     Attributes:
-        sent_by_me: what it sent in all sessions, by receiver and kind; heard: what it received.
+        sent_by_me: the messages that it sent in all sessions, by receiver and kind; heard: those
+            that it received.
         past: its sessions before this one.
-        rows: of its table by position of the alignment, once it knows them; -1: not its own.
+        rows: rows of its table by alignment position, once known; -1: a person that it lacks.
     """
 
     def __init__(

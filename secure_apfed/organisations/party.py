@@ -165,9 +165,11 @@ class OwnLimits(Settings):
     """A party's own limits, below which no settings of a run may go.
 
     Attributes:
-        minima: by setting, as `rules.minimum_batch: 20`: the least that this party takes part with.
-            Of a choice the one that protects least, as `party_seeds: secret`. `*` is any name.
-        maxima: of settings of which more protects less, as `rules.spare_answers: 2`.
+        minima: by setting, such as `rules.minimum_batch: 20`, the smallest value that this party
+            accepts; for a choice the least protective one, such as `party_seeds: secret`. `*` is
+            any name.
+        maxima: the largest accepted value of settings that protect less if larger, such as
+            `rules.spare_answers: 2`.
     """
 
     minima: dict[str, Limit] = {}
@@ -720,8 +722,8 @@ def join_session(
 
 
 class _ActiveCallbacks(RunCallbacks):
-    """The party that runs the active alone, and looks in checkpoints for absent parties that are
-    back.
+    """The training loop's callbacks at an active in its own process: report progress, and check at
+    each checkpoint whether absent parties are back.
     """
 
     def __init__(

@@ -208,7 +208,8 @@ class FilesReplacedError(ApfedError):
 
 
 class SessionFiles:
-    """The files that a serving session was begun with: the party's own, and those of TLS.
+    """The files that a serving session started with: the party's file and those of TLS; it restarts
+    if they change.
 
     Args:
         path: of the party's file; file: its content; others: further files.

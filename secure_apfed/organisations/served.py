@@ -95,18 +95,18 @@ def _read_run_name(folder: PartyFolder) -> str:
 
 
 class AnswerBook:
-    """A passive's record of its answers, in all sessions; people stand in it under a hash with its
-    own key.
+    """A passive's record of its answers in all sessions; it stores keyed hashes of people's IDs.
 
     Args:
-        path: a file on this machine's disk, its owner's alone.
-        people: how many people may be asked about; limits that are not set follow from it.
-        budget: what all answers about one person may cost; None: whatever the limits allow.
+        path: a file on this machine's disk that only its owner can read.
+        people: number of people in requests at most; limits that are not set follow from it.
+        budget: the epsilon that all answers about one person may cost; None: no bound but the
+            limits.
         run: the run whose model answers.
         today: returns the day that answers count for.
 
     Raises:
-        CheckpointError: another file lies there, or the book of another party or run.
+        CheckpointError: the file is no record of answers, or one of another party or run.
     """
 
     def __init__(

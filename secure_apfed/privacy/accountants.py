@@ -205,14 +205,14 @@ def _check_delta(delta: float) -> None:
 
 
 class NoFigureError(ConfigError):
-    """An accountant has no figure here: its numbers or its grid end before, and it says where."""
+    """An accountant cannot compute a figure for these values; the message names its limit."""
 
 
 class Accountant:
     """One way of bounding what several releases of a row cost together.
 
-    `gaussian` goes from (noise multiplier, releases, delta) to epsilon, by the figures of a library
-    that may have none.
+    `gaussian` maps (noise multiplier, releases, delta) to epsilon with a library that does not
+    cover all values.
     """
 
     def __init__(

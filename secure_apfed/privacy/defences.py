@@ -56,9 +56,9 @@ class GradientDefence(ABC):
 
     Attributes:
         name: its key, and `kind` in the configuration.
-        protects: what it changes on its way out; nothing, unless a class says more. Whoever lets
-            that out runs it; where nobody does, it does nothing and is refused.
-        gives: what it does and does not do, for the report.
+        protects: which message it changes; none by default. The party that sends this message runs
+            it; a method without this message refuses the defence.
+        gives: what it does and does not guarantee, for the report.
         settings: of a class outside of this package, its own settings.
     """
 
@@ -82,10 +82,10 @@ class Compression(GradientDefence):
     """A gradient compression that sets all but the `keep` largest magnitudes of the batch to zero.
 
     Lin, Han, Mao, Wang and Dally 2018 (Deep Gradient Compression), section 3, without their
-    accumulation of what was left out: each row is in a batch once an epoch, and what is kept
-    back is meant to stay back. As a defence: Fu et al. 2022 (Label Inference Attacks Against
-    Vertical Federated Learning). The largest numbers carry most of what such attacks use. It saves
-    no bytes here, since zeros are sent too: which numbers were kept is then not told apart.
+    accumulation of omitted gradients: each row is in a batch once an epoch, and omitted values are
+    meant to stay hidden. As a defence: Fu et al. 2022 (Label Inference Attacks Against Vertical
+    Federated Learning). The largest numbers carry most of what such attacks use. It saves no bytes
+    here, since zeros are sent too; so the message size does not reveal which numbers remained.
     """
 
     name: ClassVar[str] = "compression"
@@ -169,9 +169,9 @@ class Marvell(GradientDefence):
 
     Li, Sun, Yang, Gao, Zhang, Xie, Smith and Wang 2022 (Label Leakage and Protection in Two-party
     Split Learning). Two deviations: a batch with rows of one class only, whose gradients would
-    tell that, leaves as zeros; and the power is s |g1 - g0|^2 throughout, never searched for. The
-    bound is about gradients that are Gaussian within each class, with moments estimated from the
-    batch, and about one release; many epochs of the same row add up.
+    reveal this class, is sent as zeros; and the power is always s |g1 - g0|^2, without a search.
+    The bound is about gradients that are Gaussian within each class, with moments estimated from
+    the batch, and about one release; many epochs of the same row add up.
     """
 
     name: ClassVar[str] = "marvell"

@@ -81,7 +81,7 @@ class GradientGuard(ClippedNoise):
     """A guard that clips each example's gradient to norm `clip` and noises the sum.
 
     The noise is a function of the key, the step, the rows and the clipped sum, or under
-    "reproducible_insecure" of key and step alone: noise.py says what that is good for.
+    "reproducible_insecure" of key and step alone; see noise.py.
 
     Args:
         clip: C, the L2 bound of one example's gradient over all parameters together.
@@ -146,17 +146,18 @@ def sum_clipped_gradients(samples: Sequence[Tensor], clip: float) -> Tensor:
 
 @dataclass(frozen=True)
 class PrivateUpdates:
-    """The guard that makes a party's updates private, and their account."""
+    """A party's gradient guard (DP-SGD) together with the account of its private updates."""
 
     guard: GradientGuard
     ledger: PrivacyLedger
 
 
 class PrivateGradient:
-    """A watcher of the modules' forward and backward passes that replaces their gradient.
+    """Hooks on the modules' forward and backward passes that replace their gradient by the guard's
+    clipped and noisy one.
 
     `private`: the guard and the ledger; the ledger counts rows of the party's table. Raises
-    ModelError: a module whose examples cannot be told apart, in the words of Opacus.
+    ModelError: a module without per-example gradients, in the words of Opacus.
     """
 
     def __init__(

@@ -60,10 +60,11 @@ _SEED_STATEMENT = (
 
 
 class RepresentationGuard(ABC):
-    """One way of making representations fit to be sent; a subclass that keeps rows says so.
+    """A mechanism that protects representations before they are sent: h (as encoded) becomes z (as
+    sent).
 
-    A class that says nothing of its noise promises nothing: its epsilon is infinite. What it does
-    say is measured on its first release (`secure_apfed.privacy.measured.check_guard`).
+    A class that declares no noise has no guarantee: its epsilon is infinite. A declared one is
+    tested on its first release (`secure_apfed.privacy.measured.check_guard`).
 
     Attributes:
         name: its key in the table `GUARDS`.
@@ -231,7 +232,7 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
     each number.
 
     The noise is a function of the key, the step, the rows and the clipped representations, or under
-    "reproducible_insecure" of key and step alone: noise.py says what that is good for.
+    "reproducible_insecure" of key and step alone; see noise.py.
 
     Under "secret" the noisy numbers are rounded to a grid, see noise.py. The gradient of `release`
     is that of the clip; noise and rounding are constants to autograd.
@@ -315,14 +316,15 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
 
 
 class FrozenGaussianGuard(GaussianGuard):
-    """A guard that noises each row once, as `GaussianGuard`, scales it, and sends the result ever
-    after.
+    """A guard that adds noise to each row once, as `GaussianGuard`, scales it, and sends this
+    frozen result in every epoch.
 
-    Above all against averaging: many epochs show no more of a row than its first release.
-    Guarantee: that of one Gaussian release of each row, however long the run, with the encoder
-    held fixed. The price: the receivers see every row as the encoder was when that row was first
-    sent, which early in a run is hardly trained. The gradient goes straight through: what arrives
-    for the frozen row is passed on to today's clipped representation, as if that had been sent.
+    Protects from averaging over epochs: many epochs reveal no more of a row than its first release.
+    Guarantee: that of one Gaussian release of each row, however long the run, with the encoder held
+    fixed. The price: receivers see every row as the encoder computed it when the row was first
+    sent, early in the run and hardly trained. The gradient is straight-through: the one that
+    arrives for the frozen row is applied to the current clipped representation, as if that had been
+    sent.
 
     The scale is public, 1 / sqrt(1 + D sigma^2 / C^2), which brings the norm of clip and noise back
     to about C: post-processing, which costs nothing, and without which receivers' networks meet
@@ -330,8 +332,8 @@ class FrozenGaussianGuard(GaussianGuard):
     helps is what they carry of the passives' features, and that needs no h
     (apfed-without-labels.md).
 
-    The frozen rows are state: a run that resumes must restore them, or it would noise its rows
-    anew. It would not go unnoticed: the ledger charges bytes that it has not seen.
+    The frozen rows are state: a resumed run must restore them, or it would release its rows with
+    new noise, which the ledger would charge.
 
     Example:
         >>> from apfed_protocols.randomness import fresh_key

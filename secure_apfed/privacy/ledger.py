@@ -123,11 +123,12 @@ class Release:
 
 
 class _Log:
-    """One party's write-ahead log, continued or begun; its releases are visited, the oldest first.
+    """One party's write-ahead log of releases, new or continued; stored releases are replayed,
+    oldest first.
 
     Raises:
-        CheckpointError: what lies there is no file, no log, a log that was begun with another
-            header, or one that was altered; it is left as it is.
+        CheckpointError: the path is no file or no log, or its log has another header or was
+            altered; it is left unchanged.
     """
 
     def __init__(
@@ -245,12 +246,12 @@ class ReleaseCounts:
     forgets what was sent since; for simulations.
 
     Attributes:
-        of_row_N: releases of each row; most: of any.
+        of_row_N: releases of each row, (N,); most: their maximum.
         steps: that released any row; step_repeated: whether one did so twice.
 
     Raises:
         ConfigError: a negative number of rows.
-        CheckpointError: the log was altered, or was begun `about` other facts.
+        CheckpointError: the log was altered, or its header has other facts than `about`.
     """
 
     def __init__(self, *, rows: int, log: Path | None, about: Mapping[str, Any]) -> None:
@@ -349,17 +350,18 @@ class PrivacySpent:
     """The privacy cost of a party so far, for the run, its report and its result.
 
     Attributes:
-        epsilon_x: one row's releases together, replace-one, encoder held fixed; of a ledger of
-            votes or contributions its own figure (`PrivacyLedger.figure`).
-        epsilon_y: one training label, in all that is sent and in the finished model; infinite
+        epsilon_x: epsilon of all releases of one row, replace-one, with a fixed encoder; for a
+            ledger of votes or contributions the figure named by `PrivacyLedger.figure`.
+        epsilon_y: epsilon of one training label, for all messages and the finished model; infinite
             unless a label mechanism stood before training (then at delta 0) or it was private.
-        epsilon_model: whole records in the trained model; infinite where there is no guarantee.
-        delta: at which epsilon_x holds.
+        epsilon_model: epsilon of a whole record, for the trained model; infinite without a
+            guarantee.
+        delta: of epsilon_x.
         releases: T, the releases of the row that was sent most often.
         mu: parameter of Gaussian DP of those releases together.
-        accountants: epsilon_x by each accountant that was asked, by its name in `ACCOUNTANTS`;
-            where one has no figure, words that say why.
-        trace: how epsilon_x came about, line by line.
+        accountants: epsilon_x by the name of each used accountant in `ACCOUNTANTS`; the reason, as
+            text, where one has no figure.
+        trace: the derivation of epsilon_x, line by line.
     """
 
     epsilon_x: float
@@ -395,17 +397,18 @@ class BudgetExhaustedError(ApfedError):
 
 
 class PrivacyLedger:
-    """An account that counts the releases of every row, and stops at the budget.
+    """A privacy account that counts the releases of every row, and refuses a release beyond the
+    budget.
 
     Args:
-        mechanism: what one release does.
+        mechanism: the mechanism of one release.
         delta: in (0, 1).
         budget: the largest epsilon_x; None never stops.
         rows: N, how many rows there are; positions are 0..N-1.
         log: file of the write-ahead log; None keeps the account in memory and checkpoints only.
         seeded: whether noise depends on the step alone. Two different releases of one step then
             differ by no noise at all, so that there is no guarantee after the second.
-        figure: by which of `secure_apfed.settings.promises.FIGURES` what it counts is called.
+        figure: the name of its epsilon in `secure_apfed.settings.promises.FIGURES`.
 
     Attributes:
         charges: batches that this object allowed to be sent, repeats included.

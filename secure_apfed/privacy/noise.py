@@ -150,7 +150,8 @@ def clip_gradients(gradient_BP: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 class NoiseSource:
-    """One party's noise for one purpose, of its 32 secret bytes; see above for what it is bound to.
+    """One party's noise for one purpose, derived from its 32 secret bytes; the module says from
+    what else.
 
     Raises:
         LocalProtocolError: a key of the wrong length.

@@ -44,12 +44,12 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class LabelMechanism(ABC):
-    """One way of answering for labels.
+    """A mechanism that randomises labels before training (local label differential privacy).
 
     Attributes:
         name: its key in the table `LABEL_MECHANISMS`.
-        unsafe: whether it protects nothing; so it is where a class does not say False.
-        stages: disjoint parts that labels are cut into; later ones are answered with a prior.
+        unsafe: whether it protects nothing; True unless a class sets it to False.
+        stages: number of disjoint parts of the labels; later parts are randomised with a prior.
         epsilon: epsilon_y of one label's answer, at delta 0: above 0 and at most 40, or infinite
             without protection.
         classes: K, at least 2; without protection 0 where labels are numbers.
@@ -176,9 +176,9 @@ class NoLabelPrivacy(LabelMechanism):
 class LabelResponse(LabelMechanism):
     """A K-ary randomised response: each label is kept or replaced by chance, once, before training.
 
-    Against: whoever reads anything that the labels move afterwards, the released representations
-    and the finished model included. Guarantee: epsilon_y label differential privacy, delta 0,
-    replace-one label, features public. As every later step reads the randomised labels only, it
+    Protects from: any reader of results that depend on the labels, such as the released
+    representations and the finished model. Guarantee: epsilon_y label differential privacy, delta
+    0, replace-one label, features public. As every later step reads the randomised labels only, it
     holds for any number of epochs and composes with nothing. It says nothing of features. Test
     accuracy must be taken on untouched labels that train nothing.
     """
@@ -226,16 +226,16 @@ def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiStageResponse(LabelMechanism):
-    """A mechanism (LP-MST) that answers labels part by part, the later ones with a model's
-    expectations.
+    """A mechanism (LP-MST) that randomises labels part by part; later parts use a model trained on
+    earlier ones as prior.
 
     Ghazi, Golowich, Kumar, Manurangsi and Zhang 2021, Deep Learning with Label Differential
-    Privacy, Algorithms 1 to 3. The training rows are cut into disjoint parts. The first is
-    answered by randomised response; each later one by `RRWithPrior` with the model that was
-    trained on the answers before it as prior: only the k classes that the model thinks likeliest
-    are answered, so that fewer answers are noise where the model knows something. Two deviations:
-    one model goes on training where the paper trains a new one in each stage, and its priors are
-    taken as they are, without the paper's temperature.
+    Privacy, Algorithms 1 to 3. The training rows are cut into disjoint parts. The first is answered
+    by randomised response; each later one by `RRWithPrior` with the model that was trained on the
+    answers before it as prior: only the k classes that the model thinks likeliest are answered, so
+    that fewer answers are noise where the model knows something. Two deviations: one model
+    continues training where the paper trains a new one in each stage, and its priors are used
+    without the paper's temperature.
 
     Guarantee: that of `LabelResponse`, for each label is answered once, and a prior reads answers
     of other labels only. A bad prior costs accuracy and no privacy. Needs: parts that do not depend
@@ -317,10 +317,10 @@ class VoteResponse:
     """A K-ary randomised response on a hard vote; a person without a vote answers any class alike.
 
     Guarantee: each answer is epsilon-DP, delta 0, for the replacement of one vote by any other or
-    by none, WITH THE LABELLER HELD FIXED. Silence, too, keeps an answer's ratio within e^epsilon:
-    1 / K lies between the two probabilities (e^epsilon + K - 1)^-1 and
-    e^epsilon (e^epsilon + K - 1)^-1 of randomised response. What that says of a person depends on
-    the labeller: `secure_apfed.labellers.guarantee`.
+    by none, WITH THE LABELLER HELD FIXED. Silence, too, keeps an answer's ratio within e^epsilon: 1
+    / K lies between the two probabilities (e^epsilon + K - 1)^-1 and e^epsilon (e^epsilon + K -
+    1)^-1 of randomised response. What that says of a person depends on the labeller; see
+    `secure_apfed.labellers.guarantee`.
 
     Attributes:
         epsilon: of one answer, above 0 and at most 40; classes: K, at least 2.

@@ -66,7 +66,9 @@ _named: ContextVar[Mapping["_LayerAccount", object]] = ContextVar(
 
 
 class _Charged(KeepsSecrets):
-    """An account that counts its own steps; `epochs` releases of a row use its budget up."""
+    """A privacy account that counts its own steps; `epochs` releases of a row exhaust
+    its budget.
+    """
 
     def __init__(
         self,
@@ -119,14 +121,15 @@ class _Charged(KeepsSecrets):
 
 
 class _LayerAccount(_Charged):
-    """What a layer and its copies share: the noise key, the releases of each row, the steps.
+    """The state that a layer and its copies share: the noise key, the releases of each row, the
+    steps.
 
     A copy with a key of its own would need a second account of the same people; a copied key with
     a second count of steps would use the noise of a step twice. So there is one of each.
 
-    The account of a process is one line of counts under a random ID. What other accounts released
-    of the same people, as this one's own before a restart, is loaded as lines of theirs: of each
-    ID the largest counts that were seen hold, and the lines add up.
+    The account of a process is one line of counts under a random ID. Releases of the same people by
+    other accounts, such as this one before a restart, are loaded as further lines: for each ID the
+    largest known counts apply, and the lines are added.
     """
 
     def __init__(
@@ -256,7 +259,8 @@ class _LayerAccount(_Charged):
 
 
 class PrivateRelease(nn.Module):
-    """A layer that clips each row, charges, and adds Gaussian noise: `z = guard(h, rows=batch)`.
+    """A layer that clips each row of h, charges its privacy cost, and adds Gaussian noise: `z =
+    guard(h, rows=batch)`.
 
     Guarantee: that of `GaussianGuard`, (epsilon, delta) for all releases of one row together,
     replace-one, WITH THE ENCODER HELD FIXED, for an encoder that computes each row from that row
@@ -491,19 +495,20 @@ def _require_running(h: object) -> None:
 
 
 class PrivateContributions(_Charged):
-    """One contributor's discrete Gaussian noise under a secure sum, and its account.
+    """One contributor's discrete Gaussian noise for a secure sum, and its privacy account.
 
-    Each contributor makes one, of the same numbers; all agree on `SumAgreement(noise=its.noise)`
-    and contribute with the noise that `draw` returns. Guarantee and sources: `contributions`.
+    Each contributor creates one with the same arguments; all agree on
+    `SumAgreement(noise=its.noise)` and add the noise that `draw_noise` returns. Guarantee and
+    sources: `contributions`.
 
     Args:
         epsilon, delta: what the contributions of one row may cost together.
         epochs: in how many contributions each row may be; rows: N, of this contributor's table.
         numbers: D, numbers of one row of a contribution, each of which is clipped to C.
-        moved: how many rows of one contribution a person moves: 1 where a row is of one person or
-            there is one row; the batch's B where a loss mixes rows.
-        honest: contributors whose noise counts, oneself included: those without whom there is no
-            sum, less those who collude.
+        moved: how many rows of one contribution depend on one person: 1 if a row is of one person
+            or there is one row; the batch's B if a loss mixes rows.
+        honest: number of contributors whose noise counts, oneself included: the contributors that
+            every sum needs, minus the colluding ones.
         bits: of fixed point, as the sum has.
 
     Attributes:

@@ -75,7 +75,7 @@ class _Written(BaseModel):
 
 
 class Opened(_Written):
-    """The log was begun or continued; one line a process.
+    """The log was created or continued; one line for each process.
 
     Attributes:
         party: the log's owner; identity: its Ed25519 public key, hex.
@@ -92,7 +92,7 @@ class Opened(_Written):
 
 
 class Agreed(_Written):
-    """All parties have signed the contract of a session, whose SHA-256 stands here in hex.
+    """All parties signed the contract of a session; contains its SHA-256 in hex.
 
     Attributes:
         resumes: the step from which it resumes; absent: from the start.
@@ -138,8 +138,7 @@ class Refused(_Written):
 
 
 class Counted(_Written):
-    """A record of how far a counter of this party had counted; see
-    `secure_apfed.organisations.counters`.
+    """The state of one of this party's counters; see `secure_apfed.organisations.counters`.
 
     Attributes:
         counter: name of its file in the party's folder.
@@ -224,7 +223,9 @@ def _require_format(body: bytes, *, path: Path, number: int) -> None:
 
 
 class _Chain:
-    """The chain over the lines so far: makes the next line, or follows a log that exists."""
+    """The hash chain over the lines so far: makes the next line, or verifies those of an existing
+    log.
+    """
 
     def __init__(self, path: Path) -> None:
         """Start before the first line."""

@@ -290,9 +290,9 @@ def list_versions(device: torch.device) -> dict[str, str]:
 
 
 class RunWriter:
-    """A writer of a run's folder while it runs.
+    """A writer of results and metrics to a run's folder during the run.
 
-    `heard`: what the active received, if it runs in a process of its own in its own folder.
+    `heard`: the messages that the active received, if it runs in its own process and folder.
     """
 
     def __init__(
@@ -471,7 +471,9 @@ class PartyBackError(RunStoppedError):
 
 
 class RunCallbacks:
-    """The callbacks of a training loop to whoever runs it; without a writer nothing is written."""
+    """The callbacks of a training loop to the code that runs it; without a writer nothing is
+    stored.
+    """
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
         self.writer = writer

@@ -29,7 +29,7 @@ class Training(Progress):
 
 
 class LongWork(BaseModel):
-    """A report on long work beside the training, when it goes on or ends.
+    """A report on the progress or end of long work other than training steps.
 
     Attributes:
         party: whose; empty: of the process that writes.
@@ -49,7 +49,7 @@ class LongWork(BaseModel):
 
 
 class Failure(BaseModel):
-    """The last line of a party that could not go on."""
+    """The last line of a party that stopped with an error."""
 
     kind: str
     exit_code: int

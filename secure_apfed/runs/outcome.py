@@ -57,7 +57,9 @@ Epsilon = Annotated[float, BeforeValidator(_parse_epsilon)]
 
 
 class Written(BaseModel):
-    """A result that a run wrote; it may hold facts that no reader uses."""
+    """The base of results stored by a run; unknown fields are accepted, so that readers of other
+    versions work.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -193,10 +195,10 @@ class Ranking(Written):
 
 
 class Stated(Written):
-    """The accounts that one passive signed of what it charged; empty: it counts nothing.
+    """The privacy accounts that one passive signed; empty: it counts nothing.
 
     Attributes:
-        step: before which it said so last; None: it never did.
+        step: the step of its last signed report; None: it never sent one.
     """
 
     accounts: tuple[Contributions, ...] = ()
@@ -212,12 +214,12 @@ class Outcome(Written):
         promises: what `privacy` and `contributions` come to, figure by figure, for programs; a run
             of an older version holds none. Who reads a folder asks `promises_in` instead.
         stated: by passive that ran apart, what it signed; `statements.json` holds the signatures.
-        help: what the active's labelled rows say of votes; None: nobody voted.
+        help: the value of votes, measured on the active's labelled rows; None: there were no votes.
         less_protected: a sentence of each setting that protects less than by default.
         shared_organisations: a sentence of each organisation that reads or alters more because it
             runs several parties, where a sealed project says who runs them.
-        measured_rows: by inference variant, of how many test rows it says something; a run of an
-            older version tells none. Readers ask `count_measured_rows` instead.
+        measured_rows: by inference variant, the number of test rows that its measures use; missing
+            in older versions. Readers use `count_measured_rows` instead.
     """
 
     method: str
@@ -350,7 +352,7 @@ def load_outcome(folder: RunFolder) -> Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """The full record of a run that an experimenter holds, for attacks and reports. Not a party's.
+    """The full record of a simulated run, for attacks and reports; no real party has it.
 
     Attributes:
         alignment: by party, positions in its own table; position k is the same person at
@@ -511,27 +513,30 @@ class RunResult:
 
     Attributes:
         accuracy: on the test rows, by inference variant.
-        measure: that the run is judged by; measures: all on the test rows, by variant and name.
-        undefined: why, by variant and name, of the measures that its test rows do not define.
+        measure: the main measure of the run; measures: all on the test rows, by variant and name.
+        undefined: the reason, by variant and name, for measures that are undefined on its test
+            rows.
         ranking, calibration: of the headline where it tells two classes apart; None: not measured,
             not done.
-        threshold: that the active's model decides at; None: it takes the likeliest class.
+        threshold: decision threshold of the active's model; None: it predicts the likeliest class.
         never_predicted: classes with labels that no test row is given, each with the threshold that
             labelled training rows would choose; None: there is none to choose.
         wire_bytes: on all links in all sessions; sessions: how many all parties agreed on.
-        steps: in all sessions; those that were played again count again.
-        privacy: what was spent by the party that spent most.
-        contributions: by passive that adds noise of its own, what that cost it, in plain values.
+        steps: in all sessions; repeated steps count again.
+        privacy: the privacy spent by the party that spent most.
+        contributions: by passive that adds noise, the privacy that its contributions cost, in plain
+            values.
         promises: what both come to, figure by figure.
-        stated: by passive that ran apart, what it signed that it charged, likewise.
-        trained: the active's rows as it trained on them, with what its label mechanism answered;
-            None where another process played it.
-        help: what labelled rows say of votes that were asked for; None: nobody voted.
-        said: of the test rows, by variant; empty where another process played the active.
-        measured_rows: by variant, of how many test rows it says something.
-        recorded: what the experimenter holds, where one process played all parties.
-        own_networks: the active's, as they were trained, where one process played all parties and
-            they predict alone.
+        stated: by passive in its own process, the privacy accounts that it signed.
+        trained: the active's rows as used in training, with the labels that its label mechanism
+            returned; None if the active ran in another process.
+        help: the value of votes, measured on labelled rows; None: there were no votes.
+        said: the predictions for the test rows, by variant; empty if the active ran in another
+            process.
+        measured_rows: by variant, the number of test rows with a prediction.
+        recorded: the experimenter's record, if one process simulated all parties.
+        own_networks: the active's trained networks, if one process simulated all parties and they
+            predict alone.
     """
 
     method: str

@@ -179,7 +179,9 @@ class _Flow(BaseModel):
 
 
 class _BrokenSessions(BaseModel):
-    """The counts in a run folder beside its checkpoints when a session was broken off."""
+    """The message and step counts of interrupted sessions, stored in the run folder next to the
+    checkpoints.
+    """
 
     model_config = ConfigDict(extra="ignore")
 

@@ -56,15 +56,15 @@ class _Parts(BaseModel):
 
 @dataclass(frozen=True)
 class SoloModel:
-    """The encoder and head, ready to predict.
+    """The model that the active stores: encoder and head, ready to predict from its features alone.
 
     Attributes:
         classes: names in the order of the outputs; empty of a regression.
         encoding: turns the active's raw features into the encoder's input.
         card: everything that is known about the model, JSON-able.
-        threshold: of two classes, the probability of the second from which on it is decided for;
-            None: the likeliest class is.
-        task: what it learnt, and what it therefore tells.
+        threshold: for two classes, the probability from which on the second is predicted; None: the
+            likeliest class is predicted.
+        task: the learning task, which defines what its outputs are.
     """
 
     network: nn.Module = field(repr=False)
@@ -372,7 +372,7 @@ def predict_into(
 
 
 class _Predictor:
-    """A model, and how what it has predicted so far compares with its training rows."""
+    """A model with statistics that compare the rows it predicted so far with its training rows."""
 
     def __init__(self, model: SoloModel) -> None:
         """Take a model; measure drift if its encoding is of columns."""

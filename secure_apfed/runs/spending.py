@@ -33,7 +33,8 @@ _SEEDED = (
 
 
 class ReleaseMeter:
-    """A meter of one party's promise so far; its ledgers are asked anew only after a charge.
+    """A cache of the privacy promise that one party has used so far, recomputed only after a
+    charge.
 
     Args:
         config: of the run; role: of the party in it, active, passive, aggregator or dealer.

@@ -36,7 +36,8 @@ _BATCH = 1000
 
 
 class TrainingLabels:
-    """The answers for the true labels of `held`, drawn from the active's noise key by stages.
+    """The randomised labels that replace the true ones in training, drawn stage by stage with the
+    active's noise key.
 
     A log keeps a keyed digest of each stage.
     """

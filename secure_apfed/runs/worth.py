@@ -66,8 +66,8 @@ class WhoHelped(Written):
     """The worth of every passive in one run; the file `who-helped.json`.
 
     Attributes:
-        measure: that the run is judged by; reached: by the model with all passives, None where the
-            test rows do not define it.
+        measure: the main measure of the run; reached: its value with all passives, None if it is
+            undefined on the test rows.
         rows: of how many test rows.
         party_seeds: whether initial weights are the same in all trainings.
         seconds: that the further trainings took together.
