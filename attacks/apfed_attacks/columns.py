@@ -156,7 +156,7 @@ def join_own_columns(
 def correct_priors(
     prior_NK: FloatArray, released_NF: FloatArray, labels_N: NDArray[np.int64], trust: float
 ) -> FloatArray:
-    """Return class probabilities (N, K): what own features tell, corrected by released ones.
+    """Return class probabilities (N, K) by own features, corrected by released columns.
 
     Each class is a Gaussian around a mean of its released columns, one variance for all classes.
     Few labels tell little of the means, so all rows do, each as far as it seems to be of a class,

@@ -456,7 +456,7 @@ def _format_title(attack: Attack) -> str:
 def _prepare_attacks(
     names: Iterable[str | AttackChoice] | None, *, draws_known_rows: bool
 ) -> Iterator[Attack]:
-    """Yield the attacks to mount; a name stands for its suite where known rows are drawn."""
+    """Yield the attacks to mount; a bare name means its suite if known rows are drawn."""
     quick: Mapping[str, Any] = _QUICK if names is None else {}
     for name in [names] if isinstance(names, str) else (ATTACKS if names is None else names):
         if isinstance(name, AttackChoice):

@@ -89,7 +89,7 @@ class Pace:
 
     @property
     def order(self) -> list[int]:
-        """Return the planned attacks as they run: as given, or under a budget the
+        """Return the planned attacks in the order of running: as given, or under a budget the
         shortest first.
         """
         attacks = list(range(len(self._names)))
@@ -97,7 +97,7 @@ class Pace:
 
     @contextmanager
     def time_attack(self, attack: int) -> Iterator[Callable[[], None]]:
-        """Time one attack; yield what is to be called after each of its passes.
+        """Time one attack; yield the function to call after each of its passes.
 
         Raises:
             OutOfTime: the attack does not fit into the rest of the budget, or no longer does.

@@ -170,7 +170,9 @@ def reveal_public(
 
 
 def _list_training_positions(recording: Recording, victim: str | None = None) -> Tensor:
-    """Return positions of the training rows, ordered so that a draw depends on the seed alone."""
+    """Return positions of the training rows, in the order of the active's table, so that a draw
+    depends on the seed alone.
+    """
     data = recording.data
     trained = positions_of(recording.alignment[data.active.name], data.train_rows)
     present_A = _find_present_rows(recording, [victim] if victim else []).get(victim or "")

@@ -379,7 +379,7 @@ def _check_guess(attack: Attack, guess: Guess, known: Tensor, columns: int) -> N
 
 
 def _get_known_positions(attack: Attack, view: AdversaryView) -> Tensor:
-    """Return the positions of the rows whose target the adversary was told."""
+    """Return the positions of the rows whose target the adversary knew."""
     known = view.knowledge.labels if attack.target == "labels" else view.knowledge.shadow
     return known.positions
 

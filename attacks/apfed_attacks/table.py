@@ -66,7 +66,7 @@ _ENTRIES: tuple[type[Attack], ...] = (
 
 
 def _require_attack(found: Any, code: str) -> type[Attack]:
-    """Return an attack of others; its results go by the name that it gives itself."""
+    """Return another author's attack; its results carry the name in its class."""
     del code
     kind: type[Attack] = require_class(found, Attack)
     if ATTACKS.setdefault(kind.name, kind) is not kind:

@@ -392,7 +392,7 @@ class VoteRequest:
 
 
 def draw_weights_anew(networks: nn.Module) -> None:
-    """Draw all weights anew in place, which leaves the architecture alone.
+    """Draw all weights again in place; the architecture does not change.
 
     Raises:
         AttackError: a module has weights of its own, and nothing that draws them.
@@ -415,8 +415,9 @@ def collect_representations(view: AdversaryView, epoch: int, sender: str | None 
     Representations of several senders (TVFL's passives) stand side by side, in the order of their
     names, for the positions that all of them released; or those of `sender` alone.
 
-    Raises: AttackError: the view has none, as in the functions below. RemoteProtocolError: a
-    payload that is not rows and representations.
+    Raises:
+        AttackError: the view has none, as in the functions below.
+        RemoteProtocolError: a payload that is not rows and representations.
     """
     releases = [
         (message.sender, rows, h) for message, rows, h in _iter_releases(view, epoch, sender)

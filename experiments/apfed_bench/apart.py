@@ -53,7 +53,7 @@ PSI = Bench(
 
 
 def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """Yield the rows of one size; compare what is wanted with its rival."""
+    """Yield the rows of one size: each wanted case with the case that it is compared with."""
     requested = [case for case in psi_case.CASES if f"{case}/{size}" in wanted]
     needed = {*requested, *(_RIVAL[case] for case in requested if case in _RIVAL)}
     runs: dict[str, list[Mapping[str, Any]]] = {

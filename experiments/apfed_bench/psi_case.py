@@ -62,7 +62,7 @@ def _make_ids(me: str, size: int) -> list[bytes]:
 
 
 def _estimate_floor_seconds(size: int) -> float:
-    """Estimate from a sample what X25519 alone takes a party, for its own set and the other's."""
+    """Estimate from a sample how long X25519's multiplications take a party, for both sets."""
     from nacl.bindings import crypto_scalarmult
 
     scalar = os.urandom(32)
@@ -314,7 +314,7 @@ def _run_spu_party(
 
 
 def _run_spu(protocol: str, size: int) -> Measured:
-    """Run two processes on the loopback; spu does not tell bytes."""
+    """Run two processes over the loopback; spu does not report bytes."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
     for free in sockets:

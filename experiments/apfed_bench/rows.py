@@ -176,7 +176,7 @@ def clock_step() -> float:
 
 
 def find_crypten_error() -> str:
-    """Return what is wrong with CrypTen here; nothing if it loads."""
+    """Return why CrypTen does not load here; empty if it loads."""
     try:
         load_crypten()
     except LocalProtocolError as error:

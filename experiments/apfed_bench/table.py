@@ -142,7 +142,7 @@ def load_measurement(path: Path) -> Measured:
 
 
 def format_bench(measured: Measured, only: str = "*") -> str:
-    """Return a bench's table, what it was measured on, and why what is missing is missing."""
+    """Return a bench's table, the machine it was measured on, and why rows are missing."""
     machine = measured["machine"]
     step = measured["clock_step"]
     rows = [line for line in measured["rows"] if fnmatchcase(line["case"], only)]
@@ -178,7 +178,7 @@ def table_of(measured: Measured) -> Table:
 
 
 def _make_column(name: str) -> Column:
-    """Return a field's column: numbers with their unit, which the field's name tells."""
+    """Return a field's column, with the unit that the field's name implies."""
     title = _HEADS.get(name, name.removesuffix("_seconds").replace("_", " "))
     if name == "case":
         return Column(name=name, title=title, form="`{}`".format)

@@ -26,7 +26,7 @@ Form: TypeAlias = Callable[[Any], str]
 def make_form(
     form: str, *, scale: float = 1.0, least: float = -math.inf, most: float = math.inf
 ) -> Form:
-    """Return how an interval or a number is written; a text stays as it is.
+    """Return a function that formats an interval or a number; it leaves text unchanged.
 
     Args:
         form: of one number.
@@ -117,7 +117,7 @@ def difference_of_shares(form: str = "+.1f") -> Form:
 
 
 def missing_leak(config: RunSettings, kind: str) -> str:
-    """Return what a table says of a direction of which no attack ran: never a figure."""
+    """Return the text for a direction in which no attack ran; never a figure."""
     expected = {direction.kind: reason for direction, reason in list_directions(config).items()}
     reason = expected.get(kind, "")
     return f"not applicable: {reason}" if reason else NOT_ATTACKED
@@ -194,7 +194,9 @@ def table_of(rows: Sequence[Row], title: str = "") -> Table:
 
 
 def export_value(value: Any) -> Any:
-    """Return a value of a row for programs: a dataclass as a dictionary, unless it says how."""
+    """Return a row's value for programs: a dataclass as a dictionary, unless it has its
+    own export.
+    """
     if hasattr(value, "as_json"):
         return value.as_json()
     if isinstance(value, Mapping):
@@ -211,5 +213,5 @@ def add_p_values(rows: Sequence[Row], seeds: int) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file at once, so that nobody reads half of it."""
+    """Write a text file atomically, so that nobody reads half of it."""
     write_atomically(path, text.encode())

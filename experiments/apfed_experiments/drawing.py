@@ -162,7 +162,8 @@ def draw_epsilons(
     Beyond a break of the axis, each at a tick of its own, stand an epsilon of 0, where nothing is
     sent, and an infinite one, which is no guarantee.
 
-    Returns: The place of each on the axis: log10 of a finite epsilon, else that of its tick.
+    Returns:
+        The place of each on the axis: log10 of a finite epsilon, else that of its tick.
     """
     powers = [math.log10(epsilon) for epsilon in epsilons if 0 < epsilon < math.inf]
     low = math.floor(min(powers, default=0.0))

@@ -279,7 +279,7 @@ def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalDat
 
 
 def _measure_no_help(config: Config, data: VerticalData) -> TrialOutcome:
-    """Measure the student of votes without any votes: trained from its prior alone."""
+    """Measure the student of votes without any votes, trained from its prior only."""
     began = time.monotonic()
     scored = taught_alone(config, data).score_rows(data.test_rows)
     measure = MEASURES[config.measure]
@@ -700,7 +700,7 @@ def count_verdicts(verdicts: pd.DataFrame) -> Table:
 
 
 def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Study[Results]:
-    """Return the study of these cases; those whose data are not here get a row that says so.
+    """Return the study of these cases; a case without data gets a row with the reason.
 
     For cases that are run with and without validation, a second table counts how often validation
     decided well.

@@ -190,7 +190,9 @@ def _make_variant(
     changes: Mapping[str, Any] = {},
     **options: Any,
 ) -> Line:
-    """Return how a run differs from its base, which says of passives what sums need."""
+    """Return one line: how a run differs from its base, with the passives' settings that its sum
+    needs.
+    """
     return Line(
         key=key,
         label=label,
@@ -346,7 +348,7 @@ def title_line(line: Line, inference: str) -> str:
 
 
 def points_of(base: Config, folder: Path, lines: Sequence[Line] = MAIN_LINES) -> list[Point]:
-    """Return one point for each line; runs lie in a folder named by the base."""
+    """Return one point for each line; runs are stored in a folder named after the base."""
     return [
         Point(config=config_of(line, base), folder=folder / base.name, line=line, solo_config=base)
         for line in lines
@@ -521,7 +523,7 @@ def _describe_first(base: Config, point: Point, results: Results, *, seeds: int)
 
 
 def _make_part(folder: Path, base: Config, table: Table) -> Part:
-    """Draw the table and its front of gain against what is read, and add the verdict."""
+    """Draw the table and its front of gain against features read, and add the verdict."""
     pictures = [draw_table(folder / f"{base.name}.png", table)]
     lines = list(describe_comparison(lines_of(table)))
     front = front_of(table)

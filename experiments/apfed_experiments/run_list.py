@@ -153,7 +153,7 @@ class ListedRun:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the run for programs; shares are of 1, and what is not known is null."""
+        """Return the run as plain values: shares lie in 0 to 1, and null means unknown."""
         config = self.config
         local_models = self.alone
         return {
@@ -203,7 +203,7 @@ def settings_in(config: Config) -> dict[str, str]:
 
 
 def _run_folders(top: Path) -> Iterator[Path]:
-    """Yield what is a run folder or cannot be entered; nothing inside of a run folder is."""
+    """Yield run folders and folders that cannot be entered; nothing inside of a run folder."""
     closed: list[Path] = []
     for place, below, files in os.walk(top, onerror=lambda e: closed.append(Path(e.filename))):
         begun = "config.yaml" in files and ("contract.json" in files or "parties" in below)

@@ -131,7 +131,7 @@ def run_study(
 
 
 def _write_trial_report(trial: Trial) -> Path:
-    """Write the report of a finished trial, beside what the study measured of the active alone."""
+    """Write the report of a finished trial, with the local models that the study measured."""
     return write_report(trial.path, solo=finish_trial(trial).solo)
 
 

@@ -279,7 +279,7 @@ def solo_file(config: Config, folder: Path) -> Path:
 
 
 def scores_beside(path: Path) -> Path:
-    """Return where the scores of all baselines of a study's solo file are kept."""
+    """Return the path of all baselines' scores beside a study's solo file."""
     return path.with_suffix(".safetensors")
 
 
@@ -378,7 +378,9 @@ def measure_run_baselines(
 
 
 def _select_test_rows(own: OwnData, files: RunFolder) -> OwnData:
-    """Leave the test rows that the run's own model says something of; all where it does of none."""
+    """Return the data with the test rows that the run's model predicts; with all of them if it
+    predicts none.
+    """
     tested = load_tested_rows(files) if files.scored.exists() else None
     if tested is None or len(tested) != len(own.test_rows) or not bool(tested.any()):
         return own
@@ -399,8 +401,12 @@ def _measure_baselines(
     scored: Path | None = None,
     every: Path | None = None,
 ) -> SoloRecord:
-    """Measure and write the baselines; `scored`: where what the best says of test rows is, too;
-    else what each test row moves is kept of all, and what all say in `every`, if given.
+    """Measure and write the baselines.
+
+    Args:
+        scored: file for the best baseline's test predictions; None: the influence of each test row
+            is kept of every baseline instead.
+        every: file for all baselines' test predictions.
     """
     said: dict[str, Scored] = {}
     with one_thread():
@@ -720,7 +726,7 @@ def _compute_figure_gain(config: Config, outcome: Outcome, solo: SoloRecord) -> 
 
 
 def taught_alone(config: Config, data: VerticalData) -> Student:
-    """Train the student of a run with votes without help: on the active's prior alone."""
+    """Train the student of a run with votes without help, on the active's prior only."""
     name = data.active.name
     own = SimulationInputs(config=config, data=data).build_context(
         name, fresh_secrets(config, name), {}

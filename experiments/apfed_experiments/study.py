@@ -127,7 +127,7 @@ class TrialOutcome(Outcome):
 
 
 def measure_outcome(config: Config, data: VerticalData) -> TrialOutcome:
-    """Run it on these tables, and return the figures that are kept of it."""
+    """Run these settings on these tables; return the figures to store."""
     began = time.monotonic()
     result = run(config, None, data=data)
     aligned = result.recording.alignment.get(data.active.name, ())
@@ -224,7 +224,7 @@ class Trial:
 
     @property
     def keeps_figures(self) -> bool:
-        """Return whether a file of figures is kept in place of a run folder."""
+        """Return whether a file of figures replaces a run folder."""
         return self.point.figures_only or self.point.centralised
 
     @property
@@ -244,7 +244,7 @@ class Trial:
         return self.point.measure(self.config, self.point.load_tables(self.seed))
 
     def refuse_another_run(self) -> None:
-        """Raise CheckpointError where what lies in its place was started by other settings."""
+        """Raise CheckpointError if the trial's path holds a run of other settings."""
         if self.keeps_figures:
             if self.path.exists():
                 _load_figures(self.path, _StoredOutcome, self.settings)  # raises if they differ
@@ -270,7 +270,7 @@ _T = TypeVar("_T")
 def measure_once(
     path: Path, kind: type[_K], settings: str, measure: Callable[[], Mapping[str, Any]]
 ) -> _K:
-    """Return what is kept at `path`, or else measure it on one thread, and keep it.
+    """Return the figures stored at `path`, or measure them on one thread and store them.
 
     Raises CheckpointError where something else lies there, or figures of other settings.
     """

@@ -124,7 +124,7 @@ def lines_of(base: Config) -> list[Line]:
 
 
 def points_of(base: Config, folder: Path) -> list[Point]:
-    """Return one point for each cell; runs lie in a folder named by the base."""
+    """Return one point for each cell; runs are stored in a folder named after the base."""
     usual = base.model_dump(mode="json", exclude_defaults=True)
     # How people are matched changes no reading of these attacks, so that the cheapest way serves.
     alignment = usual.pop("alignment", {})

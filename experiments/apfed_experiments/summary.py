@@ -265,7 +265,7 @@ class Gain:
         )
 
     def format_gain(self, gain: Interval) -> str:
-        """Return a gain with its unit: points of a share, else of the measure as it is."""
+        """Return a gain with its unit: points of a share, otherwise the measure's own."""
         measure = MEASURES[self.measure]
         gain = cut_difference(gain, self.measure)
         if measure.share:
@@ -418,7 +418,7 @@ def _compute_difference(
 
 
 def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
-    """Return how people move each seed's figure; empty where one seed's run does not tell."""
+    """Return the influence of people on each seed's figure; empty if one seed's run lacks it."""
     influences = list(runs["influence"]) if "influence" in runs else []
     return influences if all(isinstance(influence, pd.Series) for influence in influences) else []
 

@@ -482,7 +482,7 @@ def _write_picture(board: Board, target: str, folder: Path) -> Picture:
 
 
 def describe_protection(row: Row) -> str:
-    """Return the epsilons of a point by name, with what is no figure in words, for a legend."""
+    """Return a point's epsilons by name, infinite ones in words, for a legend."""
     figure = row["point"].config.method.figure
     rows_text = describe_epsilon(figure, row["epsilon"] or None)
     labels_text = describe_epsilon("epsilon_y", row["epsilon_y"])
@@ -500,7 +500,7 @@ def draw_board(
     *,
     describe: Callable[[Row], str] = describe_protection,
 ) -> list[Text]:
-    """Draw the board's points for one target; `describe` says in the legend what each promises."""
+    """Draw the board's points for one target; `describe` returns the promise for the legend."""
     references = [row for row in board.rows if row["reference"]]
     rows = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
     axes = figure.subplots()
@@ -651,7 +651,7 @@ def _measure_points(
     jobs: int,
     on_done: OnDone,
 ) -> Results:
-    """Run what is missing in a folder of the study's own."""
+    """Run the missing trials, in a folder of this study only."""
     seeds = range(tradeoff.seeds)
     _claim_folder(folder, tradeoff, list_trials(points, seeds))
     results = run_points(points, seeds, jobs=jobs, on_done=on_done, keep_going=True, solo=True)

@@ -23,7 +23,7 @@ _WAYS: Mapping[str, str] = {
 
 
 def title_variant(method: MethodSettings, variant: str) -> str:
-    """Return the title of a way to predict; a key of no known way stays as it is.
+    """Return the title of a way to predict; an unknown key is returned unchanged.
 
     Example:
         >>> from secure_apfed.methods import METHODS

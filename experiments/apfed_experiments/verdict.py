@@ -72,7 +72,7 @@ def _describe_protection(run: "FinishedRun") -> str:
 
 
 def _describe_promises(config: RunSettings, promises: Sequence[Promise]) -> str:
-    """Say what is bounded, what has no guarantee, and of what nothing is sent."""
+    """Return which releases are bounded, which have no guarantee, and where nothing is sent."""
     bounded = [
         f"{_name_protection(config, promise)}: {promise.figure} {promise.text}"
         for promise in promises

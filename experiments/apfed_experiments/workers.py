@@ -83,7 +83,7 @@ def pause_collection() -> Iterator[None]:
 
 @contextmanager
 def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set these variables for what is started within; what the user set goes before."""
+    """Set these variables in the block; those that the user set take precedence."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:

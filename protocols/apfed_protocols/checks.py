@@ -66,14 +66,18 @@ def require_ranges(holder: object, ranges: Mapping[str, tuple[int, int]]) -> Non
 
 
 def require_people(people: bytes, noun: str) -> bytes:
-    """Return `people` if it is a digest; else raise LocalProtocolError, which says of what."""
+    """Return `people` if it is a digest of 32 bytes. Raises LocalProtocolError: it is none; `noun`
+    names the protocol.
+    """
     if type(people) is not bytes or len(people) != _PEOPLE_BYTES or not any(people):
         raise LocalProtocolError(f"people is a digest of {_PEOPLE_BYTES} bytes of the {noun}")
     return people
 
 
 def require_all(need: str, received: Collection[str], expected: Sequence[str]) -> None:
-    """Raise RemoteProtocolError, which says what is needed, unless exactly the expected came."""
+    """Raise RemoteProtocolError unless exactly the expected senders are there; `need` starts its
+    sentence.
+    """
     if set(received) != set(expected):
         missing = set(expected) - set(received)
         unknown = set(received) - set(expected)

@@ -15,7 +15,7 @@ _DIGITS = {"%d": "(?P<d>[0-9]{1,2})", "%m": "(?P<m>[0-9]{1,2})", "%Y": "(?P<Y>[0
 
 
 def check_date_format(form: str) -> str:
-    """Return the format if it can be read in one way alone.
+    """Return the format if it has one reading only.
 
     Raises:
         ValueError: it is ambiguous, or lacks day, month or year.
@@ -34,7 +34,7 @@ def check_date_format(form: str) -> str:
 
 
 def parse_date(text: str, formats: Sequence[str]) -> date | None:
-    """Return the date that a text is by the first format that reads it; None where none does.
+    """Return the date of a text by the first format that reads it; None if none does.
 
     Example:
         >>> parse_date("31.1.2026", ["%d.%m.%Y"])

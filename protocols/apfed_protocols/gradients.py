@@ -173,7 +173,9 @@ def _describe_form(torch: Any, form: Any) -> str:
 
 
 def _list_leaves(tree: Any, path: str = "", depth: int = 0) -> Iterator[Leaf]:
-    """Yield place and leaf in the order of `flatten`; what is too deep for it is left to it."""
+    """Yield path and leaf of a tree, in the order of `flatten_tree`; deeper trees are left to that
+    function, which refuses them.
+    """
     if depth > _DEEPEST:
         return
     if isinstance(tree, Mapping):

@@ -81,7 +81,7 @@ def describe_patterns(counts: Mapping[str, int]) -> str:
 
 
 def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ...]:
-    """Return the rules that would unite most patterns of these IDs; none where none does.
+    """Return the rules that would unite most patterns of these IDs; empty if no rule helps.
 
     Rules that would make one ID of two are not suggested.
 
@@ -233,7 +233,7 @@ def _list_rule_sets(rules: IdNormalisation) -> list[tuple[str, ...]]:
 
 
 def _apply_rules(patterns: set[str], chosen: tuple[str, ...]) -> set[str]:
-    """Return what patterns become under rules, which are known by their patterns alone."""
+    """Return the patterns after these rules, as far as the patterns themselves determine them."""
     united = set[str]()
     for pattern in patterns:
         text = pattern

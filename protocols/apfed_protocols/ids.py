@@ -194,7 +194,7 @@ def _format_decimal(value: Any, bits: int) -> str:
 
 
 def _format_text(value: Any, bits: int) -> str:
-    """Return a text as it is, whatever its subclass makes of `str`."""
+    """Return a text as a plain `str`, whatever its subclass prints."""
     return str.__str__(value)
 
 
@@ -784,8 +784,8 @@ class IdNormalisation:
         return f"ids v1 {rules}"
 
     def normalise_batch(self, texts: list[str]) -> list[str] | None:
-        """Return what `normalise_text` gives for each, all at once; None where each must be read
-        alone.
+        """Return the result of `normalise_text` for each text in one pass; None if each must be
+        normalised by itself.
 
         Each must be read alone where one is not ASCII or has several columns, and where rules for
         numbers, dates or punctuation apply.

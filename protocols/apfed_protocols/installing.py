@@ -31,7 +31,7 @@ def install_checkout(*extras: str, editable: bool = False) -> str:
 
 
 def install_extra(extra: str, distribution: str = "secure-apfed") -> str:
-    """Return the line that installs what an extra of an installed distribution stands for.
+    """Return the command that installs the packages of one extra of an installed distribution.
 
     Example:
         >>> install_extra("svd", "apfed-protocols")

@@ -157,7 +157,7 @@ def flatten_tree(tree: Any) -> Flattened:
 
 
 def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
-    """Add the leaves under `node`; what JSON says of their structure and shapes."""
+    """Append the leaves under `node`; return their structure and shapes as JSON values."""
     if depth > _DEEPEST:
         raise LocalProtocolError(f"lists within lists, more than {_DEEPEST} deep, are no tree")
     if isinstance(node, Mapping):

@@ -137,7 +137,7 @@ def explain_sums(
     *,
     start_ND: Tensor | None = None,
 ) -> Tensor:
-    """Return unit representations (N, D) that, held by every contributor, give these sums.
+    """Return unit representations (N, D) that give these sums if every contributor has them.
 
     L-BFGS minimises |predicted - sum|^2 / |sum|^2, from `start_ND` of any norm or a mixture of the
     first sum and h. The contributors have one contrastive objective.

@@ -74,7 +74,7 @@ def _compute_scale(features: Shape, representation: Shape) -> int:
 
 
 def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: Tensor) -> Tensor:
-    """Return the squared slope of the judge between the two samples.
+    """Return the squared slope of the discriminator at points between the two samples.
 
     Mescheder et al. (2018), Which Training Methods for GANs do actually Converge?, Section 4.1.
     """

@@ -51,7 +51,7 @@ class Isolation(ActiveAttack):
         return super().explain_missing_input(view)
 
     def run_live(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Ask about one batch; return people and what should be the victim's part alone."""
+        """Ask about one batch; return people and the estimate of the victim's part."""
         rows_B, draw, size, length = self.prepare_request(
             seat, knowledge, seed, length=self.length, most=min(self.people, seat.batch_size)
         )

@@ -176,7 +176,8 @@ class VoteRegression(FeatureAttack):
     def _join_own_votes(
         self, view: AdversaryView, ballot: VoteRequest, positions: Tensor, own_NF: FloatArray
     ) -> dict[str, FloatArray]:
-        """Return own features with what the own labeller says of them, by the labels of the ballot.
+        """Return own features joined with the votes of the active's own labeller on the ballot's
+        labels.
 
         Where these are encrypted, the active's own; {} where it holds none of them.
         """

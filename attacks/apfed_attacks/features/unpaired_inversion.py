@@ -123,7 +123,7 @@ def _train_inversion(
     x_PC: Tensor,
     seed: int,
 ) -> tuple[float, FloatArray]:
-    """Train f~, d and two discriminators, which are told x, on standardised h and public rows.
+    """Train f~, d and two discriminators, which also see x, on standardised h and public rows.
 
     Returns how unlike f~(x) and h are, and d(h) and rows, and d(h) (N, F) in the rows' units.
     """

@@ -77,7 +77,9 @@ class LabelProbe(ColumnAttack):
         return reason
 
     def from_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> Guess:
-        """Guess from the own features x alone: the baselines of an attack that scores by itself."""
+        """Guess from the own features x: the baselines of an attack that computes its
+        own scores.
+        """
         x_NF = self.scale_own_columns(view, positions, seed)
         return guess_labels(view, positions, baselines={"x": x_NF}, seed=seed)
 
@@ -273,5 +275,7 @@ def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor |
 
 @torch.no_grad()
 def apply_in_parts(network: nn.Module, rows_NF: Tensor) -> Tensor:
-    """Return the output for many rows in parts: convolution maps at once would fill the memory."""
+    """Return the output for many rows, computed in parts: convolution maps of all would fill the
+    memory.
+    """
     return torch.cat([network(part) for part in rows_NF.split(_ROWS_AT_ONCE)])

@@ -36,7 +36,7 @@ class ModelCompletion(LabelProbe):
     name = "model_completion"
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Probe the last epoch's h, alone and with own features."""
+        """Probe the last epoch's h, by itself and with own features."""
         releases = combine_epochs(collect_representations, view, view.epochs)
         positions = self.choose_rows(view, releases["last"].positions, seed)
         h_NF, first_NF = (
@@ -84,8 +84,8 @@ class Temporal(LabelProbe):
     components: int = Field(64, ge=2)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why there is no course of time to read: one epoch, or epochs that were not kept.
-        None: there is one.
+        """Return why change over epochs cannot be read: one epoch, or epochs that were not kept.
+        None: it can.
         """
         if (reason := super().explain_missing_input(view)) is not None:
             return reason

@@ -68,7 +68,7 @@ class _Forger:
     def forge_rows(
         self, step: int, honest_BD: Tensor, open_backdoor: Callable[[], Tensor]
     ) -> Tensor:
-        """Return what is answered in the place of honest rows, (B, D), and in their graph."""
+        """Return the forged rows in place of honest ones, (B, D), in their autograd graph."""
         harm = self.steering.harm
         if harm == "random":
             forged_BD = self.steering.draw_directions(honest_BD.detach().cpu(), step)

@@ -388,8 +388,8 @@ class LiveRun(LiveSession[ApfedActive]):
         return self.session.run_step_script(step, exchange_sum())
 
     def _sum_over(self, names: Sequence[str]) -> None:
-        """Replace the sum by a plain one over these passives alone. Raises LocalProtocolError: the
-        sum is a secure one, which has no such mode.
+        """Replace the sum by a plain one over these passives. Raises LocalProtocolError: the sum is
+        a secure one, which cannot be taken over a subset.
         """
         contract = self.session.contract
         settings = self.config.secure_sum
@@ -456,8 +456,9 @@ class SummedRun(LiveSession[SummedSplitNnActive]):
     def hand_over(self, passive: str, forge: Callable[[int, Tensor, Tensor, bool], Tensor]) -> None:
         """Let an adversary send in this passive's place from now on.
 
-        Args: forge: (step, rows (B,), honest z (B, D), whether the active learns) ->
-        representations to send, in the autograd graph of z, since a gradient on it comes back.
+        Args:
+            forge: (step, rows (B,), honest z (B, D), whether the active learns) -> representations
+                to send, in the autograd graph of z, since a gradient on it comes back.
         """
         role = self.session.helpers[passive]
         assert isinstance(role, SummedPassive)

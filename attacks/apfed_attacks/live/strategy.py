@@ -63,7 +63,9 @@ class ActiveSeat(Protocol):
         ...
 
     def get_contribution(self, passive: str) -> Tensor:
-        """Return what a colluding passive says it added to the last sum (B, D), clipped."""
+        """Return a colluding passive's contribution to the last sum (B, D), clipped, as it reports
+        it.
+        """
         ...
 
 
@@ -185,7 +187,9 @@ def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
 
 
 def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
-    """Return what the adversary kept while it played; "people" are those whom it asked about."""
+    """Return the tensors that the adversary recorded during its live run; "people" are those it
+    asked about.
+    """
     if view.played is None or view.played.attack != attack.name:
         raise AttackError(f"{attack.name} was not played in this run")
     notes = view.played.notes

@@ -494,7 +494,7 @@ def _play_cases(
     jobs: int,
     on_done: OnDone,
 ) -> Audited:
-    """Play one case after another, whatever `jobs` says; write audit.json into `folder`."""
+    """Run one case after another, also for more `jobs`, and write audit.json into `folder`."""
     retrain = partial(play_case, retrainings=retrainings, device=device)
     vote = partial(play_vote_case, runs=retrainings // 2)
     trainings = list[Result]()

@@ -109,7 +109,9 @@ def people_on_a_line(*, labelled: bool) -> TwoTables:
 
 
 def make_labelled_person() -> TwoTables:
-    """Return two labelled people, of whom one turns into the opposite, and three unit vectors."""
+    """Return tables of two labelled people and three unit vectors; the worlds differ in one of the
+    people, who becomes its opposite.
+    """
     world = np.concatenate([np.eye(3)[:2], np.eye(3)])
     other = world.copy()
     other[0] *= -1
@@ -208,7 +210,7 @@ def _observe_weights(
 def record_in_weights(
     private: Private, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score the weights alone, as the votes of others show them."""
+    """Score the weights only, as other people's votes reveal them."""
     return _observe_weights(private, tables, runs, seed, world).ratio
 
 

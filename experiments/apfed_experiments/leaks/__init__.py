@@ -101,7 +101,9 @@ def declare_study(names: Sequence[str], store: Path | None = None) -> Study[Play
 def _play_parts(
     names: Sequence[str], store: Path | None, *, jobs: int, on_done: OnDone
 ) -> PlayedParts:
-    """Play one part after another on one thread, whatever `jobs` says: each holds its parties."""
+    """Run one part after another on one thread, also for more `jobs`: each holds all parties in
+    memory.
+    """
     stored = _load_rows(store) if store else {}
     rows_by_part: dict[str, list[Row]] = {}
     for done, name in enumerate(names, start=1):

@@ -427,7 +427,9 @@ def noise() -> Iterator[Setting]:
 def _measure_noise(
     read: Callable[[Callable[..., LiveRun], int], Row], settings: Mapping[str, Any], seed: int
 ) -> Row:
-    """Return what is read, and an honest run's accuracy and largest epsilon of a passive."""
+    """Return what an attack reads, and an honest run's accuracy and largest epsilon of a
+    passive.
+    """
     row = read(partial(open_sum, **settings), seed)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run"

@@ -143,7 +143,7 @@ def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int
 def _measure_landmarks(
     run: VotesRun, rows: Tensor, landmarks: NDArray[np.int64], draw: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Return how near everybody is to each landmark, as far as votes tell.
+    """Return how near everybody is to each landmark, as estimated from the votes.
 
     A soft vote has a share for the landmark whoever else is labelled, so all are. A hard one is for
     whoever is nearest: with a tenth of all labelled, about ten people vote for each landmark.

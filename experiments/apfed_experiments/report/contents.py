@@ -511,7 +511,8 @@ def _describe_settings(settings: Settings, *, but: str = "") -> str:
 
 
 def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[str, Any]:
-    """Return privacy.json: the privacy report for programs, with all that the page says in words.
+    """Return privacy.json: the privacy report for programs, with everything that the
+    page states.
 
     Plain values only. "inventory" counts what each party received; "who_learns_what" says what it
     can read of it; "directions" says what attacks found, by who reads whose what. "audit" is null

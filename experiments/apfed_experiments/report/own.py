@@ -202,7 +202,7 @@ class ReportedParty:
 
 
 def load_statements(path: Path) -> Mapping[str, Statement]:
-    """Read what each passive signed, by its name; empty where nobody kept any."""
+    """Read the statements that the passives signed, by name; empty if there are none."""
     if not path.exists():
         return {}
     for statement in load_json(path, dict[str, Any]).values():

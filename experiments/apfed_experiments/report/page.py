@@ -120,7 +120,9 @@ def _make_environment() -> Environment:
 
 
 def _show_unprintable(value: Any) -> Any:
-    """Return text of a value with escapes for what a reader would not see; markup as it is."""
+    """Return a value's text with escapes for characters that a reader cannot see; markup is
+    unchanged.
+    """
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return escape_text(value, keep=_LAYOUT)

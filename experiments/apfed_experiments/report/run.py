@@ -129,7 +129,9 @@ def load_run(path: Path) -> ReportedRun:
 
 
 def load_predictions(run: ReportedRun) -> Scored | None:
-    """Return the test predictions of the variant that is reported first; None: nobody kept them."""
+    """Return the test predictions of the variant that is reported first; None: they were
+    not kept.
+    """
     variant = next(iter(run.outcome.accuracy))
     threshold = run.outcome.threshold
     scored = load_scores(RunFolder(run.path), variant, threshold=threshold)
@@ -137,7 +139,7 @@ def load_predictions(run: ReportedRun) -> Scored | None:
 
 
 def measure_run(run: ReportedRun) -> dict[str, Any] | None:
-    """Return what the page shows of the variant reported first; None where no scores were kept.
+    """Return the measures that the page shows of the first variant; None if no scores were kept.
 
     lines: measure, value, ends of the interval, and whether higher or lower is better; calibration:
     shares predicted and observed, by range of scores; finite: whether the model says a finite

@@ -116,7 +116,7 @@ class Scenario:
     def make_config(
         self, data: Mapping[str, Any], method: str, changes: Mapping[str, Mapping[str, Any]]
     ) -> Config:
-        """Return a run of a method on these data, with changes in sections of what is below."""
+        """Return a run of a method on these data, with changes to the sections below."""
         settings: dict[str, Any] = {
             "name": f"apc-vfl-{self.dataset}".replace("_", "-"),
             "party_seeds": "shared_for_comparison",

@@ -164,7 +164,7 @@ def _make_cells(dataset: str, method: str, point: str, rows: str = _TEST) -> dic
 
 
 def _make_jobs(dataset: str, method: Method, grid: Grid) -> dict[str, Job]:
-    """Return what is trained at every point of the grid; the active alone has no lambda."""
+    """Return one job for each point of the grid; the active alone has no lambda."""
     weights = grid.weights if method.is_helped else (0.0,)
     jobs = {}
     for weight, batch_size in product(weights, grid.batch_sizes):
@@ -184,7 +184,7 @@ def _make_jobs(dataset: str, method: Method, grid: Grid) -> dict[str, Job]:
 
 
 def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
-    """Yield one row of Table 2: each method's points, its best on rows held out, differences."""
+    """Yield one row of Table 2: each method's points, its best on held-out rows, differences."""
     best = {}
     for method in _METHODS:
         points = {

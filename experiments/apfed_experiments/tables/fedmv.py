@@ -133,7 +133,7 @@ def fit_vertical(
 def fit_by_labels(
     numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int
 ) -> Weights:
-    """Fit each view alone, with the labels: Eq. (20)."""
+    """Fit each view by itself to the labels: Eq. (20)."""
     rng = np.random.default_rng(seed)
     truth_NC = numerals.encode_labels(rows)
     weights_by_place = []
@@ -423,7 +423,7 @@ def measure_sequences(*, seed: int) -> Figures:
 def _lines_of(
     sequences: Sequences, rows: Rows, held_out_rows: Rows, test: Rows
 ) -> Iterator[tuple[str, float, float]]:
-    """Yield of each line its accuracy on held-out and on test rows."""
+    """Yield each line's name and accuracy on held-out and on test rows."""
     choice = Choice(beta=0.1, pull=_PULL)
     all_views = tuple(range(len(_VIEWS)))
 

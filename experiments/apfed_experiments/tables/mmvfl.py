@@ -109,7 +109,7 @@ def fit_mmvfl(
 
 
 def compute_accuracies(weights_FC: Floats, x_NF: Floats, labels_N: Rows) -> dict[int, float]:
-    """Return accuracies in per cent by the share of features that are kept: section 4.2."""
+    """Return accuracies in per cent by the share of selected features: section 4.2."""
     accuracy_by_share = {}
     for share in _SHARES:
         columns = select_features(weights_FC, share / 100)

@@ -100,7 +100,7 @@ class Job:
         return cls(label=label, measure=measure, settings={"config": config_settings, **more})
 
     def load_or_measure(self, seed: int, path: Path) -> Figures:
-        """Measure on one thread and keep it, or read what was kept.
+        """Measure on one thread and store the figures, or read stored ones.
 
         Raises CheckpointError where a file in its place has other settings.
         """

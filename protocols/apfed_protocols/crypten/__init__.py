@@ -178,7 +178,7 @@ def _patch_lookups(crypten: Any) -> None:
 
 
 def draw_share(key: bytes, shape: tuple[int, ...]) -> Shares:
-    """Return the uniform share that `key` stands for; a key is used once."""
+    """Return the uniform share that follows from `key`; a key is used once."""
     size = int(np.prod(shape))
     stream = keystream(key, b"additive share", length=_WORD.itemsize * size)
     return np.frombuffer(stream, _WORD).reshape(shape)

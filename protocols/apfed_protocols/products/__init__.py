@@ -476,7 +476,7 @@ class Candidates(KeepsSecrets):
         self.commitment = described.pack_request((self._hashes,))
 
     def open_candidates(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
-        """Return the message of step 3 and the secret key of the request that is kept; once."""
+        """Return the message of step 3 and the secret key of the request that is used; once."""
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         described = self._described
         chosen = _parse_challenges(described, self._frames, challenges, self._hashes)
@@ -574,8 +574,8 @@ class PublicCoin(KeepsSecrets):
 
 
 def _audit_request(described: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
-    """Make every opened request again and compare hashes (step 4); return the values of the kept
-    one. Raises RemoteProtocolError: the active cheated, or sent other sizes.
+    """Recompute every opened request and compare hashes (step 4); return the values of the request
+    that is used. Raises RemoteProtocolError: the active cheated, or sent other sizes.
     """
     agreed = described.products
     chosen = coin.chosen_candidate
@@ -794,7 +794,7 @@ class ProductContributor(Role):
         super().__init__(frames, self._seeds)
 
     def toss_coin(self, commitment: bytes) -> Conversation:
-        """Start the conversation among the passives that draws which candidate is kept."""
+        """Start the conversation among the passives that draws which candidate is used."""
         described = self._products
         if described.products.candidates is None:
             raise LocalProtocolError("this agreement has no candidates: accept the request")
@@ -806,7 +806,7 @@ class ProductContributor(Role):
         return self._coin
 
     def pack_challenge(self) -> bytes:
-        """Return the challenge that tells the active which candidate is kept."""
+        """Return the challenge that names the candidate to use."""
         return self._require_coin().pack_challenge()
 
     def _require_coin(self) -> PublicCoin:
@@ -923,7 +923,7 @@ class ProductContributor(Role):
         return invert_transform(labels.key[:, :, None] * transform_polynomials(u_CN))
 
     def _smudge(self, c0_LCUK: Digits) -> None:
-        """Add the noise that drowns what is left of A and of this party's own errors."""
+        """Add the uniform noise that hides A and this party's own errors (smudging)."""
         self._products.ring.add_uniform(c0_LCUK, self._products.headroom.smudging_bits)
 
     def _round_to_words(

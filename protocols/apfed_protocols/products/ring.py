@@ -114,7 +114,7 @@ class Ring:
         return words_CW.view(np.uint8)[:, : self._octets].tobytes()
 
     def _split_digits(self, octets_CO: NDArray[np.uint8]) -> Digits:
-        """Return the digits, (L, N), of coefficients that lie in bytes, (N, octets)."""
+        """Return the digits, (L, N), of coefficients stored as bytes, (N, octets)."""
         padded = np.zeros((len(octets_CO), 8 * (-(-self.bits // 64) + 1)), dtype=np.uint8)
         padded[:, : self._octets] = octets_CO
         words_CW = padded.view(_WORD)
@@ -163,7 +163,9 @@ class Ring:
         self.add_at(numbers_L, bits - 1, -1)
 
     def round_digits(self, numbers_L: Digits, kept_bits: int) -> Words:
-        """Divide by 2^(k - kept_bits) and round, modulo 2^kept_bits; a digit begins there."""
+        """Divide by 2^(k - kept_bits) and round, modulo 2^kept_bits; that place must be the start
+        of a digit.
+        """
         first = self.offsets.index(self.bits - kept_bits)
         carry: Any = np.int64(0)
         for place in range(first):

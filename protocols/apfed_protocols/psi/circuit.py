@@ -679,7 +679,8 @@ def _find_opened_rows(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Ro
 def _request_count(
     desk: Desk, meeting: Meeting, own_size: int, share: Words, row_of_bin: Rows | None
 ) -> Generator[Turn, Inbox, IntersectionResult | IntersectionTooSmallError | None]:
-    """Let the dealer count the bits; return what is known then, None where rows are to open.
+    """Let the dealer count the common IDs; return the result if nothing more opens, None if rows
+    are to open.
 
     It says the number only where this is the output, else -1.
 

@@ -103,7 +103,7 @@ def fingerprints(
 
 
 def cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
-    """Return the row kept in each bin (-1: none), shape (B,), or None where that fails.
+    """Return the row in each bin (-1: none), shape (B,), or None if some row finds no bin.
 
     All rows without a bin move at once: the last one to enter a bin stays, who was there
     before moves to another of its bins. The walk is random, it is not a secret.

@@ -544,7 +544,7 @@ def message_bytes(size: int) -> int:
 
 
 def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.uint8]:
-    """Hash each ID under the key that `keyed` was given, shape (n, bytes of a digest).
+    """Hash each ID under the key of `keyed`, shape (n, bytes of a digest).
 
     They are as secret as the IDs: who has the key can try out guessed IDs.
     """
@@ -791,14 +791,14 @@ class ScriptedIntersection(SetIntersection):
     """A backend whose roles are scripts."""
 
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
-        """Return the active's side; `_hub_script` says what it does."""
+        """Return the active's side, which runs `_hub_script`."""
         helpers = self._list_helpers()
         check_parties(me, members, *helpers)
         self._check_inputs(me, members, ids)
         return self._make_aligner(me, [*members, *helpers], self._hub_script(me, members, ids))
 
     def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
-        """Return a passive's side; `_member_script` says what it does."""
+        """Return a passive's side, which runs `_member_script`."""
         helpers = self._list_helpers()
         check_parties(hub, [me], *helpers)
         self._check_inputs(me, [hub], ids)

@@ -506,7 +506,7 @@ def _split_ids(count: int) -> Iterator[slice]:
 
 
 def _split_blocks(rows: int) -> Iterator[slice]:
-    """Split the rows into blocks that are worked on and sent at once."""
+    """Split the rows into blocks that are computed and sent together."""
     return (slice(start, min(start + _BLOCK, rows)) for start in range(0, rows, _BLOCK))
 
 

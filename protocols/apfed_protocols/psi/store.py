@@ -259,7 +259,7 @@ def _expand_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray
 
 
 def add_random(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
-    """Add what `_expand_rows` makes of the seed, in place: it need not be held beside them."""
+    """Add the words of `_expand_rows` in place, without a second array of that size."""
     content = rows.reshape(-1).view(np.uint8)
     start = 0
     for part in keystream_chunks(seed, purpose, length=len(content)):

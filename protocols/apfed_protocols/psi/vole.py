@@ -247,7 +247,7 @@ class VoleIntersection(DealtIntersection):
         return opened
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
-        """Return the dealer's side, which hears from the hub alone."""
+        """Return the dealer's side, which receives from the hub alone."""
         me = self.agreement.dealer
         check_parties(hub, members, me)
         self._require_memory(me, own=0, members=len(members))
@@ -540,7 +540,7 @@ class Dealing(Generic[AnyKind]):
     def hub_shares(
         self, desk: AnyDesk[AnyKind], size: int, members: Sequence[str], inbox: Inbox
     ) -> Generator[Turn, Inbox, dict[str, HubShare]]:
-        """Order one by one what is made for each member, and return it.
+        """Order and receive the hub's share for each member, one after another.
 
         `inbox` answers the first order.
         """

@@ -322,9 +322,10 @@ class AgreedFrames:
         """Parse one contribution of each sender and use their step; return the frames in the
         agreement's order.
 
-        Args: contributions: bytes by authenticated sender. binding_digest: what all must answer;
-        None where the aggregator does not know it, so that the contributions are only compared with
-        each other.
+        Args:
+            contributions: bytes by authenticated sender.
+            binding_digest: what all must answer; None where the aggregator does not know it, so
+                that the contributions are only compared with each other.
 
         Raises RemoteProtocolError: a sender is missing or unknown, a frame is malformed, the frames
         answer different messages (equivocation), or they are replayed.
@@ -351,7 +352,7 @@ class AgreedFrames:
         return tuple(frames)
 
     def sum_of(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
-        """Pack the sum of these contributions; the frame's party field says how many they are."""
+        """Pack the sum of these contributions, with their number in the frame's party field."""
         self._underway = None
         return replace(frames[0], kind=FrameKind.SUM, party=len(frames), blobs=tuple(blobs)).pack()
 

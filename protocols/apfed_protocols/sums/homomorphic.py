@@ -500,7 +500,7 @@ class CkksSum(HomomorphicSum):
 
 
 def ternary(count: int, key: bytes | None = None) -> NDArray[np.int64]:
-    """Draw `count` secret numbers, uniform on {-1, 0, 1}; a function of the key if one is given."""
+    """Draw `count` secret numbers, uniform on {-1, 0, 1}; with a key they are a function of it."""
     accepted = np.zeros(0, dtype=np.uint8)
     while len(accepted) < count:
         # A 255th is rejected on average; a 32nd more than that makes a second draw very rare.

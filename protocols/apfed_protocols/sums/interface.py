@@ -264,7 +264,9 @@ def count_telling_sessions(number_bits: int, *, steps: int, names_step: bool) ->
     steps was refused. All of them may be about one number where messages do not name a step;
     otherwise each is about another number, and a session reveals one bit of a number.
 
-    Args: steps: S, steps of a session. names_step: whether the messages are bound to one step.
+    Args:
+        steps: S, steps of a session.
+        names_step: whether the messages are bound to one step.
     """
     return number_bits if names_step else math.ceil(number_bits / math.log2(steps + 1))
 

@@ -345,7 +345,7 @@ class MaskedSum(SecureSum):
         return total
 
     def parse_elements(self, frame: Frame, sender: str) -> Elements:
-        """Return the ring elements in the first blob of a frame, which stays as it is.
+        """Return the ring elements in the first blob of a frame, without changing the frame.
 
         Raises RemoteProtocolError: there are none, or not as many as the frame's shape says.
         """

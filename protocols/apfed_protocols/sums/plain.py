@@ -106,7 +106,9 @@ class PlainSum(SecureSum):
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> NDArray[Any]:
-        """Return what is added; without `quantise` float32 takes 4 bytes a value, float64 8."""
+        """Return the numbers to add; without `quantise` they take 4 bytes each in float32, 8 in
+        float64.
+        """
         if self.quantise:
             return (
                 super()

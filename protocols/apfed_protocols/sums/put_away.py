@@ -132,7 +132,7 @@ def resume_role(
 
 
 def _require_place(book: Book, me: str) -> None:
-    """Refuse what is no place of a file: SQLite would keep such a book in memory alone."""
+    """Raise LocalProtocolError for a path that SQLite would not keep on the disk."""
     if not isinstance(book, BookInMemory) and os.fsdecode(book) in ("", ":memory:"):
         raise LocalProtocolError(
             f"{me}: a book in memory forgets with its process which roles were taken up, and would "

@@ -108,8 +108,8 @@ def find_readers(
 def _find_ways(
     described: ReadableSum, victim: str, *, signed: bool
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """Yield every set of parties that can read the victim's contribution, and how, as a clause; the
-    four ways stand in this module's docstring.
+    """Yield every set of parties that can read the victim's contribution, and how, as a clause; see
+    the four ways in this module's docstring.
     """
     agreement = described.agreement
     receiver = agreement.receiver
@@ -139,7 +139,7 @@ def _find_ways(
 
 
 def describe_readers(described: ReadableSum, *, hub: bool = False, signed: bool = True) -> str:
-    """Return a line for each set of parties that can read one contribution, and of whom."""
+    """Return one line for each set of parties that can read a contribution, with whose it is."""
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for readers in find_readers(described, hub=hub, signed=signed):
         names = _name_parties(described.agreement, readers)
@@ -155,7 +155,7 @@ def describe_readers(described: ReadableSum, *, hub: bool = False, signed: bool 
 
 
 def _name_parties(agreement: SumAgreement, readers: Readers) -> str:
-    """Return the parties in words; contributors only ever stand there all together."""
+    """Return the parties in words; contributors appear only all together."""
     ends = dict.fromkeys((agreement.receiver, agreement.combiner))
     names = [end for end in ends if end in readers.parties]
     rest = [name for name in readers.parties if name not in ends]

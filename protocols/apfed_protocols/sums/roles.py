@@ -195,7 +195,7 @@ class SecureSum(DescribedSum, ABC):
 
 class Setup(Conversation, Protocol):
     def require_completion(self) -> None:
-        """Raise LocalProtocolError before its end; it names what is missing."""
+        """Raise LocalProtocolError, which names what is missing, before the set-up is finished."""
         ...
 
 
@@ -347,11 +347,11 @@ class SumContributor(Role, ABC):
         """Restore what `_export_secrets` returned."""
 
     def _require_setup(self) -> None:
-        """Raise LocalProtocolError before the setup is finished; it names what is missing."""
+        """Raise LocalProtocolError, which names what is missing, before the set-up is finished."""
         self._setup.require_completion()
 
     def _note_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
-        """Take note of what is about to be answered, for sums with a second round."""
+        """Record what is about to be answered, for sums with a second round."""
 
     @abstractmethod
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
@@ -433,7 +433,9 @@ class SumReceiver(Role, ABC):
     _refused_step: int | None = None
 
     def __init__(self, described: DescribedSum, frames: AgreedFrames, setup: Setup) -> None:
-        """Make the receiver's role; `counted` names all contributors until a sum says otherwise."""
+        """Make the receiver's role; `counted` names all contributors until a sum says that it lacks
+        some.
+        """
         self._opening = threading.RLock()
         self._sum = self.described = described
         self.counted: Sequence[str] = described.agreement.contributors

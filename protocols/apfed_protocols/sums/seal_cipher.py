@@ -211,7 +211,9 @@ class SealContext(KeepsSecrets):
 
 @lru_cache(maxsize=8)
 def _make_transform_context(degree: int, modulus: int) -> tuple[Any, SealForm]:
-    """Return SEAL modulo one prime alone, for transforms: nothing is encrypted under it."""
+    """Return a SEAL context modulo one prime, used for transforms only: nothing is encrypted under
+    it.
+    """
     parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
     parameters.set_poly_modulus_degree(degree)
     parameters.set_coeff_modulus([seal.Modulus(modulus)])
@@ -432,7 +434,7 @@ def _require_count(blobs: Sequence[bytes], vectors: int, sender: str) -> None:
 
 @contextmanager
 def _seal_errors_as(refusal: str) -> Iterator[None]:
-    """Turn SEAL's exceptions about a peer's numbers into a RemoteProtocolError that says
+    """Turn SEAL's exceptions about a peer's numbers into a RemoteProtocolError with the text
     `refusal`.
     """
     try:

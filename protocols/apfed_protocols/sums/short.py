@@ -401,7 +401,8 @@ class SumSession(KeepsSecrets):
         receive: Callable[[], tuple[str, bytes]],
         values: Any = None,
     ) -> Role:
-        """Ask all contributors whether the agreed clip still fits, and agree anew if it does not.
+        """Ask all contributors whether the agreed clip still fits, and agree on another if it does
+        not.
 
         For roles in processes of their own, made by `join` with `clip="agree"`. All parties call it
         between the same two steps, by a rule that all know: before each step, or before steps 1, 2,
@@ -584,7 +585,7 @@ class ClipAgreement(KeepsSecrets):
             self._fits[me] = _clip_still_fits(matrix, self._own_exponent, current, bits)
 
     def start(self) -> Iterable[Outgoing]:
-        """Return this party's first report: its exponent or, where a clip stands, whether it still
+        """Return this party's first report: its exponent or, if there is a clip, whether it still
         fits.
         """
         if self._own_exponent is None:
