@@ -147,13 +147,14 @@ def test_frames_of_every_library_and_cells_of_every_type_say_the_same() -> None:
 def test_the_page_s_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[2] / "docs" / "python.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         exec(compile(block, str(page), "exec"), {})
     told = capsys.readouterr().out.strip().splitlines()
     assert told[1].startswith("measure")
-    assert "laboratory" in "".join(told[:-3])
-    accuracy, scores, best = told[-3:]
+    assert "laboratory" in "".join(told[:-4])
+    accuracy, scores, best, total = told[-4:]
+    assert total == "7.0"
     assert best.startswith("{'settings__train__epochs': ")
     assert accuracy.startswith("{'votes':")
     assert min(map(float, scores.strip("[]").split())) > 0.8
