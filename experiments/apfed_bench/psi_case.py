@@ -228,7 +228,7 @@ def _run_bucket_party(
     protocol: str,
     folder: str,
     size: int,
-    near: socket.socket,
+    own_socket: socket.socket,
     meeting: Connection,
     report: Connection,
 ) -> None:
@@ -241,7 +241,7 @@ def _run_bucket_party(
     from secure_apfed.settings.alignment import AlignmentSettings
 
     peer = "member" if me == "hub" else "hub"
-    connection = SocketConnection(near)
+    connection = SocketConnection(own_socket)
     sent = list[int]()
     connection.trust_peer()
     transport = LinkTransport(me, {peer: lambda: connection}, patience_s=60, meet_s=60)

@@ -58,13 +58,13 @@ def tradeoff_figure(
     for place, point in enumerate(points, start=1):
         _check_keys(point, place)
     names = [str(point["label"]) for point in points]
-    shown_target = target or _find_common_target(points, names)
-    rows = [_row_of(point, name, shown_target) for point, name in zip(points, names, strict=True)]
+    drawn_target = target or _find_common_target(points, names)
+    rows = [_row_of(point, name, drawn_target) for point, name in zip(points, names, strict=True)]
     with mpl.rc_context(STYLE):
         figure = Figure(layout="constrained")
-        draw_board(figure, Board(rows), shown_target, describe=_describe_point)
+        draw_board(figure, Board(rows), drawn_target, describe=_describe_point)
         (axes,) = figure.axes
-        axes.set_title(title or f"Accuracy against leakage: {shown_target}")
+        axes.set_title(title or f"Accuracy against leakage: {drawn_target}")
     return figure
 
 

@@ -473,14 +473,14 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
     """Return the study of a job: a part for each data set, and ablations beside its lines."""
     bases = [base_config(name) for name in job.configs]
     parts = [(base, points_of(base, folder, job.lines)) for base in bases]
-    points = [point for _, of_base in parts for point in of_base]
+    points = [point for _, base_points in parts for point in base_points]
     ablations = [ablation for point in points if (ablation := ablation_of(point)) is not None]
 
     def compare(results: Results) -> list[Part]:
         """Return a part for each data set, from the finished runs."""
         return [
-            _make_part(folder, base, compare_points(of_base, results, seeds=len(seeds)))
-            for base, of_base in parts
+            _make_part(folder, base, compare_points(base_points, results, seeds=len(seeds)))
+            for base, base_points in parts
         ]
 
     base, of_first_base = parts[0]

@@ -259,7 +259,7 @@ def settings_digest(config: Config) -> str:
     Which code of one's own the network is, only its party knows; it counts as any.
     """
     shared, _ = split_code(config, config.data.active_name, ())
-    of = {
+    relevant = {
         "data": config.data.model_dump(mode="json"),
         "seed": config.seed,
         "model": shared.model.model_dump(mode="json", exclude={"head_network"}),
@@ -268,7 +268,7 @@ def settings_digest(config: Config) -> str:
         **({} if config.measure == ACCURACY.name else {"measure": config.measure}),
         **({"labels": config.labels.model_dump(mode="json")} if config.labels_are_private else {}),
     }
-    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
 
 
 def solo_file(config: Config, folder: Path) -> Path:
@@ -302,17 +302,17 @@ def keep_solo(
         )
     files = files_digest(config.data, of=[config.data.active_name])
     if path.is_file():
-        kept = load_solo(config, path)
-        if kept.files not in ("", files):
+        stored = load_solo(config, path)
+        if stored.files not in ("", files):
             raise CheckpointError(
                 f"{path} holds solo baselines of a table that was edited since; remove it and "
                 "measure again"
             )
-        return kept
+        return stored
     own = (data or load_data(config.data, seed=config.seed)).select_party(config.data.active_name)
     assert own is not None
-    kept_in = scores_beside(path) if with_scores else None
-    return _measure_baselines(config, path, own, files=files, every=kept_in)
+    scores_path = scores_beside(path) if with_scores else None
+    return _measure_baselines(config, path, own, files=files, every=scores_path)
 
 
 def restrict_solo(solo: SoloRecord, path: Path, tested: Tensor) -> SoloRecord | None:
@@ -408,21 +408,24 @@ def _measure_baselines(
             is kept of every baseline instead.
         every: file for all baselines' test predictions.
     """
-    said: dict[str, Scored] = {}
+    predictions_by_name: dict[str, Scored] = {}
     with one_thread():
-        found = _compare_baselines(config, own, said)
+        results = _compare_baselines(config, own, predictions_by_name)
     people: tuple[str, ...] = ()
     learnt = _select_learnt_rows(own)
     if scored is None:
         people = tuple(own.table.ids[row] for row in own.test_rows.tolist())
         measure = MEASURES[config.measure]
-        found = [
-            replace(of, influence=influence_kept(config.data, said[of.name], measure))
-            for of in found
+        results = [
+            replace(
+                result,
+                influence=influence_kept(config.data, predictions_by_name[result.name], measure),
+            )
+            for result in results
         ]
     record = SoloRecord(
         settings=settings_digest(config),
-        baselines=tuple(found),
+        baselines=tuple(results),
         measure=config.measure,
         files=files,
         labels="answered" if config.labels_are_private else "true",
@@ -432,10 +435,10 @@ def _measure_baselines(
     )
     if every is not None:
         every.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        save_scores(every, said)
+        save_scores(every, predictions_by_name)
     _write_solo(path, record)
     if scored is not None:
-        save_scores(scored, {record.best.name: said[record.best.name]})
+        save_scores(scored, {record.best.name: predictions_by_name[record.best.name]})
     return record
 
 
@@ -446,12 +449,12 @@ def influence_kept(data: DataSettings, scored: Scored, measure: Measure) -> tupl
     """
     if data.dataset in DATASETS and DATASETS[data.dataset].split:
         return ()
-    found = compute_influence(scored, measure)
-    return tuple(map(float, np.char.mod("%.4g", found))) if np.isfinite(found).all() else ()
+    influence = compute_influence(scored, measure)
+    return tuple(map(float, np.char.mod("%.4g", influence))) if np.isfinite(influence).all() else ()
 
 
 def _compare_baselines(
-    config: Config, own: OwnData, said: dict[str, Scored]
+    config: Config, own: OwnData, predictions_by_name: dict[str, Scored]
 ) -> list[BaselineResult]:
     """Compare regressions in the unit of the labels, or classifiers."""
     table = own.table
@@ -463,17 +466,23 @@ def _compare_baselines(
     def flatten_rows(rows: Tensor) -> FloatArray:
         return np.asarray(table.features[rows].flatten(1).double().numpy())
 
-    kept = _sample_rows(own, seed, MOST_ROWS)
+    sampled = _sample_rows(own, seed, MOST_ROWS)
     test_BF = flatten_rows(own.test_rows)
     labels_B = table.labels[own.test_rows]
     if own.targets is not None:
-        known_n, truth_B = map(own.targets.decode, (table.labels[kept], labels_B))
+        known_n, truth_B = map(own.targets.decode, (table.labels[sampled], labels_B))
         measure = MEASURES[config.measure]
         return compare_numbers(
-            flatten_rows(kept), known_n, test_BF, truth_B, measure=measure, seed=seed, said=said
+            flatten_rows(sampled),
+            known_n,
+            test_BF,
+            truth_B,
+            measure=measure,
+            seed=seed,
+            predictions_by_name=predictions_by_name,
         )
-    rows = rows[~torch.isin(rows, known) | torch.isin(rows, kept)]
-    task = SoloTask.from_run(config, replace(own, labelled=kept), rows)
+    rows = rows[~torch.isin(rows, known) | torch.isin(rows, sampled)]
+    task = SoloTask.from_run(config, replace(own, labelled=sampled), rows)
     baselines = dict(every_baseline())
     if config.model.is_own:
         # The run that trained this network imported it into this process.
@@ -482,14 +491,16 @@ def _compare_baselines(
         task = replace(task, family=networks)
         if networks is None:  # it was handed in, and nothing makes it anew
             del baselines["network"]
-    return compare_baselines(task, test_BF, labels_B.numpy(), baselines, said=said)
+    return compare_baselines(
+        task, test_BF, labels_B.numpy(), baselines, predictions_by_name=predictions_by_name
+    )
 
 
 def find_best_local(config: Config, own: OwnData) -> tuple[str, float]:
     """Return the best local model by validation, and its headline measure on the test rows."""
     with one_thread():
-        found = _compare_baselines(config, own, {})
-    best = pick_best(found, measure=MEASURES[config.measure])
+        results = _compare_baselines(config, own, {})
+    best = pick_best(results, measure=MEASURES[config.measure])
     return best.title, best.test
 
 
@@ -512,14 +523,18 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
     took = dict[int, float]()
     with one_thread():
         for size in sorted({min(rows, size) for size in _SAMPLES}):
-            kept = _sample_rows(own, config.seed, size)
-            taught = torch.cat([kept, others[: max(0, size - len(kept))]]).sort().values
+            sampled = _sample_rows(own, config.seed, size)
+            training_rows = (
+                torch.cat([sampled, others[: max(0, size - len(sampled))]]).sort().values
+            )
             tested = own.test_rows[: math.ceil(len(own.test_rows) * size / rows)]
             began = time.perf_counter()
             _compare_baselines(
-                config, replace(own, train_rows=taught, labelled=kept, test_rows=tested), {}
+                config,
+                replace(own, train_rows=training_rows, labelled=sampled, test_rows=tested),
+                {},
             )
-            took[len(taught)] = time.perf_counter() - began
+            took[len(training_rows)] = time.perf_counter() - began
     line = np.polyfit(list(took), list(took.values()), len(took) - 1)
     return max(*took.values(), float(np.polyval(line, rows)))
 
@@ -538,10 +553,10 @@ def _sample_rows(own: OwnData, seed: int, most: int) -> Tensor:
     order_n = torch.from_numpy(draw.permutation(len(known_n)))
     kinds_n = torch.zeros_like(known_n) if own.targets else own.table.labels[known_n]
     classes = pd.Series(kinds_n[order_n].numpy())
-    of_class = classes.groupby(classes)
+    groups = classes.groupby(classes)
     share = most / len(known_n)
-    taken = of_class.cumcount() < np.ceil(share * of_class.transform("size"))
-    return known_n[order_n[torch.tensor(taken.to_numpy())]].sort().values
+    is_chosen = groups.cumcount() < np.ceil(share * groups.transform("size"))
+    return known_n[order_n[torch.tensor(is_chosen.to_numpy())]].sort().values
 
 
 def compare_numbers(
@@ -552,7 +567,7 @@ def compare_numbers(
     *,
     measure: Measure,
     seed: int = 0,
-    said: dict[str, Scored] | None = None,
+    predictions_by_name: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:
     """Compare every regression of all labelled rows, and of folds of them.
 
@@ -567,8 +582,8 @@ def compare_numbers(
     from sklearn.preprocessing import StandardScaler
 
     x_nF, y_n, x_BF, y_B = (
-        np.asarray(of, dtype=np.float64)
-        for of in (features_nF, targets_n, test_features_BF, test_targets_B)
+        np.asarray(values, dtype=np.float64)
+        for values in (features_nF, targets_n, test_features_BF, test_targets_B)
     )
     x_nF = x_nF.reshape(len(x_nF), -1)
     x_BF = x_BF.reshape(len(x_BF), -1)
@@ -579,8 +594,8 @@ def compare_numbers(
             f"{_FEWEST} or more"
         )
 
-    def derive_state(of: str) -> int:
-        return derive_seed(seed, "solo", of) % 2**32
+    def derive_state(purpose: str) -> int:
+        return derive_seed(seed, "solo", purpose) % 2**32
 
     ridge = RidgeCV(alphas=_LAMBDAS)
     cosines = RBFSampler(gamma="scale", n_components=_COSINES, random_state=derive_state("cosines"))
@@ -600,24 +615,24 @@ def compare_numbers(
         "mean": DummyRegressor(),
     }
     folds = KFold(min(_FOLDS, count), shuffle=True, random_state=derive_state("folds"))
-    found = []
+    results = []
     for done, (name, title) in enumerate(REGRESSORS.items()):
         report_work(_BASELINES, done, len(REGRESSORS), title)
-        said_n = cross_val_predict(models[name], x_nF, y_n, cv=folds)
-        value = measure.compute_value(Scored(truth=y_n, scores=said_n))
+        predicted_n = cross_val_predict(models[name], x_nF, y_n, cv=folds)
+        value = measure.compute_value(Scored(truth=y_n, scores=predicted_n))
         test_B = models[name].fit(x_nF, y_n).predict(x_BF)
-        found.append(
+        results.append(
             BaselineResult(
                 name=name,
                 title=title,
                 validation=None if math.isnan(value) else value,
                 test=measure.compute_value(
-                    _store_predictions(said, name, Scored(truth=y_B, scores=test_B))
+                    _store_predictions(predictions_by_name, name, Scored(truth=y_B, scores=test_B))
                 ),
             )
         )
     report_work(_BASELINES, len(REGRESSORS), len(REGRESSORS))
-    return found
+    return results
 
 
 def compare_baselines(
@@ -626,14 +641,14 @@ def compare_baselines(
     labels_B: IntArray,
     baselines: Mapping[str, Baseline],
     *,
-    said: dict[str, Scored] | None = None,
+    predictions_by_name: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:
     """Compare every baseline on the test rows, and by parts of all labels for the choice.
 
-    `said` is filled with what each says of the test rows. Raises ModelError where the run's own
-    network diverged or cannot take such rows.
+    `predictions_by_name` is filled with the test predictions of each. Raises ModelError where the
+    run's own network diverged or cannot take such rows.
     """
-    found = []
+    results = []
     task = task.few
     with cache_fits():
         for done, (name, baseline) in enumerate(baselines.items()):
@@ -641,14 +656,16 @@ def compare_baselines(
             held_out = score_out_of_fold(baseline, task)
             predictor = fit_once(baseline, task)
             scores_BK = probabilities_of(predictor.compute_scores(test_BF))
-            scored = _store_predictions(said, name, Scored(truth=labels_B, scores=scores_BK))
+            scored = _store_predictions(
+                predictions_by_name, name, Scored(truth=labels_B, scores=scores_BK)
+            )
             ranked = {
                 ranking: value
                 for ranking in RANKINGS
                 if task.classes == 2
                 and not math.isnan(value := MEASURES[ranking].compute_value(scored))
             }
-            found.append(
+            results.append(
                 BaselineResult(
                     name=name,
                     title=baseline.title,
@@ -660,13 +677,15 @@ def compare_baselines(
                 )
             )
     report_work(_BASELINES, len(baselines), len(baselines))
-    return found
+    return results
 
 
-def _store_predictions(said: dict[str, Scored] | None, name: str, scored: Scored) -> Scored:
+def _store_predictions(
+    predictions_by_name: dict[str, Scored] | None, name: str, scored: Scored
+) -> Scored:
     """Store the test predictions of one baseline if they are kept, and return them."""
-    if said is not None:
-        said[name] = scored
+    if predictions_by_name is not None:
+        predictions_by_name[name] = scored
     return scored
 
 

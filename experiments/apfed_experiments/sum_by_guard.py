@@ -104,7 +104,7 @@ def lines_of(base: Config) -> list[Line]:
     passives = [table.name for table in load_data(base.data, seed=0).passives]
     cells = product(OBJECTIVES.items(), enumerate(SUMS.items()), enumerate(GUARDS.items()))
     lines = []
-    for (label, objectives), (at_sum, (total, sums)), (at_guard, (guard, noise)) in cells:
+    for (label, objectives), (sum_index, (total, sums)), (guard_index, (guard, noise)) in cells:
         agreed = {
             name: {"objective": {"name": objective}, "weight": weight}
             for name, objective in zip(passives, cycle(objectives), strict=False)
@@ -117,7 +117,7 @@ def lines_of(base: Config) -> list[Line]:
             "transcript": {"keep": "all"},
             "attacks": list(ATTACKS),
         }
-        key = f"{label.lower()}-{('clear', 'masked')[at_sum]}-{('open', 'guarded')[at_guard]}"
+        key = f"{label.lower()}-{('clear', 'masked')[sum_index]}-{('open', 'guarded')[guard_index]}"
         named_cells = {"objectives": label, "sum": total, "guard": guard}
         lines.append(Line(key=key, label=label, settings=settings, cells=named_cells))
     return lines

@@ -49,18 +49,18 @@ READING = (
 def points_of(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[Point, ...]:
     """Return the point of all passives, then those without each; no run is attacked."""
     quiet = {"attacks": (), "tradeoff": {}, "transcript": TranscriptSettings(keep="none")}
-    whole = Point(config=config.model_copy(update=quiet), folder=folder, figures_only=True)
+    joint = Point(config=config.model_copy(update=quiet), folder=folder, figures_only=True)
     points = (
         Point(
             config=leave_out_settings(config, passive),
             folder=folder,
             figures_only=True,
-            solo_config=whole.config,
+            solo_config=joint.config,
             tables=partial(_load_without, config, passive),
         )
         for passive in passives
     )
-    return (whole, *points)
+    return (joint, *points)
 
 
 def _load_without(config: Config, passive: str, seed: int) -> VerticalData:
@@ -105,10 +105,10 @@ def _compare_points(
     points: Sequence[Point], passives: Sequence[str], results: Results, *, seeds: int
 ) -> list[Row]:
     """Return a row for each passive, then one for all of them where baselines were measured."""
-    whole_point, *points_without = points
-    whole = results.select_rows(whole_point)
-    sent = Summary.from_rows(whole).wire_bytes
-    common = {"seeds": seeds, "measure": whole_point.config.measure}
+    joint_point, *points_without = points
+    joint = results.select_rows(joint_point)
+    sent = Summary.from_rows(joint).wire_bytes
+    common = {"seeds": seeds, "measure": joint_point.config.measure}
     rows: list[Row] = []
     for passive, point in zip(passives, points_without, strict=True):
         runs_without = results.select_rows(point)
@@ -118,12 +118,12 @@ def _compare_points(
                 "passive": passive,
                 **common,
                 "reached": summary.accuracy,
-                "gain": measure_difference(whole, runs_without),
+                "gain": measure_difference(joint, runs_without),
                 "wire_bytes": sent - summary.wire_bytes,
             }
         )
     add_p_values(rows, seeds)
-    gain = Gain.from_rows(whole)
+    gain = Gain.from_rows(joint)
     if gain is not None:
         rows.append(
             {

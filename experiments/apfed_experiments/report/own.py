@@ -105,8 +105,10 @@ class OwnSide:
         noisy = self.end.contributions
         accounts = [] if noisy is None else [noisy.model_dump()]
         if privacy is not None:
-            of_releases = {"figure": "epsilon_x", "epsilon": privacy.epsilon_x}
-            accounts.append({**of_releases, "delta": privacy.delta, "releases": privacy.releases})
+            release_promise = {"figure": "epsilon_x", "epsilon": privacy.epsilon_x}
+            accounts.append(
+                {**release_promise, "delta": privacy.delta, "releases": privacy.releases}
+            )
         if not accounts:
             return (promise_of_party(config, role, ()),)
         return tuple(map(promise_of_account, accounts))

@@ -124,8 +124,8 @@ def _draw_learning(run: ReportedRun) -> Drawn:
     caption = f"The active's {', and its '.join(parts)}."
     if curves and (finish := _describe_finish(run.outcome)):
         caption += f" The last point is of the finished model, {finish}."
-    if left_out := [run.title_of(name) for name in run.outcome.accuracy if name not in curves]:
-        caption += f" Measured once, and so no curve: {'; '.join(left_out)}."
+    if omitted := [run.title_of(name) for name in run.outcome.accuracy if name not in curves]:
+        caption += f" Measured once, and so no curve: {'; '.join(omitted)}."
     return figure, caption
 
 

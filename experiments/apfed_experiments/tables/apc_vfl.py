@@ -165,23 +165,23 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 def score_alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
     """Return mean scores in per cent on the active's columns and its code, by "columns SCORE"."""
-    of_run, data, score = _prepare_run(seed, config, scores)
+    run_config, data, score = _prepare_run(seed, config, scores)
     features_TF = data.active.features[data.train_rows]
     codes_TD, _ = own_codes(
         features_TF,
-        model=of_run.model,
-        settings=DistillationSettings.from_settings(of_run.method),
+        model=run_config.model,
+        settings=DistillationSettings.from_settings(run_config.method),
         owner=data.active.name,
         seed=seed,
-        compute=Compute.from_settings(of_run.train),
+        compute=Compute.from_settings(run_config.train),
     )
     return {**score("columns", features_TF), **score("code", codes_TD)}
 
 
 def score_student(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
     """Return the same on the code of a run's student, and the bytes that it sent."""
-    of_run, data, score = _prepare_run(seed, config, scores)
-    result = run(of_run, None, data=data)
+    run_config, data, score = _prepare_run(seed, config, scores)
+    result = run(run_config, None, data=data)
     model = result.recording.model
     assert model is not None
     encoder, _ = model.children()
@@ -194,8 +194,8 @@ def _prepare_run(
     seed: int, config: Mapping[str, Any], scores: Sequence[Score]
 ) -> tuple[Config, VerticalData, Callable[[str, Tensor], Figures]]:
     """Return the run of this seed, its data, and what scores the active's training rows."""
-    of_run = Config.model_validate({**config, "seed": seed})
-    data = load_data(of_run.data, seed=seed)
+    run_config = Config.model_validate({**config, "seed": seed})
+    data = load_data(run_config.data, seed=seed)
     assert data.active.labels is not None
     labels_T = data.active.labels[data.train_rows]
 
@@ -205,7 +205,7 @@ def _prepare_run(
             f"{what} {name}": 100 * float(folds.mean()) for name, folds in scores_by_name.items()
         }
 
-    return of_run, data, score_rows
+    return run_config, data, score_rows
 
 
 def _size_of(scenario: Scenario, full: bool) -> Size:
@@ -335,15 +335,15 @@ def _make_lambda_table(full: bool) -> Size:
 
 def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
     """Return what one run reached, and the bytes until its last step, without inference."""
-    of_run = Config.model_validate({**config, "seed": seed})
-    data = load_data(of_run.data, seed=seed)
+    run_config = Config.model_validate({**config, "seed": seed})
+    data = load_data(run_config.data, seed=seed)
     last = list[Progress]()
 
     def note_progress(progress: Progress) -> None:
         if progress.accuracy is None:
             last[:] = [progress]
 
-    result = run(of_run, None, data=data, on_progress=note_progress)
+    result = run(run_config, None, data=data, on_progress=note_progress)
     sent = dict.fromkeys((Kind.REPRESENTATIONS, Kind.GRADIENTS), 0)
     for flow in result.recording.transcript.flows:
         if flow.kind in sent:
@@ -351,7 +351,7 @@ def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figur
     steps = sent[Kind.GRADIENTS]
     rows = len(data.train_rows)
     # Messages in which passives answer for rows that are predicted.
-    batches = math.ceil(len(data.test_rows) / of_run.train.batch_size)
+    batches = math.ceil(len(data.test_rows) / run_config.train.batch_size)
     # Eqs. (6) to (9): every epoch sends all rows, every step the gradient of the last layer.
     exchanges = last[0].epoch if steps else 1
     layer = _BEFORE * _WIDTH + _WIDTH

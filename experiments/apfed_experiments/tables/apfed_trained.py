@@ -134,21 +134,21 @@ def judge_training(
     `held_out` rows that it does not train on at the end and at half of the epochs, in per cent.
     """
     run_settings = {"seed": seed, "party_seeds": "shared_for_comparison"}
-    of_run = Config.model_validate({**config, **run_settings})
-    whole = load_data(of_run.data, seed=seed)
-    data = hold_out(whole, held_out)
-    session = begin_simulation(of_run, give_active_view(data) if reads_own_view else data)
+    run_config = Config.model_validate({**config, **run_settings})
+    all_data = load_data(run_config.data, seed=seed)
+    data = hold_out(all_data, held_out)
+    session = begin_simulation(run_config, give_active_view(data) if reads_own_view else data)
     active = session.learner
     assert isinstance(active, SingleViewActive)
     figures = {}
 
     def judge_epoch(done: int) -> None:
-        if done == of_run.train.epochs // 2:
+        if done == run_config.train.epochs // 2:
             figures[_HALF] = 100 * ACCURACY.compute_value(active.trainer.score_rows(data.test_rows))
 
-    train_simulation(session, of_run, judge_epoch)
+    train_simulation(session, run_config, judge_epoch)
     figures[_JUDGE] = 100 * ACCURACY.compute_value(active.trainer.score_rows(data.test_rows))
-    figures[_TEST] = 100 * ACCURACY.compute_value(active.trainer.score_rows(whole.test_rows))
+    figures[_TEST] = 100 * ACCURACY.compute_value(active.trainer.score_rows(all_data.test_rows))
     return figures
 
 

@@ -481,21 +481,21 @@ def _lines_of(
         "S-FedMV", (states, fit_horizontal(states, all_views, rows, choice, sequences.seed))
     )
 
-    own_seen: list[Numerals] = []
+    local_states: list[Numerals] = []
     linear: list[LinearViews] = []
     for view, dealt_rows in enumerate(client_rows):
         local = sequences.make_grus(f"client {view}", all_views, dealt_rows, sequences.training)
         local.train(0)
-        own_seen.append(sequences.compute_states(local, all_views))
+        local_states.append(sequences.compute_states(local, all_views))
         rng = np.random.default_rng([sequences.seed, view])
-        parts = [view_NF[dealt_rows] for view_NF in own_seen[view].views]
-        linear.append(make_client(parts, own_seen[view].encode_labels(dealt_rows), choice, rng))
+        parts = [view_NF[dealt_rows] for view_NF in local_states[view].views]
+        linear.append(make_client(parts, local_states[view].encode_labels(dealt_rows), choice, rng))
     for model in linear:
         train_alone(model)
-    local_models = zip(own_seen, [weights_by_view(model) for model in linear], strict=True)
+    local_models = zip(local_states, [weights_by_view(model) for model in linear], strict=True)
     yield measure_both("local sequential, local MV", *local_models)
     average_clients(linear, [len(dealt_rows) / len(rows) for dealt_rows in client_rows])
-    together = zip(own_seen, [weights_by_view(model) for model in linear], strict=True)
+    together = zip(local_states, [weights_by_view(model) for model in linear], strict=True)
     yield measure_both("local sequential, H-FedMV", *together)
 
 

@@ -135,10 +135,10 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
         parts = [x_NF[train] for x_NF in views]
         joint = fit_mmvfl(parts, truth_NC, beta=beta, seed=seed, iterations=iterations)
         for view, x_NF in enumerate(views):
-            of_view = {f"MMVFL {count}": weights[view] for count, weights in joint.items()}
+            view_figures = {f"MMVFL {count}": weights[view] for count, weights in joint.items()}
             begin = joint[max(joint)][view]
-            of_view["supFL"] = weights_of(parts[view], truth_NC, beta, begin)
-            for method, weights_FC in of_view.items():
+            view_figures["supFL"] = weights_of(parts[view], truth_NC, beta, begin)
+            for method, weights_FC in view_figures.items():
                 for share, accuracy in compute_accuracies(
                     weights_FC, x_NF[test], labels_N[test]
                 ).items():

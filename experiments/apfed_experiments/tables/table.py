@@ -192,9 +192,11 @@ def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
     messages between the parties where its method allows that.
     """
     run_settings = {"seed": seed, "party_seeds": "shared_for_comparison"}
-    of_run = Config.model_validate({**config, **run_settings})
+    run_config = Config.model_validate({**config, **run_settings})
     accuracy_by_way = (
-        run(of_run, None).accuracy if describe_obstacles(of_run) else simulate_run(of_run)
+        run(run_config, None).accuracy
+        if describe_obstacles(run_config)
+        else simulate_run(run_config)
     )
     return {way: 100 * accuracy for way, accuracy in accuracy_by_way.items()}
 
