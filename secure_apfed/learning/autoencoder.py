@@ -40,13 +40,15 @@ class DistillationSettings(Settings):
     The defaults are APC-VFL's (section 4, Table 3, Appendix B); its value of lambda is not legible.
 
     Attributes:
-        loss: between the two codes of an aligned row; weight: lambda of Eq. (5), 0: none.
-        classifier: of the student's code: logistic regression as in the papers, or the strongest
-            local model, chosen by held-out labels. If it is not better there than the best on the
-            active's own columns, by more than chance may do, that one predicts.
-        epochs: at most, with an early end. Training ends after 10 without a better loss on a tenth
-            of the rows, which are held out, and the best weights are taken.
-        learning_rate: of Adam; batch_size: rows of a step.
+        loss: the loss between the two codes of an aligned row.
+        weight: lambda of Eq. (5), the weight of that loss.
+        classifier: the model that reads the student's code: logistic regression as in the papers,
+            or the strongest local model, chosen by held-out labels. If it is not significantly
+            better there than the best model of the active's own columns, the latter predicts.
+        epochs: the largest number of epochs. Training ends after 10 epochs without a lower loss on
+            a held-out tenth of the rows, and the best weights are taken.
+        learning_rate: the learning rate of Adam.
+        batch_size: the number of rows in one step.
     """
 
     loss: Annotated[Literal["mse", "mae"], THE_ACTIVE, NOBODY] = "mse"

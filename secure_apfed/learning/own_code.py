@@ -55,15 +55,16 @@ class CodeSettings(Settings):
     Networks and losses may have the name that an installed package declares.
 
     Attributes:
-        network: its encoder, where the run says `network: own`.
+        network: the encoder, if the run says `network: own`.
         head_network: the active's head.
-        projection: of the active, where the run says how many numbers it sends.
-        decoder: of a passive that reconstructs.
-        objective: a passive's loss, where the run says `objective: {name: own}`.
-        objective_options: of a class of objectives, keys of its own settings.
-        gradient: a passive's (step, rows, z) -> gradient, where it says `objective: black_box`.
-        optimizer: takes the parameters that the party trains.
-        rows: makes its rows, where its table says `rows: own`; see `secure_apfed.data.row_sources`.
+        projection: the active's projection, if the run says how many numbers it sends.
+        decoder: the decoder of a passive that reconstructs.
+        objective: a passive's loss, if the run says `objective: {name: own}`.
+        objective_options: the settings of this loss, if it is a class with settings.
+        gradient: a passive's (step, rows, z) -> gradient, if it says `objective: black_box`.
+        optimizer: a function of the party's parameters that returns its optimiser.
+        rows: a function that returns the party's rows, if its table says `rows: own`; see
+            `secure_apfed.data.row_sources`.
     """
 
     network: CodeName | None = None

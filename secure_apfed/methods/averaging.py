@@ -74,8 +74,8 @@ class AveragingSettings(RecurrentSettings):
     """The settings of parties that average the weights of their views; see `RecurrentSettings`.
 
     Attributes:
-        views: another beta or zeta of single views, by name (FedMV, Eqs. 15 and 16; section 8.6).
-            They are above 0.
+        views: other values of beta or zeta, by view (FedMV, Eqs. 15 and 16; section 8.6). They are
+            above 0.
     """
 
     views: Annotated[dict[str, dict[_Weight, Annotated[float, Field(gt=0)]]], NOBODY] = {}

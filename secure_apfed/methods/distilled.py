@@ -116,7 +116,8 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
     """The settings of all parties' autoencoders, and of what the student learns from them.
 
     Attributes:
-        own: g1 of the active; passive: g1 of passives that have no `model` of their own.
+        own: the autoencoder g1 of the active.
+        passive: the autoencoder g1 of passives that have no `model` of their own.
         joint: hidden widths of g2, whose code is as wide as the student's. That is the run's
             `model`.
     """
@@ -171,10 +172,10 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
     resembles the vectors.
 
     Attributes:
-        mask_rows: rows of one block of the orthogonal mask, at most. A block for all rows hides
-            most, and takes the cube of their number in time. `model.representation` of the run
-            says how many vectors there are; VFedTrans takes as many as the parties have features
-            together.
+        mask_rows: the largest number of rows in one block of the orthogonal mask. One block for all
+            rows hides most, and takes the cube of their number in time. `model.representation` of
+            the run says how many vectors there are; VFedTrans takes as many as the parties have
+            features together.
     """
 
     name: Literal["vfedtrans"]

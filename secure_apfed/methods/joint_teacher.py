@@ -195,12 +195,13 @@ class TeacherSettings(FormSettings):
     """The joint model and how it labels rows.
 
     Attributes:
-        model: networks of the active and of passives that have none of their own. The run's `model`
-            is the student.
-        labels: "head" is the joint model's own; a key of `LABELLERS` labels from what it reads,
-            with one more representation of each labelled row.
-        epsilon: of the randomised response on each label that the student learns and that is not
-            the active's own; null: none. The labels are hard then. The guarantee is for an
+        model: networks of the active, and of passives that have none of their own. The run's
+            `model` is the student.
+        labels: who labels rows for the student: "head", the joint model's own head; or a key of
+            `LABELLERS`, which reads the same input and one more representation of each labelled
+            row.
+        epsilon: the epsilon of randomised response on each label that the student learns and that
+            is not the active's own; null: none. The labels are hard then. The guarantee is for an
             adversary that sees only the finished student.
     """
 

@@ -86,9 +86,9 @@ class MultiviewSettings(MethodSettings):
     """The weights of the terms of the objective; the defaults are those of the method's paper.
 
     Attributes:
-        beta: of the l2,1 norm of a view's weights.
-        zeta: how strongly a view's pseudo-labels tend to the common ones; a passive's `weight`
-            multiplies it.
+        beta: the weight of the l2,1 norm of a view's parameters.
+        zeta: how strongly a view's pseudo-labels are pulled to the common ones; a passive's
+            `weight` multiplies it.
         eta: the weight of the labels on the pseudo-labels that they are tied to.
         tolerance: of the objective, relative, below which updates that repeat until they converge
             end; most_rounds: of them, at most. Neither is a setting.
@@ -139,8 +139,8 @@ class OneViewSettings(MultiviewSettings):
     """Every party has one view; see `MultiviewSettings`.
 
     Attributes:
-        parties: other values above 0, by party (the active too), of beta, zeta or, for parties with
-            labels, eta. All parties sign them, since Z is weighted by every zeta.
+        parties: other values of beta, zeta or, for parties with labels, eta, by party (the active
+            too). They are above 0. All parties sign them, since Z is weighted by every zeta.
     """
 
     parties: Annotated[dict[PartyName, dict[_Weight, Annotated[float, Field(gt=0)]]], NOBODY] = {}
@@ -216,11 +216,11 @@ class RecurrentSettings(FedMvSettings):
     """The settings of views that may be sequences, of which GRUs make views (`model.network: gru`).
 
     Attributes:
-        rounds: number of rounds in which GRUs learn: after the first step (v_fedmv), averaged after
-            each (s_fedmv), or before the first step, without exchange (h_fedmv).
-        local_epochs: of each party's GRUs in a round.
-        learning_rate: of GRUs, by RMSProp; FedMV tries 0.001 and 0.005.
-        dropout: of the GRUs' last states while they learn; FedMV tries 0.1 and 0.3.
+        rounds: the number of rounds in which GRUs learn: after the first step (v_fedmv), averaged
+            after each (s_fedmv), or before the first step, without exchange (h_fedmv).
+        local_epochs: epochs of each party's GRUs in a round.
+        learning_rate: the learning rate of GRUs, by RMSProp; FedMV tries 0.001 and 0.005.
+        dropout: dropout of the GRUs' last states in training; FedMV tries 0.1 and 0.3.
     """
 
     rounds: Annotated[int, NOBODY] = Field(20, ge=1)

@@ -64,16 +64,16 @@ class VoteSettings(MethodSettings):
     active reads the votes.
 
     Attributes:
-        labeller: a key of `LABELLERS`: how every party labels rows from its own features.
+        labeller: a key of `LABELLERS`: how every passive predicts labels from its own features.
         prior: the active's own prediction before it reads votes: "best_solo", the baseline with the
             best held-out score; a key of `BASELINES`; or "labeller", its own labeller of the
             passives' kind.
-        help: when votes are used. "averaged": always, but unless labelled rows show that they help,
-            the student is averaged with the best three local models; "judged": only if labelled
-            rows show that they help, else the best local model is the result; "always": without
-            this test.
-        epsilon: privacy cost of the vote on one person for one passive, with a fixed labeller;
-            null: votes are opened without noise.
+        help: when votes are used: "averaged" always does, "judged" only if labelled rows show that
+            they help, "always" without this test. Under "averaged" the student is averaged with the
+            best three local models, unless labelled rows show that votes help. Under "judged" the
+            best local model is the result otherwise.
+        epsilon: the privacy cost of the vote on one person for one passive, labeller held fixed;
+            null: votes without noise.
         weights_epsilon: privacy cost for a labelled person of the weights of `private_logistic`, or
             of any other labeller that adds noise to its weights.
     """

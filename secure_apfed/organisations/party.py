@@ -97,10 +97,11 @@ class Peer(Settings):
     """The address of another party, and the key by which it is known.
 
     Attributes:
-        address: "host:port", "[::1]:port" for IPv6; null: it dials, or comes through a relay.
-        identity: its Ed25519 public key, hex.
-        behind_proxy: a proxy ends TLS before it; its identity proves who it is. A certificate there
-            is not the party's.
+        address: "host:port", or "[::1]:port" for IPv6; null: the peer dials, or comes through a
+            relay.
+        identity: the peer's Ed25519 public key, hex.
+        behind_proxy: whether a proxy terminates TLS before the peer; the identity still proves who
+            it is. A certificate there is not the party's.
     """
 
     address: Place | None = None
@@ -112,8 +113,11 @@ class Tls(Settings):
     """The files in PEM for TLS at both ends; see docs/between-organisations.md.
 
     Attributes:
-        ca: authorities that this party believes; certificate, key: its own.
-        revoked: list of certificates and identities that it refuses (see `secure-apfed certs`).
+        ca: the certificate authorities that this party accepts.
+        certificate: this party's certificate.
+        key: the key of this certificate.
+        revoked: a list of certificates and identities that this party refuses (see `secure-apfed
+            certs`).
     """
 
     ca: Path
@@ -131,15 +135,16 @@ class ServeSettings(Settings):
     sessions together.
 
     Attributes:
-        table: of the people who may be asked about, with the columns of the training; null: that of
-            the training.
-        a_person: answers about one person, ever; who had them is left out of what follows.
-        a_day: answers a day (UTC), about all together; this and the next two end a session. Null: a
-            tenth of the people who may be asked about, and 100 at least.
-        in_all: answers ever, about all together; null: as many as there are people.
-        lookups_a_day: IDs that may be looked up, whether they are known or not; null: as a_day.
-        epsilon: what all answers about one person may cost, beside the training, where noise was
-            agreed; null: as much as the training. Who had so much is left out, as under `a_person`.
+        table: the people who may be asked about, with the columns of the training; null: the table
+            of the training.
+        a_person: the limit of answers about one person, ever; then this person is left out.
+        a_day: the limit of answers a day (UTC), about all people; this and the next two limits end
+            a session. Null: a tenth of the people who may be asked about, and 100 at least.
+        in_all: the limit of answers ever, about all people; null: as many as there are people.
+        lookups_a_day: the limit of IDs that may be looked up a day, known or not; null: as a_day.
+        epsilon: the privacy cost of all answers about one person, besides the training, if the run
+            agreed on noise; null: as much as the training. A person who reached it is left out, as
+            under `a_person`.
     """
 
     table: Path | None = None
@@ -215,35 +220,36 @@ class PartyFile(OwnLimits):
     relative start at the file's folder.
 
     Attributes:
-        party: its own name.
-        active: the name of the party whose labels are learnt and who predicts.
-        passives: the names of those who help it.
-        config: YAML of the run; what the parties agree on must be the same in everybody's.
-        folder: its own, for keys, checkpoints and logs.
-        listen: "host:port" where the others reach it; null: it dials out only.
-        peers: the others, by name.
-        link: how it reaches them: "tcp", within one machine; "grpc"; "nvflare", inside a job of
-            NVFlare's. The second is across machines; the last needs no addresses.
-        tls: files that "grpc" takes.
-        insecure_plaintext_on_loopback: "grpc" without TLS, which only addresses of this machine may
-            have. Frames are sealed all the same.
-        relay: "host:port" that all dial, where some cannot be reached.
-        relay_name: the name in the relay's certificate; null: the host's own.
-        proxy: "http://host:port" of a proxy that is asked to CONNECT; null: the environment's.
-        reconnect_s: how long a peer may give no sign of life.
-        table: its rows as prepared for a trial; null reads its own file of `data.parties`.
-        timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
-            waits for somebody's answer to others is patient for up to eight of them.
-        meet_s: how long to wait until all others are connected.
-        allow_reading_all: whether this party agrees to settings that let all of its columns be
-            read from sums (`passives.NAME.allow_reading_all` of the run).
-        code: networks, a loss, an optimizer and what makes rows, of its own, which nobody else may
-            name.
-        code_folder: where the modules of that code lie; the file's own folder unless it is given.
-        serve: of joint predictions, after the training.
-        minima: by setting, as {rules.minimum_batch: 20}: the least that this party takes part with.
-            Of a choice the one that protects least, as {party_seeds: secret}.
-        maxima: of settings of which more protects less, as {rules.spare_answers: 2}.
+        party: the name of this party.
+        active: the name of the active.
+        passives: the names of all passives.
+        config: the YAML file of the run; what the parties agree on must be the same at all parties.
+        folder: this party's folder for keys, checkpoints and logs.
+        listen: "host:port" where the other parties reach this one; null: it only dials.
+        peers: the other parties, by name.
+        link: the transport: "tcp" (within one machine), "grpc" (between machines), or "nvflare"
+            (inside a job of NVFlare). The last needs no addresses.
+        tls: the TLS files for "grpc".
+        insecure_plaintext_on_loopback: whether "grpc" runs without TLS, which only addresses of
+            this machine may. Frames are sealed all the same.
+        relay: "host:port" of a relay that all parties dial, if some cannot be reached.
+        relay_name: the name in the relay's certificate; null: the name of its host.
+        proxy: "http://host:port" of a proxy that is asked to CONNECT; null: that of the
+            environment.
+        reconnect_s: the number of seconds without a sign of life after which a peer counts as gone.
+        table: this party's rows, prepared for a trial; null reads its own file of `data.parties`.
+        timeout_s: the unit of patience, in seconds: how long a peer may be silent when it must
+            answer. A party that waits for an answer to others waits for up to eight units.
+        meet_s: how long to wait until all other parties are connected, in seconds.
+        allow_reading_all: whether this party agrees to settings under which all of its columns can
+            be read from sums (`passives.NAME.allow_reading_all` of the run).
+        code: this party's own networks, loss, optimiser and rows; nobody else may name them.
+        code_folder: the folder with the modules of that code; unless given, the folder of this
+            file.
+        serve: limits of joint prediction, after the training.
+        minima: the smallest values that this party accepts, such as {rules.minimum_batch: 20}. For
+            a choice it is the least protective one, such as {party_seeds: secret}.
+        maxima: the largest values that this party accepts, such as {rules.spare_answers: 2}.
     """
 
     party: Name

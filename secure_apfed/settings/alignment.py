@@ -33,28 +33,30 @@ class AlignmentSettings(Settings):
     `runs_with_a_peer`.
 
     Attributes:
-        protocol: a key of `apfed_protocols.psi.SET_INTERSECTIONS`, or `auto` for what the next two
-            allow.
-        dealer: under `auto`, whether a party without IDs that colludes with nobody may deal.
-        pairwise_overlaps: whether the active may learn its overlap with every single passive. Under
-            `auto`, `shown` takes `vole` with a dealer and `ot` without one; `hidden` takes
-            `opprf`, which needs a dealer. They are hidden from an active that follows the protocol:
-            see `leaks` of `opprf` and `circuit` for what one that does not may open.
-        mode: passives help on people that all share, or (`pairwise`) each on those that it shares
-            with the active. In `pairwise` the active learns these overlaps, and the gradient of a
-            row that one passive alone knows is in the sum as it is.
-        minimum_rows: fewer common rows are not opened; at least 1.
-        maximum_ids: the largest set accepted from a peer. `most_guesses` says how many IDs one that
-            deviates tries out by it.
-        normalisation: of `ID_RULES`, those that hold, in any order. They hold when IDs become
-            bytes.
-        date_formats: such as "%d.%m.%Y": dates in IDs that are written so count as 2026-01-31.
-        threads: how many this party computes with; None lets the protocol choose. Where sets are
-            dealt out to buckets they are processes, None for one for each core that this one may
-            use.
-        history: folder that outlives runs, in which a party notes its intersections; None: it keeps
+        protocol: a key of `apfed_protocols.psi.SET_INTERSECTIONS`, or `auto`, which chooses by the
+            next two settings.
+        dealer: under `auto`, whether a dealer may take part: a party without IDs that colludes with
+            nobody.
+        pairwise_overlaps: whether the active may learn its overlap with each single passive. Under
+            `auto`, `shown` takes `vole` with a dealer and `ot` without one; `hidden` takes `opprf`,
+            which needs a dealer. They are hidden from an active that follows the protocol; see
+            `leaks` of `opprf` and `circuit` for what a deviating one may learn.
+        mode: on which people passives help: those that all parties share, or (`pairwise`) those
+            that each passive shares with the active. Under `pairwise` the active learns these
+            overlaps, and the sum of a row that only one passive knows is that passive's gradient.
+        minimum_rows: the smallest intersection that is revealed; at least 1.
+        maximum_ids: the largest set accepted from a peer. `most_guesses` says how many IDs a
+            deviating peer can test with it.
+        normalisation: the rules of `ID_RULES` by which IDs are made comparable, in any order. They
+            apply when IDs become bytes.
+        date_formats: how dates in IDs are written, such as "%d.%m.%Y": such an ID equals
+            2026-01-31.
+        threads: the number of threads that this party computes with; null lets the protocol choose.
+            Where sets are divided into buckets these are processes; null: one for each core that
+            this process may use.
+        history: a folder that outlives runs, in which a party records its intersections; null:
             none. The file is `NAME.jsonl` (see `secure_apfed.alignment.records`).
-        runs_with_a_peer: how many intersections any one peer gets; goes with `history`.
+        runs_with_a_peer: how many intersections each peer gets; requires `history`.
     """
 
     protocol: Annotated[

@@ -57,8 +57,8 @@ class RareCategories(Settings):
     """What becomes of a column with many categories.
 
     Attributes:
-        most: so many of the most frequent have a feature of their own. Null: 256, and a column with
-            more is refused.
+        most: the number of most frequent categories that get a feature each. Null: 256, and a
+            column with more is refused.
     """
 
     most: int | None = Field(None, ge=1, le=MOST_CATEGORIES)
@@ -68,7 +68,7 @@ class ViewColumns(Settings):
     """A view by the raw columns that it is made of.
 
     Attributes:
-        columns: their names, in order.
+        columns: the names of the view's columns, in order.
         sequence: [steps, channels] of a view of sequences. It has 1 + steps * channels columns: the
             number of steps in use, then step after step; null: plain columns.
     """
@@ -96,11 +96,13 @@ class Database(Settings):
     """A party's rows as a query of its own database; needs the extra `sql`.
 
     Attributes:
-        url: as SQLAlchemy takes it, without a password: postgresql+psycopg://reader@host/name. Or
-            sqlite:///crm.db, duckdb:///crm.duckdb; relative paths of files start as `file` does.
-        query: one SELECT with an ORDER BY. Rows without an order would be others in each session.
-        credentials: of the password: {env: NAME}, an environment variable, or {file: PATH}, of mode
-            600. Null: the database asks for none.
+        url: the address as SQLAlchemy takes it, without a password:
+            postgresql+psycopg://reader@host/name. Or sqlite:///crm.db, duckdb:///crm.duckdb;
+            relative paths of files start as `file` does.
+        query: one SELECT with an ORDER BY. Without an order, rows could differ from session to
+            session.
+        credentials: where the password is: {env: NAME}, an environment variable, or {file: PATH},
+            of mode 600. Null: the database needs none.
     """
 
     url: str
@@ -153,27 +155,27 @@ class PartySettings(Settings):
     """One party's own table, for `dataset: tables`.
 
     Attributes:
-        file: CSV, Parquet or Arrow; a folder of such files, or a pattern. One is sales/2026-*.csv.
-            A relative path starts at `data.folder`, or at the working directory where no folder is
-            given. null: a query, or the table lies at that party, and nowhere else.
-        database: in place of a file, a query.
-        rows: in place of columns, a file of an array (.npy, .npz, .safetensors) whose k-th row is
-            of the k-th line of the table; a folder of images, whose names stand in the table's one
-            further column; or code that makes the rows, as my_data:make_rows. "own": such code,
-            which the party names in its own file. Without a table, IDs and labels come with the
-            rows. Nothing is standardised. Null: columns.
-        id_column: one or several columns that name a row; null takes `data.id_column`.
+        file: a CSV, Parquet or Arrow file, a folder of such files, or a pattern. An example is
+            sales/2026-*.csv. A relative path starts at `data.folder`, or at the working directory
+            if no folder is given. Null: a query, or the table is only at that party.
+        database: a query instead of a file.
+        rows: arrays instead of columns: a file (.npy, .npz, .safetensors), a folder of images, or
+            code, such as my_data:make_rows; "own": code that the party names in its own file. Row k
+            of a file belongs to line k of the table; the table's one further column names the
+            images. Without a table, IDs and labels come with the rows. Nothing is standardised.
+            Null: columns.
+        id_column: one or several columns that identify a row; null takes `data.id_column`.
         numeric: columns to standardise, whatever their cells look like.
         categorical: columns to one-hot encode. Words such as NA and None are categories there, and
-            a blank cell alone is empty. Columns that neither list names are taken by their type.
-        ignore: columns to leave out, also of the two lists; all others are used.
-        missing: "error" names empty cells, "mean" takes a numeric column's mean and no category,
-            "drop" leaves the row out. Null takes `data.missing`.
-        date_formats: such as "%d.%m.%Y", beside 2026-01-31: columns whose cells are all dates
-            written so are days since 1970-01-01. Null takes `data.date_formats`.
-        rare_categories: what becomes of columns with many categories.
-        encoding: JSON file with the encoding to use, or a model card that holds one; null fits it
-            to own rows, and it then reveals some of them: means, scales and categories.
+            only a blank cell is empty. Columns in neither list are read by their type.
+        ignore: columns to leave out, also from the two lists; all others are used.
+        missing: what to do with empty cells: "error" refuses them, "mean" replaces them by the
+            column's mean or by no category, "drop" leaves the row out. Null takes `data.missing`.
+        date_formats: how dates are written besides 2026-01-31, such as "%d.%m.%Y": columns whose
+            cells are all such dates become days since 1970-01-01. Null takes `data.date_formats`.
+        rare_categories: how columns with many categories are encoded.
+        encoding: a JSON file with the encoding to use, or a model card with one; null fits the
+            encoding to the party's own rows. The card then reveals means, scales and categories.
     """
 
     file: Path | None = None
@@ -270,46 +272,51 @@ class DataSettings(Settings):
 
     Attributes:
         dataset: a key of `DATASETS`, or "tables" for the parties' own files.
-        partition: "vertical" gives each party other features of the same people, "horizontal" all
-            features of other people, with their labels. Of each class equally many. The test rows
-            are the active's. Own tables are as they are.
-        clients: parties under a horizontal partition of a built-in set; null takes 4.
-        labels_at: passives that hold the labels of their own people, too, but for test rows.
-        views: strips into which an image is cut; of tables the names of natural views, in order.
+        partition: "vertical" gives each party different features of the same people, "horizontal"
+            gives each party different people with all features and labels. Each party gets equally
+            many people of each class. The test rows are the active's. Your own tables stay as they
+            are.
+        clients: the number of parties under a horizontal partition of a built-in set; null takes 4.
+        labels_at: passives that also have labels of their own people, except of test rows.
+        views: for images, the number of strips; for tables, the names of natural views, in order.
             Null takes the catalogue's number, or all.
-        active_view: i, the view that the active holds, from 1.
-        rows: at most this many people of a built-in set; rows_per_class draws so many of each
-            class. They are drawn before anything else. Null takes all.
-        overlap: the share of each passive's training people that the active knows too, and vice
-            versa. Own tables overlap as they do.
-        aligned: in place of overlap, how many of the active's training people all passives hold.
-            Beside them and the test rows passives hold nobody.
-        test_fraction: of the active's rows, where the set has no official split.
-        split: how test rows, and those with a label, are drawn: "by_class" (a label moves it) or
-            "at_random" (reads no label). The first takes of each class by its share, one labelled
-            row at least.
-        limit: at most this many training rows at the active, after a seeded shuffle.
+        active_view: the number of the view that the active has, from 1.
+        rows: the largest number of people to take from a built-in set. They are drawn before
+            anything else. Null takes all.
+        rows_per_class: how many people to draw of each class, instead of `rows`.
+        overlap: the share of each passive's training people that the active has too, and vice
+            versa. Your own tables overlap as they do.
+        aligned: how many of the active's training people all passives have, instead of `overlap`.
+            Besides these and the test rows, passives have no people.
+        test_fraction: the share of the active's rows that are test rows, if the set has no official
+            split.
+        split: how test rows and labelled rows are drawn: "by_class" (stratified) or "at_random"
+            (reads no label). The first draws at least one labelled row of each class; a changed
+            label changes the split.
+        limit: the largest number of training rows at the active, after a seeded shuffle.
         labelled: how many of the active's training rows have a label to learn from, or, below 1,
-            which share. Null: all that have one. The labels of the others reach nothing that
-            trains. In own tables a row without a label is one with an empty cell. Passives that
-            hold labels hold as many, drawn of their own rows.
+            which share. Null: all that have one. No training reads the other labels. In your own
+            tables a row without a label has an empty cell. Passives with labels have as many, drawn
+            from their own rows.
         folder: where to look for files; null takes SECURE_APFED_DATA, else ~/.cache/secure-apfed.
             The first is a list with the system's path separator.
-        columns: party -> columns by name, or by position from 0, for sets of tables. The party
-            called "active" is required.
-        view_columns: view -> its columns, for own tables. A party's views are those whose columns
-            it has, and they must be all of its columns. Null: one view a party.
-        parties: party -> its table, for `dataset: tables`.
-        missing: what all parties do about empty cells, unless a party's own setting says else.
-        date_formats: how dates are written at all parties, unless a party's own setting says else.
-        active: which of `parties` is the active.
-        id_column: columns that name a row in every party's file, unless the party differs.
-        label_column: the column of labels, at whoever holds any.
+        columns: for built-in tables, the columns of each party, by name or by position from 0. The
+            party called "active" is required.
+        view_columns: for your own tables, the columns of each view. A party has the views whose
+            columns it has, and these must be all of its columns. Null: one view for each party.
+        parties: the table of each party, for `dataset: tables`.
+        missing: what all parties do with empty cells, unless a party's own setting differs.
+        date_formats: how dates are written at all parties, unless a party's own setting differs.
+        active: the name of the active among `parties`.
+        id_column: the columns that identify a row in every party's file, unless a party's own
+            setting differs.
+        label_column: the column of labels, at each party with labels.
         classes: the labels in the order of the network's outputs; null infers them from the
-            active's. Other parties with labels cannot. "numbers" are no classes: so are own tables
-            under `task: regression`, which need not say it, and splits read no label then.
-        positive: of two classes, the positive one: average precision, F1, lift, thresholds and
-            calibration are about it, and it is the network's second output. Null: of own tables
+            active's. Other parties with labels cannot infer them. "numbers" means no classes; this
+            is the default of your own tables under `task: regression`, and splits then read no
+            label.
+        positive: for two classes, the positive one: average precision, F1, lift, thresholds and
+            calibration refer to it, and it is the network's second output. Null: of own tables
             whose classes are inferred the rarer of the active's labels, or the last in order where
             `split` is at_random, which reads no label; otherwise the last of the listed classes.
     """

@@ -288,8 +288,8 @@ class FormSettings(MethodSettings):
     """A method in which others label rows for the active, each in the form that is asked for.
 
     Attributes:
-        form: "soft" labels are shares of the classes that add up to 1 at most, "hard" ones name one
-            class.
+        form: the form of a vote: "soft" gives each class a share, at most 1 in total; "hard" names
+            one class.
     """
 
     form: Annotated[

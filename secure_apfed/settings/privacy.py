@@ -31,14 +31,15 @@ class GuardSettings(Settings):
     """Which guard stands before representations, and how strong it is.
 
     Attributes:
-        mechanism: a key of `GUARDS`, or package.module:Name; has no default, since no protection is
-            a choice, too.
+        mechanism: a key of `GUARDS`, or package.module:Name; there is no default, so that no
+            protection is an explicit choice.
         clip: C, the L2 bound of a row.
-        sigma: noise on each number; or epsilon. Give one of both.
-        epsilon: what each row's releases may cost together over the planned run (replace-one,
+        sigma: the standard deviation of the noise on each number; or give epsilon. Give one of
+            both.
+        epsilon: the privacy cost of all releases of one row over the planned run (replace-one,
             encoder held fixed); sigma is calibrated to it.
-        noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the seed: whoever
-            knows that can take the noise off. It is for experiments.
+        noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the seed, so
+            everybody who knows the seed can remove the noise. It is for experiments.
     """
 
     mechanism: Annotated[
@@ -107,11 +108,11 @@ class DpSgdSettings(Settings):
     """DP-SGD on everything that the active trains; noise is that of the guard.
 
     Attributes:
-        clip: C, the L2 bound of one example's gradient, the passives' row included.
-        noise_multiplier: deviation of the noise on the sum, over C, as Opacus counts it; or
-            epsilon. Give one of both.
-        epsilon: what the whole training may cost one record, its label included (replace-one):
-            the noise is calibrated to it, beside what the guard's releases cost.
+        clip: C, the L2 bound of one example's gradient, with the passives' row.
+        noise_multiplier: the standard deviation of the noise on the sum, divided by C, as in
+            Opacus; or give epsilon. Give one of both.
+        epsilon: the privacy cost of one record with its label in the whole training (replace-one);
+            the noise is calibrated to it, together with the cost of the guard's releases.
     """
 
     clip: Annotated[float, higher_is_less(ACTIVE, "one record may move an update further")] = Field(
@@ -142,9 +143,9 @@ class LabelSettings(Settings):
     active's noise key, so `guard.noise` says whether whoever knows the seed can repeat it.
 
     Attributes:
-        mechanism: a key of `LABEL_MECHANISMS`; under lp_mst half the training rows join the
-            training after half the epochs.
-        epsilon: epsilon_y of each training label, replace-one, at delta 0, for the whole run.
+        mechanism: a key of `LABEL_MECHANISMS`; under lp_mst half of the training rows join after
+            half of the epochs.
+        epsilon: epsilon_y of each training label, replace-one, with delta 0, for the whole run.
     """
 
     mechanism: Annotated[
@@ -176,7 +177,7 @@ class CompressionSettings(Settings):
     """Top-k by magnitude.
 
     Attributes:
-        keep: share of a batch's numbers that stay, at least one number.
+        keep: the share of a batch's numbers that are kept, at least one number.
     """
 
     kind: Literal["compression"] = "compression"
@@ -189,8 +190,8 @@ class MarvellSettings(Settings):
     """Optimal perturbation.
 
     Attributes:
-        strength: s; the noise's expected squared norm is at most s |g1 - g0|^2 a row. Here g1 and
-            g0 are the classes' mean gradients in the batch.
+        strength: s; the noise's expected squared norm is at most s |g1 - g0|^2 for each row. Here
+            g1 and g0 are the classes' mean gradients in the batch.
     """
 
     kind: Literal["marvell"] = "marvell"

@@ -45,8 +45,8 @@ class TranscriptSettings(Settings):
     """Which payloads are kept for attacks; flows are always counted.
 
     Attributes:
-        keep: payloads of no epoch, of the first and the last one, or of all; "auto": of the first
-            and the last one where the run names attacks, else of none.
+        keep: which epochs' messages are stored: none, the first and the last, or all; "auto": the
+            first and the last if the run names attacks, else none.
     """
 
     keep: Literal["auto", "none", "first_and_last", "all"] = "auto"
@@ -80,11 +80,11 @@ class ThresholdChoice(Settings):
     """What a threshold is chosen by, in place of a measure; one of the two.
 
     Attributes:
-        cost: what it costs to miss a row of the positive class, where a false alarm costs 1. Of
-            calibrated probabilities the threshold is 1 / (1 + cost); of others the one that cost
-            least on the labelled training rows.
-        rate: share of the training rows that is decided for the positive class. Those without a
-            label count, too.
+        cost: the cost of missing a row of the positive class; a false alarm costs 1. For calibrated
+            probabilities the threshold is 1 / (1 + cost), for others the one with the least cost on
+            the labelled training rows.
+        rate: the share of training rows that the threshold assigns to the positive class. Rows
+            without a label count too.
     """
 
     cost: float | None = Field(None, gt=0)
@@ -102,47 +102,41 @@ class RunSettings(Settings, ABC):
     """A complete run.
 
     Attributes:
-        name: of the run, of its folder and its report.
-        seed: of everything reproducible and public (batches, partition), never of keys.
-        party_seeds: of initial weights and dropout: "secret" draws one for each party, which it
-            alone knows; "shared_for_comparison" takes `seed`: whoever knows it knows everybody's
-            initial weights. A run then repeats figure for figure.
-        method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as {name:
-            votes, epsilon: 8}: single_view (the active alone); apfed (every passive says its
-            objective), apfed_r, apfed_c; for few labels votes and its kin,
-            joint_teacher_sum; apc_vfl, vfedtrans (distil once); tvfl, split_nn, split_nn_sum
-            (predict together); mmvfl, v_fedmv (agree on pseudo-labels); h_fedmv, s_fedmv (average
-            weights).
-        task: what the active's model learns, of `secure_apfed.measures.tasks.TASKS`.
-        measure: what the run is judged by, of `secure_apfed.measures.table.MEASURES`; the task's
-        own
-            unless given. The display, the report, the choice of the best baseline and studies go by
-            it. All measures are written.
-        threshold: of two classes, the probability of the positive one (`data.positive`) from which
-            on the model decides for it, or accuracy, balanced_accuracy, f1, {cost: 10} or
-            {rate: 0.05}; null: the likelier class. A measure's is chosen on labelled training rows;
-            see `ThresholdChoice`, too.
-        calibration: of two classes: "labels" straightens the model's log-odds by labelled training
-            rows, a number is the share of the positive class where it is known; "auto" is "labels"
-            where the rarer class has fewer than a third of the labels, the active predicts alone
-            and no promise covers labels. Under "labels" the mean over rows without a label is the
-            share of labels that are of the positive class.
-        passives: settings by party name; "default" holds for those not named.
+        name: the name of the run, its folder and its report.
+        seed: the seed of everything reproducible and public (batches, partition), never of keys.
+        party_seeds: the seeds of initial weights and dropout: "secret" draws a secret one for each
+            party; "shared_for_comparison" uses `seed`, so everybody who knows it knows all initial
+            weights. A run then repeats exactly.
+        method: the method, alone or with its settings, such as {name: votes, epsilon: 8}.
+            docs/run-yaml.md lists all.
+        task: what the active's model learns: a key of `secure_apfed.measures.tasks.TASKS`.
+        measure: the main measure of the run, a key of `secure_apfed.measures.table.MEASURES`; the
+            task's own unless given. The display, the report, the choice of the best baseline and
+            studies use it. All measures are written.
+        threshold: for two classes, the probability of the positive class (`data.positive`) from
+            which the model predicts it; or how to choose it: accuracy, balanced_accuracy, f1,
+            {cost: 10} or {rate: 0.05}; null: the more probable class. A measure's threshold is
+            chosen on labelled training rows; see `ThresholdChoice`.
+        calibration: for two classes: "labels" calibrates log-odds on labelled training rows
+            (Platt); a number is the known share of the positive class; "auto" is "labels" if the
+            rarer class has under a third of the labels, and else none. It is also none if other
+            parties are needed to predict, or if a promise covers labels. Under "labels" the mean
+            over rows without a label is the share of labels of the positive class.
+        passives: settings by party name; "default" applies to parties that are not named.
         checkpoint_every: epochs between two checkpoints of every party; the last is always saved.
-            It changes no figure; a run that was broken off plays again what came after its newest,
-            and where the same answer again counts, `rules.spare_answers` must allow for that.
-        delta: of every (epsilon, delta) of the run. It holds for the guard, dp_sgd, votes and the
-            noise under the sum; randomised answers and labels have none.
-        colluders: passives whose noise is not counted: they may help the active, or add none. It
-            matters where passives' noise adds up, under the sum or under votes.
-        dp_sgd: private training of the active; null: none.
-        defences: without a guarantee, beside the guard, in the order in which they act.
-        attacks: mounted on the finished run, where parties run apart by each on what it let out
-            itself; "all" mounts each with its usual options.
-        tradeoff: a study of this run: `run` plays it at other strengths and draws accuracy against
-            leakage. Its keys are those of `apfed_experiments.tradeoff` without name and base.
-        base:
-            `run` plays it at other strengths and draws accuracy against leakage.
+            It changes no figure. A resumed run repeats the steps after its newest checkpoint. Where
+            a repeated answer counts again, `rules.spare_answers` must allow for that.
+        delta: the delta of every (epsilon, delta) of the run. It applies to the guard, dp_sgd,
+            votes and the noise under the sum; randomised answers and labels have delta 0.
+        colluders: the number of passives whose noise does not count, since they may help the active
+            or add none. It matters where the noise of several passives adds up.
+        dp_sgd: differentially private training of the active; null: off.
+        defences: changes of gradients without a guarantee, in the order of their application.
+        attacks: attacks to mount on the finished run; "all" mounts each with its usual options. If
+            parties run in separate processes, each attacks what it sent itself.
+        tradeoff: a trade-off study: `run` repeats the run at other strengths and draws accuracy
+            against leakage. Its keys are those of `apfed_experiments.tradeoff` without name and
+            base.
     """
 
     name: Annotated[RunName, EACH_ALONE, NOBODY]

@@ -85,23 +85,24 @@ class ModelSettings(Settings):
     Attributes:
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images, else a
             perceptron. Images have at least 7 (grey) or 8 (colour) rows and columns. Or code of the
-            party's own, as my_nets:resnet (`secure_apfed.learning.own_code`); "own": each party
-            hands it in, or names it in its own file.
+            party's own, such as my_nets:resnet (`secure_apfed.learning.own_code`); "own": each
+            party passes it, or names it in its own file.
         hidden: widths of the hidden layers (mlp, selu and enriched only).
-        representation: numbers of the encoder's output; of its part that is not the row itself
-            (enriched), of the passives' sums (cross_view), or of one direction of one view (gru).
-            "auto" is 32, but no more numbers than every passive allows to be read: half of its
-            columns that differ. A larger number is refused there.
-        projection: numbers of the linear projection that is sent to the passives; "none" sends the
-            encoder's output as it is; "auto" is 64, but "none" for a plain (unprotected) APFed-R.
-            So does the authors' release.
+        representation: the size of the encoder's output; "auto" is 32, but at most half of each
+            passive's distinct columns. Of enriched it is the part besides the row itself, of
+            cross_view the passives' sums, of gru one direction of one view. A larger number than
+            half of a passive's columns is refused there.
+        projection: the size of the linear projection that is sent to the passives; "none" sends the
+            encoder's output; "auto" is 64, but "none" for a plain (unprotected) APFed-R. So does
+            the authors' release.
         sequences: [steps, channels] of each view (gru only). A view has 1 + steps * channels
             columns, of which the first says how many steps are in use.
-        random_features: beside the row itself (random_features and cross_view only).
-        dropout: of the head, between its two layers (release: 0.5).
-        head: widths of its hidden layers (selu only); none: one linear layer.
-        head_network: code of the active's own head, as my_nets:head; "own": the active hands it in,
-            or names it in its own file; null: one linear layer behind a network of its own.
+        random_features: the number of random features besides the row itself (random_features and
+            cross_view only).
+        dropout: dropout between the two layers of the head (release: 0.5).
+        head: widths of the head's hidden layers (selu only); none: one linear layer.
+        head_network: code of the active's own head, such as my_nets:head; "own": the active passes
+            it, or names it in its own file; null: one linear layer after a network of its own.
     """
 
     network: Annotated[
@@ -215,9 +216,9 @@ class ContrastiveSettings(Settings):
     """Eqs. (14) to (16).
 
     Attributes:
-        anchors: "active" is the paper's Eq. (14), "both" the authors' release, symmetric over the
-            two views. That is over 2N anchors.
-        temperature: tau > 0, no unit.
+        anchors: "active" is the paper's Eq. (14), "both" the authors' release, which is symmetric
+            over the two views. That is over 2N anchors.
+        temperature: the temperature tau, above 0.
     """
 
     name: Literal["contrastive"] = "contrastive"
@@ -230,7 +231,8 @@ class ClusteringSettings(Settings):
     `secure_apfed.networks.objectives.Clustering`.
 
     Attributes:
-        clusters: K', centres of the passive's own features; it needs as many different rows.
+        clusters: K', the number of cluster centres of the passive's own features; it needs at least
+            as many distinct rows.
     """
 
     name: Literal["clustering"] = "clustering"
@@ -241,11 +243,11 @@ class OwnLossSettings(Settings):
     """A loss of the passive's own: (z, own rows) -> scalar (`secure_apfed.learning.own_code`).
 
     Attributes:
-        code: as my_losses:cosine; null: the party hands it in, or names it in its own file. Keys
-            beside it are those of its class.
+        code: the code of the loss, such as my_losses:cosine; null: the party passes it, or names it
+            in its own file. Keys beside it are those of its class.
         row_wise: whether the gradient of a row depends on that row alone. Under `secure_sum.noise`
-            a person is then charged for one row, and the word is measured on the first batch; false
-            charges a person for a whole batch.
+            a person is then charged for one row, and the first batch is checked; false charges a
+            person for a whole batch.
     """
 
     name: Literal["own"] = "own"
@@ -262,7 +264,8 @@ class BlackBoxSettings(Settings):
     Under `secure_sum.noise` a person is charged for a whole batch.
 
     Attributes:
-        code: as my_losses:cosine; null: the party hands it in, or names it in its own file.
+        code: the code that returns gradients, such as my_losses:cosine; null: the party passes it,
+            or names it in its own file.
     """
 
     row_wise: ClassVar[bool] = False
@@ -291,45 +294,49 @@ class TrainSettings(Settings):
     """How every party trains. The defaults of the optimiser are the paper's (Tables 3, 4).
 
     Attributes:
-        epochs: passes over the active's training rows.
-        batch_size: the active's rows in one step.
-        optimizer: of every module of every party; autoencoders of a method have their own.
-        learning_rate: of each; momentum: of SGD alone. Adam's moments decay as its authors say.
-        weight_decay: the L2 terms of Eqs. (6) and (7), on every module; under adamw each step
+        epochs: the number of passes over the active's training rows.
+        batch_size: the number of the active's rows in one step.
+        optimizer: the optimiser of all networks of all parties; autoencoders of a method have their
+            own.
+        learning_rate: the learning rate of each party.
+        momentum: the momentum of SGD. Adam's moments decay as its authors say.
+        weight_decay: the L2 terms of Eqs. (6) and (7), on all networks; under adamw each step
             shrinks the weights by it. See Loshchilov and Hutter 2019.
-        schedule_steps: over which a cosine lowers each party's learning rate to 0, of its own
-            steps, warm-up included. It stays there (Loshchilov and Hutter 2017, without restarts).
+        schedule_steps: the number of a party's own steps, with warm-up, over which a cosine lowers
+            its learning rate to 0. It stays there (Loshchilov and Hutter 2017, without restarts).
             Null: it is constant.
-        warmup_steps: over which the learning rate rises in equal parts before that.
-        max_gradient_norm: L2 bound of a party's parameter gradient in one step; null: none. So in
-            the paper. Guarded representations are noisy and long: then a bound keeps a passive's
-            training from diverging.
-        use_unaligned: rows outside the intersection train the active with its own loss.
-        labels: when the active's labels meet the passives' help. "joint" is the paper's Eq. (8):
-            the task loss and the passives' gradients train the encoder together. "after": the
-            encoder learns from the passives' gradients alone, so that nothing that is sent depends
-            on a label; then local models learn the labels (`secure_apfed.methods.local_models`).
-        local_models: which ones, where labels come "after": models of the features "x", of their
-            representation "h", of both ("x_and_h"), and "pupils": models of the features that
-            learn from what came back for each training row (`secure_apfed.methods.pupils`). Models
-            of "x" are used where held-out labels say that they are surely better than the others.
+        warmup_steps: the number of steps over which the learning rate rises linearly before that.
+        max_gradient_norm: the L2 bound of a party's parameter gradient in one step; null: none. The
+            paper has none. Guarded representations are noisy and long: then a bound keeps a
+            passive's training from diverging.
+        use_unaligned: whether rows outside the intersection train the active with its own loss.
+        labels: "joint": the task loss and the passives' gradients train the encoder together (Eq.
+            8); "after": only the passives' gradients train it, no message depends on a label, and
+            local models learn the labels at the end. See `secure_apfed.methods.local_models`.
+        local_models: which local models learn the labels under `labels: after`: of the features
+            ("x"), of their representation ("h"), of both ("x_and_h"), or "pupils", models of the
+            features that also learn from the answers to each training row
+            (`secure_apfed.methods.pupils`). Models of "x" are used if held-out labels show that
+            they are better than the others.
         combine: how these local models become one: the "mean" of their probabilities, that of the
-            best three by held-out labels, or the best one alone.
-        spread_labels: for few labels: after training they are spread over representations of all
-            training rows, and the last layer of the head is fitted to them. Both are the active's.
+            best three by held-out labels, or the "best" one.
+        spread_labels: whether labels are spread over the representations of all training rows after
+            training, to fit the head's last layer; for few labels. Both belong to the active.
         evaluate_every: epochs between two test evaluations; the last is always evaluated.
-        patience: epochs without a lower loss on held-out rows after which training ends. Null: it
-            ends with its last epoch. From a tenth of its labelled training rows the active learns
-            nothing then, but when to end; a threshold that is chosen reads them, too.
-        keep_best: whether the active keeps its networks of the epoch with the least loss on
-            held-out rows.
-        class_weights: "balanced" counts all classes alike in the task loss. It goes by the labels
-            that the active trains on; "none": all rows.
-        loss: of `task: regression`, in standard deviations of the labels. Huber is squared below
-            one of them and linear above. Classes take the cross-entropy.
-        device: "auto" takes the GPU where there is one; "cpu"; "cuda"; "cuda:1". Attacks on the
-            finished run compute there, too.
-        precision: arithmetic of the networks; what is sent is never narrower than float32.
+        patience: the number of epochs without a lower validation loss after which training ends.
+            Null: it ends with its last epoch. The validation rows are a tenth of the labelled
+            training rows; the active learns nothing else from them. A threshold that is chosen
+            reads them, too.
+        keep_best: whether the active keeps its networks of the epoch with the lowest validation
+            loss.
+        class_weights: "balanced" gives all classes equal weight in the task loss. It uses the
+            labels that the active trains on; "none": all rows weigh the same.
+        loss: the loss of `task: regression`, in standard deviations of the labels. Huber is squared
+            below one of them and linear above. Classes take the cross-entropy.
+        device: "auto" takes a GPU if there is one; or "cpu", "cuda", "cuda:1". Attacks on the
+            finished run use it, too.
+        precision: the precision of the networks' arithmetic; what is sent is never narrower than
+            float32.
     """
 
     epochs: Annotated[int, higher_is_less(EVERYBODY, "each row is answered once more an epoch")] = (
@@ -405,13 +412,14 @@ class PassiveSettings(Settings):
     """One passive's part, agreed at set-up.
 
     Attributes:
-        objective: what it optimises; null takes the method's own (apfed_r, apfed_c). Or a loss of
-            its own, as my_losses:cosine.
+        objective: the passive's loss; null takes that of the method (apfed_r, apfed_c). Or a loss
+            of its own, such as my_losses:cosine.
         weight: lambda_p >= 0 of Eq. (8), which the passive applies. The active cannot change it.
-        model: its networks; null takes the run's `model`.
-        allow_reading_all: whether sums may hold more numbers of a person than half of its columns
-            that differ, where they are linear in these: whoever reads them and knows a few people
-            can read everything of everybody. Where parties run apart, its own file says so, too.
+        model: the passive's networks; null takes the run's `model`.
+        allow_reading_all: whether sums may contain more numbers for a person than half of the
+            passive's distinct columns, if they are linear in these columns. Their reader, who knows
+            a few people, can then read all columns of everybody. If parties run in separate
+            processes, the passive's own file must say so, too.
     """
 
     objective: ObjectiveSettings | None = None
@@ -454,9 +462,9 @@ class NoiseSettings(Settings):
     """Discrete Gaussian noise that every passive adds to its contributions under the sum.
 
     Attributes:
-        sigma: deviation of each passive's noise on each number, in the unit of `clip`; or epsilon.
-            Give one of both.
-        epsilon: what all contributions that involve one person may cost a passive; the noise is
+        sigma: the standard deviation of each passive's noise on each number, in units of `clip`; or
+            give epsilon. Give one of both.
+        epsilon: the privacy cost of one person in all contributions of a passive; the noise is
             calibrated to it, and the run stops before it is exceeded.
     """
 
@@ -479,18 +487,19 @@ class SumSettings(Settings):
     """How the passives' gradients are added.
 
     Attributes:
-        scheme: what encrypts or shares the gradients; with `masks` a pair of `SECURE_SUMS`.
-        masks: what is added to them before.
+        scheme: what encrypts or shares the gradients; with `masks` it names a pair of
+            `SECURE_SUMS`.
+        masks: what is added to the gradients first.
         clip: C, the L2 bound of one row of lambda_p dl_p/dz (of the row's own loss); null: no clip
-            (only where nothing is quantised). It is taken before the mean over the batch.
-        bits: fixed-point bits of one value, 2 to 24; null: the most that the sum carries at no more
-            bytes than 16 bits take. 16 of votes, of averages, whose last digits reveal what one
-            passive gave, and under noise, which is larger than what rounding loses.
-        allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
-        threshold: under recoverable masks, passives without whom a step has no sum. Training goes
-            on without those who fall silent until fewer are left. More than half of all; null:
-            all, or two thirds and one under `rules.silent_passive: recover`. Below all, the active
-            by itself can read one passive's part out of two sums. Other sums need every passive.
+            (only if nothing is quantised). It applies before the mean over the batch.
+        bits: fixed-point bits of one value, 2 to 24; null: as many as fit into the bytes that 16
+            bits need. Votes, averages and sums under noise use 16: the last digits of votes and
+            averages reveal what one passive gave, and noise exceeds the rounding error.
+        allow_single_passive: whether one passive is allowed, whose gradient the "sum" then is.
+        threshold: under recoverable masks, the number of passives that a sum needs. Training
+            continues without silent passives until fewer are left. It is above half of all; null:
+            all, or two thirds plus one under `rules.silent_passive: recover`. Below all, the active
+            alone can read one passive's part from two sums. Other sums need every passive.
         noise: differential privacy for the passives' features; null: none.
     """
 
@@ -523,28 +532,28 @@ class RuleSettings(Settings):
     """What a passive checks before it answers, and the active before it goes on.
 
     Attributes:
-        minimum_batch: aligned rows in a batch below which it refuses. The active then trains on
-            that batch alone.
+        minimum_batch: the smallest number of aligned rows that a passive answers in one batch. The
+            active trains alone on a smaller batch.
         minimum_spread: how much the directions of a batch's rows must differ, 0 to 1; null is
             0.0005, and 0 (no rule) below 8 numbers a row. There honest rows may lie as close. See
             `learning/release.py`. The active trains alone on a batch of its own that differs less,
             and warns.
-        spare_answers: how much more often than once an epoch a row may be answered, over all
-            sessions of the run. That is for epochs that break off and are played again. The same
+        spare_answers: how many answers about a row are allowed beyond one for each epoch, over all
+            sessions of the run. They are for epochs that are interrupted and repeated. The same
             answer again is free, and on a CPU it is the same; it counts on a GPU, under noise,
             under recoverable masks with a threshold below all passives, and at a passive that does
             not know everybody.
-        refused_sums: after how many sums that the active refused the run may be resumed. It may be
-            raised when it is. Whoever altered them learnt something of the passives' numbers, which
-            a resumed run computes again (see docs/threat-model.md).
-        silent_passive: what happens when one falls silent, see docs/when-a-party-dies.md; null:
-            recover where `secure_sum.threshold` says how many are needed, else stop. See
+        refused_sums: how many sums the active may have refused before the run can no longer be
+            resumed. It may be raised when resuming. Whoever altered these sums learnt something of
+            the passives' numbers, which a resumed run computes again (see docs/threat-model.md).
+        silent_passive: what happens when a passive falls silent, see docs/when-a-party-dies.md;
+            null: recover if `secure_sum.threshold` is set, else stop. See
             `secure_apfed.contract.Contract`, too.
-        patience_s: seconds, one unit of patience with whoever is silent; null: each party's own
-            `timeout_s`. Where parties begin again by themselves, they wait so long for each other.
-        restarts: new sessions that each party begins by itself, at most; 0: whoever runs it
-            resumes. They go on from the newest checkpoint that all hold. Steps that are played
-            again may count again (see `spare_answers`).
+        patience_s: the unit of patience with a silent party, in seconds; null: each party's own
+            `timeout_s`. Parties that restart by themselves wait as long for each other.
+        restarts: how often each party may restart the session by itself; 0: somebody must resume
+            the run. Sessions resume from the newest checkpoint that all parties have. Repeated
+            steps may count again (see `spare_answers`).
     """
 
     minimum_batch: Annotated[int, lower_is_less(PASSIVES, "fewer rows hide each other")] = Field(
