@@ -118,8 +118,8 @@ row_twice_counts_once: test_privacy_ledger.py
 +return int((self.of_row_N[rows] + 1).max(initial=0))
 free_though_never_charged: test_privacy_guards.py
     Frozen rows whose log was lost are sent without being charged.
--sent = sent[~(repeats.cpu().numpy() & (self._counts.of_row_N[sent] > 0))]
-+sent = sent[~repeats.cpu().numpy()]
+-positions = positions[~(repeats.cpu().numpy() & (self._counts.of_row_N[positions] > 0))]
++positions = positions[~repeats.cpu().numpy()]
 checkpoint_refunds: test_privacy_ledger.py
     Going back to an older checkpoint takes releases off the account.
 -self.of_row_N = np.maximum(self.of_row_N, counts.numpy())
@@ -234,8 +234,8 @@ lambda_over_the_batch: test_methods_apfed.py
 --- secure_apfed/methods/apfed.py
 one_known_person_answered: test_methods_apfed.py
     Among strangers a single person of a passive is answered about alone.
--if strangers and (known < self.contract.minimum_batch or is_narrow(own_BD, self.terms)):
-+if strangers and is_narrow(own_BD, self.terms):
+-held_count < self.contract.minimum_batch or is_narrow(own_BD, self.terms)
++is_narrow(own_BD, self.terms)
 --- secure_apfed/methods/apfed_code.py
 another_question_answered: test_methods_code.py
     A passive answers whatever the active asks of it.
