@@ -82,7 +82,7 @@ Patience = Annotated[
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    """Options of every command; `execute` reads them where they stand."""
+    """Declare the options that every command has; `execute` reads them from the command line."""
 
 
 def run(

@@ -82,10 +82,10 @@ def check_sensitivity(
     """Refuse a claimed sensitivity that two inputs exceed.
 
     Args:
-        contribute: from one input to the numbers that are noised.
-        rows: inputs that one person may be replaced by; extreme ones find most.
+        contribute: maps one input to the numbers that get noise.
+        rows: possible inputs of one person; extreme ones find the most faults.
         claimed: how far two results lie apart at most, L2.
-        name: who claims it, for the message.
+        name: the class that claims it, for the message.
 
     Raises:
         PromiseError: two results lie further apart.
@@ -108,13 +108,13 @@ def check_sensitivity(
 def check_labeller(labeller: Labeller) -> None:
     """Refuse a labeller that breaks `inductive`, `signed`, `linear`, `model` or the norm of rows.
 
-    Made-up people in clouds are labelled and voted on; see `check_votes` for what is replaced. A
-    `model` with a finite mu is compared with how well the votes on others tell two worlds apart
-    that differ in one labelled person, over 80 questions: noise that is missing is found, and
-    noise that is somewhat weak is not.
+    It labels synthetic clusters of people, and votes on them; see `check_votes` for the replaced
+    rows. If `model` has a finite mu, the test distinguishes two tables that differ in one labelled
+    person by the votes on others, over 80 requests: missing noise is found, slightly weak noise is
+    not.
 
     Raises:
-        PromiseError: names the class, the word and what was measured.
+        PromiseError: names the class, the property and the measurement.
     """
     for seed in range(_SEEDS):
         features_UF, labelled_n, labels_n = _draw_people(seed)
@@ -219,9 +219,8 @@ def _bound_mu(right: int, wrong: int, questions: int) -> float:
 def check_defence(make: Callable[[], GradientDefence]) -> None:
     """Refuse a defence that `protects` nothing, or whose noise does not come from its party's key.
 
-    What it protects has to leave as something else than it was, for some gradient; the same
-    gradient at the same step leaves as the same, so that a resumed run repeats; shape and type
-    stay, and the gradient that came in is not written to.
+    The defence must change some gradient; give the same result for the same gradient and step, so
+    that a resumed run repeats; keep shape and type; and not modify its input.
 
     Args:
         make: builds one, always with the same noise source.
@@ -278,11 +277,11 @@ def _run_defence(
 
 
 def check_label_mechanism(mechanism: LabelMechanism) -> None:
-    """Refuse answers for labels that tell more of a label than `epsilon` says.
+    """Refuse a label mechanism whose answers reveal more of a label than `epsilon` allows.
 
-    20,000 labels of each class are answered, without a prior and, where there are stages, with
-    one; of any two labels, each answer's odds may differ by e^epsilon. One that is `unsafe`
-    promises nothing and is not measured.
+    20,000 labels of each class are randomised, without a prior and, if there are stages, with one;
+    for any two labels, the probabilities of each answer may differ by the factor e^epsilon. An
+    `unsafe` mechanism has no guarantee and is not tested.
 
     Raises:
         PromiseError: names the class and what was measured.
@@ -354,10 +353,10 @@ def check_attack(name: str, **how: Any) -> None:
 
 
 def check_method(config: "Config", folder: Path) -> None:
-    """Refuse a method that is not what its settings say, or whose runs do not repeat.
+    """Refuse a method that contradicts its settings, or whose runs are not reproducible.
 
-    A short run is played three times in one process: whole, once more with the labels that nobody
-    was told exchanged, and broken off half-way and resumed.
+    A short run is executed three times in one process: uninterrupted; with exchanged values of the
+    hidden labels; and interrupted half-way and resumed.
 
     Args:
         config: of a small built-in set, with `party_seeds: shared_for_comparison`; a guard's noise
@@ -389,7 +388,7 @@ def check_method(config: "Config", folder: Path) -> None:
 
 
 def check_declared(config: "Config", result: "RunResult") -> None:
-    """Refuse a method whose settings say something else than what its run sent and kept.
+    """Refuse a method whose declared facts differ from the messages and results of its run.
 
     Args:
         result: of a run in memory with these settings, whose recording holds what was sent.
@@ -439,7 +438,9 @@ def check_declared(config: "Config", result: "RunResult") -> None:
 
 
 def exchange_hidden_labels(data: "VerticalData") -> "VerticalData":
-    """Return the data with other labels of the training rows whose labels nobody is told."""
+    """Return the data with other labels for the training rows whose labels are hidden from
+    training.
+    """
     labels = data.active.labels
     if labels is None:
         raise PromiseError("whether hidden labels are read is measured where rows have labels")
@@ -452,7 +453,7 @@ def exchange_hidden_labels(data: "VerticalData") -> "VerticalData":
 def _check_resumed(
     config: "Config", folder: Path, uninterrupted: "RunResult", *, at_step: int
 ) -> None:
-    """Check that a run which was broken off at a step goes on and gives the same."""
+    """Check that a run interrupted at a step can be resumed, and gives the same result."""
     from secure_apfed.runs.run import run
 
     def stop(progress: Any) -> None:

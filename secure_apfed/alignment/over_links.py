@@ -504,7 +504,7 @@ class Agreed:
 
     @property
     def key(self) -> bytes:
-        """The key under which IDs are digested; unknown to everybody before the session."""
+        """The key of the ID digests; no party knows it before the session."""
         return derive_key(self._seed, b"digests")
 
 

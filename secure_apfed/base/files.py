@@ -175,7 +175,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def describe_origin(path: Path) -> str:
     """Return advice for a run's file that another version wrote; "": this version did.
 
-    The version is read from the run's versions.json beside it.
+    The version is read from versions.json in the same folder.
     """
     writer = ""
     with contextlib.suppress(CheckpointError):

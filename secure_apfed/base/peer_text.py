@@ -90,7 +90,7 @@ def check_version(text: str) -> str:
 def check_host(host: str) -> str:
     """Return a host's name or IPv4 address; ValueError: it has another form.
 
-    An international name stands here as it does in the DNS (xn--...).
+    An international name has the form of the DNS (xn--...).
     """
     if len(host) > _MOST_HOST_LETTERS or not _HOST.fullmatch(host):
         raise ValueError(

@@ -282,7 +282,7 @@ def usable_cores() -> int:
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads in the block."""
+    """Limit torch to this number of threads in the block."""
     callers = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

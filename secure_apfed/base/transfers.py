@@ -18,10 +18,11 @@ StepLoss: TypeAlias = float | Tensor
 
 
 def send_tensor(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return these values on a device, of this dtype, without waiting for the device.
+    """Return the values on a device and of this dtype, without waiting for the copy to end.
 
-    For batches, and not for tables: torch keeps pinned memory for the next copy. What lies there
-    with this dtype comes back itself. What comes from this machine takes its dtype before it goes.
+    Use it for batches, not for tables: torch keeps the pinned memory for the next copy. Values that
+    are already there with this dtype are returned without a copy. Values from the CPU are converted
+    to the dtype before the transfer.
     """
     if device.type == "cpu" or values.device.type != "cpu":
         return values.to(device, dtype)
@@ -29,9 +30,9 @@ def send_tensor(values: Tensor, device: torch.device, dtype: torch.dtype | None 
 
 
 def fetch_tensors(*values: Tensor) -> tuple[Tensor, ...]:
-    """Return these tensors in this machine's memory, for one wait; outside of autograd.
+    """Return these tensors in CPU memory, waiting for the GPU only once; detached from autograd.
 
-    What lies there already is not copied.
+    Tensors on the CPU are not copied.
     """
     copies = tuple(tensor.detach().to(HOST, non_blocking=True) for tensor in values)
     for device in {tensor.device for tensor in values if tensor.device.type == "cuda"}:
@@ -45,7 +46,7 @@ def defer_reading(loss: Tensor) -> StepLoss:
 
 
 def read_losses(losses: list[Tensor]) -> list[float]:
-    """Return the numbers of scalars on one GPU, for one wait."""
+    """Return the values of scalar tensors on one GPU, waiting for it only once."""
     if not losses:
         return []
     (read,) = fetch_tensors(torch.stack(losses))

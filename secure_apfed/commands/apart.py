@@ -168,8 +168,8 @@ class Terminated(ApfedError):  # noqa: N818 - it is no error
 
 
 def _end_by_signal(number: int, frame: FrameType | None) -> None:
-    """Raise `Terminated` at a signal, so that peers are told and files completed,
-    as for an error.
+    """Raise `Terminated` at a signal, so that peers are notified and files completed, as for an
+    error.
     """
     raise Terminated("ended by SIGTERM")
 

@@ -502,7 +502,7 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
 
 
 def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Answer | None":
-    """Run the trade-off study that a run's configuration asks for; None: it asks for none."""
+    """Run the trade-off study that a run's configuration contains; None: it contains none."""
     if not config.tradeoff:
         return None
     from apfed_experiments.tradeoff import declare_study, tradeoff_of

@@ -359,7 +359,7 @@ def _show_proposal(
     party: str,
     as_json: bool,
 ) -> None:
-    """Print what is asked of a party, what others learn of it, and what it learns.
+    """Print what a proposal requests of a party, what others learn of it, and what it learns.
 
     Raises ConfigError: such a run would not start.
     """
@@ -430,7 +430,7 @@ def _describe_request(
     own_shape: "TableShape | None",
     links: "Sequence[Link]",
 ) -> Iterator[tuple[str, str]]:
-    """Yield what a proposal asks of this party: role, columns, training and bytes."""
+    """Yield what a proposal requests of this party: role, columns, training and bytes."""
     data = config.data
     train = config.train
     size = terminal.format_size

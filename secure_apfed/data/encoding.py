@@ -177,13 +177,13 @@ class CategoricalColumn(Settings):
 
     @property
     def spellings(self) -> dict[str, str]:
-        """By text as programs write it, the category that it stands for."""
+        """The category of each text that other programs may write for it."""
         return self.match_categories(
             text for own in self.categories for text in self._list_spellings(own)
         )
 
     def match_categories(self, texts: Iterable[str]) -> dict[str, str]:
-        """Return the category that each of these texts stands for.
+        """Return the category that each of these texts denotes, by text.
 
         This is the text itself, or the category of the same meaning, as a number, a moment or, if
         all categories are truth values, a truth value. A text that could stand for two categories

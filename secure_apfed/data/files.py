@@ -263,9 +263,7 @@ class ImagePool:
     official_train: int | None = None
 
     def select_rows(self, rows: NDArray[np.int64]) -> "ImagePool":
-        """Return these rows as a pool; counts anew how many belong to the official
-        training split.
-        """
+        """Return these rows as a pool, with the recomputed size of its official training split."""
         train = self.official_train
         train = None if train is None else int((rows < train).sum())
         return ImagePool(self.pixels[rows], self.labels[rows], self.maximum, train)

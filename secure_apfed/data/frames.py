@@ -267,8 +267,8 @@ def load_frame(
     """Return the rows of a file, of several files, or of a table; column names are in Unicode NFC.
 
     Columns of a CSV file in `texts` are read as text, so that "007" keeps its zeros; the others as
-    numbers or truth values where all their cells are. IDs among `texts` that say "NA", "None" or
-    the like count as empty; columns in `words` keep such cells. `called`: the table's name for
+    numbers or truth values where all their cells are. IDs among `texts` that are "NA", "None" or
+    similar count as empty; columns in `words` keep such cells. `called`: the table's name for
     errors.
     """
     if isinstance(source_table, Path):
@@ -788,7 +788,8 @@ def _require_all(
 ) -> None:
     """Raise DataError if a non-empty cell has no value of the column's kind; names the first.
 
-    `holds`, `none`: say what the column has, and what the cells are not.
+    `holds`, `none`: parts of the error message: what the column contains, and what the cells are
+    not.
     """
     wrong = np.flatnonzero(known_N & np.isnan(values_N))
     if wrong.size:

@@ -159,7 +159,7 @@ def warn_of_empty_words(
     count: bool,
     listed: Sequence[str] = (),
 ) -> frozenset[str]:
-    """Warn of labels that say "NA", "None" or the like; return the words that count as empty.
+    """Warn of labels that are "NA", "None" or similar; return the words that count as empty.
 
     `count`: whether such words count as empty at all; those listed as classes never do.
     """

@@ -239,9 +239,9 @@ class Links:
         For the arguments see `Awaited`.
 
         Raises:
-            PartyLeftError: nothing came.
+            PartyLeftError: no message arrived within the patience.
             RunStoppedError: the sender reports that it stops.
-            RemoteProtocolError: another message came than is expected here.
+            RemoteProtocolError: an unexpected message arrived.
         """
         awaited = Awaited(
             me=self.me,
@@ -310,7 +310,8 @@ class Links:
 
         Raises:
             LocalProtocolError: the role writes to a party that takes no part.
-            RemoteProtocolError: a peer fell silent, or sent what the protocol does not allow.
+            RemoteProtocolError: a peer stopped answering, or sent a message that the protocol does
+                not allow.
         """
 
         def send_messages(messages: Iterable[Outgoing]) -> None:

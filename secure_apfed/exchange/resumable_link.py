@@ -336,7 +336,9 @@ class ResumableLink:
                 self._release_wire(wire)
 
     def _may_change(self) -> bool:
-        """Return whether a restarted peer may replace this one; forget one that said goodbye."""
+        """Return whether a restarted peer may replace this connection; forget a peer that said
+        goodbye.
+        """
         with self._changed:
             used = self._sent_messages or self._closing or self._received > self._heard_goodbye
             if self._heard_goodbye and self.meets and not used:
@@ -580,8 +582,8 @@ class LinkTransport:
     ) -> Self:
         """Return a transport once all peers have connected.
 
-        `told`: called with the peers that are missing, and why. Raises PartyLeftError: names those
-        who did not come.
+        `told`: called with the missing peers and the reason for each. Raises PartyLeftError: names
+        those who did not come.
         """
         transport = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:

@@ -123,12 +123,12 @@ def prove_identity(
     Returns the peer's name and the encrypted connection.
 
     Args:
-        peer: who must be there; None: any peer that `me` knows, which then speaks first.
+        peer: the expected peer; None: any peer that `me` knows, which then sends its name first.
         seen: called with the claimed name; raises RemoteProtocolError if something other than the
             identity (a certificate of TLS) contradicts it.
 
     Raises:
-        RemoteProtocolError: another party than expected is there; the other end was told.
+        RemoteProtocolError: another party than expected answers; the other end was notified.
         OSError, EOFError: the connection broke, the other end is silent, or it refuses this party.
     """
     try:

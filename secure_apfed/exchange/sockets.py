@@ -148,7 +148,7 @@ class Port:
 
 
 def parse_address(text: str) -> Address:
-    """Return host and port of "host:port"; an IPv6 address stands in brackets, "[::1]:7001"."""
+    """Return host and port of "host:port"; an IPv6 address is written in brackets, "[::1]:7001"."""
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
     numbered = port.isascii() and port.isdecimal() and 0 < int(port) < 2**16

@@ -266,7 +266,7 @@ class TrainingResult:
 
     @property
     def gain(self) -> float | None:
-        """The gain over the better of the local models that were trained; None: none was.
+        """The gain over the better of the trained local models; None: no local model was trained.
 
         One run proves no gain: only several seeds do.
         """

@@ -79,7 +79,7 @@ class Labeller(ABC):
             classes: K.
 
         Raises:
-            DataError: says which of these is unfit.
+            DataError: an argument is invalid.
         """
 
     @abstractmethod

@@ -33,19 +33,20 @@ def check_votes(
     owner: str = "",
     is_judge: bool = True,
 ) -> None:
-    """Refuse a labeller whose votes on some of these rows break what its class says.
+    """Refuse a labeller whose votes on some of these rows contradict the properties that its class
+    declares.
 
-    People without a label are replaced, by copies of labelled ones and by extreme ones, and the
-    votes on all others are looked at. Takes four ballots of 60 rows at most.
+    Unlabelled people are replaced by copies of labelled ones and by extreme ones, and the votes on
+    all others are compared. Takes four ballots of 60 rows at most.
 
     Args:
         features_UF, labelled_n, labels_n, classes: as `Labeller.label_rows` takes them.
-        owner: whose it is, for the message.
+        owner: the labeller's party, for the message.
         is_judge: whether labelled rows are voted on without their own label
             (`label_without_own`), or as the labeller labels them (`label_rows`).
 
     Raises:
-        PromiseError: names the class, the word and what moved.
+        PromiseError: names the class, the property and the changed votes.
     """
     features_UF, labelled_n, labels_n = _sample_rows(
         check_features(features_UF), labelled_n, labels_n

@@ -99,7 +99,7 @@ def new_autoencoder(
 ) -> Autoencoder:
     """Return an untrained autoencoder, whose weights follow from owner, name and seed.
 
-    Of a network that returns the row beside its code, only the code's part is used.
+    If a network returns the row together with its code, only the code is used.
     """
     family = family_for(model, features)
     with seed_draws(seed, owner, name):

@@ -86,7 +86,7 @@ class Compute:
     def take_rows(self, features_N: Any, rows_B: Tensor) -> Tensor:
         """Return these rows of a table on the device, (B, *shape).
 
-        A table lies there as a whole; rows that are read when asked for are named here.
+        A table is on the device as a whole; `LazyRows` are read for these positions now.
         """
         lies_there = isinstance(features_N, Tensor)
         picked_B: Tensor = features_N[self.move_batch(rows_B) if lies_there else rows_B]

@@ -170,7 +170,7 @@ class OwnCode:
         """Return the party's own loss as an objective.
 
         Args:
-            given: the other arguments that a class of objectives may take: `representation`,
+            arguments: the other arguments that a class of objectives may take: `representation`,
                 `features`, `model` and `family`, as built-in ones do.
 
         Raises ConfigError: the party brought no loss, or options that its class does not take.

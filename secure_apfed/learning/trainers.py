@@ -159,10 +159,11 @@ class ActiveTrainer(Trainer):
         self.labels_N = self.compute.move_tensor(labels_N)
 
     def check_rows(self, rows_B: Tensor) -> None:
-        """Refuse networks, and in private training a loss, in which one row moves another.
+        """Refuse networks, and in private training a loss, in which one row changes another's
+        result.
 
         The guard's bound for a row, and DP-SGD's for a record, assume that. Raises PromiseError:
-        names what mixes rows, and what moved.
+        names the part that mixes rows, and the change.
         """
         here_B = rows_B.to(self.compute.device)
         features_B = self.features_N[here_B]

@@ -461,7 +461,8 @@ def cheapest_threshold(scored: Scored, cost: float) -> float:
 
 
 def _best_threshold(scored: Scored, rate: Callable[[Scored], float]) -> float:
-    """Return the candidate threshold with the highest `worth`, the nearest to 0.5 of equal ones.
+    """Return the candidate threshold with the highest value of `rate`, the nearest to 0.5 of equal
+    ones.
 
     Raises DataError: there are not two classes with labelled rows.
     """

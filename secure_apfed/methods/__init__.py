@@ -127,9 +127,8 @@ ALONE: MethodSettings = next(
 def method_settings(choice: Any, *, as_json: bool = False) -> MethodSettings:
     """Return the settings of a method from how a run's configuration gives them.
 
-    `choice` is a key of `METHODS`, a mapping with that key as `name` beside the method's own
-    settings, or a settings object. `as_json`: accept a list where a tuple is declared; convert no
-    other type.
+    `choice` is a key of `METHODS`, a mapping with that key as `name` and the method's own settings,
+    or a settings object. `as_json`: accept a list where a tuple is declared; convert no other type.
     Raises ValueError: no method has that name, or it has other settings.
     """
     if isinstance(choice, MethodSettings):

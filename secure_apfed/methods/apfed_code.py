@@ -214,7 +214,9 @@ class CodeStudent(Student):
         encoder.fit_pairs(self._rows, self._forecast_UD)
 
     def encode_rows(self, networks: ActiveNetworks) -> Floats:
-        """Return phi, own features beside the forecast of the sum, for its rows, (U, D)."""
+        """Return phi for its rows, (U, D): own features concatenated with the
+        forecast of the sum.
+        """
         with torch.no_grad():
             phi_UD: Tensor = _require_cross_view(networks)(self._rows, self._forecast_UD)
         return phi_UD.double().cpu().numpy()
@@ -272,7 +274,9 @@ class CodeActive(StudentActive, SumLearner):
         return self._sum_ND
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Request everybody's projections once; train the student on their sum, block by block."""
+        """Request all passives' projections once, block by block; train the student
+        on their sum.
+        """
         self.sum.send_request(links, Kind.REQUEST, ASK, _REQUEST)
         numbers = math.prod(next(iter(self.contract.passives.values())).representation.shape)
         sums = [

@@ -175,7 +175,7 @@ class Statement(BaseModel):
         return parse_accounts(bytes.fromhex(self.signed), sender=party)
 
     def as_json(self, party: str) -> dict[str, Any]:
-        """Return the statement beside its accounts, for people; `signed` alone counts."""
+        """Return the statement with its accounts in readable form; only `signed` is verified."""
         accounts = [account.model_dump() for account in self.verify_accounts(party)]
         return {STATEMENT.key: STATEMENT.number, **self.model_dump(), "accounts": accounts}
 
@@ -193,7 +193,7 @@ def sign_accounts(
 def parse_statement(
     payload: bytes, *, sender: str, identity: str, contract: bytes, step: int
 ) -> Statement:
-    """Decode and verify what `sign_accounts` made for this contract and step.
+    """Decode and verify a statement that `sign_accounts` made for this contract and step.
 
     Raises RemoteProtocolError: it is malformed, or not signed by this identity.
     """

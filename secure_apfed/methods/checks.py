@@ -280,7 +280,7 @@ def _check_labels(config: RunSettings) -> Iterator[str]:
 
 
 def _check_private_training(config: RunSettings) -> Iterator[str]:
-    """Yield faults of DP-SGD: what leaves beside the private updates must be noised as well."""
+    """Yield faults of DP-SGD: messages other than the private updates need noise as well."""
     method = config.method
     if config.dp_sgd is None:
         return

@@ -366,10 +366,10 @@ class Method(ABC):
 
 
 async def meet_all(links: Links, helpers: Sequence[str]) -> None:
-    """Synchronise the active with these parties: wait for each of them, then tell them to go on.
+    """Synchronise the active with these parties: wait for READY of each, then send READY to all.
 
-    Two parties keep their messages in order, three do not. After this barrier no message of the
-    next phase can overtake one of the phase before.
+    Messages are ordered between two parties, but not among three. After this barrier no message of
+    the next phase can overtake one of the previous phase.
     """
     waiting = list(helpers)
     while waiting:

@@ -433,7 +433,7 @@ class PartyContext:
     def require_terms(
         self, sender: str, offered: RepresentationTerms, expected: RepresentationTerms
     ) -> None:
-        """Compare another party's offered terms with those that this party's own settings give.
+        """Compare another party's offered terms with those that follow from this party's settings.
 
         Raises RemoteProtocolError: names the sender and what differs.
         """

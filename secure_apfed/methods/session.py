@@ -180,7 +180,7 @@ def _list_needed_peers(own: PartyContext, contract: Contract) -> tuple[str, ...]
 
 
 def _describe_checkpoints(own: PartyContext) -> dict[str, Any]:
-    """Return what this party's greeting says of its checkpoints: the steps it can resume from.
+    """Return the part of this party's greeting on its checkpoints: the steps it can resume from.
 
     The active adds the step it wants to resume from; a passive adds which later steps it answered,
     and with which other passives (its circles).
@@ -264,7 +264,8 @@ def _list_participants(
 
 
 def _pick_silence_rule(own: PartyContext, agreed: SessionTerms) -> SilentPassive:
-    """Return what happens when a passive falls silent: as the settings say, or as the sum allows.
+    """Return the rule for a passive that stops answering: the configured one, or the one that the
+    sum allows.
 
     Raises ConfigError: the settings ask to continue without it, and the sum or the method needs
     every passive.

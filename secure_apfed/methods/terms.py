@@ -95,9 +95,9 @@ def bound_representations(
 ) -> RepresentationTerms:
     """Return the bounds on the norm of one representation row.
 
-    `rules.minimum_spread` wins over what is derived here. `projected`: whether a linear projection
-    made the row; an encoder's output may be zero.
-    Raises ConfigError: the guard clips rows to a norm that cannot be distinguished from zero.
+    `rules.minimum_spread` overrides the derived value. `projected`: whether a linear projection
+    made the row; an encoder's output may be zero. Raises ConfigError: the guard clips rows to a
+    norm that cannot be distinguished from zero.
     """
     maximum = guard.largest_norm(math.prod(shape))
     minimum = guard.smallest_norm() if projected else 0.0
@@ -178,10 +178,11 @@ def make_sum(
 
 
 def find_fixed_bits(config: RunSettings, *, noise: bool) -> int | None:
-    """Return the bits a value that the settings fix; None: as many as the sum can carry.
+    """Return the fixed-point bits of a value, if they are configured; None: as many as the sum can
+    carry.
 
-    With noise more bits bring nothing, and the last digits of votes and averages reveal who gave
-    what (measured: docs/leaks.md, mmvfl and v_fedmv at 16 and at 24 bits).
+    With noise more bits are useless, and the last digits of votes and averages reveal single
+    contributions (measured: docs/leaks.md, mmvfl and v_fedmv at 16 and at 24 bits).
     """
     method = config.method
     sums_reals = method.sums_gradients or method.sums_representations

@@ -85,7 +85,7 @@ class CountingPassive(VotesPassive):
         """Count and charge the answer to a whole ballot; return its noise, or None if none is
         agreed.
 
-        An answer counts anew in each session, whose request or noise differs, unless it is
+        An answer is charged again in each session, since request or noise differ, unless it is
         `repeatable`. Raises RemoteProtocolError: see `count_answers`; BudgetExhaustedError:
         answering would exceed the privacy budget; nothing may be sent.
         """
@@ -172,7 +172,9 @@ class VoteTerms(ABC):
         return {"noise": noise}
 
     def make_noise(self, people: int) -> ContributionNoise | None:
-        """Return a passive's noise with its ledger, for so many people; None if there is none."""
+        """Return a passive's noise with its ledger, for this number of people; None if no noise is
+        agreed.
+        """
         own = self.own
         release = self.release
         if release is None:

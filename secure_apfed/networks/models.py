@@ -338,7 +338,9 @@ class RandomFeatureFamily(Perceptron):
     """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Return `settings.random_features` cosines beside the row itself and a constant."""
+        """Return an encoder of the row, a constant, and `settings.random_features` random cosines
+        of the row.
+        """
         return RandomFeatures(math.prod(features), settings.random_features)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:

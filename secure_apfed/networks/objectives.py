@@ -72,7 +72,7 @@ class Objective(nn.Module):
     row_wise: ClassVar[bool] = False
 
     def fit(self, features_N: Tensor) -> None:
-        """Compute once, before the first step, what the objective needs of the passive's own rows.
+        """Prepare the objective on the passive's own rows, once before the first step.
 
         `features_N`: of the people whom it shares with the active. By default nothing.
         """

@@ -48,8 +48,8 @@ def count_columns(rows_NF: Tensor) -> int:
 
 
 def most_numbers(columns: int) -> int:
-    """Return the most numbers of a person that a party with so many columns lets be
-    summed: half.
+    """Return the most numbers per person that a party with this number of columns contributes:
+    half.
     """
     return columns // 2
 
@@ -107,8 +107,8 @@ def describe_opened_numbers(
     """Return in words what the sums that the active decodes reveal of the passives' columns.
 
     Args:
-        columns: distinct ones, of each party whose columns enter; None: not known here.
-        numbers: a person, where parties agreed on them; None: as the settings say.
+        columns: number of distinct columns of each contributing party; None: unknown here.
+        numbers: numbers per person, if the parties agreed on them; None: as configured.
 
     Returns None if nothing linear is decoded, or its numbers are not counted.
     """

@@ -46,7 +46,7 @@ class Coalition:
     needs_threshold_below_all: bool = False
 
     def applies_to(self, facts: Collection[str]) -> bool:
-        """Return whether a run with these facts gives the coalition what the row states."""
+        """Return whether this row of the table of coalitions holds for a run with these facts."""
         return all(not set(facts).isdisjoint(part.split(" or ")) for part in self.when.split("; "))
 
 

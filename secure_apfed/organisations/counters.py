@@ -553,7 +553,7 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
 
 
 def _find_free_name(folder: Path, name: str) -> Path:
-    """Return a name beside the file that is not in use, to which it can be moved."""
+    """Return an unused name in the same folder, to which the file can be moved."""
     number = 1
     while os.path.lexists(folder / f"{name}.aside-{number}"):
         number += 1

@@ -128,7 +128,7 @@ class Site:
             ]  # epochs: NVFlare's log says how far the active is, and nothing more
 
             def tell_progress(progress: Progress) -> None:
-                """Log each new epoch."""
+                """Log the first progress report of each epoch."""
                 if progress.epoch > reported_epochs[-1]:
                     reported_epochs.append(progress.epoch)
                     _LOGGER.info("%s: epoch %d of %d", site, progress.epoch, progress.epochs)

@@ -302,9 +302,9 @@ def connect_peers(
     known: Mapping[str, bytes],
     told: Missed = lambda missing: None,
 ) -> Transport:
-    """Connect to all peers as the party's file says.
+    """Connect to all peers by the kind of link that the party's file names.
 
-    `told`: called with the peers that are missing, and why.
+    `told`: called with the missing peers and the reason for each.
     """
     if file.link not in LINKS:
         raise ConfigError(

@@ -780,7 +780,7 @@ def listens_at(address: str) -> str:
 
 
 def _describe_first_error(error: ValidationError | ConfigError) -> str:
-    """Return the first fault of an error, with the key where it stands."""
+    """Return the first fault of a validation error, with its key."""
     if isinstance(error, ConfigError):
         return str(error)
     first = error.errors()[0]

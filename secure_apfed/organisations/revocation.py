@@ -106,7 +106,9 @@ def _iter_party_files(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def find_unread_lists(file: "PartyFile") -> list[Path]:
-    """Return the non-empty lists beside a party's files that its settings do not name."""
+    """Return the non-empty revocation lists in the folder of a party's files that its settings do
+    not name.
+    """
     assert file.tls is not None
     read_list = file.tls.revoked.resolve() if file.tls.revoked is not None else None
     places = dict.fromkeys((file.folder.resolve(), file.tls.ca.resolve().parent))

@@ -438,7 +438,9 @@ def _compute_budget(config: Config, limits: ServeSettings) -> float | None:
 
 
 def _load_served_table(party: _JointParty, card: JointNetworkCard) -> OwnData:
-    """Return the people whom this passive may be asked about, encoded for its network."""
+    """Return the table of the people whom requests may concern, encoded for this
+    passive's network.
+    """
     file = party.file
     config = party.config
     if file.serve.table is None:

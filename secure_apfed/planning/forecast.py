@@ -838,7 +838,9 @@ def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[Int
 
 
 def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, int]:
-    """Return the bytes that the alignment sends from whom to whom whatever the number of IDs."""
+    """Return the alignment's bytes by sender and receiver that do not depend on the
+    number of IDs.
+    """
     if not config.method.aligns:
         return {}
     return _run_intersection(config, data, config.alignment.backend, _sample_ids(config, data, 1))[
@@ -847,7 +849,7 @@ def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, in
 
 
 def _sample_ids(config: Config, data: VerticalData, count: int) -> dict[str, list[bytes]]:
-    """Return the first `most` IDs of each party, encoded for the intersection."""
+    """Return the first `count` IDs of each party, encoded for the intersection."""
     settings = config.alignment.for_a_trial()
     return {
         table.name: canonical_ids(table.name, table.ids[:count], settings) for table in data.tables

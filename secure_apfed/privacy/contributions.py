@@ -231,8 +231,8 @@ def least_deviation(enough: Callable[[int], bool], subject: str, instead: str) -
 def contributions_statement(single: str, *, seeded: bool) -> str:
     """Return the guarantee of noise under the sum, in words.
 
-    `single`: who could read single contributions ("": nobody). `seeded`: whether the noise follows
-    from a seed.
+    `single`: the parties that could read single contributions ("": none). `seeded`: whether the
+    noise follows from a seed.
     """
     against = [f"not against {single}"] if single else []
     return "; ".join([_STATEMENT, *against, *([_SEEDED] if seeded else [])])

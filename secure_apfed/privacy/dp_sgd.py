@@ -188,7 +188,7 @@ class PrivateGradient:
     def finite_rows(self, h_BD: Tensor) -> Tensor:
         """Return flat representations with zeros for every row that is not finite.
 
-        An error would reveal that one record to everybody. The parameters are private already, so
+        An error would reveal this one record to all parties. The parameters are private already, so
         an error may name them. Raises ModelError: parameters that are not finite.
         """
         if not all(bool(p.isfinite().all()) for p in self._parameters):

@@ -122,7 +122,7 @@ class RepresentationGuard(ABC):
         return math.inf
 
     def smallest_norm(self) -> float:
-        """Return the norm below which receivers refuse rows.
+        """Return the norm of z below which receivers refuse a row.
 
         Short rows would let the sender single out one passive's answer.
         """

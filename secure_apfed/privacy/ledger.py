@@ -457,7 +457,7 @@ class PrivacyLedger:
     def ask_before_charging(self, ask: Callable[..., None]) -> None:
         """Call `ask(ledger, mu=..., step=...)` before each charge; it may raise to refuse it.
 
-        `mu`: of Gaussian DP of this ledger's releases after the charge.
+        `mu`: Gaussian DP parameter of all of this ledger's releases including the new one.
         """
         self._ask_others = ask
 

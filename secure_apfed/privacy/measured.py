@@ -217,24 +217,24 @@ def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]
 def check_row_wise(
     module: Callable[..., Any], x: Tensor, *, training: bool | None = True, owner: str = ""
 ) -> None:
-    """Refuse an encoder that lets one row of a batch move the result of another.
+    """Refuse an encoder in which one row of a batch changes the result of another.
 
-    What a guard promises of one row holds for encoders that compute each row from that row alone.
-    Layers that do not: batch normalisation in training, attention over the batch, whatever reads a
-    statistic of the batch. Layer, group and instance normalisation read one row alone.
+    A guard's guarantee for one row holds for encoders that compute each row from that row alone.
+    Layers that do not: batch normalisation in training, attention over the batch, anything else
+    that reads a statistic of the batch. Layer, group and instance normalisation read one row alone.
 
-    Rows of `x` are replaced, by each other and by extreme ones; a copy of the module is measured,
-    with the same random numbers each time (dropout passes). Nothing of the caller's changes.
+    Rows of `x` are replaced by each other and by extreme ones; a copy of the module is run on them,
+    with the same random numbers each time (so dropout passes). The caller's objects do not change.
 
     Args:
         module: a network, or a function, (B, ...) -> (B, ...).
         x: two rows or more, such as a first batch.
         training: measure in training mode (the default), in evaluation mode (False), or as the
             module stands (None).
-        owner: whose it is, for the message.
+        owner: the module's party, for the message.
 
     Raises:
-        PromiseError: names the network, the layer where there is one, and what moved.
+        PromiseError: names the network, the layer if it is found, and the change.
         LocalProtocolError: fewer than two rows, or a result with another number of rows.
 
     Example:
@@ -362,16 +362,16 @@ def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Mov
 
 
 def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = "") -> None:
-    """Refuse a task whose loss lets one row's outputs or label move another row's gradient.
+    """Refuse a task in whose loss one row's outputs or label change another row's gradient.
 
-    DP-SGD clips each row's gradient, which bounds what that row adds; it does not bound what a row
-    does to other rows' gradients.
+    DP-SGD clips each row's gradient, which bounds that row's contribution; it does not bound a
+    row's influence on other rows' gradients.
 
     Args:
         task: its `loss(outputs, labels)` is a mean over the batch.
         outputs_BK: of two rows or more; labels_B: of the same rows, all of them with a label.
 
-    Raises PromiseError: names the class and what moved.
+    Raises PromiseError: names the class and the change.
     """
 
     def gradient_of(outputs_BK: Tensor, labelled_B: Tensor) -> Tensor:

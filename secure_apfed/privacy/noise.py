@@ -105,10 +105,10 @@ def clip_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def clip_finite_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
-    """Return what `clip_rows` returns of finite rows; of others, rows that are not finite.
+    """Clip finite rows as `clip_rows` does, and return other rows as non-finite ones.
 
-    It reads no number, so that nobody waits for a GPU. It is float64 there, too: the bound is met
-    exactly only because what rounds is far below the type in which rows leave.
+    No value is read on the CPU, so nothing waits for a GPU. It computes in float64 there, too: the
+    bound is exact only since these rounding errors are far below the type of the returned rows.
     """
     wide_BD = h_BD.double()
     if not h_BD.numel():

@@ -386,8 +386,8 @@ class PrivateRelease(nn.Module):
     def disable_noise(self) -> Iterator[None]:
         """Switch noise and account off for evaluation, in this thread: rows are only clipped.
 
-        The output is unprotected: whoever receives it reads the rows. The report counts them. It
-        applies to copies of the layer, too. Warns: UnsafeChoiceWarning.
+        The output is unprotected: its receiver reads the rows. The report counts them. It applies
+        to copies of the layer, too. Warns: UnsafeChoiceWarning.
         """
         message = (
             "PrivateRelease.disable_noise(): no noise, nothing counted; whoever receives these "
@@ -552,19 +552,19 @@ class PrivateContributions(_Charged):
     def draw_noise(
         self, shape: tuple[int, ...], rows: object = None, *, people: object = None
     ) -> NDArray[np.int64]:
-        """Charge the people who move a contribution of this shape, and return the noise for it.
+        """Charge the people on whom a contribution of this shape depends, and return its noise.
 
-        Give one of rows and people, positions in the table as `PrivateRelease` takes them.
+        Pass either `rows` or `people`: positions in the table, as for `PrivateRelease`.
 
         Args:
-            shape: of the contribution. Up to rank 1 it is one row.
-            rows: for rank 2 or more the person of each row, in order; for one row everybody who
-                enters it. Empty only for a contribution without rows.
-            people: everybody who moves any number of a contribution whose rows are not people, as
-                the gradient of a weight matrix; needs `moved` above 1, or one row.
+            shape: of the contribution. A contribution of rank 0 or 1 is one row.
+            rows: for rank 2 or more the person of each row, in order; for one row all people on
+                whom it depends. Empty only for a contribution without rows.
+            people: all people on whom a contribution depends whose rows are not people, such as the
+                gradient of a weight matrix; needs `moved` above 1, or one row.
 
-        A person is charged once for a contribution in which all that it moves is within `moved`
-        rows; so k times where each row is of one person and k rows are of this one.
+        A person is charged once for every `moved` rows that depend on it; so k times if each row is
+        of one person and k rows are of this one.
 
         Raises:
             LocalProtocolError: positions that `PrivateRelease` refuses, another number of them, or

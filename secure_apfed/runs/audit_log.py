@@ -300,7 +300,9 @@ class CounterSource(Protocol):
         """
 
     def write_witness(self, lines: int, head: str) -> None:
-        """Write beside the log how many lines it has, and the hash of its last line."""
+        """Write the log's number of lines and the hash of its last line to a file in the same
+        folder.
+        """
 
 
 class AuditLog:
@@ -789,10 +791,11 @@ def _require_peers(log: Summary, other: Summary) -> None:
 
 
 def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
-    """Compare what one party sent with what the other received, in order, by digest.
+    """Compare the frames that one party sent with those that the other received, in order, by
+    digest.
 
-    Frames that the sender sent last in a session may be missing at the receiver; any other
-    difference is the parting of the logs.
+    The last frames of a session may be missing at the receiver; from any other difference on, the
+    logs disagree.
     """
     sent_frames = _iter_frames(sender.path, receiver.party, ("sent",))
     equal = equal_size = unreceived = unreceived_size = 0

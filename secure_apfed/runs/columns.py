@@ -88,7 +88,8 @@ def restrict_columns(
 ) -> Config:
     """Return the settings of the same run on these columns, for parties that have scores.
 
-    Raises ConfigError: the data cannot be cut so; says what to write by hand.
+    Raises ConfigError: the columns cannot be restricted automatically; names the settings to write
+    by hand.
     """
     content = config.model_dump(mode="json")
     if config.data.dataset != TABLES:

@@ -512,7 +512,9 @@ class EpochLosses:
 
     @property
     def is_due(self) -> bool:
-        """True if the mean tells something new at no wait, or enough losses are unread."""
+        """True if the mean can be updated without waiting for a GPU, or enough losses
+        are unread.
+        """
         unread = len(self._unread)
         return not unread or not self._count or unread >= _LOSSES_AT_ONCE
 

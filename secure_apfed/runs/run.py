@@ -107,8 +107,8 @@ def run_in_memory(
 
     Each party has its own keys, secrets, folder and data also here; the record of all messages,
     with decoded sums and the passives' networks, belongs to the experimenter. `code`: by party, its
-    own networks, losses and optimisers, beside what the settings name. `timeout_s` is ignored:
-    silence needs no clock in one process.
+    own networks, losses and optimisers, in addition to those that the settings name. `timeout_s` is
+    ignored: silence needs no clock in one process.
     """
     begin_phase("read")
     prepared_data = data

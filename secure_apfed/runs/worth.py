@@ -174,8 +174,8 @@ def measure_worth(
         on_done: called with the number of finished trainings and their total.
 
     Raises:
-        ConfigError: nobody can be left out (`check_leaving_out`), the parties ran apart, or the run
-            was resumed.
+        ConfigError: no passive can be omitted (`check_leaving_out`), the parties ran in separate
+            processes, or the run was resumed.
         DataError: there is no test row to measure on.
     """
     if result.recorded is None:

@@ -142,8 +142,8 @@ class MethodSettings(Settings, ABC):
         return math.inf
 
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
-        """Return the settings for a rehearsal of so many steps in place of a run of
-        so many epochs.
+        """Return the settings for a rehearsal with this number of steps, in place of a run with
+        this number of epochs.
         """
         return self
 

@@ -143,14 +143,17 @@ def _read_entry_points(group: str, path: tuple[str, ...]) -> dict[str, str]:
 
 
 def find_code_name(name: str, kind: PluginKind) -> str | None:
-    """Return the code that a name stands for, without importing it; None: it stands for none."""
+    """Return the code (package.module:Name) that an installed package declares under a name,
+    without importing it; None: there is none.
+    """
     if CODE_NAME.fullmatch(name):
         return name
     return list_declared(kind).get(name)
 
 
 def expand_name(name: str, kind: PluginKind) -> str:
-    """Return the code that a declared name stands for; any other name unchanged.
+    """Return the code (package.module:Name) of a name that a package declares; any other name
+    unchanged.
 
     Nothing is imported. Raises ValueError: another than the party names what an installed package
     declares.

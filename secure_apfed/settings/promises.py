@@ -208,7 +208,7 @@ def promises_of(
     The first covers what leaves a party, by `config.method.figure`.
 
     Args:
-        config: of the run; facts of its method say what leaves whom.
+        config: of the run; the facts of its method define which data each party sends.
         spent: the cost of representations, labels and the model.
         contributions: by passive that adds noise to what it sends, its account: figure, epsilon,
             delta and releases.

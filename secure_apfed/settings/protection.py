@@ -266,7 +266,7 @@ def require_limits(
     """Refuse settings that protect less than a party's own file allows.
 
     Args:
-        known: by path, the marks of all possible keys (`find_key_types`).
+        known_marks: by path, the marks of all possible keys (`find_key_types`).
         party: whose limits these are.
         file: where they are written.
         ask: who may change the settings.

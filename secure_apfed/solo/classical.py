@@ -506,7 +506,7 @@ def _cache_spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
 def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
     """Return labels (N, K) of all training rows; 0 in rows that no label reached.
 
-    `whole`: a task of the same rows that has more labels, or the same.
+    `largest_task`: a task of the same rows with at least as many labels.
     """
     features_NF = task.features
     known_nK = task.indicators
@@ -543,8 +543,8 @@ def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
 def _take_reach(task: SoloTask, largest_task: SoloTask, nearest_NN: IntArray) -> FloatArray:
     """Return how much each label of a task contributes to the others, (C, A, n, n).
 
-    For each number C of nearest rows and each alpha. It is taken from the table of `whole`, if that
-    has all labels of the task.
+    For each number C of nearest rows and each alpha. It is taken from the table of `largest_task`,
+    if that has all labels of the task.
     """
     order = np.argsort(largest_task.labelled)
     place_n = np.searchsorted(largest_task.labelled, task.labelled, sorter=order)
