@@ -84,12 +84,13 @@ def fingerprint_ids(
 
 
 class BucketedIds:
-    """One party's IDs as digests, a bucket at a time.
+    """One party's IDs as keyed digests, divided into buckets by digest and read bucket by bucket.
 
     Args:
-        key: 32 bytes that the parties drew together; buckets: how many they agreed on.
-        secret: 32 bytes of this party alone, from which follows what fills up the buckets.
-        folder: where the digests lie, for its owner alone; None: in memory.
+        key: 32 random bytes to which all parties contributed; buckets: the agreed number of
+            buckets.
+        secret: 32 bytes of this party alone, from which the padding of the buckets is derived.
+        folder: where the digests are stored, readable only for the owner; None: in memory.
         worked: called with the number of IDs that were digested.
     """
 

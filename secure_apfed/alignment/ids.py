@@ -27,13 +27,13 @@ def id_rules(settings: AlignmentSettings) -> IdNormalisation:
 
 
 class IdFile:
-    r"""The IDs in a party's table; read anew each time that they are asked for.
+    r"""The IDs in a party's table, read from it at each iteration.
 
-    What comes out is what `data: tables` makes of the same columns: one text a row, so that "007"
-    and "7" differ; several columns joined by a character that no text file holds by accident.
+    The IDs equal those of `data: tables` for the same columns: one text for each row, so that "007"
+    and "7" differ; several columns are joined by a character that normal text files do not contain.
 
     Args:
-        party: whose table it is, for errors.
+        party: the table's party, for errors.
         given: a file, a folder or a pattern, as `secure_apfed.data.frames` reads them; or rows.
         columns: the one that holds the IDs, or several.
 

@@ -86,7 +86,8 @@ def signs_of_alignment(maximum_ids: int, members: int) -> int:
 
 
 class ProgressTo:
-    """A sender of signs of a role's progress, which counts each piece of its work anew.
+    """A sender of signs of life of an alignment role, whose progress restarts at 0 for each part of
+    its work.
 
     It also reports that progress as long work of this process.
     """

@@ -21,10 +21,11 @@ class CommonPeople(BaseModel):
     """A party's report on its own people after an alignment.
 
     Attributes:
-        party: whose people they are.
+        party: the party whose people they are.
         own: rows of its table; common: those of them that are aligned.
-        known_to: who knows the common people, in words.
-        warning: patterns of IDs that are far rarer among the common people; empty: none is.
+        known_to: the parties that know the common people, in words.
+        warning: patterns of IDs that are far rarer among the common people than in the table;
+            empty: there are none.
     """
 
     model_config = ConfigDict(frozen=True)

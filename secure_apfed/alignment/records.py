@@ -22,13 +22,14 @@ _PATIENCE_S = 30
 
 
 class AlignmentHistory:
-    """The runs that this party took part in; call `record_run` before each role is started.
+    """The intersections that this party took part in, to limit them by peer; call `record_run`
+    before each role is started.
 
     A peer that puts guessed IDs into its set learns in each run which of up to `maximum_ids`
     guesses are right (ID stuffing, attack A10), of somewhat more where it deviates
     (`secure_apfed.alignment.most_guesses`); over many runs it could try out a whole population.
-    With at most R runs a peer tries out at most R times as many. Peers are known by the names that
-    the links authenticate: who has two names has twice the runs.
+    With at most R runs a peer tries out at most R times as many. Peers are identified by the names
+    that the links authenticate; a peer with two names gets twice the runs.
 
     Example:
         >>> from tempfile import TemporaryDirectory

@@ -54,7 +54,7 @@ class Fault:
 
 
 class TableError(DataError):
-    """A party's table, or several, cannot be used; holds all faults that were found."""
+    """One or several parties' tables cannot be used; contains all detected faults."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         """Join the messages of all faults, one a line."""
@@ -81,7 +81,9 @@ class TableError(DataError):
 
 
 class JoinedTableError(TableError):
-    """A table cannot be used by a party that joins, which has no file of the run yet."""
+    """The table of a party that joins a project cannot be used; the party has no file of the run
+    yet.
+    """
 
     @property
     def remedy(self) -> tuple[str, str]:
@@ -118,11 +120,11 @@ class FaultList:
 
 @dataclass(frozen=True)
 class Advice:
-    """The settings that mend one party's table, beside those that it has already.
+    """A proposer of settings that repair one party's table, in addition to those that it has.
 
     Attributes:
-        party: whose table it is.
-        lists: by key of the party's settings, what stands in lists there.
+        party: the table's party.
+        lists: by key of the party's settings, the present entries of lists.
     """
 
     party: str

@@ -98,7 +98,8 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
 
 
 class Draws(TorchFunctionMode):
-    """The random numbers of one purpose: from `get_generator`, or of draws within `with draws:`.
+    """The random numbers of one purpose: by `get_generator`, or by torch's own functions within
+    `with draws:`.
 
     On the CPU they are what torch's own generator would draw at the same seed, dropout included. A
     block costs two microseconds for each of its calls of torch in this thread, so that a training
@@ -222,7 +223,9 @@ def shuffle_rows(rows: torch.Tensor, seed: int, *purpose: str | int) -> torch.Te
 
 
 class _DefaultDtype:
-    """A default dtype of float32 while somebody needs it: it is of the process, not of a thread."""
+    """A reference-counted default dtype of float32: torch's default belongs to the process, not to
+    a thread.
+    """
 
     def __init__(self) -> None:
         """Start without users."""

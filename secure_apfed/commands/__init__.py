@@ -48,7 +48,9 @@ State: TypeAlias = Literal["ok", "optional", "missing"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; of what is "optional" and missing a run does without."""
+    """The result of one check of `doctor` or `check`; a run works without a missing "optional"
+    part.
+    """
 
     group: str
     name: str

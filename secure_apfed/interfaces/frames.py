@@ -59,7 +59,7 @@ _DRAWING = ("matplotlib", "jinja2", "adjustText")
 
 @dataclass(frozen=True)
 class FramesModel:
-    """The active's model: it reads frames of the active's columns, and needs nobody else.
+    """The active's model for frames of the active's columns; it needs no other party.
 
     Attributes:
         classes_: labels as the active's frame had them, in the order of the probabilities; none

@@ -144,18 +144,19 @@ class Passive:
         loss: `Reconstruction()`, `Contrastive()`, or any (z, own rows) -> scalar, as a module or a
             function. Gradients through z are what it contributes.
         weight: lambda of Eq. (8).
-        row_wise: of a loss of its own: whether a row's gradient depends on that row alone.
-        encoder: what it sends, where a method sums or joins representations (TVFL, split networks).
-        gradient: in place of a loss, what answers without being looked into, of any framework:
-            (step, rows, z) -> gradient (`secure_apfed.learning.black_box`). `rows` are positions in
-            `ids`, (B,) int64; z is an array (B, *shape); it returns an array or a tensor of that
-            shape, of each row the gradient of that row's own loss.
+        row_wise: for its own loss: whether a row's gradient depends on that row alone.
+        encoder: own rows -> the representation that it sends, where a method sums or concatenates
+            representations (TVFL, split networks).
+        gradient: in place of a loss, a black-box function of any framework, (step, rows, z) ->
+            gradient (`secure_apfed.learning.black_box`). `rows` are positions in `ids`, (B,) int64;
+            z is an array (B, *shape); it returns an array or a tensor of that shape, of each row
+            the gradient of that row's own loss.
         optimizer: as `torch.optim.AdamW`; None: that of `train`.
         workers: threads that read a data set.
 
     Raises:
-        ConfigError: a `gradient` beside a loss, an encoder or an optimizer, which it replaces; or
-            neither rows nor a `gradient`.
+        ConfigError: a `gradient` together with a loss, an encoder or an optimizer, which it
+            replaces; or neither rows nor a `gradient`.
     """
 
     name: str
@@ -200,7 +201,7 @@ class Active:
     Attributes:
         name, ids, rows, optimizer, workers: as a `Passive`'s.
         labels: N classes (numbers or texts); None or NaN where one is not known.
-        encoder: own rows -> representation, trained in place; None: networks of ours.
+        encoder: own rows -> representation, trained in place; None: a built-in network.
         head: representation -> K class scores, trained in place; None: one linear layer.
         projection: representation -> the `model={"projection": D}` numbers that are sent, trained
             in place; None: one linear layer.
@@ -219,7 +220,7 @@ class Active:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """What came of `train`.
+    """The result of `train`: trained networks, measures and comparisons.
 
     Attributes:
         networks: rows -> class scores (B, K), the active's own modules; None: every party is needed
@@ -229,10 +230,10 @@ class TrainingResult:
         alone: the headline measure of the active's own network, trained alone in the same way, on
             the same test rows; None: not measured.
         best_local, best_local_name: that of the best local model by validation; None: not tried.
-        not_tried: which local models were not tried, and why.
-        attacks: results of the attacks that were asked for.
-        test_rows: positions of the active's rows that measured, int64.
-        black_boxes: the passives that brought a gradient of their own.
+        not_tried: the local models that were not tried, with the reason.
+        attacks: results of the requested attacks.
+        test_rows: positions of the active's test rows, int64.
+        black_boxes: the passives with a black-box gradient.
     """
 
     networks: nn.Sequential | None = field(repr=False)

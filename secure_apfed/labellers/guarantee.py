@@ -84,10 +84,10 @@ class TableGuarantee:
     """A guarantee for one person at one passive, at `delta`; infinite: no guarantee.
 
     Attributes:
-        vote: one vote, the labeller held fixed.
-        unlabelled, labelled: the whole record of a person without a label, and with one.
+        vote: epsilon of one vote, with a fixed labeller.
+        unlabelled, labelled: epsilon of the whole record of a person without a label, and with one.
         pure: whether single votes, and records without a label, are covered at delta 0.
-        labeller, reader: in words, what votes and who reads what.
+        labeller, reader: in words, the labeller, and which party reads what.
     """
 
     vote: float

@@ -35,17 +35,18 @@ Features = Floats | torch.Tensor
 
 
 class Labeller(ABC):
-    """One way of labelling; its name is its key in the table `LABELLERS`.
+    """A classifier by which a passive votes on labels; its name is its key in the table
+    `LABELLERS`.
 
     Attributes:
         linear: whether votes are a matrix without labels times the labels, so that they can be
             computed on encrypted ones (`LinearLabeller`).
-        inductive: whether the row of a person without a label moves nobody's vote but its own.
-        signed: whether votes may be negative. Rows have L1 norm 1 at most; where none is negative,
-            two rows lie sqrt 2 apart at most in L2, and 2 otherwise.
+        inductive: whether the row of a person without a label changes no other person's vote.
+        signed: whether votes may be negative. Rows have L1 norm 1 at most; the L2 distance of two
+            rows is at most sqrt 2 without negative votes, and 2 with them.
 
-    A class that says nothing promises nothing: its votes may be negative, and move each other.
-    What it says is measured where an epsilon rests on it (`secure_apfed.labellers.measured`).
+    By default a class has no property: its votes may be negative, and depend on each other's rows.
+    Declared properties are tested if an epsilon relies on them (`secure_apfed.labellers.measured`).
     """
 
     name: ClassVar[str]
@@ -249,8 +250,8 @@ class Spreading(LinearLabeller):
     entry, each row of the n labelled columns of (I - alpha S)^-1 is here divided by its sum, which
     needs no label and leaves the largest entry where it was.
 
-    A person's features move the graph and so the votes of others, without a bound: a guarantee for
-    one row of votes is none for a person. Nearest neighbours do not depend on a common scale.
+    A person's features change the graph and so the votes on others, without a bound; so a guarantee
+    for one row of votes is none for a person. Nearest neighbours do not depend on a common scale.
     """
 
     name: ClassVar[str] = "spreading"
@@ -590,12 +591,12 @@ class Logistic(Labeller):
 class PrivateLogistic(Labeller):
     """A logistic regression with Gaussian noise on its weights; every row has norm 1.
 
-    Against: whoever reads the votes.
+    Protects from: any reader of the votes.
 
     Guarantee: the weights are mu-GDP for the replacement of one labelled person's features (and
-    label) at this party, who is labelled and the other rows held fixed. Whoever has no label moves
-    no weight. So all votes but the person's own are post-processing of private weights; what the
-    own vote costs is added in `secure_apfed.labellers.guarantee`.
+    label) at this party; the set of labelled people and the other rows are fixed. A person without
+    a label changes no weight. So all votes but the person's own are post-processing of private
+    weights; the cost of the own vote is added in `secure_apfed.labellers.guarantee`.
 
     Output perturbation (Chaudhuri, Monteleoni and Sarwate 2011, Differentially Private Empirical
     Risk Minimization, Algorithm 1 and Corollary 8; there for two classes, and with noise of another
@@ -620,17 +621,17 @@ class PrivateLogistic(Labeller):
        |softmax(0) - e_y| = sqrt(1 - 1/K): so r <= sqrt(1 - 1/K) + r / (2 Lambda), that is
        r <= sqrt(1 - 1/K) / (1 - 1/(2 Lambda)) where Lambda > 1/2.
 
-    Each row is divided by its own norm: no other row has a say, and none is longer than the bound.
-    There is no constant among the features. Votes are probabilities at scores in units of the
-    noise's deviation.
+    Each row is divided by its own norm: it does not depend on other rows, and its norm is within
+    the bound. There is no constant among the features. Votes are probabilities at scores in units
+    of the noise's deviation.
 
     Args:
-        epsilon: share of the budget for the weights; delta: at which.
+        epsilon, delta: privacy cost of the weights.
         key: 32 secret bytes of the party, kept as long as the run may resume.
         strength: Lambda. Beyond 10 the noise over the signal hardly falls any further; below, the
             weights fit better and are noisier.
-        seeded: noise depends on the key alone, for simulations; protects against nobody who
-            knows it.
+        seeded: noise depends on the key alone, for simulations; no protection from a party that
+            knows the key.
     """
 
     name: ClassVar[str] = "private_logistic"

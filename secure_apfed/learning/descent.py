@@ -55,7 +55,7 @@ def find_device(choice: str) -> torch.device:
 class Compute:
     """The device and precision of a party's computation.
 
-    `dtype` is also that of what is sent. `autocast` runs the networks' forward passes in bfloat16.
+    `dtype` is also that of sent tensors. `autocast` runs the networks' forward passes in bfloat16.
     """
 
     device: torch.device
@@ -329,7 +329,7 @@ def _make_own_optimizer(
 
 
 class Trainer(Descent):
-    """One party's modules through the steps of a run: what the arithmetic of every role builds on.
+    """The base of trainers: one party's modules and optimiser, trained step by step.
 
     Attributes:
         forward_pass: runs networks within, with the precision and the dropout of the given step.

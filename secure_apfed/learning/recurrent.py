@@ -52,7 +52,7 @@ class SequenceViews:
     """A party's GRUs, one a view, each trained under a layer of its own, 2 D numbers -> K scores.
 
     Args:
-        owner: whose; seed: its own, from which batches and dropout are drawn.
+        owner: the party; seed: its own, for batches and dropout.
         features_N: rows to learn from, flat (`secure_apfed.networks.models.SequenceEncoder`).
         targets_N: their classes, int64, or shares of the classes, (N, K), not below 0. A row counts
             by the sum of its shares.

@@ -233,7 +233,8 @@ class Releases:
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveAccounts:
-    """What protects an active's releases and its finished model, with the accounts of both.
+    """The protections of an active's releases and finished model, with the privacy accounts of
+    both.
 
     Attributes:
         releases: of its representations; sends: whether there are any.
@@ -273,11 +274,11 @@ class ActiveAccounts:
 class ContributionNoise:
     """A passive's discrete Gaussian noise under the sum, a function of session, step and content.
 
-    The account counts the noise of all honest passives, so no sum may share it with another:
-    where one passive's contribution came again with the same noise, and the others' did not, the
-    difference of the two sums would hold theirs under their own noise alone. So the digests are
-    of one session, and a step that is played again has other noise and is charged again. Noise that
-    is not `secret` depends on the step alone, so that runs repeat with the seed.
+    The account counts the noise of all honest passives, so two sums must not share noise: if one
+    passive repeated its contribution with the same noise and the others did not, the difference of
+    the two sums would contain the others' contributions with less noise than charged. So the noise
+    depends on the session, and a repeated step has other noise and is charged again. Noise that is
+    not `secret` depends on the step alone, so that runs repeat with the seed.
     """
 
     def __init__(self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool) -> None:

@@ -156,10 +156,10 @@ class Measure:
 
     Attributes:
         name: its key in the table; title: for people.
-        share: whether it is a share of rows, which is shown in per cent.
-        decides: whether it reads what is decided, and no score.
+        share: whether it is a share of rows, displayed in per cent.
+        decides: whether it uses the predicted classes only, no scores.
         ranks: whether it needs rows of two classes.
-        least, most: that it can be; infinite where there is no bound.
+        least, most: the smallest and the largest possible value; infinite without a bound.
     """
 
     name: str

@@ -29,16 +29,17 @@ LOSSES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
 
 
 class Task(ABC):
-    """One task, for one run's data.
+    """The learning task of one run: classification or regression, with its loss, outputs and
+    measures.
 
     Attributes:
         name: its key in `TASKS`; title: for people.
-        headline: the measure that a run is judged by where its settings say none.
-        tells: what is told of a row.
+        headline: the default main measure of a run.
+        tells: name of the output for a row, such as probabilities.
         measured_as: the task of its measures in `MEASURES`; the form of `scored` is of it.
-        not_attacked: target of attacks -> why none on it applies.
-        learnt_by: of a task outside of this package, the methods that learn it; ours stand in
-            `MethodSettings.tasks`.
+        not_attacked: attack target -> the reason why no attack on it applies.
+        learnt_by: for a task outside of this package, the methods that learn it; built-in tasks are
+            listed in `MethodSettings.tasks`.
     """
 
     name: ClassVar[str]
@@ -137,9 +138,9 @@ class Classification(Task):
 class Regression(Task):
     """A number for each row: squared, absolute or Huber's error of one output.
 
-    Targets are standardised by the labelled training rows, and a user is told predictions (B,) in
-    the unit of the label column. Huber's error is squared below one standard deviation and linear
-    above (P. Huber, Annals of Mathematical Statistics 35, 1964).
+    Targets are standardised by the labelled training rows, and a user gets predictions (B,) in the
+    unit of the label column. Huber's error is squared below one standard deviation and linear above
+    (P. Huber, Annals of Mathematical Statistics 35, 1964).
 
     Attributes:
         targets: how labels were standardised.

@@ -234,8 +234,8 @@ def _stack_layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[
 class Linear(Perceptron):
     """One layer to the representation, one from there to the classes; the perceptron's decoder.
 
-    For whoever has few labels, for which deeper networks have too many weights. Together the
-    parties' layers are a regularised softmax regression on all features.
+    For few labels, for which deeper networks have too many weights. Together the parties' layers
+    are a regularised softmax regression on all features.
     """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
@@ -259,8 +259,8 @@ class Identity(Perceptron):
 
 
 class Standardised(nn.Module):
-    """The base of networks that read z, the standardised x; `_standardise` by a party's own
-    rows.
+    """The base of networks that read z, the standardised x (not the sent representation z);
+    `_standardise` computes mean and scale from a party's own rows.
     """
 
     centre: Tensor
@@ -288,7 +288,7 @@ class RandomFeatures(Standardised):
     """A map x -> (1, z / sqrt F, sqrt(2 / D) cos(z W / width + b)), with z the standardised x.
 
     Rahimi and Recht 2007 (Random Features for Large-Scale Kernel Machines), Section 3, of a
-    Gaussian kernel; a constant and the features themselves stand beside them.
+    Gaussian kernel; the output also has a constant and the features themselves.
 
     Nothing of it is trained. `fit` takes centre, scale and width from a party's own rows; without
     it z is x, and the width the expected distance of two rows of standard normal numbers.
@@ -352,12 +352,12 @@ class Projection(Standardised):
     """A map x -> z W / sqrt(F D), float64, with z the standardised x: rows are about 1 long.
 
     Johnson and Lindenstrauss 1984 (Extensions of Lipschitz mappings into a Hilbert space). Nothing
-    of it is trained; W comes from torch's generator. It is linear: of D numbers at or above the
-    rank of x everything of x can be read, so `fit` refuses a D above half of that.
+    of it is trained; W comes from torch's generator. It is linear: D numbers at or above the rank
+    of x determine x, so `fit` refuses a D above half of the rank.
 
     Args:
         features: F, flattened; numbers: D.
-        allow_reading_all: take any D.
+        allow_reading_all: accept any D.
     """
 
     directions: Tensor
@@ -404,8 +404,8 @@ class Projection(Standardised):
 
 @draws_nothing
 class CrossView(RandomFeatures):
-    """A map x -> random features of (x, h), with h a forecast of what other parties see of the
-    person.
+    """A map x -> random features of (x, h), with h a forecast of the sum of other parties' codes
+    for the person.
 
     h is linear in random features of x. Both are found by equations (`methods.apfed_code`): nothing
     of it is trained by descent.
@@ -467,7 +467,9 @@ class CrossView(RandomFeatures):
 
 
 class CrossViewFamily(RandomFeatureFamily):
-    """A family of random features of a row and of a forecast of what others see of the person."""
+    """A family of random features of a row and of a forecast of the other parties' codes for the
+    person.
+    """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Return random features of a row and of a forecast of `settings.representation_size`
@@ -592,12 +594,12 @@ class WithFeatures(nn.Module):
 
 
 class EnrichedFamily(Selu):
-    """A family with SELU between fully connected layers, none behind the last; the row beside its
-    code.
+    """A family with SELU between fully connected layers, and none after the last; the output is the
+    row concatenated with its code.
 
-    Source: Huang et al. 2023 (VFedTrans), whose task party classifies its own features beside what
-    it distilled. Hidden layers are those of APC-VFL's networks (SELU), not the release's sigmoids;
-    the code is linear, since singular vectors have both signs.
+    Source: Huang et al. 2023 (VFedTrans), whose task party classifies its own features concatenated
+    with the distilled ones. Hidden layers are those of APC-VFL's networks (SELU), not the release's
+    sigmoids; the code is linear, since singular vectors have both signs.
     """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:

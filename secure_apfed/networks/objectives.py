@@ -59,14 +59,14 @@ def contrastive_loss(
 
 
 class Objective(nn.Module):
-    """A module whose call is (z, own features), of the same rows, -> scalar loss, their mean. It
-    raises a `ModelError` where its networks do not fit the shapes.
+    """A passive's loss: a module (z, own features) -> scalar, the mean over rows; z are the
+    representations that the active sent, in the same row order. It raises a `ModelError` if its
+    networks do not fit the shapes.
 
     Attributes:
-        row_wise: whether the gradient of a row depends on that row's features alone, what is
-            fitted held fixed. Under `secure_sum.noise` a person is then charged for one row, and
-            the word is measured on the first batch; a class that does not say it is charged for a
-            whole batch.
+        row_wise: whether the gradient of a row depends on that row's features alone, with fitted
+            parts fixed. Under `secure_sum.noise` a person is then charged for one row, and this
+            property is tested on the first batch; otherwise for a whole batch.
     """
 
     row_wise: ClassVar[bool] = False
@@ -154,11 +154,11 @@ class Reconstruction(Objective):
 
 
 class Clustering(Objective):
-    """An objective of ours: z is to say in which cluster of the passive's own features a person
-    lies.
+    """An objective that is not from the paper: z should predict the cluster of a person among the
+    passive's own features.
 
-    APFed leaves a passive's loss open beside its two examples (Section 4), and no equation of it is
-    followed.
+    APFed allows any loss of a passive, with two examples (Section 4); this loss follows none of its
+    equations.
 
     The loss is the cross-entropy of a linear read-out of z against soft targets p, which is
     KL(p || read-out) of Deep Embedded Clustering but for a constant (Xie, Girshick and Farhadi,
@@ -168,7 +168,7 @@ class Clustering(Objective):
     as exp(-d_ij^2 / s^2), s^2 being the mean of the squared distance d to the nearest centre, where
     DEC's Student kernel (Eq. 1), made for ten embedded dimensions, is nearly flat in many.
 
-    A contribution tells of a person's cluster; the centres themselves do not leave the passive.
+    A contribution reveals a person's cluster; the centres do not leave the passive.
     """
 
     row_wise: ClassVar[bool] = True

@@ -29,15 +29,17 @@ __all__ = ["SummedLinear"]
 
 
 class SummedLinear(nn.Module):
-    """A linear layer over parts that parties hold: `head[0] = SummedLinear(head[0], sizes, add)`.
+    """A linear layer on the concatenation of several parties' features, computed as a secure sum:
+    `head[0] = SummedLinear(head[0], sizes, add)`.
 
-    It is called with a mapping in place of the concatenation, and returns what the layer returned
-    for that, up to the rounding of the sum. `parts[name]` is the party's block, a `nn.Linear`
-    without bias; among processes each party appends its own to its network, contributes what comes
-    out, and gives the gradient on the sum to `backward`. The bias is the receiver's.
+    It is called with a mapping in place of the concatenation, and returns the same as the layer for
+    the concatenation, up to the rounding of the sum. `parts[name]` is the party's block, a
+    `nn.Linear` without bias; among processes each party appends its own to its network, contributes
+    what comes out, and gives the gradient on the sum to `backward`. The bias is the receiver's.
 
-    Guarantee: that of the sum (`add.describe()`). The sum of one contributor is its own value, and
-    of few people and many outputs H, equations in what each holds: docs/leaks. No noise is added.
+    Guarantee: that of the sum (`add.describe()`). A sum of one contributor is its own value, and
+    sums of few people with many outputs H are equations in each party's features: docs/leaks. No
+    noise is added.
 
     Args:
         layer: the linear layer that follows the concatenation, whose weight (H, sum of D_k) is

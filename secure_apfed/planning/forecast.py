@@ -796,7 +796,7 @@ class IntersectionCost:
     """The cost of one protocol; bytes and seconds are estimates for all parties in one process.
 
     Attributes:
-        takes_dealer: whether it needs a party without IDs that works with nobody.
+        takes_dealer: whether it needs a dealer: a party without IDs that does not collude.
         pairwise: whether the active learns its overlap with every single passive.
     """
 

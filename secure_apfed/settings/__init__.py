@@ -31,7 +31,9 @@ SilentPassive: TypeAlias = Literal["stop", "wait", "recover"]
 
 @dataclass(frozen=True)
 class DecidedBy:
-    """Marks a key that no contract holds, as `Annotated[int, THE_ACTIVE]`: who decides it."""
+    """A mark of a key that is not in the contract, as `Annotated[int, THE_ACTIVE]`: the party that
+    decides it.
+    """
 
     who: Literal["the active", "each party"]
 

@@ -39,7 +39,7 @@ Released: TypeAlias = Literal["contributions", "returned gradients"]
 
 
 class MethodSettings(Settings, ABC):
-    """A method, as a run's settings have it.
+    """The settings of a method, with the facts that describe how it works and what it reveals.
 
     Attributes:
         name: its key in `secure_apfed.methods.METHODS`; a class outside of this package leaves it
@@ -49,28 +49,29 @@ class MethodSettings(Settings, ABC):
         predicts_alone: whether the active predicts with no other party present. A method without
             that needs all parties for every row, in training as well.
         has_passives: False where the active trains alone, and nothing is aligned or sent.
-        representations_from: who releases representations of its features; None: nobody. The
-            active sends the same to every passive.
+        representations_from: the role that sends representations of its features; None: no party
+            does. The active sends the same to every passive.
         sums_gradients: passives contribute gradients of objectives of their own to a secure sum,
             which the active reads.
         sums_representations: passives contribute their representations to a secure sum, of which
             the active reads the sum alone; `representations_from` is None then.
-        averages: parties go round and average this; None: they do not.
+        averages: the quantity that parties average in rounds; None: there is none.
         reads_sequences: views are sequences, which GRUs read (`model.network: gru`).
-        opens_votes: every passive labels the rows of the active from its own features, once, and
-            this is how the active reads the labels; None: nobody votes.
-        teacher: what the active's student learns from, where not from votes; None: there is no
-            student, and the active learns from the labels that there are.
+        opens_votes: how the active reads the passives' votes: labels that every passive assigns
+            once to the active's rows from its own features; None: there are no votes.
+        teacher: the source of the student's labels, other than votes; None: there is no student,
+            and the active learns its own labels only.
         returns_gradients: the active returns to each passive the gradient of the task loss on
             what that passive sent.
-        trains_privately: takes `dp_sgd`: the active gives the passives nothing beyond its guarded
-            representations that private updates would leave unprotected.
-        takes_labels_of_passives: takes `data.labels_at`: passives may hold labels, too.
-        takes_pairwise: takes `alignment.mode: pairwise`, where passives do not know everybody.
-        stops_early: takes `train.patience`: the active can tell the loss of held-out rows.
+        trains_privately: accepts `dp_sgd`: besides its guarded representations the active sends the
+            passives nothing that private updates would not protect.
+        takes_labels_of_passives: accepts `data.labels_at`: passives may have labels, too.
+        takes_pairwise: accepts `alignment.mode: pairwise`, where passives lack some of the active's
+            people.
+        stops_early: accepts `train.patience`: the active can compute the loss of held-out rows.
         weighs_classes: takes `train.class_weights`: the active descends on its own labels.
         tasks: that the active's model may learn, keys of `secure_apfed.measures.tasks.TASKS`.
-        own_objective: of every passive that contributes; None: each says its own.
+        own_objective: the objective of every contributing passive; None: each names its own.
     """
 
     name: Annotated[str, NOBODY]
@@ -285,7 +286,7 @@ class MethodSettings(Settings, ABC):
 
 
 class FormSettings(MethodSettings):
-    """A method in which others label rows for the active, each in the form that is asked for.
+    """The settings of a method in which others label rows for the active.
 
     Attributes:
         form: the form of a vote: "soft" gives each class a share, at most 1 in total; "hard" names

@@ -169,15 +169,15 @@ def expand_name(name: str, kind: PluginKind) -> str:
 
 
 class PluginTable(dict[str, _EntryT]):
-    """A table of ours by name, and of the plug-ins that this process has taken in.
+    """A table of built-in entries by name, and of the plug-ins that this process has imported.
 
-    Only `take_name` imports anything; to look a name up never does. `ours` are the names of ours.
+    Only `take_name` imports code; a lookup never does. `ours` are the names of built-in entries.
 
     Args:
         ours: by name.
         kind: of plug-ins.
-        prepare: gets what a name of code stands for, and that name; returns the entry, or raises
-            TypeError with what was expected.
+        prepare: maps an imported object and its name to the entry, or raises TypeError with what
+            was expected.
     """
 
     def __init__(

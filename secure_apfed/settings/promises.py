@@ -99,14 +99,14 @@ class Spent(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """The promise of one figure.
+    """The privacy guarantee of a run by one figure, such as epsilon_x.
 
     Attributes:
         figure: one of `FIGURES`.
         epsilon: finite and above 0; infinite: no guarantee; None: nothing of that kind is sent.
-        delta: at which the epsilon holds; None: not known.
+        delta: of the epsilon; None: unknown.
         releases: T, the most releases of one row that it is for; None: none are counted.
-        party: whose rows it speaks of; empty: those of the party that spent most.
+        party: the party whose rows it protects; empty: the party that spent most.
         why: the reason where there is no guarantee, or nothing is sent.
     """
 

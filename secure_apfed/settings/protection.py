@@ -59,13 +59,14 @@ _MOST_SHOWN = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Protection:
-    """A mark of a key that protects somebody.
+    """A mark of a settings key whose value decides how well some party's data is protected.
 
     Attributes:
-        whom: it protects.
-        less: which way is less: a lower or a higher number, or another name (`order`).
-        means: what less means, in half a sentence.
-        order: of names, from the most to the least that protect; equals stand in one group.
+        whom: the parties that it protects.
+        less: the direction of less protection: a lower or a higher number, or another name
+            (`order`).
+        means: the consequence of less protection, in half a sentence.
+        order: names from the most to the least protective; equally protective ones form a group.
         null: how null counts among departures: as this number, as the least or as the most.
         numbers: names that count as numbers.
         read: makes the value of the settings that hold the key; None: the key's own value.
@@ -106,7 +107,7 @@ class Protection:
 
 @dataclass(frozen=True, kw_only=True)
 class Unprotective:
-    """A mark of a key that protects nobody, whatever its value."""
+    """A mark of a settings key whose value has no influence on protection."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,7 @@ def require_limits(
     """Refuse settings that protect less than a party's own file allows.
 
     Args:
-        known_marks: by path, the marks of all possible keys (`find_key_types`).
+        known: by path, the marks of all possible keys (`find_key_types`).
         party: whose limits these are.
         file: where they are written.
         ask: who may change the settings.

@@ -150,7 +150,7 @@ def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalModel:
-    """A baseline, and the rows and labels that it is fitted to once somebody asks for it."""
+    """A baseline with its training rows and labels; it is fitted at its first use."""
 
     baseline: Baseline
     task: SoloTask

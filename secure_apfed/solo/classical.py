@@ -226,8 +226,8 @@ class ExtraTrees(Baseline):
 
 
 class GradientBoosting(Baseline):
-    """A boosting of trees whose leaves hold n / (4 K) rows or more, up to 20: few would never be
-    cut else.
+    """A boosting of trees whose leaves have at least n / (4 K) rows, up to 20: with few labels,
+    larger leaves would never be split.
 
     It stops after the number of rounds with the best held-out log-likelihood.
     """
@@ -488,7 +488,7 @@ class Spreading(_SpreadLabels):
 
 
 class SpreadingStudent(_SpreadLabels):
-    """A ridge regression learns the labels that were spread."""
+    """A ridge regression on the labels that label spreading assigns."""
 
     name = "label_spreading_ridge"
     title = "Label spreading, ridge student"

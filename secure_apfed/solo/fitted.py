@@ -45,9 +45,7 @@ class ModelKind(nn.Module, ABC):
 
 
 class Simple(ModelKind):
-    """The base of the kinds that hold named tensors and no other model; `tensors`: these, by
-    name.
-    """
+    """The base of fitted models that consist of named tensors only; `tensors`: these, by name."""
 
     names: tuple[str, ...]
 
@@ -145,7 +143,9 @@ class Cosines(Simple):
 
 
 class Nearest(Simple):
-    """The mean shares of the nearest of remembered rows: the model holds rows of people."""
+    """A nearest-neighbour model: predicts the mean class shares of the nearest stored rows, so it
+    contains rows of people.
+    """
 
     names = ("rows", "shares", "neighbours")
     rows: Tensor
@@ -177,7 +177,7 @@ class Nearest(Simple):
 
 
 class Trees(Simple):
-    """The sum of what trees say: shares, or scores before a softmax.
+    """A sum of decision trees' outputs: class shares, or scores before a softmax.
 
     Attributes:
         feature, threshold, left, right: (V,), of each node; a leaf is its own child.
@@ -324,7 +324,8 @@ class Member(nn.Module):
 
 
 class Average(ModelKind):
-    """The weighted mean of what several models say, each of its own columns of a row.
+    """The weighted mean of several models' probabilities; each model reads its own columns of a
+    row.
 
     Args:
         tensors: of each `Member`, as "0.columns", "0.layers.w0", "1.columns" and so on.

@@ -48,16 +48,16 @@ ENOUGH_LABELS = 400
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SoloTask:
-    """The active's own training rows, and the labels of some. It has no other labels to read.
+    """The active's own training rows, and the labels of some of them, for local baselines.
 
     Attributes:
         features: (N, F), of all training rows, each flattened; shape: of one row before.
         labelled: distinct positions (n,) of the rows that have a label; labels: (n,), 0 to K - 1.
         classes: K; classes without a label are never predicted.
-        seed: every number that a baseline draws follows from it.
+        seed: the seed of all random numbers of a baseline.
         model, train: the run's own, for the baseline that trains the run's own network.
-        family: makes that network anew, where the active brought it; None: the model says it.
-        measure: by which models are ranked on labels held out.
+        family: builds that network, if it is the active's own code; None: it follows from `model`.
+        measure: the measure that ranks models on held-out labels.
     """
 
     features: FloatArray = field(repr=False)
@@ -222,12 +222,12 @@ def measure_of_classes(config: RunSettings) -> Measure:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model of the active's own features.
+    """A fitted model that predicts from the active's own features alone.
 
     Attributes:
         of_block: from rows (B, F) to scores (B, K), probabilities but for a regression's.
-        kept: makes the same as a network, whose softmax are these probabilities; None: it is no
-            model that can be kept.
+        kept: builds an equivalent network for storage, whose softmax gives these probabilities;
+            None: the model cannot be stored.
     """
 
     of_block: Callable[[FloatArray], FloatArray] = field(repr=False)
@@ -240,9 +240,9 @@ class Predictor:
 
 
 class Baseline(ABC):
-    """One way to learn alone: its `name` is its key in the table, its `title` for people; whether
-    it is the run's own network, learning as the run's settings say (`of_run`); whether its fit
-    depends on the task's `measure` (`reads_measure`).
+    """A local baseline, which learns without other parties. `name`: its key in the table; `title`:
+    its name for people; `of_run`: whether it is the run's own network and settings;
+    `reads_measure`: whether its fit depends on the task's `measure`.
     """
 
     name: str
