@@ -34,13 +34,12 @@ _ITERATIONS = 5000
 
 
 class DistillationSettings(Settings):
-    """The settings of autoencoders with early stopping, and of the loss that makes the student's
-    code resemble the joint one.
+    """The settings of autoencoders that end early, and of how the student's code is drawn to the
+    joint one.
 
     The defaults are APC-VFL's (section 4, Table 3, Appendix B); its value of lambda is not legible.
 
     Attributes:
-<<<<<<< HEAD
         loss: the loss between the two codes of an aligned row.
         weight: lambda of Eq. (5), the weight of that loss.
         classifier: the model that reads the student's code: logistic regression as in the papers,
@@ -50,15 +49,6 @@ class DistillationSettings(Settings):
             a held-out tenth of the rows, and the best weights are taken.
         learning_rate: the learning rate of Adam.
         batch_size: the number of rows in one step.
-=======
-        loss: between the two codes of an aligned row; weight: lambda of Eq. (5), 0: none.
-        classifier: of the student's code: logistic regression as in the papers, or the strongest
-            local model, chosen by held-out labels. If it is not better there than the best on the
-            active's own columns, by more than chance may do, that one predicts.
-        epochs: at most, with early stopping: training ends after 10 epochs without a better loss on
-            a held-out tenth of the rows, and the best weights are used.
-        learning_rate: of Adam; batch_size: rows of a step.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     loss: Annotated[Literal["mse", "mae"], THE_ACTIVE, NOBODY] = "mse"

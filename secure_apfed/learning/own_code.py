@@ -55,7 +55,6 @@ class CodeSettings(Settings):
     Networks and losses may have the name that an installed package declares.
 
     Attributes:
-<<<<<<< HEAD
         network: the encoder, if the run says `network: own`.
         head_network: the active's head.
         projection: the active's projection, if the run says how many numbers it sends.
@@ -66,17 +65,6 @@ class CodeSettings(Settings):
         optimizer: a function of the party's parameters that returns its optimiser.
         rows: a function that returns the party's rows, if its table says `rows: own`; see
             `secure_apfed.data.row_sources`.
-=======
-        network: its encoder, if the run has `network: own`.
-        head_network: the active's head.
-        projection: of the active, if the run sets the number of sent values.
-        decoder: of a passive that reconstructs.
-        objective: a passive's loss, if the run has `objective: {name: own}`.
-        objective_options: of a class of objectives, keys of its own settings.
-        gradient: a passive's (step, rows, z) -> gradient, if the run has `objective: black_box`.
-        optimizer: takes the parameters that the party trains.
-        rows: makes its rows, if its table has `rows: own`; see `secure_apfed.data.row_sources`.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     network: CodeName | None = None
@@ -102,16 +90,16 @@ class CodeSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnCode:
-    """One party's own networks, loss and optimiser; None: those of the run's settings.
+    """What one party brings of its own; None: as the run's settings say.
 
     Attributes:
         encoder: makes the representation; head: scores it, (B, K); None: one linear layer.
-        projection: representation -> the D sent numbers, (B, D), if the settings configure D; None:
-            one linear layer.
+        projection: makes of the representation what the active sends, (B, D), where the settings
+            say that it sends D numbers; None: one linear layer.
         decoder: of a passive that reconstructs, z (B, *shape) -> own rows; None: a perceptron.
         objective: the loss of a passive, or a whole `Objective`, or a class of these.
         objective_options: of a class, keys of its own settings.
-        gradient: black-box function of a passive, (step, rows, z) -> gradient of each row.
+        gradient: of a passive that nobody sees inside, (step, rows, z) -> gradient of each row.
         optimizer: takes the parameters that the party trains, as `torch.optim.AdamW`.
     """
 
@@ -268,7 +256,7 @@ class OwnCode:
 
 
 class OwnFamily:
-    """A family of a party's own networks; missing ones are built from the settings."""
+    """A family of a party's own networks; what it does not bring is as the settings say."""
 
     def __init__(self, code: OwnCode) -> None:
         self._code = code
@@ -309,7 +297,7 @@ class FreshFamily(OwnFamily):
 
 
 class OwnObjective(Objective):
-    """A passive's own loss; its results are checked at each call."""
+    """The loss of a passive's own, checked at each call."""
 
     row_wise: ClassVar[bool] = False
 

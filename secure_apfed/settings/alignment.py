@@ -28,12 +28,11 @@ ID_RULES: tuple[IdRule, ...] = get_args(IdRule)
 
 
 class AlignmentSettings(Settings):
-    """The settings of the alignment (private set intersection). All parties must have the same,
-    except for those that each decides for itself: `dealer` and `pairwise_overlaps`, if they lead to
-    the same protocol, `threads`, `history` and `runs_with_a_peer`.
+    """How rows are matched; all parties must agree, but for what each decides for itself: `dealer`
+    and `pairwise_overlaps`, if they take the same protocol, `threads`, `history` and
+    `runs_with_a_peer`.
 
     Attributes:
-<<<<<<< HEAD
         protocol: a key of `apfed_protocols.psi.SET_INTERSECTIONS`, or `auto`, which chooses by the
             next two settings.
         dealer: under `auto`, whether a dealer may take part: a party without IDs that colludes with
@@ -58,29 +57,6 @@ class AlignmentSettings(Settings):
         history: a folder that outlives runs, in which a party records its intersections; null:
             none. The file is `NAME.jsonl` (see `secure_apfed.alignment.records`).
         runs_with_a_peer: how many intersections each peer gets; requires `history`.
-=======
-        protocol: a key of `apfed_protocols.psi.SET_INTERSECTIONS`, or `auto`: chosen by the next
-            two settings.
-        dealer: under `auto`, whether a party without IDs that does not collude may be the dealer.
-        pairwise_overlaps: whether the active may learn its overlap with every single passive. Under
-            `auto`, `shown` takes `vole` with a dealer and `ot` without one; `hidden` takes `opprf`,
-            which needs a dealer. They are hidden from an active that follows the protocol: see
-            `leaks` of `opprf` and `circuit` for what a deviating one may learn.
-        mode: passives help on people that all share, or (`pairwise`) each on those that it shares
-            with the active. In `pairwise` the active learns these overlaps, and the gradient of a
-            row that one passive alone knows is in the sum as it is.
-        minimum_rows: an intersection with fewer common rows is not revealed; at least 1.
-        maximum_ids: the largest set accepted from a peer. `most_guesses` computes how many IDs a
-            deviating peer can guess with it.
-        normalisation: of `ID_RULES`, those that hold, in any order. They hold when IDs become
-            bytes.
-        date_formats: such as "%d.%m.%Y": dates in IDs that are written so count as 2026-01-31.
-        threads: number of threads of this party; None: the protocol chooses. For sets divided into
-            buckets it is a number of processes, None for one for each available core.
-        history: persistent folder in which a party records its intersections; None: no record. The
-            file is `NAME.jsonl` (see `secure_apfed.alignment.records`).
-        runs_with_a_peer: maximum number of intersections with any one peer; requires `history`.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     protocol: Annotated[

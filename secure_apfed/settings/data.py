@@ -54,16 +54,11 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class RareCategories(Settings):
-    """The encoding of columns with many categories.
+    """What becomes of a column with many categories.
 
     Attributes:
-<<<<<<< HEAD
         most: the number of most frequent categories that get a feature each. Null: 256, and a
             column with more is refused.
-=======
-        most: number of the most frequent categories with a feature of their own; the others have
-            none. Null: 256, and a column with more is refused.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     most: int | None = Field(None, ge=1, le=MOST_CATEGORIES)
@@ -101,17 +96,11 @@ class Database(Settings):
     """A party's rows as a query of its own database; needs the extra `sql`.
 
     Attributes:
-<<<<<<< HEAD
         url: the address as SQLAlchemy takes it, without a password:
             postgresql+psycopg://reader@host/name. Or sqlite:///crm.db, duckdb:///crm.duckdb;
             relative paths of files start as `file` does.
         query: one SELECT with an ORDER BY. Without an order, rows could differ from session to
             session.
-=======
-        url: as SQLAlchemy takes it, without a password: postgresql+psycopg://reader@host/name. Or
-            sqlite:///crm.db, duckdb:///crm.duckdb; relative paths of files start as `file` does.
-        query: one SELECT with an ORDER BY. Rows without an order would be others in each session.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
         credentials: where the password is: {env: NAME}, an environment variable, or {file: PATH},
             of mode 600. Null: the database needs none.
     """
@@ -166,7 +155,6 @@ class PartySettings(Settings):
     """One party's own table, for `dataset: tables`.
 
     Attributes:
-<<<<<<< HEAD
         file: a CSV, Parquet or Arrow file, a folder of such files, or a pattern. An example is
             sales/2026-*.csv. A relative path starts at `data.folder`, or at the working directory
             if no folder is given. Null: a query, or the table is only at that party.
@@ -188,29 +176,6 @@ class PartySettings(Settings):
         rare_categories: how columns with many categories are encoded.
         encoding: a JSON file with the encoding to use, or a model card with one; null fits the
             encoding to the party's own rows. The card then reveals means, scales and categories.
-=======
-        file: CSV, Parquet or Arrow; a folder of such files, or a pattern. One is sales/2026-*.csv.
-            A relative path starts at `data.folder`, or at the working directory if no folder is
-            set. null: a query, or the table is only at that party.
-        database: in place of a file, a query.
-        rows: in place of columns, a file of an array (.npy, .npz, .safetensors) whose k-th row is
-            of the k-th line of the table; a folder of images, whose names stand in the table's one
-            further column; or code that makes the rows, as my_data:make_rows. "own": such code,
-            which the party names in its own file. Without a table, IDs and labels come with the
-            rows. Nothing is standardised. Null: columns.
-        id_column: one or several columns that name a row; null takes `data.id_column`.
-        numeric: columns to standardise, regardless of their cells' form.
-        categorical: columns to one-hot encode. Words such as NA and None are categories there, and
-            a blank cell alone is empty. Columns that neither list names are taken by their type.
-        ignore: columns to leave out, also of the two lists; all others are used.
-        missing: "error" names empty cells, "mean" takes a numeric column's mean and no category,
-            "drop" leaves the row out. Null takes `data.missing`.
-        date_formats: such as "%d.%m.%Y", in addition to 2026-01-31: columns with only such dates
-            become days since 1970-01-01. Null takes `data.date_formats`.
-        rare_categories: the encoding of columns with many categories.
-        encoding: JSON file with the encoding to use, or a model card with one; null fits it to own
-            rows, and it then reveals facts about them: means, scales and categories.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     file: Path | None = None
@@ -286,13 +251,13 @@ class PartySettings(Settings):
 
 
 class TableShape(Settings):
-    """The facts about its own table that a party reveals before a run, so that others can plan.
+    """What a party says of its own table before a run, so that others can plan.
 
     Attributes:
         rows: rounded to two digits; features: numbers that a row is encoded to.
         labelled: rows with a label to learn from, rounded, and classes (0: they are numbers), at a
-            party with labels.
-        columns: their names, if the party reveals them.
+            party that holds labels.
+        columns: their names, where the party tells them.
     """
 
     rows: int = Field(1000, ge=1, le=2**32)
@@ -315,7 +280,6 @@ class DataSettings(Settings):
         labels_at: passives that also have labels of their own people, except of test rows.
         views: for images, the number of strips; for tables, the names of natural views, in order.
             Null takes the catalogue's number, or all.
-<<<<<<< HEAD
         active_view: the number of the view that the active has, from 1.
         rows: the largest number of people to take from a built-in set. They are drawn before
             anything else. Null takes all.
@@ -346,35 +310,6 @@ class DataSettings(Settings):
         active: the name of the active among `parties`.
         id_column: the columns that identify a row in every party's file, unless a party's own
             setting differs.
-=======
-        active_view: i, the view of the active, from 1.
-        rows: at most this many people of a built-in set; rows_per_class: this number of people of
-            each class. They are sampled before anything else. Null takes all.
-        overlap: the share of each passive's training people that the active knows too, and vice
-            versa. Own tables overlap as they do.
-        aligned: in place of overlap, how many of the active's training people all passives have.
-            Passives have no other people except the test rows.
-        test_fraction: of the active's rows, where the set has no official split.
-        split: how test rows, and labelled rows, are sampled: "by_class" (stratified, so labels
-            influence it) or "at_random" (reads no label). The first samples each class by its
-            share, with at least one labelled row.
-        limit: at most this many training rows at the active, after a seeded shuffle.
-        labelled: how many of the active's training rows have a label to learn from, or, below 1,
-            which share. Null: all that have one. The labels of the others are not used in training.
-            In own tables a row without a label is one with an empty cell. Passives that have labels
-            have as many, sampled from their own rows.
-        folder: where to look for files; null takes SECURE_APFED_DATA, else ~/.cache/secure-apfed.
-            The first is a list with the system's path separator.
-        columns: party -> columns by name, or by position from 0, for sets of tables. The party
-            called "active" is required.
-        view_columns: view -> its columns, for own tables. A party's views are those whose columns
-            it has, and they must be all of its columns. Null: one view a party.
-        parties: party -> its table, for `dataset: tables`.
-        missing: how all parties treat empty cells, unless a party's own setting differs.
-        date_formats: formats of dates at all parties, unless a party's own setting differs.
-        active: which of `parties` is the active.
-        id_column: columns that name a row in every party's file, unless the party differs.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
         label_column: the column of labels, at each party with labels.
         classes: the labels in the order of the network's outputs; null infers them from the
             active's. Other parties with labels cannot infer them. "numbers" means no classes; this

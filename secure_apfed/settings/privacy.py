@@ -28,10 +28,9 @@ _GUARDS = ("none", "gaussian", "frozen_gaussian")
 
 
 class GuardSettings(Settings):
-    """The guard that protects representations before they are sent, and its strength.
+    """Which guard stands before representations, and how strong it is.
 
     Attributes:
-<<<<<<< HEAD
         mechanism: a key of `GUARDS`, or package.module:Name; there is no default, so that no
             protection is an explicit choice.
         clip: C, the L2 bound of a row.
@@ -41,16 +40,6 @@ class GuardSettings(Settings):
             encoder held fixed); sigma is calibrated to it.
         noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the seed, so
             everybody who knows the seed can remove the noise. It is for experiments.
-=======
-        mechanism: a key of `GUARDS`, or package.module:Name; without a default, so that "none" is a
-            deliberate choice.
-        clip: C, the L2 bound of a row.
-        sigma: standard deviation of the noise on each number; or epsilon. Set one of both.
-        epsilon: privacy cost of all releases of a row over the planned run (replace-one, with a
-            fixed encoder); sigma is calibrated to it.
-        noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the seed, for
-            experiments: anyone who knows the seed can remove the noise.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     mechanism: Annotated[
@@ -119,19 +108,11 @@ class DpSgdSettings(Settings):
     """DP-SGD on everything that the active trains; noise is that of the guard.
 
     Attributes:
-<<<<<<< HEAD
         clip: C, the L2 bound of one example's gradient, with the passives' row.
         noise_multiplier: the standard deviation of the noise on the sum, divided by C, as in
             Opacus; or give epsilon. Give one of both.
         epsilon: the privacy cost of one record with its label in the whole training (replace-one);
             the noise is calibrated to it, together with the cost of the guard's releases.
-=======
-        clip: C, the L2 bound of one example's gradient, the passives' row included.
-        noise_multiplier: deviation of the noise on the sum, over C, as Opacus counts it; or
-            epsilon. Set one of both.
-        epsilon: privacy cost of the whole training for one record with its label (replace-one),
-            guard's releases included; the noise is calibrated to it.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     clip: Annotated[float, higher_is_less(ACTIVE, "one record may move an update further")] = Field(
@@ -156,12 +137,10 @@ class DpSgdSettings(Settings):
 
 
 class LabelSettings(Settings):
-    """The mechanism that randomises the active's training labels before anything is trained on
-    them.
+    """What the active's training labels are replaced by before anything is trained on them.
 
-    Test labels are unchanged, since they train nothing. The randomness comes from the active's
-    noise key, so under `guard.noise: reproducible_insecure` anyone who knows the seed can repeat
-    it.
+    Test labels stay as they are, since they train nothing. The randomness comes from the
+    active's noise key, so `guard.noise` says whether whoever knows the seed can repeat it.
 
     Attributes:
         mechanism: a key of `LABEL_MECHANISMS`; under lp_mst half of the training rows join after
@@ -222,9 +201,7 @@ class MarvellSettings(Settings):
 
 
 class DefenceOfOthers(Settings):
-    """A defence outside of this package, as package.module:Name; keys other than `kind` are its
-    `options`.
-    """
+    """A defence of others, as package.module:Name; keys beside `kind` are its own `options`."""
 
     kind: Annotated[CodeName, NOBODY]
     options: Annotated[dict[str, Any], NOBODY] = {}

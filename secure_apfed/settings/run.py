@@ -42,7 +42,7 @@ _Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class TranscriptSettings(Settings):
-    """The message payloads that are stored for attacks; messages are always counted.
+    """Which payloads are kept for attacks; flows are always counted.
 
     Attributes:
         keep: which epochs' messages are stored: none, the first and the last, or all; "auto": the
@@ -77,7 +77,7 @@ class AttackChoice(Settings):
 
 
 class ThresholdChoice(Settings):
-    """The criterion of the decision threshold, in place of a measure; one of the two.
+    """What a threshold is chosen by, in place of a measure; one of the two.
 
     Attributes:
         cost: the cost of missing a row of the positive class; a false alarm costs 1. For calibrated
@@ -102,7 +102,6 @@ class RunSettings(Settings, ABC):
     """A complete run.
 
     Attributes:
-<<<<<<< HEAD
         name: the name of the run, its folder and its report.
         seed: the seed of everything reproducible and public (batches, partition), never of keys.
         party_seeds: the seeds of initial weights and dropout: "secret" draws a secret one for each
@@ -138,49 +137,6 @@ class RunSettings(Settings, ABC):
         tradeoff: a trade-off study: `run` repeats the run at other strengths and draws accuracy
             against leakage. Its keys are those of `apfed_experiments.tradeoff` without name and
             base.
-=======
-        name: of the run, of its folder and its report.
-        seed: of everything reproducible and public (batches, partition), never of keys.
-        party_seeds: of initial weights and dropout: "secret" draws one for each party, which it
-            alone knows; "shared_for_comparison" takes `seed`: whoever knows it knows everybody's
-            initial weights. A run then repeats figure for figure.
-        method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as {name:
-            votes, epsilon: 8}: single_view (the active alone); apfed (every passive says its
-            objective), apfed_r, apfed_c; for few labels votes and its kin,
-            joint_teacher_sum; apc_vfl, vfedtrans (distil once); tvfl, split_nn, split_nn_sum
-            (predict together); mmvfl, v_fedmv (agree on pseudo-labels); h_fedmv, s_fedmv (average
-            weights).
-        task: what the active's model learns, of `secure_apfed.measures.tasks.TASKS`.
-        measure: the main measure, a key of `secure_apfed.measures.table.MEASURES`; by default the
-            task's. The display, the report, the choice of the best baseline and studies use it. All
-            measures are stored.
-        threshold: of two classes, the probability of the positive one (`data.positive`) from which
-            on the model decides for it, or accuracy, balanced_accuracy, f1, {cost: 10} or
-            {rate: 0.05}; null: the likelier class. A measure's is chosen on labelled training rows;
-            see `ThresholdChoice`, too.
-        calibration: of two classes: "labels" straightens the model's log-odds by labelled training
-            rows, a number is the share of the positive class where it is known; "auto" is "labels"
-            where the rarer class has fewer than a third of the labels, the active predicts alone
-            and no promise covers labels. Under "labels" the mean over rows without a label is the
-            share of labels that are of the positive class.
-        passives: settings by party name; "default" applies to those not named.
-        checkpoint_every: epochs between two checkpoints of every party; the last is always saved.
-            It changes no result; an interrupted run repeats the steps after its newest checkpoint,
-            and if repeated answers count, `rules.spare_answers` must allow for them.
-        delta: of every (epsilon, delta) of the run: guard, dp_sgd, votes and noise under the sum;
-            randomised votes and labels have delta 0.
-        colluders: number of passives whose noise is not counted, since they may collude with the
-            active or add none. It matters where passives' noise adds up, under the sum or under
-            votes.
-        dp_sgd: private training of the active; null: none.
-        defences: defences without a guarantee, in addition to the guard, in the order in which they
-            are applied.
-        attacks: run on the finished run; if parties run in separate processes, by each on its own
-            messages; "all": each with its default options.
-        tradeoff: a study of this run: `run` repeats it with protections of other strengths and
-            plots accuracy against leakage. Its keys are those of `apfed_experiments.tradeoff`,
-            without name and base.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     name: Annotated[RunName, EACH_ALONE, NOBODY]

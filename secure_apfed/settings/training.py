@@ -80,7 +80,7 @@ def _comparable_network_name(settings: "ModelSettings") -> str:
 
 
 class ModelSettings(Settings):
-    """The family of networks that a party uses, and their sizes.
+    """Which family of networks a party uses, and its sizes.
 
     Attributes:
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images, else a
@@ -97,21 +97,12 @@ class ModelSettings(Settings):
             the authors' release.
         sequences: [steps, channels] of each view (gru only). A view has 1 + steps * channels
             columns, of which the first says how many steps are in use.
-<<<<<<< HEAD
         random_features: the number of random features besides the row itself (random_features and
             cross_view only).
         dropout: dropout between the two layers of the head (release: 0.5).
         head: widths of the head's hidden layers (selu only); none: one linear layer.
         head_network: code of the active's own head, such as my_nets:head; "own": the active passes
             it, or names it in its own file; null: one linear layer after a network of its own.
-=======
-        random_features: number of random features, in addition to the row itself (random_features
-            and cross_view only).
-        dropout: of the head, between its two layers (release: 0.5).
-        head: widths of its hidden layers (selu only); none: one linear layer.
-        head_network: code of the active's own head, as my_nets:head; "own": the active hands it in,
-            or names it in its own file; null: one linear layer behind a network of its own.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     network: Annotated[
@@ -236,7 +227,7 @@ class ContrastiveSettings(Settings):
 
 
 class ClusteringSettings(Settings):
-    """The settings of the clustering objective, in addition to the paper's two objectives; see
+    """Ours, a third beside the paper's two examples; see
     `secure_apfed.networks.objectives.Clustering`.
 
     Attributes:
@@ -249,23 +240,14 @@ class ClusteringSettings(Settings):
 
 
 class OwnLossSettings(Settings):
-    """The settings of a passive's own loss: (z, own rows) -> scalar
-    (`secure_apfed.learning.own_code`).
+    """A loss of the passive's own: (z, own rows) -> scalar (`secure_apfed.learning.own_code`).
 
     Attributes:
-<<<<<<< HEAD
         code: the code of the loss, such as my_losses:cosine; null: the party passes it, or names it
             in its own file. Keys beside it are those of its class.
         row_wise: whether the gradient of a row depends on that row alone. Under `secure_sum.noise`
             a person is then charged for one row, and the first batch is checked; false charges a
             person for a whole batch.
-=======
-        code: as my_losses:cosine; null: the party hands it in, or names it in its own file. Other
-            keys are settings of its class.
-        row_wise: whether the gradient of a row depends on that row alone. Under `secure_sum.noise`
-            a person is then charged for one row, and this property is tested on the first batch;
-            false charges a person for a whole batch.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     name: Literal["own"] = "own"
@@ -277,7 +259,7 @@ class OwnLossSettings(Settings):
 
 
 class BlackBoxSettings(Settings):
-    """The settings of a passive with a black-box gradient (`secure_apfed.learning.black_box`).
+    """Gradients of code that nobody else sees inside (`secure_apfed.learning.black_box`).
 
     Under `secure_sum.noise` a person is charged for a whole batch.
 
@@ -309,8 +291,7 @@ LAST_INPUTS: tuple[LastInput, ...] = ("x", "pupils")
 
 
 class TrainSettings(Settings):
-    """The settings of training at every party. The defaults of the optimiser are the paper's
-    (Tables 3, 4).
+    """How every party trains. The defaults of the optimiser are the paper's (Tables 3, 4).
 
     Attributes:
         epochs: the number of passes over the active's training rows.
@@ -324,7 +305,6 @@ class TrainSettings(Settings):
         schedule_steps: the number of a party's own steps, with warm-up, over which a cosine lowers
             its learning rate to 0. It stays there (Loshchilov and Hutter 2017, without restarts).
             Null: it is constant.
-<<<<<<< HEAD
         warmup_steps: the number of steps over which the learning rate rises linearly before that.
         max_gradient_norm: the L2 bound of a party's parameter gradient in one step; null: none. The
             paper has none. Guarded representations are noisy and long: then a bound keeps a
@@ -357,39 +337,6 @@ class TrainSettings(Settings):
             finished run use it, too.
         precision: the precision of the networks' arithmetic; what is sent is never narrower than
             float32.
-=======
-        warmup_steps: over which the learning rate rises in equal parts before that.
-        max_gradient_norm: L2 bound of a party's parameter gradient in one step; null: none. So in
-            the paper. Guarded representations are noisy and long: then a bound keeps a passive's
-            training from diverging.
-        use_unaligned: rows outside the intersection train the active with its own loss.
-        labels: when the active's labels meet the passives' help. "joint" is the paper's Eq. (8):
-            the task loss and the passives' gradients train the encoder together. "after": the
-            encoder learns from the passives' gradients alone, so that nothing that is sent depends
-            on a label; then local models learn the labels (`secure_apfed.methods.local_models`).
-        local_models: the kinds of local models under `labels: after`: models of the features "x",
-            of their representation "h", of both ("x_and_h"), and "pupils": models of the features
-            that learn from what came back for each training row (`secure_apfed.methods.pupils`).
-            Models of "x" are used if they are significantly better than the others on held-out
-            labels.
-        combine: how these local models are combined: the "mean" of their probabilities, the mean of
-            the best three by held-out labels, or the best one.
-        spread_labels: for few labels: after training they are spread over representations of all
-            training rows, and the last layer of the head is fitted to them. Both are the active's.
-        evaluate_every: epochs between two test evaluations; the last is always evaluated.
-        patience: epochs without a lower loss on held-out rows after which training ends. Null: it
-            ends with its last epoch. A tenth of the active's labelled training rows is then held
-            out to decide when to end; a chosen threshold uses them, too.
-        keep_best: whether the active keeps its networks of the epoch with the least loss on
-            held-out rows.
-        class_weights: "balanced" counts all classes alike in the task loss. It goes by the labels
-            that the active trains on; "none": all rows.
-        loss: of `task: regression`, in standard deviations of the labels. Huber is squared below
-            one of them and linear above. Classes take the cross-entropy.
-        device: "auto" takes the GPU where there is one; "cpu"; "cuda"; "cuda:1". Attacks on the
-            finished run compute there, too.
-        precision: arithmetic of the networks; what is sent is never narrower than float32.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     epochs: Annotated[int, higher_is_less(EVERYBODY, "each row is answered once more an epoch")] = (
@@ -462,10 +409,9 @@ class TrainSettings(Settings):
 
 
 class PassiveSettings(Settings):
-    """One passive's settings, which all parties agree on.
+    """One passive's part, agreed at set-up.
 
     Attributes:
-<<<<<<< HEAD
         objective: the passive's loss; null takes that of the method (apfed_r, apfed_c). Or a loss
             of its own, such as my_losses:cosine.
         weight: lambda_p >= 0 of Eq. (8), which the passive applies. The active cannot change it.
@@ -474,16 +420,6 @@ class PassiveSettings(Settings):
             passive's distinct columns, if they are linear in these columns. Their reader, who knows
             a few people, can then read all columns of everybody. If parties run in separate
             processes, the passive's own file must say so, too.
-=======
-        objective: its objective; null takes that of the method (apfed_r, apfed_c). Or its own loss,
-            as my_losses:cosine.
-        weight: lambda_p >= 0 of Eq. (8), which the passive applies. The active cannot change it.
-        model: its networks; null takes the run's `model`.
-        allow_reading_all: whether sums may contain more linear numbers of a person than half of the
-            passive's distinct columns: with the data of a few known people, a reader of the sums
-            could then reconstruct all columns of all people. If parties run in separate processes,
-            the party's own file must allow it, too.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     objective: ObjectiveSettings | None = None
@@ -526,17 +462,10 @@ class NoiseSettings(Settings):
     """Discrete Gaussian noise that every passive adds to its contributions under the sum.
 
     Attributes:
-<<<<<<< HEAD
         sigma: the standard deviation of each passive's noise on each number, in units of `clip`; or
             give epsilon. Give one of both.
         epsilon: the privacy cost of one person in all contributions of a passive; the noise is
             calibrated to it, and the run stops before it is exceeded.
-=======
-        sigma: deviation of each passive's noise on each number, in the unit of `clip`; or epsilon.
-            Set one of both.
-        epsilon: privacy cost of all of a passive's contributions that involve one person; the noise
-            is calibrated to it, and the run stops before it is exceeded.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     sigma: Annotated[float | None, lower_is_less(PASSIVES, "less noise is in what they add")] = (
@@ -555,10 +484,9 @@ class NoiseSettings(Settings):
 
 
 class SumSettings(Settings):
-    """The settings of the secure sum of the passives' contributions.
+    """How the passives' gradients are added.
 
     Attributes:
-<<<<<<< HEAD
         scheme: what encrypts or shares the gradients; with `masks` it names a pair of
             `SECURE_SUMS`.
         masks: what is added to the gradients first.
@@ -572,21 +500,6 @@ class SumSettings(Settings):
             continues without silent passives until fewer are left. It is above half of all; null:
             all, or two thirds plus one under `rules.silent_passive: recover`. Below all, the active
             alone can read one passive's part from two sums. Other sums need every passive.
-=======
-        scheme: how contributions are encrypted or shared; with `masks` a pair of `SECURE_SUMS`.
-        masks: the masks that are added to contributions before.
-        clip: C, the L2 bound of one row of lambda_p dl_p/dz (of the row's own loss); null: no clip
-            (only where nothing is quantised). It is taken before the mean over the batch.
-        bits: fixed-point bits of one value, 2 to 24; null: the most that the sum carries at no more
-            bytes than 16 bits take. 16 of votes, of averages, whose last digits reveal what one
-            passive gave, and under noise, which is larger than what rounding loses.
-        allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
-        threshold: under recoverable masks, the number of passives that a sum needs. Training
-            continues without silent passives as long as this number is left. More than half of all;
-            null: all, or two thirds and one under `rules.silent_passive: recover`. Below all, the
-            active alone can compute one passive's contribution from two sums. Other sums need every
-            passive.
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
         noise: differential privacy for the passives' features; null: none.
     """
 
@@ -616,7 +529,7 @@ class SumSettings(Settings):
 
 
 class RuleSettings(Settings):
-    """The rules that a passive checks before it answers, and the active before it continues.
+    """What a passive checks before it answers, and the active before it goes on.
 
     Attributes:
         minimum_batch: the smallest number of aligned rows that a passive answers in one batch. The
@@ -625,7 +538,6 @@ class RuleSettings(Settings):
             0.0005, and 0 (no rule) below 8 numbers a row. There honest rows may lie as close. See
             `learning/release.py`. The active trains alone on a batch of its own that differs less,
             and warns.
-<<<<<<< HEAD
         spare_answers: how many answers about a row are allowed beyond one for each epoch, over all
             sessions of the run. They are for epochs that are interrupted and repeated. The same
             answer again is free, and on a CPU it is the same; it counts on a GPU, under noise,
@@ -642,25 +554,6 @@ class RuleSettings(Settings):
         restarts: how often each party may restart the session by itself; 0: somebody must resume
             the run. Sessions resume from the newest checkpoint that all parties have. Repeated
             steps may count again (see `spare_answers`).
-=======
-        spare_answers: how much more often than once an epoch a row may be answered, over all
-            sessions of the run. It allows for interrupted epochs that are repeated. An identical
-            repeated answer is free, as on a CPU; a repeated answer counts on a GPU, under noise,
-            under recoverable masks with a threshold below all passives, and at a passive that lacks
-            some people.
-        refused_sums: number of refused sums with which the run may still be resumed. It may be
-            raised on resuming. A party that altered the sums learns something about the passives'
-            numbers from each refusal, and a resumed run computes these again (see
-            docs/threat-model.md).
-        silent_passive: what happens if a passive stops answering, see docs/when-a-party-dies.md;
-            null: recover if `secure_sum.threshold` is set, else stop. See
-            `secure_apfed.contract.Contract`, too.
-        patience_s: seconds, one unit of patience with a silent party; null: each party's own
-            `timeout_s`. Parties that restart sessions wait this long for each other.
-        restarts: how many new sessions each party starts without its operator, at most; 0: the
-            operator resumes. They continue from the newest checkpoint that all have. Repeated steps
-            may count again (see `spare_answers`).
->>>>>>> 6782a085 (Class docstrings of settings, solo, labellers, networks, interfaces in plain words; settings pages follow)
     """
 
     minimum_batch: Annotated[int, lower_is_less(PASSIVES, "fewer rows hide each other")] = Field(
