@@ -34,8 +34,8 @@ _ITERATIONS = 5000
 
 
 class DistillationSettings(Settings):
-    """The settings of autoencoders that end early, and of how the student's code is drawn to the
-    joint one.
+    """The settings of autoencoders with early stopping, and of the loss that makes the student's
+    code resemble the joint one.
 
     The defaults are APC-VFL's (section 4, Table 3, Appendix B); its value of lambda is not legible.
 

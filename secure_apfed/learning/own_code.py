@@ -90,16 +90,16 @@ class CodeSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnCode:
-    """What one party brings of its own; None: as the run's settings say.
+    """One party's own networks, loss and optimiser; None: those of the run's settings.
 
     Attributes:
         encoder: makes the representation; head: scores it, (B, K); None: one linear layer.
-        projection: makes of the representation what the active sends, (B, D), where the settings
-            say that it sends D numbers; None: one linear layer.
+        projection: representation -> the D sent numbers, (B, D), if the settings configure D; None:
+            one linear layer.
         decoder: of a passive that reconstructs, z (B, *shape) -> own rows; None: a perceptron.
         objective: the loss of a passive, or a whole `Objective`, or a class of these.
         objective_options: of a class, keys of its own settings.
-        gradient: of a passive that nobody sees inside, (step, rows, z) -> gradient of each row.
+        gradient: black-box function of a passive, (step, rows, z) -> gradient of each row.
         optimizer: takes the parameters that the party trains, as `torch.optim.AdamW`.
     """
 
@@ -256,7 +256,7 @@ class OwnCode:
 
 
 class OwnFamily:
-    """A family of a party's own networks; what it does not bring is as the settings say."""
+    """A family of a party's own networks; missing ones are built from the settings."""
 
     def __init__(self, code: OwnCode) -> None:
         self._code = code
@@ -297,7 +297,7 @@ class FreshFamily(OwnFamily):
 
 
 class OwnObjective(Objective):
-    """The loss of a passive's own, checked at each call."""
+    """A passive's own loss; its results are checked at each call."""
 
     row_wise: ClassVar[bool] = False
 

@@ -28,9 +28,9 @@ ID_RULES: tuple[IdRule, ...] = get_args(IdRule)
 
 
 class AlignmentSettings(Settings):
-    """How rows are matched; all parties must agree, but for what each decides for itself: `dealer`
-    and `pairwise_overlaps`, if they take the same protocol, `threads`, `history` and
-    `runs_with_a_peer`.
+    """The settings of the alignment (private set intersection). All parties must have the same,
+    except for those that each decides for itself: `dealer` and `pairwise_overlaps`, if they lead to
+    the same protocol, `threads`, `history` and `runs_with_a_peer`.
 
     Attributes:
         protocol: a key of `apfed_protocols.psi.SET_INTERSECTIONS`, or `auto`, which chooses by the

@@ -54,7 +54,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class RareCategories(Settings):
-    """What becomes of a column with many categories.
+    """The encoding of columns with many categories.
 
     Attributes:
         most: the number of most frequent categories that get a feature each. Null: 256, and a
@@ -165,7 +165,7 @@ class PartySettings(Settings):
             images. Without a table, IDs and labels come with the rows. Nothing is standardised.
             Null: columns.
         id_column: one or several columns that identify a row; null takes `data.id_column`.
-        numeric: columns to standardise, whatever their cells look like.
+        numeric: columns to standardise, regardless of their cells' form.
         categorical: columns to one-hot encode. Words such as NA and None are categories there, and
             only a blank cell is empty. Columns in neither list are read by their type.
         ignore: columns to leave out, also from the two lists; all others are used.
@@ -251,13 +251,13 @@ class PartySettings(Settings):
 
 
 class TableShape(Settings):
-    """What a party says of its own table before a run, so that others can plan.
+    """The facts about its own table that a party reveals before a run, so that others can plan.
 
     Attributes:
         rows: rounded to two digits; features: numbers that a row is encoded to.
         labelled: rows with a label to learn from, rounded, and classes (0: they are numbers), at a
-            party that holds labels.
-        columns: their names, where the party tells them.
+            party with labels.
+        columns: their names, if the party reveals them.
     """
 
     rows: int = Field(1000, ge=1, le=2**32)

@@ -28,7 +28,7 @@ _GUARDS = ("none", "gaussian", "frozen_gaussian")
 
 
 class GuardSettings(Settings):
-    """Which guard stands before representations, and how strong it is.
+    """The guard that protects representations before they are sent, and its strength.
 
     Attributes:
         mechanism: a key of `GUARDS`, or package.module:Name; there is no default, so that no
@@ -110,7 +110,7 @@ class DpSgdSettings(Settings):
     Attributes:
         clip: C, the L2 bound of one example's gradient, with the passives' row.
         noise_multiplier: the standard deviation of the noise on the sum, divided by C, as in
-            Opacus; or give epsilon. Give one of both.
+            Opacus; or set epsilon, one of both.
         epsilon: the privacy cost of one record with its label in the whole training (replace-one);
             the noise is calibrated to it, together with the cost of the guard's releases.
     """
@@ -137,10 +137,12 @@ class DpSgdSettings(Settings):
 
 
 class LabelSettings(Settings):
-    """What the active's training labels are replaced by before anything is trained on them.
+    """The mechanism that randomises the active's training labels before anything is trained on
+    them.
 
-    Test labels stay as they are, since they train nothing. The randomness comes from the
-    active's noise key, so `guard.noise` says whether whoever knows the seed can repeat it.
+    Test labels are unchanged, since they train nothing. The randomness comes from the active's
+    noise key, so under `guard.noise: reproducible_insecure` anyone who knows the seed can repeat
+    it.
 
     Attributes:
         mechanism: a key of `LABEL_MECHANISMS`; under lp_mst half of the training rows join after
@@ -201,7 +203,9 @@ class MarvellSettings(Settings):
 
 
 class DefenceOfOthers(Settings):
-    """A defence of others, as package.module:Name; keys beside `kind` are its own `options`."""
+    """A defence outside of this package, as package.module:Name; keys other than `kind` are its
+    `options`.
+    """
 
     kind: Annotated[CodeName, NOBODY]
     options: Annotated[dict[str, Any], NOBODY] = {}

@@ -42,7 +42,7 @@ _Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class TranscriptSettings(Settings):
-    """Which payloads are kept for attacks; flows are always counted.
+    """The message payloads that are stored for attacks; messages are always counted.
 
     Attributes:
         keep: which epochs' messages are stored: none, the first and the last, or all; "auto": the
@@ -77,7 +77,7 @@ class AttackChoice(Settings):
 
 
 class ThresholdChoice(Settings):
-    """What a threshold is chosen by, in place of a measure; one of the two.
+    """The criterion of the decision threshold, in place of a measure; one of the two.
 
     Attributes:
         cost: the cost of missing a row of the positive class; a false alarm costs 1. For calibrated

@@ -80,7 +80,7 @@ def _comparable_network_name(settings: "ModelSettings") -> str:
 
 
 class ModelSettings(Settings):
-    """Which family of networks a party uses, and its sizes.
+    """The family of networks that a party uses, and their sizes.
 
     Attributes:
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images, else a
@@ -227,7 +227,7 @@ class ContrastiveSettings(Settings):
 
 
 class ClusteringSettings(Settings):
-    """Ours, a third beside the paper's two examples; see
+    """The settings of the clustering objective, in addition to the paper's two objectives; see
     `secure_apfed.networks.objectives.Clustering`.
 
     Attributes:
@@ -240,11 +240,12 @@ class ClusteringSettings(Settings):
 
 
 class OwnLossSettings(Settings):
-    """A loss of the passive's own: (z, own rows) -> scalar (`secure_apfed.learning.own_code`).
+    """The settings of a passive's own loss: (z, own rows) -> scalar
+    (`secure_apfed.learning.own_code`).
 
     Attributes:
         code: the code of the loss, such as my_losses:cosine; null: the party passes it, or names it
-            in its own file. Keys beside it are those of its class.
+            in its own file. Other keys are settings of its class.
         row_wise: whether the gradient of a row depends on that row alone. Under `secure_sum.noise`
             a person is then charged for one row, and the first batch is checked; false charges a
             person for a whole batch.
@@ -259,7 +260,7 @@ class OwnLossSettings(Settings):
 
 
 class BlackBoxSettings(Settings):
-    """Gradients of code that nobody else sees inside (`secure_apfed.learning.black_box`).
+    """The settings of a passive with a black-box gradient (`secure_apfed.learning.black_box`).
 
     Under `secure_sum.noise` a person is charged for a whole batch.
 
@@ -291,7 +292,8 @@ LAST_INPUTS: tuple[LastInput, ...] = ("x", "pupils")
 
 
 class TrainSettings(Settings):
-    """How every party trains. The defaults of the optimiser are the paper's (Tables 3, 4).
+    """The settings of training at every party. The defaults of the optimiser are the paper's
+    (Tables 3, 4).
 
     Attributes:
         epochs: the number of passes over the active's training rows.
@@ -409,7 +411,7 @@ class TrainSettings(Settings):
 
 
 class PassiveSettings(Settings):
-    """One passive's part, agreed at set-up.
+    """One passive's settings, which all parties agree on.
 
     Attributes:
         objective: the passive's loss; null takes that of the method (apfed_r, apfed_c). Or a loss
@@ -484,7 +486,7 @@ class NoiseSettings(Settings):
 
 
 class SumSettings(Settings):
-    """How the passives' gradients are added.
+    """The settings of the secure sum of the passives' contributions.
 
     Attributes:
         scheme: what encrypts or shares the gradients; with `masks` it names a pair of
@@ -529,7 +531,7 @@ class SumSettings(Settings):
 
 
 class RuleSettings(Settings):
-    """What a passive checks before it answers, and the active before it goes on.
+    """The rules that a passive checks before it answers, and the active before it continues.
 
     Attributes:
         minimum_batch: the smallest number of aligned rows that a passive answers in one batch. The
