@@ -578,12 +578,12 @@ class LinkTransport:
         patience_s: float,
         meet_s: float,
         end: Callable[[], None] = lambda: None,
-        told: Missed = lambda missing: None,
+        on_missing: Missed = lambda missing: None,
     ) -> Self:
         """Return a transport once all peers have connected.
 
-        `told`: called with the missing peers and the reason for each. Raises PartyLeftError: names
-        those who did not come.
+        `on_missing`: called with the missing peers and the reason for each. Raises PartyLeftError:
+        names the peers that did not connect.
         """
         transport = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:
@@ -594,7 +594,7 @@ class LinkTransport:
                 peer for peer, link in transport._links.items() if not link.has_met_peer
             ]:
                 transport._news.clear()
-                told({peer: transport._links[peer].absence for peer in missing})
+                on_missing({peer: transport._links[peer].absence for peer in missing})
                 failed = [peer for peer, link in transport._links.items() if link.failure]
                 if failed or time.monotonic() > deadline:
                     blamed = failed or missing

@@ -131,16 +131,16 @@ class OwnCode:
                 )
 
     @classmethod
-    def from_file(cls, settings: CodeSettings, *, beside: Path | None = None) -> Self:
+    def from_file(cls, settings: CodeSettings, *, code_folder: Path | None = None) -> Self:
         """Import the code that a party's own settings file names.
 
         Args:
-            beside: the file's folder, whose modules may be named; None: the working directory.
+            code_folder: the file's folder, whose modules may be named; None: the working directory.
 
         Raises ConfigError: there is no such module or name.
         """
         code_by_key = {
-            key: import_code(name, key=key, beside=beside)
+            key: import_code(name, key=key, code_folder=code_folder)
             for key, name in settings
             if isinstance(name, str) and key != "rows"
         }

@@ -174,7 +174,7 @@ class PartySecrets:
         identity: its long-term key pair.
         noise_key: 32 bytes, its secret.
         seed: of its weights and dropout.
-        keeper: the store of its checkpoints; None: it saves none.
+        checkpoints: the store of its checkpoints; None: it saves none.
         logs: folder of its write-ahead logs; None: keep them in memory.
         sends_out: whether answers leave this process, and so wait until the disk has counted them.
     """
@@ -182,7 +182,7 @@ class PartySecrets:
     identity: Identity
     noise_key: bytes = field(repr=False)
     seed: int = field(repr=False)
-    keeper: CheckpointStore | None = None
+    checkpoints: CheckpointStore | None = None
     logs: Path | None = None
     sends_out: bool = True
 
@@ -192,7 +192,7 @@ def fresh_secrets(
     name: str,
     *,
     identity: Identity | None = None,
-    keeper: CheckpointStore | None = None,
+    checkpoints: CheckpointStore | None = None,
     logs: Path | None = None,
 ) -> PartySecrets:
     """Return a party's secrets for a new run: random ones, or derived from the configured seed."""
@@ -202,7 +202,7 @@ def fresh_secrets(
         identity=identity or fresh_identity(),
         noise_key=fresh_key() if config.guard.noise == "secret" else derived,
         seed=seed if config.party_seeds == "secret" else config.seed,
-        keeper=keeper,
+        checkpoints=checkpoints,
         logs=logs,
     )
 
@@ -531,8 +531,8 @@ class PartyContext:
             seeded=not self.noise_is_secret,
             figure=figure,
         )
-        if self.secrets.keeper is not None:
-            self.secrets.keeper.register_ledger(name, ledger)
+        if self.secrets.checkpoints is not None:
+            self.secrets.checkpoints.register_ledger(name, ledger)
         return ledger
 
     def open_releases(self, people: int, guard: RepresentationGuard | None = None) -> Releases:

@@ -101,7 +101,7 @@ class PartySession:
 
     def save_checkpoint(self, step: int, *, tensors: Mapping[str, Tensor], **notes: Any) -> None:
         """Save what this party is before `step`, with more tensors and notes of its own."""
-        if self.own.secrets.keeper is None:
+        if self.own.secrets.checkpoints is None:
             return
         role = self.role
         state = PartyCheckpoint(
@@ -112,14 +112,14 @@ class PartySession:
             ledgers={name: ledger.state_dict() for name, ledger in role.ledgers.items()},
             notes=notes,
         )
-        self.own.secrets.keeper.save(state)
+        self.own.secrets.checkpoints.save(state)
 
     def finish_part(self) -> None:
         """Mark this party's checkpoint folder as finished, so that secrets needed to resume are
         removed.
         """
-        if self.own.secrets.keeper is not None:
-            self.own.secrets.keeper.finish_part(self.contract, self.role)
+        if self.own.secrets.checkpoints is not None:
+            self.own.secrets.checkpoints.finish_part(self.contract, self.role)
 
 
 def assign_roles(
@@ -164,8 +164,8 @@ async def enter_session(
     )
     links.unit_s = agreement.contract.patience_s
     links.needed = _list_needed_peers(own, agreement.contract)
-    if own.secrets.keeper is not None:
-        own.secrets.keeper.save_contract(agreement.contract, agreement.signatures)
+    if own.secrets.checkpoints is not None:
+        own.secrets.checkpoints.save_contract(agreement.contract, agreement.signatures)
     allow_signs(own, links)
     return agreement
 
@@ -185,16 +185,16 @@ def _describe_checkpoints(own: PartyContext) -> dict[str, Any]:
     The active adds the step it wants to resume from; a passive adds which later steps it answered,
     and with which other passives (its circles).
     """
-    keeper = own.secrets.keeper
-    if keeper is None or own.held is None:
+    store = own.secrets.checkpoints
+    if store is None or own.held is None:
         return {}
     if own.name != own.active:
-        steps = keeper.list_steps()
+        steps = store.list_steps()
         circles = RunCircles.from_own(own) if steps and may_lack(own.config) else None
         return {"holds": steps, "answered": circles.list_steps(min(steps)) if circles else ()}
-    state = keeper.load_latest()
+    state = store.load_latest()
     resumes = Resumption(run=state.run, step=state.step) if state else None
-    return {"holds": keeper.list_steps(), "resumes": resumes}
+    return {"holds": store.list_steps(), "resumes": resumes}
 
 
 def _build_contract(
@@ -328,8 +328,8 @@ def _load_checkpoint(
     now. Raises CheckpointError: the session resumes at a step that this party has not stored.
     """
     resumes = contract.resumes
-    keeper = own.secrets.keeper
-    state = keeper.load_latest(until=resumes.step if resumes else None) if keeper else None
+    store = own.secrets.checkpoints
+    state = store.load_latest(until=resumes.step if resumes else None) if store else None
     if resumes is None:
         if state and state.step > 0 and own.name != own.active:
             raise CheckpointError(
@@ -510,19 +510,19 @@ class TrainingLoop(StepCounter, Protocol):
         """
 
 
-async def train_epochs(learner: ActiveRole, links: Links, course: TrainingLoop) -> None:
+async def train_epochs(learner: ActiveRole, links: Links, loop: TrainingLoop) -> None:
     """Run the active's training: every epoch with its steps, then the closing exchange and
     evaluation.
     """
-    for epoch in course.iterate_epochs():
-        goes_on = await learner.begin_epoch(links, course)
-        for step, rows_B in course.iterate_batches(epoch) if goes_on else ():
-            course.count_step(await learner.train_step(links, step, rows_B))
-        await course.note_held_out_loss()
-        last = not goes_on or course.is_last(epoch)
+    for epoch in loop.iterate_epochs():
+        goes_on = await learner.begin_epoch(links, loop)
+        for step, rows_B in loop.iterate_batches(epoch) if goes_on else ():
+            loop.count_step(await learner.train_step(links, step, rows_B))
+        await loop.note_held_out_loss()
+        last = not goes_on or loop.is_last(epoch)
         if last:
-            await learner.finish_training(links, course)
-        await course.finish_epoch(last=last)
+            await learner.finish_training(links, loop)
+        await loop.finish_epoch(last=last)
         if not goes_on:
             return
 

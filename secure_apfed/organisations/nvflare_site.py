@@ -216,7 +216,7 @@ class Site:
             calls.make_connectors(),
             patience_s=settings.reconnect_s,
             meet_s=settings.meet_s,
-            told=report_missing,
+            on_missing=report_missing,
         )
 
     def _replace_calls(self, calls: Calls) -> Calls:

@@ -300,18 +300,18 @@ def connect_peers(
     file: PartyFile,
     identity: Identity,
     known: Mapping[str, bytes],
-    told: Missed = lambda missing: None,
+    on_missing: Missed = lambda missing: None,
 ) -> Transport:
     """Connect to all peers by the kind of link that the party's file names.
 
-    `told`: called with the missing peers and the reason for each.
+    `on_missing`: called with the missing peers and the reason for each.
     """
     if file.link not in LINKS:
         raise ConfigError(
             f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
             "submit the job (docs/nvflare.md), or name another link"
         )
-    return LINKS[file.link](file, identity, known).meet_peers(told)
+    return LINKS[file.link](file, identity, known).meet_peers(on_missing)
 
 
 class _OverTcp:
@@ -330,7 +330,7 @@ class _OverTcp:
             revoked=self.load_revocations,
         )
 
-    def meet_peers(self, told: Missed) -> Transport:
+    def meet_peers(self, on_missing: Missed) -> Transport:
         """Open the routes and wait until all peers have connected."""
         with ExitStack() as stack:
             ways = self.make_routes(stack)
@@ -340,7 +340,7 @@ class _OverTcp:
                 patience_s=self.file.reconnect_s,
                 meet_s=self.file.meet_s,
                 end=stack.pop_all().close,
-                told=told,
+                on_missing=on_missing,
             )
 
     def make_routes(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
@@ -712,7 +712,7 @@ def join_session(
                 known=known,
                 held=data,
                 allow_reading_all=file.allow_reading_all,
-                code=OwnCode.from_file(file.code, beside=file.code_folder),
+                code=OwnCode.from_file(file.code, code_folder=file.code_folder),
                 contributed=record.record_contribution if config.attacks else None,
             ),
             role=role,
@@ -821,7 +821,7 @@ def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None
         return load_own(file.table, file.party)
     make_rows = None
     if file.code.rows is not None:
-        make_rows = import_code(file.code.rows, key="code.rows", beside=file.code_folder)
+        make_rows = import_code(file.code.rows, key="code.rows", code_folder=file.code_folder)
     data = load_own_tables(config.data, file.party, seed=config.seed, make_rows=make_rows)
     _require_declared_table(file, data)
     return data

@@ -783,7 +783,7 @@ class TrainingLoop:
         """Have all helpers save a checkpoint, and receive their signed privacy accounts."""
         session = self.session
         contract = self.session.contract
-        if session.entered.own.secrets.keeper is None:
+        if session.entered.own.secrets.checkpoints is None:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
         statements = await save_all(

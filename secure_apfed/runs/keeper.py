@@ -134,7 +134,7 @@ class PartyCheckpointStore:
             }
         self._name = name
         self._data = data
-        secrets = fresh_secrets(config, name, identity=identity, keeper=self, logs=folder.path)
+        secrets = fresh_secrets(config, name, identity=identity, checkpoints=self, logs=folder.path)
         if content := self._load_content(None):
             secrets = replace(secrets, noise_key=content["noise_key"], seed=content["seed"])
         self.secrets: PartySecrets = secrets

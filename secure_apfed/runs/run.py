@@ -260,7 +260,7 @@ class _SimulationCallbacks(RunCallbacks):
         if self.writer is None:
             return
         folder = self.writer.folder
-        store = session.entered.own.secrets.keeper
+        store = session.entered.own.secrets.checkpoints
         files = folder.recordings
         transcript = session.transcript
         transcript.keep_in(folder.path)

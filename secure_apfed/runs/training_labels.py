@@ -194,7 +194,7 @@ def load_training_labels(
         key=active.noise_key,
         log=log_file(active.logs, "labels", name, "log") if active.logs else None,
     )
-    state = active.keeper.load_latest() if active.keeper else None
+    state = active.checkpoints.load_latest() if active.checkpoints else None
     if state:
         labels.load_tensors(remove_prefix("labels", state.tensors))
     else:
@@ -211,7 +211,7 @@ def restore_older_state(
     answered again, with the same answers.
     """
     resumes = session.contract.resumes
-    store = session.entered.own.secrets.keeper
+    store = session.entered.own.secrets.checkpoints
     if state is None or resumes is None or state.step == resumes.step:
         return state
     assert store is not None

@@ -239,12 +239,12 @@ def require_class(candidate: Any, base: type) -> Any:
     return candidate
 
 
-def import_code(name: str, *, key: str, beside: Path | None = None) -> Any:
+def import_code(name: str, *, key: str, code_folder: Path | None = None) -> Any:
     """Return the class, function or module that `package.module:Name` names; see `import_name`.
 
     Raises ConfigError: it names nothing, or something of another kind.
     """
-    code_object = import_name(name, key=key, beside=beside)
+    code_object = import_name(name, key=key, code_folder=code_folder)
     if not callable(code_object):
         raise ConfigError(
             f"{key}: {name} is a {type(code_object).__name__}; expected a class, a function or a "
@@ -253,19 +253,19 @@ def import_code(name: str, *, key: str, beside: Path | None = None) -> Any:
     return code_object
 
 
-def import_name(name: str, *, key: str, beside: Path | None = None) -> Any:
+def import_name(name: str, *, key: str, code_folder: Path | None = None) -> Any:
     """Return the object that `package.module:Name` names.
 
     Args:
         key: the setting that names it, for errors.
-        beside: a folder whose modules may be named; None: the working directory.
+        code_folder: a folder whose modules may be named; None: the working directory.
 
     Raises ConfigError: malformed, or there is no such module or name.
     """
     if not CODE_NAME.fullmatch(name):
         raise ConfigError(f"{key}: expected code as package.module:Name, got {name!r}")
     module_name, _, attribute = name.partition(":")
-    folder = (beside or Path()).absolute()
+    folder = (code_folder or Path()).absolute()
     try:
         with _importing_from(folder):
             code_object: Any = importlib.import_module(module_name)

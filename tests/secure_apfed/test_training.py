@@ -411,7 +411,8 @@ def test_an_import_that_fails_inside_says_its_own_error(beside: Path) -> None:
 
 def test_a_partys_own_file_names_its_code(beside: Path) -> None:
     code = OwnCode.from_file(
-        CodeSettings(network="my_own_nets:encode", objective="my_own_nets:agree"), beside=beside
+        CodeSettings(network="my_own_nets:encode", objective="my_own_nets:agree"),
+        code_folder=beside,
     )
     assert code.encoder is not None
     assert code.objective is not None
