@@ -198,11 +198,11 @@ class _WatchedSum(PassiveSum):
         self.rules = rules
         self.seen: NDArray[np.floating] | None = None
 
-    def admit_request(self, asked: Envelope, rows_B: Tensor, **how: Any) -> Admitted:
+    def admit_request(self, request: Envelope, rows_B: Tensor, **how: Any) -> Admitted:
         """Admit a request; without the allowance rule, any."""
         if Rule.ALLOWANCE in self.rules:
-            return super().admit_request(asked, rows_B, **how)
-        self._admitted = Admitted(asked.step, rows_B, rows_B, asked.payload, asked.sender)
+            return super().admit_request(request, rows_B, **how)
+        self._admitted = Admitted(request.step, rows_B, rows_B, request.payload, request.sender)
         return self._admitted
 
     def protect_answer(self, admitted: Admitted, values_BD: NDArray[np.floating]) -> bytes:
