@@ -1,6 +1,8 @@
-"""Attacks: what an adversary can do with what it saw, in a run, a training or a loop of your own.
+"""Attacks by which an adversary infers data from the messages that it saw, in a run, a training or
+a loop of your own.
 
-The names of `apfed_attacks`, and what loads the messages of a stored run for further attacks.
+It exports the names of `apfed_attacks`, and functions that load the messages of a stored run for
+further attacks.
 """
 
 from typing import TYPE_CHECKING

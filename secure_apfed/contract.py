@@ -1,8 +1,8 @@
 """The contract of a run: what all parties agree on before the first step.
 
-Held by: every party, frozen. Its digest salts the key of every link and is therefore
-in the authentication of every message: parties with different contracts cannot talk.
-A later session of the same run (after a restart) has a contract of its own.
+Every party has the same contract. Its digest salts the key of every link and is therefore in the
+authentication of every message: parties with different contracts cannot talk. A later session of
+the same run (after a restart) has a contract of its own.
 """
 
 import hashlib

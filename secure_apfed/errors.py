@@ -1,6 +1,6 @@
-"""Errors and warnings that people meet when they use the library, those of the protocols included.
+"""The errors and warnings of the library, including those of the protocols.
 
-`secure_apfed.privacy.BudgetExhaustedError` stands beside the ledger that raises it.
+`secure_apfed.privacy.BudgetExhaustedError` is defined in the module of the ledger, which raises it.
 """
 
 from apfed_protocols.errors import (

@@ -1,13 +1,13 @@
-"""Measures whether a plug-in keeps the words that privacy bounds rest on.
+"""Tests whether a plug-in has the properties on which privacy bounds rely.
 
 For authors of objectives, labellers, guards, defences, tasks, label mechanisms, networks, attacks
-and methods: call the function of the kind in a test of your own. Our own tables are tested with
-the same functions (`tests/secure_apfed/test_words.py`; attacks and methods in their contract
-tests), and runs measure the same words on their first batch. Each function returns nothing, or
-raises `PromiseError` with the class, the word and what was measured.
+and methods: call the function of the kind in a test of your own. The built-in entries are tested
+with the same functions (`tests/secure_apfed/test_words.py`; attacks and methods in their contract
+tests), and runs test the same properties on their first batch. Each function returns nothing, or
+raises `PromiseError` with the class, the property and the measurement.
 
-A measurement finds many broken words and proves none: who says too much of code that these rows do
-not reach is not found out.
+A test finds many violations and proves no property: a false claim about code that these rows do not
+reach stays undetected.
 
 Letters: B rows of a batch, D numbers of a row, U rows to vote on, n labelled ones, K classes.
 """

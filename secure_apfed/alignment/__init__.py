@@ -1,8 +1,8 @@
 """Alignment: which rows of which party belong to the same person, and who may learn how many.
 
-Here is one party's end of an intersection, made of the settings that the parties agreed on. Run by:
-each party in its own process, which carries the messages over its links with
-`apfed_protocols.take_part`. `apfed_protocols.align` plays all parties in one process.
+This module builds one party's end of an intersection from the settings that the parties agreed on.
+Run by: each party in its own process, which carries the messages over its links with
+`apfed_protocols.take_part`. `apfed_protocols.align` runs all parties in one process.
 """
 
 from collections.abc import Callable, Mapping

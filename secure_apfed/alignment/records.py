@@ -1,7 +1,7 @@
-"""What a party keeps of its alignments on the disk: how often with whom.
+"""A party's record of its alignments on disk: how often with which peer.
 
-Kept by: each party for itself. A history bounds what guessed IDs can find out. Protects from
-nothing if its file is deleted: it is this party's own.
+Run by: each party for itself. A history bounds what guessed IDs can find out. Protects from nothing
+if its file is deleted: it is this party's own.
 """
 
 import errno

@@ -1,1 +1,3 @@
-"""What all rooms stand on: files within bounds, formats, seeds, names, peers' text, progress."""
+"""The base of all packages: bounded reading of files, formats, seeds, names, peers'
+text, progress.
+"""

@@ -1,9 +1,9 @@
-"""Files: read within bounds and by shape, kept open or replaced in one step, written for others.
+"""Reading files with bounds and checks, and writing them atomically.
 
-Run by: whoever opens a run folder, which may have been sent to them, keeps an account over
-sessions, or writes what people and programs read. Only plain files are read, no further than a
-bound, and JSON becomes a type that is named; everything else is one error that says which file,
-what was expected, what was found and what to do.
+Run by: all code that opens a run folder (which may come from somebody else), keeps an account over
+sessions, or writes results. Only plain files are read, up to a bound, and JSON is validated as a
+given type; anything else raises an error with the file, the expected and actual content, and a
+remedy.
 """
 
 import contextlib

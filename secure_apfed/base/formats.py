@@ -1,9 +1,9 @@
-"""Formats of the files that people keep over an upgrade: what each is called, and its number.
+"""The formats of files that survive an upgrade, with their names and version numbers.
 
-Run by: whoever reads a model, a run or a party's folder that another version may have written. A
-format that this version can read is read; any other is refused by its name, with what to do. A
-number rises when files that are written cannot be read as those before them: a field has another
-meaning, or one is needed that was not there. `tests/data/formats` holds a file of each.
+Run by: readers of a model, a run or a party's folder that another version may have written. A
+format that this version cannot read is refused by its name, with a remedy. The number of a format
+rises when new files cannot be read like old ones: a field has another meaning, or a new field is
+required. `tests/data/formats` holds a file of each.
 """
 
 from collections.abc import Mapping

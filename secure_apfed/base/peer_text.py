@@ -1,10 +1,9 @@
-r"""Text that somebody else wrote: how it is checked, and how it is shown.
+r"""Checking and displaying text from other parties.
 
-Run by: whoever reads a file or a message of another party, or shows a part of one. Protects from:
-text that a terminal obeys (escape sequences), that looks like a line of ours (line breaks), that
-reads in another order than it has (bidirectional marks), or that is taken for part of a command.
-No command that this program prints holds text of another party; everything else of another party's
-is shown by `quote_text`.
+Run by: all code that reads or displays another party's files and messages. Protects from: text with
+escape sequences for the terminal, with line breaks that imitate output of this program, with
+bidirectional marks that change the order of reading, or with parts of a command. Commands that this
+program prints contain no text of another party; all its other text is displayed by `quote_text`.
 
 Example:
     >>> quote_text("all is well\x1b[2J\nsecure-apfed: ok")

@@ -1,8 +1,8 @@
-"""What a run spends on each of its phases: seconds, processor time and memory.
+"""The cost of each phase of a run: seconds, processor time and memory.
 
-Run by: whoever simulates all parties in one process. Code reports which phase begins; outside
-`profile_phases` that does nothing. A phase lasts until the next one begins, and adds up when it
-comes again. Peak memory is the most that the process ever held up to the end of the phase.
+Run by: a simulation of all parties in one process. Code reports the start of a phase; outside of
+`profile_phases` this does nothing. A phase lasts until the next one starts, and repeated phases add
+up. Peak memory is the maximum of the process up to the end of the phase.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Copies between this machine's memory and a GPU's, and what is read from there late.
+"""Copies between the memory of the CPU and of a GPU, with as few waits as possible.
 
-Run by: every party whose `train.device` is a GPU. A GPU computes behind the program that asks. Each
-number that the program reads makes it wait until all that it asked for before is done, and leaves
-the GPU idle after. A copy to the GPU goes through pinned memory, and the program goes on; torch
-keeps the pinned copy until it is done. A copy from the GPU has to be waited for, and several that
-are needed together are waited for once. On the CPU nothing is copied, pinned or waited for.
+Run by: every party whose `train.device` is a GPU. A GPU computes asynchronously. Each number that
+the program reads from it waits until all earlier work is done, and leaves the GPU idle afterwards.
+A copy to the GPU goes through pinned memory without waiting; torch keeps the pinned copy until it
+is done. A copy from the GPU needs a wait, so several that are needed together share one. On the CPU
+nothing is copied, pinned or waited for.
 """
 
 from typing import TypeAlias

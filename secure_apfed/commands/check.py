@@ -1,9 +1,10 @@
-"""The command `project check`: whether a party could begin now, by its files and whom it reaches.
+"""The command `project check`: tests whether a party could start a run now, by its files and its
+connections.
 
 Part of the composition root. It dials peers that listen, and both ends prove who they are. With
---meet all parties run it at once, meet as for a run, and compare what they hold. The patterns of a
-table's IDs and their shares are sent, nothing else of it. Nothing is written, and a run that is
-under way continues.
+--meet all parties run it at once, connect as for a run, and compare contracts, versions and clocks.
+The patterns of a table's IDs and their shares are sent, nothing else of it. Nothing is written, and
+a run that is under way continues.
 """
 
 import datetime as dt

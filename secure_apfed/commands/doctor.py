@@ -1,4 +1,6 @@
-"""What this machine has and lacks for running the library, and how to get what is missing."""
+"""The command `doctor`: lists installed and missing packages and data, and how to get the missing
+ones.
+"""
 
 import importlib
 import importlib.metadata

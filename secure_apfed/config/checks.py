@@ -1,5 +1,4 @@
-"""What settings name, looked up where a configuration is made: a configuration that exists is one
-that can be run.
+"""Checks that the names in settings exist in their tables, and that the settings fit together.
 
 Settings are names and numbers, and import none of the tables; `Config` imports these checks when it
 is made. What is about classes is refused for other tasks.

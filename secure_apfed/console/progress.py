@@ -1,4 +1,5 @@
-"""How far a run is, and where its parties stand: bars, panels, plain lines, or JSON for programs.
+"""The display of a run's progress and its parties' states: bars, panels, plain lines, or JSON for
+programs.
 
 A terminal shows a line or a panel that is redrawn. A log gets a line a minute for training and
 other long work, and a line of a party when something changed that a person would want to know.

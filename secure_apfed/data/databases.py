@@ -1,9 +1,9 @@
-"""Rows of a query of a party's own database, and the password that it asks for.
+"""Reading rows from a query of a party's own database, with its password.
 
-Run by: a party on its own database, by SQLAlchemy (extra `sql`). The connection is asked to be
-read-only, rows come a chunk at a time, and nothing is committed. The password comes from the
-environment or a file that its owner alone may read, goes into the connection, and is cut out of
-what a driver says; errors of drivers are not chained.
+Run by: a party on its own database, by SQLAlchemy (extra `sql`). The connection is opened
+read-only, rows are read chunk by chunk, and nothing is committed. The password comes from the
+environment or a file that only its owner can read, is passed to the connection only, and is removed
+from the driver's error messages; errors of drivers are not chained.
 """
 
 import os

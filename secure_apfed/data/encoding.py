@@ -1,9 +1,10 @@
-"""How one party turns raw data into features: numbers standardised, texts one-hot, image strips.
+"""The encoding of one party's raw data as features: standardised numbers, one-hot texts, image
+strips.
 
-Run by: that party alone, with statistics of its own rows (the active: its training rows
-only). The fitted encoding is plain data, so that the same columns can be encoded again
-when the model predicts: how a column was learnt says how its cells are read, whatever file or frame
-they come from and however many rows at once.
+Run by: that party alone, with statistics of its own rows (the active: its training rows only). The
+fitted encoding is plain data, so that the same columns can be encoded again when the model
+predicts: the fitted kind of a column decides how its cells are read, independently of the file or
+frame and the number of rows.
 
 A party's features may be several views, some of sequences. A row is flat: a view of sequences
 begins with the number of steps in use, and its steps follow one after another, each with its

@@ -1,6 +1,6 @@
-"""What a built-in set is; its files, found in local folders or fetched, checked, and read.
+"""Built-in data sets: their files are found in local folders or downloaded, verified, and read.
 
-Run by: whoever loads a built-in set or fetches one. Checksums are of the UNCOMPRESSED bytes,
+Run by: code that loads or downloads a built-in set. Checksums are of the UNCOMPRESSED bytes,
 because distributors recompress (Debian strips gzip headers, mirrors choose levels). They alone are
 trusted: servers and mirrors may send anything. A download takes its place when it is whole and
 right.

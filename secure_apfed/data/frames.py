@@ -1,14 +1,13 @@
-"""Tables as files and frames, and what their cells hold, in one reading for every kind of both.
+"""Reading tables from files and frames, with the same interpretation of cells for all formats.
 
 Run by: a party on its own files. The format follows from the name: .parquet or .pq, .arrow,
 .feather or .ipc, else CSV (also .gz, .bz2, .xz, .zst) with a header line. A folder, or a pattern of
 names, is the rows of its files, one after another by their names.
 
-How a column was learnt decides how its cells are read: as numbers, days, durations or texts. A cell
-is the same whether it came typed or as the text that a CSV file has of it, and whatever stands in
-the cells beside it; what is of another kind is refused. A cell is empty where it is null or a blank
-text, or says one of the words that mean empty (`EMPTY`) and are no categories of its column.
-Letters: N rows.
+The fitted kind of a column decides how its cells are read: as numbers, days, durations or texts. A
+typed cell and its text in a CSV file are read alike, independently of other cells; a cell of
+another kind is refused. A cell is empty if it is null or blank, or one of the words for empty
+(`EMPTY`) that are no categories of its column. Letters: N rows.
 """
 
 import bz2

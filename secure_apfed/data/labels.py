@@ -1,12 +1,12 @@
-"""Labels as files, frames and callers have them, and the classes or numbers that they become.
+"""The conversion of labels in files, frames and arguments to classes or numbers.
 
-Run by: whoever holds labels, on its own. Labels are compared as texts without surrounding blanks.
-Texts that people take for one label ("1" and "1.0", "Yes" and "yes") would be classes of their own
-without a word, so they are refused unless all of them are listed as classes.
+Run by: each party with labels, for itself. Labels are compared as texts without surrounding blanks.
+Different spellings of one label ("1" and "1.0", "Yes" and "yes") would silently become different
+classes, so they are refused unless all of them are listed as classes.
 
-Labels that are numbers to predict are standardised by the active. Mean and scale are of its
-labelled training rows alone, and tell of their labels; they lie in its model card, so that
-predictions come in the unit.
+Labels of a regression are standardised by the active. Mean and scale are of its labelled training
+rows, and so reveal something of their labels; they are stored in its model card, so that
+predictions are in the unit of the labels.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""Rows of a data set that are read when a step needs them: images of a folder, say.
+"""Rows of a data set, such as images of a folder, that are read when a step needs them.
 
-A map-style data set (`torch.utils.data.Dataset`) stands where a table's features stand. Indexing
-reads rows, in threads; `select` names rows without reading them, so that a party's rows in the
-order of the alignment cost no memory.
+A map-style data set (`torch.utils.data.Dataset`) replaces the tensor of a table's features.
+Indexing reads rows, in threads; `select` picks rows without reading them, so that a party's rows in
+alignment order need no memory.
 
 Letters: N rows, B rows of a batch.
 """

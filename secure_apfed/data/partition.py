@@ -1,4 +1,4 @@
-"""Which rows test, which have a label, and who holds which people and features.
+"""The division of a data set: test rows, labelled rows, and the people and features of each party.
 
 Experiment design only. Everything follows from the run's seed through NumPy generators; nothing
 here makes a key.

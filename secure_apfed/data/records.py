@@ -1,7 +1,8 @@
-"""A party's own rows, and all parties' rows of one run: checked when made; and one's as a file.
+"""The data of one party, and of all parties of a simulated run; checked on creation, and stored as
+a file.
 
-The file is written by whoever prepares a trial and holds all tables, into each party's own folder;
-the party reads no other. Layout: safetensors; IDs, classes and encoding as JSON in its header.
+The file is written by the preparation of a trial, which has all tables, into each party's folder; a
+party reads only its own. Layout: safetensors; IDs, classes and encoding as JSON in its header.
 Letters: N rows of a table.
 """
 

@@ -1,4 +1,5 @@
-"""Rows that are no columns of a table: arrays of a file, images of a folder, a party's own code.
+"""Rows that are not columns of a table: arrays from a file, images from a folder, or results of a
+party's own code.
 
 Run by: a party on its own files. Its table (`file`) has the IDs, and the labels where it holds any;
 the k-th row of an array belongs to its k-th line, its one further column names the images, and code

@@ -1,10 +1,10 @@
-"""The parties' own tables: a file each, several, or a query of a database.
+"""Loading the parties' own tables, from one or several files or a database query.
 
-Run by: each party on its own; `load_tables` plays all of them for a simulation. A
-party's statistics come from its own rows alone: the active's training rows, all rows of a
-passive; or from elsewhere, where it names an encoding. IDs are compared as text, "007" and
-"7" differ. Of columns that should perhaps not train a model, an ID as a feature or the label in
-disguise, the party is warned before they are encoded: both are guesses.
+Run by: each party for itself; `load_tables` loads all of them for a simulation. A party's
+statistics come from its own rows alone: the active's training rows, all rows of a passive; or from
+elsewhere, where it names an encoding. IDs are compared as text, "007" and "7" differ. Of columns
+that should perhaps not train a model, an ID as a feature or the label in disguise, the party is
+warned before they are encoded: both are guesses.
 """
 
 import difflib

@@ -1,11 +1,11 @@
-"""Connections made of calls between sites, as a job of NVFlare gives them.
+"""Connections over remote calls between sites, as in a job of NVFlare.
 
 Run by: every party of such a job, beneath `sealed_connection` and `resumable_link`. Each frame is
 one call, which returns when the other end has taken it. A few are under way at once, in any order,
-and are sorted by their numbers. The carrier of the calls learns who speaks to whom, when and how
-much. Protects from: calls of strangers, who replace nobody until they have proved who they are, and
-from frames that are too large, repeated, ahead of their turn, or that nobody reads: only a few wait
-here. No module of NVFlare's is used here.
+and are sorted by their numbers. The carrier of the calls learns which parties exchange messages,
+when, and how many bytes. Protects from: calls of strangers, which replace no connection before they
+prove an identity, and from frames that are too large, repeated, ahead of their turn, or unread:
+only a few are buffered. No module of NVFlare's is used here.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Payloads: named tensors as safetensors and plain metadata as msgpack; no pickle, ever.
 
-Layout: 4 bytes big-endian length of the metadata, the metadata, the tensors. All bytes
-from a peer are hostile: `unpack_tensors` returns exactly what the receiver said it expects, or
-raises `RemoteProtocolError`.
+Layout: 4 bytes big-endian length of the metadata, the metadata, the tensors. All bytes from a peer
+are hostile: `unpack_tensors` returns exactly the expected names, types and shapes, or raises
+`RemoteProtocolError`.
 """
 
 from collections.abc import Mapping

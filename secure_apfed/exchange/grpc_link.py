@@ -1,10 +1,10 @@
 """Connections over gRPC: one stream of bytes each way, in one call, with TLS at both ends.
 
-Run by: every party (extra `grpc`), beneath `sealed_connection` and `resumable_link`. Whoever can
-be reached listens, the others dial; a proxy that ends TLS may stand between. Protects from:
+Run by: every party (extra `grpc`), as the layer below `sealed_connection` and `resumable_link`.
+Reachable parties listen, the others dial; a proxy may terminate TLS between them. Protects from:
 strangers without a certificate, and from calls and frames that are too many or too large. No
 message of gRPC's is parsed here: frames are bytes of at most `MOST_SEALED`, and of at most
-`MOST_UNPROVED`, of which one waits, until the other end has proved who it is.
+`MOST_UNPROVED`, with one buffered, before the other end proves its identity.
 
 A frame travels in messages of at most 128 KiB, each with a byte before it that says whether more of
 the frame follows: gRPC takes a whole message into memory before anybody here may refuse it.

@@ -1,10 +1,10 @@
-"""A link of two parties in one line: where one listens and the other dials, and what both know.
+"""An authenticated link between two parties in one call, from an address and a shared secret.
 
-Run by: each of two parties, for whatever they do with one another, as `apfed_protocols.align_with`.
-Protects from: whoever is on the way and strangers, as `sealed_connection` does; there is no link
-without authentication. A shared secret stands for two identities, which both ends derive from it.
-A stranger that comes gets a signature on which it can try out guesses of the secret, each at the
-cost of one scrypt (RFC 7914); so it must be random.
+Run by: each of two parties, for a protocol between them, such as `apfed_protocols.align_with`.
+Protects from: adversaries on the network and strangers, as `sealed_connection` does; there is no
+link without authentication. Both ends derive two identities from a shared secret. A stranger that
+connects gets a signature against which it can test guesses of the secret, each at the cost of one
+scrypt (RFC 7914); so the secret must be random.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
-"""A relay: it joins the streams of parties that may only dial out, and forwards what they seal.
+"""A relay between parties that can only dial out; it forwards their encrypted frames.
 
-Run by: anybody whom the parties can reach; it holds no key of theirs. A party that enters proves an
-identity of its room. A room is the set of a session's public identities, named by their digest, so
-nobody enters the room of others. The relay learns who speaks to whom, when and how much. What it
-forwards is sealed between the two ends from their first proof on; it can only cut connections.
+Run by: any host that the parties can reach; it has no key of theirs. A room is the set of a
+session's public identities, named by their digest. A party that enters a room proves an identity in
+this set, so no outsider can enter. The relay learns which parties exchange frames, when, and how
+many bytes. The frames are encrypted between the two ends; the relay can only cut connections.
 Protects itself from: rooms, streams and frames that are too many or too large, and idle streams. It
 reads a list of revoked keys, as every party does: a listed certificate or identity is refused, and
 its stream ends with the next frame after it is listed. Without a list that is safe, too, since each

@@ -1,16 +1,16 @@
-"""Links to peers that outlive their connections: what was under way is sent again.
+"""Links to peers that survive broken connections: unconfirmed parts are sent again.
 
 Run by: both ends, around any connection that keeps messages whole, and by the driver of one role
 over all its links (`LinkTransport`). Messages travel in numbered parts. After each new connection
-both ends say who they are, whom they had there and how many parts they have, and send what the
-other lacks. So a link of one session never joins one of the next. While parties come together, a
-peer may restart if nothing was sent either way. An end that has nothing left to send and is closed
-says goodbye, and waits for the goodbye of the other. While there is nothing to send, signs of life
-go both ways.
-Protects from: connections that break or hang, and a peer that sends more than anybody reads: what
-waits here is bounded, and checked before memory is taken. Not from a process that ends, and from
-no attacker: `connect` must give an authenticated and encrypted connection to the same peer each
-time (see `secure_apfed.exchange.sealed_connection`).
+both ends send their own identifier, that of the peer they were connected to, and the number of
+received parts, and then the parts that the other lacks. So a link of one session never joins one of
+the next. While parties come together, a peer may restart if nothing was sent either way. An end
+that has nothing left to send and is closed says goodbye, and waits for the goodbye of the other.
+While there is nothing to send, signs of life go both ways. Protects from: connections that break or
+hang, and a peer that sends more than this party reads: the buffer is bounded, and sizes are checked
+before memory is allocated. Does not protect from a process that ends, nor from attackers: `connect`
+must return an authenticated and encrypted connection to the same peer each time (see
+`secure_apfed.exchange.sealed_connection`).
 """
 
 import contextlib

@@ -1,12 +1,13 @@
-"""Every connection begins with a proof of who is at its ends, and is sealed between them.
+"""Mutual authentication and encryption of every connection.
 
-Run by: both ends of a new connection, whatever carries it. Each sends who it is, to whom it speaks
-and a fresh key, and signs both hellos with its long-term identity; from then on every frame is
-encrypted and authenticated under keys of this connection alone. Protects from: whoever is on the
-way (a relay, a proxy that ends TLS), which learns sizes and times and can only cut, and from
-strangers and replays. So an identity never rests on TLS alone. Where peers dial in
-(`PeerAcceptor`), strangers wait until they have proved who they are. If too many wait, the oldest
-is disconnected. A peer that connects again replaces its former connection, which may hang.
+Run by: both ends of a new connection, over any carrier. Each sends its name, the name of the
+expected peer and a fresh key (a hello), and signs both hellos with its long-term identity; from
+then on every frame is encrypted and authenticated under keys of this connection alone. Protects
+from: intermediaries (a relay, a proxy that terminates TLS), which learn sizes and times and can
+only cut the connection, and from strangers and replays. So an identity never rests on TLS alone.
+Where peers dial in (`PeerAcceptor`), strangers wait until they have proved who they are. If too
+many wait, the oldest is disconnected. A peer that connects again replaces its former connection,
+which may hang.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The status of a party in a session: its phase, what it waits for, and the state of its peers.
 
 Run by: each party for itself. Its links and the driver of its script update the status, and a
-display in another thread reads it. It holds names, counts and times, and nothing of any payload.
+display in another thread reads it. It contains names, counts and times, and nothing from payloads.
 """
 
 import time

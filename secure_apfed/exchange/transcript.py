@@ -1,10 +1,11 @@
-"""The transcript: who saw what, when, and how many bytes.
+"""The transcript of a simulated run: all envelopes by sender, receiver, kind and step, with their
+bytes.
 
 Run by: the experimenter, who drives all parties in one process and records every envelope that is
 sent (see `secure_apfed.exchange.drivers`); it is not a party. Privacy reports read the flows.
-Attacks read the kept envelopes, opened as their receivers saw them. The sums that the active
-decodes are in no message, so they are recorded beside them. Payloads lie on the disk, in a file for
-each epoch.
+Attacks read the stored envelopes, decrypted as their receivers saw them. The sums that the active
+decodes are in no message, so they are recorded separately. Payloads are stored on disk, in a file
+for each epoch.
 """
 
 import hashlib

@@ -1,9 +1,10 @@
 """The active's model as a scikit-learn estimator: `fit` trains with the others, `predict` alone.
 
-Run by: who has all parties' frames in one process, to try a method out or to compare it with other
-estimators; parties that keep their frames to themselves take part in a run (`secure-apfed party`).
-People are matched by the frames' index. After `fit` nothing of a passive is needed any more: what
-is shown of an estimator, and a pickle of one or of a search over it, hold none of their rows.
+Run by: a user with all parties' frames in one process, to try a method out or to compare it with
+other estimators; parties that keep their frames to themselves take part in a run (`secure-apfed
+party`). People are matched by the frames' index. After `fit` nothing of a passive is needed any
+more: what is shown of an estimator, and a pickle of one or of a search over it, hold none of their
+rows.
 """
 
 import copy

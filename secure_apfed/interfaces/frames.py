@@ -1,10 +1,10 @@
 """One call from frames to a result: align, train, and compare with the best local model.
 
-Run by: whoever has all parties' frames in one process, to find out what help would be worth.
-Parties that keep their frames to themselves take part in a run (`secure-apfed party`). Frames are
-of any library that narwhals reads. Errors name party and column, never a person's ID. Frames are
-written as the files that a run with `dataset: tables` reads. Part of the composition root:
-`secure_apfed` exports its names, no module but the estimator imports it.
+Run by: a user with all parties' frames in one process, to measure the gain by the passives' help.
+Parties that do not share their frames take part in a run (`secure-apfed party`). Frames are of any
+library that narwhals reads. Errors name party and column, never a person's ID. Frames are written
+as the files that a run with `dataset: tables` reads. Part of the composition root: `secure_apfed`
+exports its names, no module but the estimator imports it.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Labellers: how one party labels all aligned rows from its own features and a few labels.
 
-A new one is one class and one line in the table; see docs/extend.md. What their votes cost
-stands in `secure_apfed.labellers.guarantee`.
+A new one is one class and one line in the table; see docs/extend.md. The privacy cost of their
+votes is computed in `secure_apfed.labellers.guarantee`.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
-"""What one person's record at one passive costs where only votes, or what is made of them, leave.
+"""The privacy cost of votes for one person's record at one passive, where only votes or functions
+of votes are sent.
 
-Run by: every passive, before it votes. Two questions are kept apart:
+Run by: every passive, before it votes. Two guarantees are distinguished:
 
-*One vote*: how far one row of votes can move, the labeller held fixed. Rows have L1 norm 1 at
-most. Of two such rows a and b without negative numbers |a - b|^2 <= |a|^2 + |b|^2 <= 2; with
-negative ones |a - b| <= 2.
+*One vote*: how far one row of votes can change, with a fixed labeller. Rows have L1 norm 1 at most.
+Of two such rows a and b without negative numbers |a - b|^2 <= |a|^2 + |b|^2 <= 2; with negative
+ones |a - b| <= 2.
 
 *One record*: the person's features at that passive are replaced; who is labelled, the labels, the
 IDs and all settings stay.

@@ -1,4 +1,4 @@
-"""Labellers, and what each offers: votes for all aligned rows from one party's features.
+"""The labellers: classifiers that give votes for all aligned rows from one party's features.
 
 They are label spreading, ridge, and logistic regression without and with noisy weights. Run by:
 each party alone; the labels of n people are the active's. The sum of all parties' votes labels the

@@ -1,9 +1,10 @@
 """Measurements of a labeller's declared facts, on a few rows of the first ballot.
 
-Run by: every passive, before it votes, where an epsilon is counted for its votes; by authors of
-labellers through `secure_apfed.testing`. What a vote costs rests on three words (`guarantee`):
-`inductive`, that a person without a label moves nobody's vote but the own one; `signed`, that votes
-are never negative where it is False; and that a row of votes has L1 norm 1 at most.
+Run by: every passive, before it votes, if an epsilon is counted for its votes; by authors of
+labellers through `secure_apfed.testing`. The cost of a vote relies on three properties
+(`guarantee`): `inductive`, that the row of a person without a label changes no other person's vote;
+`signed`, that votes are never negative where it is False; and that a row of votes has L1 norm 1 at
+most.
 
 Letters: U rows, n labelled ones, K classes, F features.
 """

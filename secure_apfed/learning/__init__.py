@@ -1,5 +1,5 @@
-"""What parties compute, on tensors: no message, contract or socket is known here.
+"""The parties' computations on tensors, without messages, contracts or sockets.
 
-Descent, the arithmetic of each method, releases behind a guard, and checks of what comes in. The
-parties call it between reading and writing envelopes; the audit and the benchmarks call the same.
+Gradient descent, the arithmetic of each method, guarded releases, and checks of received tensors.
+The parties call it between reading and writing envelopes; audits and benchmarks call the same code.
 """

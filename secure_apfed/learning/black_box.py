@@ -1,12 +1,12 @@
-"""A passive that nobody here sees inside: any (step, rows, z) -> gradient, of any framework.
+"""A passive whose objective is a black box: a function (step, rows, z) -> gradient, of any
+framework.
 
-Run by: the passive alone. Its answer is checked for what can be seen of it: one row for each row
-of z, of z's shape, real and finite. Then it is weighed, defended, clipped, noised and summed as
-that of any passive (`secure_apfed.methods.sum_end`), and asked no more often.
+Run by: the passive alone. The returned gradient is checked: one row for each row of z, of z's
+shape, real and finite. Then it is weighted, defended, clipped, noised and summed as that of any
+passive (`secure_apfed.methods.sum_end`), and the function is called no more often.
 
-What cannot be seen is not promised. Whether a row's gradient reads that row alone is not known, so
-that noise under a sum is charged for a whole batch; and what the code keeps from one step to
-another is bounded by nothing.
+Unknown properties get no guarantee. A row's gradient may depend on other rows, so noise under a sum
+is charged for a whole batch; and the state that the code keeps between steps is not bounded.
 
 Letters: B rows of a batch, N people of the alignment.
 """

@@ -2,8 +2,8 @@
 
 Run by: the active, on its own rows. No test row is read: how well scores separate labelled rows is
 measured by scores of models that had not seen their labels, and how frequent the second class is by
-the labels. Both are drawn to what is usual by how few labels say it, so that two positives make
-nobody sure of anything.
+the labels. Both are shrunk towards usual values, the more the fewer labels there are, so that two
+positive labels do not cause confident predictions.
 
 Letters: N rows, n of them labelled.
 """

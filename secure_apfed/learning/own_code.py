@@ -1,8 +1,8 @@
-"""Code of a party's own: networks, a loss and an optimiser that no settings describe.
+"""A party's own code: networks, a loss and an optimiser beyond those of the settings.
 
-A party hands modules in (`secure_apfed.train`), or names code in settings of its own, as
-`network: my_nets:resnet` and `objective: my_losses:cosine`. Nobody else names it: `refuse_code`
-turns away what a peer proposes, before anything is imported.
+A party passes modules (`secure_apfed.train`), or names code in its own settings, such as `network:
+my_nets:resnet` and `objective: my_losses:cosine`. No other party can name it: `refuse_code` refuses
+names of code that a peer proposes, before anything is imported.
 
 An `nn.Module` is trained as it is. A function that makes one is called under the run's seed, with
 as many of `features` (the shape of a row, or of what a head reads) and `classes` as it takes. A

@@ -2,8 +2,9 @@
 
 FedMV, section 6: a GRU a view, bidirectional, by RMSProp; its last states are the view's features.
 `secure_apfed.methods.multiview` (one view a party) and `secure_apfed.methods.averaging` (all views
-at each party) say when they learn, and from what. Letters: R rows of the weights' matrix, W numbers
-in each; N rows of a party, B of them in a batch, K classes, D numbers of a GRU's state.
+at each party) decide in which steps they learn, and from which labels. Letters: R rows of the
+weights' matrix, W numbers in each; N rows of a party, B of them in a batch, K classes, D numbers of
+a GRU's state.
 """
 
 from collections.abc import Iterator, Mapping

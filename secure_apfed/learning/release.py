@@ -1,17 +1,18 @@
-"""What leaves a party, and what it takes from others: representations, and noise under a sum.
+"""Sending and checking representations, and noise under a sum.
 
-Run by the party that sends: `Releases` and `ContributionNoise` hold what protects and the account
-of it, and hand out what may be sent only once it is in the account, so that nothing can be sent
-uncharged or in another order. What the guard gives, and against whom, says the guard; what noise
-under a sum gives, `secure_apfed.privacy.contributions`.
+Run by the sending party: `Releases` and `ContributionNoise` combine a protection with its privacy
+account, and return the protected values only after they are charged, so that nothing can be sent
+uncharged or in another order. For the guarantees see `secure_apfed.privacy.guard` and, for noise
+under a sum, `secure_apfed.privacy.contributions`.
 
-Run by whoever receives representations, before it computes anything from them, and by the active
+Run by the receiver of representations, before it computes anything from them, and by the active
 before it sends: `parse_representations`, `check_spread`. Protects from: a malicious sender that
-probes with chosen rows. Duplicates, tiny batches, and zero or huge norms read single rows out of
-sums and gradients. So do queries in one direction or in a few: under a contrastive loss all rows of
-such a query have equal softmax weights, so differences between their gradients are differences
-between the passive's own representations, exactly. Does not give: an end to what gradients tell;
-rows that differ a little more than the bounds pass, and what honest batches reveal remains.
+probes with chosen rows. With duplicates, tiny batches, and zero or huge norms it could read single
+rows from sums and gradients. So it could with queries in one direction or in a few: under a
+contrastive loss all rows of such a query have equal softmax weights, so differences between their
+gradients are differences between the passive's own representations, exactly. Does not protect from:
+the information in gradients of honest batches, and from rows that differ only slightly more than
+the bounds require.
 
 Letters: B batch, D numbers of a row.
 """

@@ -1,4 +1,4 @@
-"""What each party trains, on tensors alone: no message, contract or other party is known here.
+"""The trainers of each role, on tensors alone, without messages, contracts or other parties.
 
 APFed: the active descends on its labels, and on what the passives' sum adds to their loss
 (`ActiveTrainer`); a passive on its own objective, whose gradient by z it returns

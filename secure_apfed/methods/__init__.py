@@ -1,9 +1,9 @@
-"""Methods: settings and roles, one script a party.
+"""The methods: their settings, and the script of each party's role.
 
 A new method is one file, which declares its settings beside its code, and one line in the table
-(docs/add-a-method.md). One of others is named as package.module:Name (docs/plug-ins.md). Outside
-of this package nobody asks for a method by its name: whoever has a run's configuration asks
-`config.method`.
+(docs/add-a-method.md). A method of another package is named as package.module:Name
+(docs/plug-ins.md). Code outside of this package does not branch on a method's name, but reads the
+facts in `config.method`.
 """
 
 import json

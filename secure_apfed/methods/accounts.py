@@ -1,7 +1,8 @@
-"""From settings to noise: what an active's releases and updates cost, and noise under sums.
+"""Calibrating noise from settings: for an active's releases and private updates, and for noise
+under sums.
 
-Run by: each party for what it sends itself. All parties find the same deviation of the noise under
-a sum from the same settings; a party's own keys and ledgers come from its `PartyContext`.
+Run by: each party for its own messages. All parties compute the same deviation of the noise under a
+sum from the same settings; a party's keys and ledgers come from its `PartyContext`.
 """
 
 import math

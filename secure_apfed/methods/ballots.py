@@ -1,6 +1,7 @@
-"""The question of votes: which rows the active asks about, and what it shows of their labels.
+"""The ballot: the active's request for votes, with the rows and, if shown, their labels.
 
-Run by: the active, who writes it, and by whoever is asked, before it computes anything.
+Run by: the active, which sends it, and by each passive, which checks it before it computes
+anything.
 
 Some openings have a protocol that is made for one ballot: it must know before it is set up how many
 people are voted on. So the active announces the size to all (`BallotSize`). The announcement names

@@ -1,11 +1,11 @@
-"""What a party that helps tells the active of its privacy accounts, with each checkpoint, signed.
+"""The signed reports on their privacy accounts that helpers send the active at each checkpoint.
 
 Run by: every passive, of its own ledgers, and by the active, which reads it. Figures only, and all
 of them follow from the settings and from how often rows were asked for, which the active knows; so
-the run's result can state what was charged where no ledger but the active's own is at hand. It is
-the passive's word, of this contract and step under its long-term identity, so that it cannot say
-later that it said another: a passive that deviates may say anything, of its own people's
-protection.
+the run's result can state what was charged where no ledger but the active's own is at hand. A
+report is signed for this contract and step with the passive's long-term identity, so the passive
+cannot deny it later. It is not verified: a deviating passive may report anything about its own
+people's protection.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Whether the settings of a run fit its method: what it does not take is refused, with what does.
+"""Checks that the settings of a run fit its method; errors name the methods that accept them.
 
-What a method alone knows it checks itself (`MethodSettings.check_run`); here are the checks of what
-every method says of itself, by which the others are named that would take the same.
+Checks that only one method needs are in `MethodSettings.check_run`; this module checks the facts
+that every method declares, from which it lists other methods that would accept the settings.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""APC-VFL and VFedTrans: asked once, the others help an autoencoder of the active's own.
+"""APC-VFL and VFedTrans: one exchange with the others improves an autoencoder of the active.
 
 The active receives a summary of its aligned training rows computed from all parties' tables, and
 fits an autoencoder to all of its rows whose code resembles that. It classifies by this code, and

@@ -1,12 +1,12 @@
 """Joint training and joint prediction: typical VFL (Section 2 of APFed) and vertical SplitNN.
 
-Everybody encodes; the active's head reads all representations, concatenated, and every passive
+All parties encode; the active's head reads all representations, concatenated, and every passive
 learns from the gradient of the task loss on what it sent, which tells it about labels. A step takes
 3M envelopes: requests, representations, gradients. Training and the full inference need every
-party. What is left when the passives are gone (Section 5.1) say TVFL-0, -A and -R: they replace the
-passives' representations at inference by zeros, by the mean of the active's (one number, over the
-evaluation batch), or by uniform noise between the smallest and the largest of them, as the authors'
-release does.
+party. The variants TVFL-0, -A and -R measure the model without passives (Section 5.1): they replace
+the passives' representations at inference by zeros, by the mean of the active's (one number, over
+the evaluation batch), or by uniform noise between the smallest and the largest of them, as the
+authors' release does.
 
 `split_nn` is the same with the networks with which APC-VFL compares (its Figure 1 and Appendix B);
 the parties predict together only. Under a secure sum it is `secure_apfed.methods.joint_sum`.

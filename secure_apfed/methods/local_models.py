@@ -1,9 +1,10 @@
-"""The last step: local models over the active's features, a representation of them, and both.
+"""Local models after the exchange: on the active's features, on a representation of them, and on
+both.
 
-Run by: the active, alone, after an exchange that left it a representation h of its features, or
-numbers of others beside these. Nothing is sent: the labels meet the representation here for the
-first time. The local models are those that a run is compared with (`secure_apfed.solo`), and models
-of x alone are the very fits of the baselines. A model that has collapsed is left out.
+Run by: the active, alone, after an exchange that gave it a representation h of its features, or
+numbers from others. Nothing is sent: the labels meet the representation here for the first time.
+The local models are those that a run is compared with (`secure_apfed.solo`), and models of x alone
+are the very fits of the baselines. A model that has collapsed is left out.
 
 There are two endings. `LocalEnding` (APFed with `train.labels: after`) fits local models to
 the inputs that `train.local_models` lists: the features x, the representation h, both beside each

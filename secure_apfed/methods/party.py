@@ -1,10 +1,10 @@
-"""One party: what it brings to a session, what it makes of that there, and what it keeps.
+"""One party in a session: its inputs, its role, and its storage.
 
-Run by: each party, for itself. `PartyContext` is a method's one door to the party whose role it
+Run by: each party, for itself. `PartyContext` is a method's only access to the party whose role it
 builds: its part of the data, its settings, keys and seed, and what follows from these. That is its
 networks at their reproducible start, its guard with the account of it, and the bounds on what it
-sends. Nothing of another party is reachable from here. `Role` is its part in a session, and
-`CheckpointStore` its folder.
+sends. It gives no access to other parties. `Role` is its part in a session, and `CheckpointStore`
+its folder.
 """
 
 import hashlib

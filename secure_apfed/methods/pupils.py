@@ -1,11 +1,11 @@
-"""Pupils: models of the active's own features, taught by models that also read what came back.
+"""Pupils: models of the active's own features, taught by models that also read the received sums.
 
-Run by: the active, alone, after an exchange in which sums of the passives' gradients came back for
-its training rows. Such a sum is a projection of the passives' features (apfed-without-labels.md),
-and no new row has one. So a teacher, a local model that reads the sums beside the features, labels
-all training rows; and a pupil, a ridge regression of the features alone, learns these labels (D.
-Lopez-Paz et al., "Unifying distillation and privileged information", ICLR 2016). Nothing is sent:
-this is post-processing of what came back.
+Run by: the active, alone, after an exchange in which it received sums of the passives' gradients
+for its training rows. Such a sum is a projection of the passives' features
+(apfed-without-labels.md), and no new row has one. So a teacher, a local model that reads the sums
+beside the features, labels all training rows; and a pupil, a ridge regression of the features
+alone, learns these labels (D. Lopez-Paz et al., "Unifying distillation and privileged information",
+ICLR 2016). Nothing is sent: this is post-processing of the received sums.
 
 Held-out labels measure a pupil as new rows would: neither label nor sum of a held-out row is used
 to train it.

@@ -1,9 +1,10 @@
-"""Joint prediction as a service: the model of all parties, asked about people by their IDs.
+"""Joint prediction as a service: the active requests predictions of the joint model for people by
+their IDs.
 
-Run by: the active that asks, each passive and the aggregator that serve, in sessions of their own
-after a training that returned gradients (`tvfl`, `split_nn`, `split_nn_sum`, a joint teacher's
-model), under a contract with the settings of that run and the digest of it (`predicts`). Each
-brings the network that it kept. A session: agree, set the sum up, then
+Run by: the active, and each passive and the aggregator as servers, in sessions of their own after a
+training that returned gradients (`tvfl`, `split_nn`, `split_nn_sum`, a joint teacher's model),
+under a contract with the settings of that run and the digest of it (`predicts`). Each party loads
+its stored network. A session: agree, set the sum up, then
 
 1. passive -> active: its IDs blinded, in a random order (see `apfed_protocols.psi.lookup`);
 2. active -> passive: blinded IDs of a block of rows; passive -> active: their tags, and the places

@@ -1,4 +1,5 @@
-"""A session of a method: the whole scripts of its parties, and all of them played in one process.
+"""A session of a method: the complete scripts of its parties, and a simulation of all of them in
+one process.
 
 Every party builds the contract for itself, from the settings and from what all parties offer. If a
 run resumes, the active states the run and its step; all parties state which steps they have stored,

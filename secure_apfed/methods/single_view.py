@@ -1,8 +1,8 @@
 """SingleVL (Section 5.1): the active learns alone, from its own features and labels.
 
-`SingleViewActive` is the whole of what an active does by itself: it descends on its task loss,
-measures its model, and ends with labels spread over h or with local models, where the settings say
-so. Nothing is aligned and nothing is sent. In APFed the same active asks for help beside this
+`SingleViewActive` is an active without help: it descends on its task loss, measures its model, and
+ends with labels spread over h or with local models, if configured. Nothing is aligned and nothing
+is sent. In APFed the same active also requests the passives' gradients
 (`secure_apfed.methods.apfed`). The arithmetic is `secure_apfed.learning.trainers.ActiveTrainer`.
 
 Letters: N rows of a table, B batch.

@@ -1,16 +1,16 @@
-"""The one way into a secure sum and out of it: at a passive, at the aggregator and at the active.
+"""The ends of a secure sum: at a passive, at the aggregator and at the active.
 
-What leaves a passive is admitted first: each step once, no row more often than agreed. Then it is
-counted in the passive's log, charged with its noise, bound to what was asked, and only then
-protected and sent: `PassiveSum` does all of it in this order, and takes nothing else than what it
-admitted. The aggregator gathers one body of each passive that is left and adds what it cannot read.
-The active opens the sum of exactly those who took part, bound to what it asked; a sum that it
-refuses is noted before anybody sees the refusal.
+A passive first admits a request: each step once, no row more often than agreed. Its answer is
+counted in the passive's log, charged with its noise, bound to the request, and only then protected
+and sent: `PassiveSum` does this in order, and answers admitted requests only. The aggregator
+gathers one masked contribution of each present passive and adds them. The active decodes the sum of
+exactly the passives that took part, bound to its request; a refused sum is recorded before the
+refusal is visible.
 
-A step takes 2M + 1 envelopes of M passives, 4M + 1 where the sum has two rounds.
-Protects from: a malicious active that probes with replayed steps or too many questions (what it
-sends is checked by `secure_apfed.learning.release`), and from whoever alters sums.
-Letters: B rows of an answer, D numbers of a row.
+A step takes 2M + 1 envelopes of M passives, 4M + 1 where the sum has two rounds. Protects from: a
+malicious active that probes with repeated steps or too many requests (its representations are
+checked by `secure_apfed.learning.release`), and from an adversary that alters sums. Letters: B rows
+of an answer, D numbers of a row.
 """
 
 import hashlib

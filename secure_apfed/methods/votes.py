@@ -1,13 +1,13 @@
 """Votes: every party labels the active's rows locally; the active learns from all votes.
 
-One round trip before training. The active says which rows to label, and which of them have which
-label (`secure_apfed.methods.ballots`, `VotesActive.gather_votes`). A passive labels them from its
-own features, once a session, and emits its votes (`answer_message`) as the active may open them:
-here into a secure sum (`votes`). Other openings are files of their own: `votes_randomised`,
-`votes_encrypted`, `votes_rehearsal`. The active's student then learns alone; the prior is what the
-active believes without votes (`prior`: by default the solo baseline that its held-out labels
-choose). Help is worth most where few rows have a label and many more are aligned. What a vote
-reveals of a passive's features, and what noise on it costs, says
+One round trip before training. The active sends the rows to label, and the labels that it knows
+(`secure_apfed.methods.ballots`, `VotesActive.gather_votes`). A passive labels them from its own
+features, once a session, and sends its votes (`answer_message`) in the form that the active may
+decode: here through a secure sum (`votes`). Other openings are files of their own:
+`votes_randomised`, `votes_encrypted`, `votes_rehearsal`. The active's student then learns alone;
+the prior is the active's own prediction without votes (`prior`: by default the solo baseline with
+the best held-out score). Help is worth most where few rows have a label and many more are aligned.
+For what a vote reveals of a passive's features, and the privacy cost under noise, see
 `secure_apfed.labellers.guarantee`.
 
 Letters: N positions of the alignment, U rows to vote on, n of them labelled, B rows at once, M

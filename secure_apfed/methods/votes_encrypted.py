@@ -1,9 +1,9 @@
-"""Votes on encrypted labels: no passive sees a label, and the active opens the sum of votes alone.
+"""Votes on encrypted labels: no passive sees a label, and the active decodes only the sum of votes.
 
 The active sends its labels under its own key, each passive multiplies them with the matrix of a
-labeller that is linear in the labels, the aggregator adds, the active decrypts. What each of them
-learns stands in `apfed_protocols.products`, and what an active that breaks the protocol reads
-in `SumOfProducts.malicious`. With `candidates` the passives find most such actives out.
+labeller that is linear in the labels, the aggregator adds, the active decrypts. For what each of
+them learns see `apfed_protocols.products`, and for a malicious active `SumOfProducts.malicious`.
+With `candidates` the passives detect most malicious actives.
 
 Letters: U rows to vote on, n of them labelled, F features of a passive, K classes.
 """

@@ -1,11 +1,11 @@
-"""A rehearsal of votes: how often each passive's would be right, before any vote is opened.
+"""A rehearsal of votes: how often each passive's votes would be right, before any vote is sent.
 
-The active says which rows to label, and which of them have which label, as for votes. A passive
-votes by itself, on each labelled row without its own label (`Labeller.label_without_own`), and
-emits one number: on how many of these it is right, with discrete Gaussian noise. Nobody learns a
-vote; the number is self-reported, not verified. The active's model is the best that it makes alone:
-what the numbers decide is a person's choice, who reads them beside what that model is right on, in
-the report or by `secure-apfed plan RUN.yaml --with-peers 1`.
+The active sends the rows to label and the labels that it knows, as for votes. A passive votes by
+itself, on each labelled row without its own label (`Labeller.label_without_own`), and emits one
+number: on how many of these it is right, with discrete Gaussian noise. No party learns a vote; the
+number is self-reported, not verified. The active's model is the best that it makes alone: what the
+numbers decide is a person's choice, who reads them beside what that model is right on, in the
+report or by `secure-apfed plan RUN.yaml --with-peers 1`.
 
 Letters: U rows to vote on, n of them labelled, K classes.
 """

@@ -1,10 +1,10 @@
-"""Count distinct columns, and say what a sum of linear images of them reveals.
+"""Counting distinct columns, and describing what a sum of linear functions of them reveals.
 
 A sum of D numbers a person that is linear in the passives' columns is a system of D equations in
 as many unknowns as these columns have rank. Known people give its coefficients. If D is at least
 that rank it has one solution: least squares reads every column of everybody else.
 
-Run by: whoever holds the columns; it alone knows their rank. Letters: N rows, F columns.
+Run by: the party with the columns; it alone knows their rank. Letters: N rows, F columns.
 """
 
 import math

@@ -1,7 +1,8 @@
 """A linear layer over concatenated representations, computed as a secure sum.
 
-Run by: who trains a split network that merges by `torch.cat`, all parties in one process or each in
-its own. Protects from: a receiver that reads single representations; it learns their weighted sum.
+Run by: code that trains a split network that merges by `torch.cat`, all parties in one process or
+each in its own. Protects from: a receiver that reads single representations; it learns their
+weighted sum.
 
 Most split networks hand `torch.cat([z_1, ..., z_M], dim=1)` to a linear layer. Its weight W has a
 block of columns for each party, W = [W_1, ..., W_M], so

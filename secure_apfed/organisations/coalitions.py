@@ -1,7 +1,7 @@
-"""Which parties of a run one organisation must not run together, since they could collude.
+"""The coalitions of parties that one organisation must not run together, since they could collude.
 
-Run by: whoever proposes or joins a run. Protects: parties whose contributions a secure sum, masks
-or a dealer hide only as long as two others do not collude. The rows are those of the table of
+Run by: a party that proposes or joins a run. Protects: parties whose contributions a secure sum,
+masks or a dealer hide only as long as two others do not collude. The rows are those of the table of
 coalitions in `who_learns.md`, and the same facts from the rows of single roles; a test compares
 both. `reads` is what the coalition reads of a single party, and empty if it reads nothing of the
 kind; `alters` is what it could change without being noticed.

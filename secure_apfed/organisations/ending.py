@@ -1,9 +1,9 @@
 """The end of a project in a party's folder: what is deleted and kept, and a signed statement.
 
-Run by: each party, in its own folder, once joint predictions are over. From then on nothing begins
-in that folder. Protects from: secrets, prepared tables and joint networks that remain long after
-they are needed. Does not protect from: copies elsewhere, a disk that keeps deleted data, and the
-files of the other parties.
+Run by: each party, in its own folder, once joint predictions are over. From then on nothing can be
+started in that folder. Protects from: secrets, prepared tables and joint networks that remain long
+after they are needed. Does not protect from: copies elsewhere, a disk that keeps deleted data, and
+the files of the other parties.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
 Run by: the experimenter, who prepares a folder for each party (its key, its rows, its file of
 settings), starts one process a party, which opens no folder but its own, and gathers the results
-that the parties wrote. Nobody holds what all of them sent, so each attacks what it sent itself. All
+that the parties wrote. No party has all messages, so each runs attacks on its own messages. All
 processes belong to one user: this is a trial of separate parties, and protects none from another.
 """
 

@@ -1,8 +1,8 @@
 """A job of NVFlare's that runs the parties of a run, and startup kits that allow it.
 
-Run by: whoever submits it, to any environment of NVFlare's (`SimEnv`, `PocEnv`, `ProdEnv`). A job
-holds names of sites and classes and nothing else: no code, no data, no settings of a run, no path.
-Each site alone decides which party it runs, and with which files; see docs/nvflare.md.
+Run by: the submitter of the job, to any environment of NVFlare's (`SimEnv`, `PocEnv`, `ProdEnv`). A
+job holds names of sites and classes and nothing else: no code, no data, no settings of a run, no
+path. Each site alone decides which party it runs, and with which files; see docs/nvflare.md.
 
 Example: a submission in production, where `kits/lead@bank.example` is a startup kit of NVFlare's.
 

@@ -1,4 +1,5 @@
-"""One party's record of a session for its own report: who sent what, and what it sent itself.
+"""One party's record of a session for its own report: the flows of all its messages, and the
+content of those that it sent.
 
 Run by: every party that runs in a process of its own, for itself. It counts messages and bytes that
 it receives. If its settings name attacks, it keeps what it sent, in memory alone, to measure after

@@ -1,7 +1,7 @@
-"""One party of a run in a process of its own: its folder, its rows, its script, its sockets.
+"""Running one party in its own process: its folder, data, script and connections.
 
-Run by: each party, from its own file of settings. Nothing is loaded here but what is this party's;
-what the others hold it learns from their messages, as the contract says, and not at all otherwise.
+Run by: each party, from its own file of settings. Only this party's own files are loaded; it learns
+of the others' data only from their messages, as the contract defines.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

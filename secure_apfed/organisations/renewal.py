@@ -1,4 +1,5 @@
-"""Renewing the certificate of one party of a sealed project; nobody compares words again.
+"""Renewing the certificate of one party of a sealed project, without a new comparison of
+fingerprints.
 
 Run by: the party, which requests and installs the certificate; the organiser, who issues it under
 the authority that the project was sealed with; and others, who may note the renewal. A request is

@@ -1,4 +1,4 @@
-"""Lists of revoked keys, and the parties that read them: a list that nobody reads protects nobody.
+"""Lists of revoked keys, and the search for parties that read them; an unread list has no effect.
 
 Run by: `certs revoke` and `project check`, which look for the files of parties that read a list;
 and every party over TLS while it runs, which reads its list again whenever it changes and ends its

@@ -1,10 +1,10 @@
-"""Joint prediction between organisations: the passives serve, the active asks.
+"""Joint prediction between organisations: the passives serve, the active sends requests.
 
 Run by: each passive and the aggregator, which serve session after session (`serve_party`), and the
 active, which asks about the people of a file (`predict_jointly`). The active falls back to its solo
 model if a passive does not know a person, has left, or has reached a limit, for the person or in
-all. Protects a passive from: an active that asks too much. Its book counts in all sessions, on the
-disk, before an answer leaves.
+all. Protects a passive from: an active that sends too many requests. Its book counts in all
+sessions, on the disk, before an answer leaves.
 """
 
 import datetime as dt

@@ -1,4 +1,4 @@
-"""Protecting representations and labels, and saying exactly what that gives.
+"""Protecting representations, labels and updates, with an exact account of the guarantee.
 
 Guards clip and add noise before anything is sent (`guard.GUARDS`); accountants turn what was done
 into epsilon (`accountants.ACCOUNTANTS`); the `ledger` is charged before each release. Under DP-SGD

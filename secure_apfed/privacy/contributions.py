@@ -1,4 +1,5 @@
-"""What a passive's contributions cost: discrete Gaussian noise of the honest parties in a sum.
+"""The privacy cost of a passive's contributions: discrete Gaussian noise of the honest parties in a
+sum.
 
 Run by: every passive, which charges its own ledger before each contribution. Against: the
 active, which reads the sum, together with as many passives as the settings count as

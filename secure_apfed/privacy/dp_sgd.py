@@ -1,9 +1,10 @@
-"""Private training: noisy sums of clipped gradients, and what they cost a record with its releases.
+"""Private training: noisy sums of clipped gradients, and their privacy cost together with the
+releases.
 
-Run by: the active, on the gradients that one batch gives its encoder, head and projection
-(DP-SGD, Abadi et al. 2016, Deep Learning with Differential Privacy, Algorithm 1). Against:
-whoever reads anything that its parameters move: the representations of all later steps, and
-the finished model.
+Run by: the active, on the gradients that one batch gives its encoder, head and projection (DP-SGD,
+Abadi et al. 2016, Deep Learning with Differential Privacy, Algorithm 1). Protects from: any reader
+of results that depend on the parameters: the representations of all later steps, and the finished
+model.
 
 Guarantee: replacing one example moves the clipped sum by at most 2C, so that one update is
 (2C / sigma)-GDP for each example in it, label included, at fixed parameters. No amplification

@@ -1,14 +1,14 @@
-"""What stands between a party's representations and the wire: clip, noise, and what that gives.
+"""Guards: they clip representations and add noise before these are sent.
 
-Run by: the party that sends representations (the active of APFed; every passive of TVFL). Against:
-whoever receives them. A guard states its own sensitivity and mechanism, so that the ledger charges
-what was really done and the report says no more than that.
+Run by: the party that sends representations (the active of APFed; every passive of TVFL). Protects
+from: their receivers. A guard declares its own sensitivity and mechanism, so that the ledger
+charges and the report states exactly what was done.
 
 Guarantee of Gaussian noise: two runs that differ in one person's representation at one step give
 releases of that row that are (2C / sigma)-GDP apart, under replace-one adjacency and WITH THE
-ENCODER HELD FIXED. It is not differential privacy of training: a person's features and
-label also move the encoder, and so all the other rows of later steps. Labels have no
-guarantee. Needs: a key that nobody else has; noise.py says what floating point costs.
+ENCODER HELD FIXED. It is not differential privacy of training: a person's features and label also
+move the encoder, and so all the other rows of later steps. Labels have no guarantee. Needs: a key
+that no other party has; for the cost of floating point see noise.py.
 
 Letters: B rows of a batch, D numbers of a representation, F rows frozen so far.
 """

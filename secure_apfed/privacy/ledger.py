@@ -1,15 +1,15 @@
 """The account of what a party has released: charged before each release, never refunded.
 
-Run by: each party, for what it sends and for what it answers at most. T is the number of different
+Run by: each party, for its own messages and its limits of answers. T is the number of different
 releases of the row that was sent most often, over all sessions of a run, retries and validation
-sends included; sending the very same bytes again at the same step tells nobody anything new and is
-free.
+sends included; sending the same bytes again at the same step reveals nothing new and is free.
 
-The write-ahead log is the truth: what it holds counts, whatever checkpoint is loaded. It holds row
-positions and digests, no representation. Protects from: losing count, by a crash or a rolled-back
-checkpoint; and from going on after a change that its hashes show, which are changed, missing or
-swapped lines before the last. It does not see whole lines missing at its end, unless a checkpoint
-counts them. Nor does it protect from its own party editing it: the log is that party's own book.
+The write-ahead log is authoritative: its entries count, whatever checkpoint is loaded. It contains
+row positions and digests, no representation. Protects from: losing count, by a crash or a
+rolled-back checkpoint; and from going on after a change that its hashes show, which are changed,
+missing or swapped lines before the last. It does not see whole lines missing at its end, unless a
+checkpoint counts them. Nor does it protect from its own party editing it: the log is that party's
+own book.
 
 One JSON object a line. The first says what is counted; every other is one release with its
 step, digest and rows, and a running hash over all lines so far. The ledger allows a release

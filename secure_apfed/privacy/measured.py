@@ -1,11 +1,13 @@
-"""Measures the words that privacy bounds rest on: does one row of a batch move the others?
+"""Tests of the properties on which privacy bounds rely: does one row of a batch change the results
+of others?
 
 A bound per row (epsilon_x of a guard, epsilon_c of noise under a sum, epsilon_model of DP-SGD)
 holds where a row's result reads that row alone. No accountant sees whether it does: a network that
 normalises over the batch, or a loss that subtracts the batch's mean, looks like any other. So rows
-of a real batch are replaced, by each other and by extreme ones, and what moved is looked at.
+of a real batch are replaced by each other and by extreme ones, and the other rows' results are
+compared.
 
-Run by: each party, on the first batch of a session, where a finite epsilon rests on the word; by
+Run by: each party, on the first batch of a session, if a finite epsilon relies on the property; by
 authors of plug-ins (`secure_apfed.testing`) and of own loops (`check_row_wise`). A measurement
 finds what mixes rows of this batch; it proves nothing of other batches, and finds nothing in code
 that waits for a later one.

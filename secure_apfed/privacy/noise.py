@@ -1,4 +1,5 @@
-"""Clip and keyed noise: bounded rows, and noise from a key, the step, and what it is added to.
+"""Clipping and keyed noise: bounded rows, and noise derived from a key, the step, and the values
+that it is added to.
 
 Run by: every party that adds noise, in a guard, a defence or under a sum. The sensitivity that a
 guard states rests on the clip's bound alone, so it is kept for any finite row: huge, tiny or zero.
@@ -11,7 +12,7 @@ serves two different releases: a resumed run that computes the same batch again 
 bytes, which tell nothing more and cost nothing more, and a run that resumes differently gets
 independent noise. Bound to the step alone (`secret=False`, "reproducible_insecure" in settings),
 experiments repeat with the run's seed; but two different releases of one step then differ by no
-noise at all, which ledgers know, and whoever knows the seed can take the noise off.
+noise at all, which ledgers take into account, and anyone who knows the seed can remove the noise.
 
 Floating point. A bound of Gaussian DP is about real numbers, and the low bits of a sum of floats
 tell what was added (Mironov 2012, On Significance of the Least Significant Bits). So guards

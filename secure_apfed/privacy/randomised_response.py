@@ -1,10 +1,10 @@
 """Randomised response: on the active's labels before training, on votes before they leave.
 
 Run by: the active, on its training labels, each of them once; every passive, on its hard votes.
-Against: whoever reads anything that the labels move afterwards, the released representations and
-the finished model included; everybody who reads single votes, the active and the aggregator
-included: nobody has to be trusted with a sum. A mechanism states its own epsilon and what that
-covers, so that the report says no more than was done.
+Protects from: any reader of results that depend on the labels, such as released representations and
+the finished model; and any reader of single votes, including the active and the aggregator, so that
+no party has to be trusted with a sum. A mechanism declares its own epsilon and what that covers, so
+that the report is exact.
 
 Letters: N labels, K classes, M parties, U rows of votes.
 """

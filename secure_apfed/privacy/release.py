@@ -1,12 +1,13 @@
-"""Privacy in somebody else's loop: one object that clips, charges, adds noise, and reports.
+"""Differential privacy in a user's own training loop: one object that clips, charges, adds noise,
+and reports.
 
-Run by: whoever sends. Protects from: whoever receives what comes out and knows all but the noise
-key; and from noise without an account: each object draws a key, counts its steps, charges before it
-draws, and stops at its budget. Clip, noise, account and what they promise are those of `guard`,
+Run by: the sender. Protects from: a receiver of the output that knows everything but the noise key;
+and from noise without an account: each object creates a key, counts its steps, charges before it
+adds noise, and stops at its budget. Clip, noise, account and guarantee are those of `guard`,
 `contributions`, `randomised_response` and `ledger`.
 
-One object serves one table in one process. What is released of the same people under two of them,
-or by a loop that began anew, adds up, and neither knows, unless one loads the state of the other.
+One object serves one table in one process. Releases of the same people by two objects, or by a
+restarted loop, add up, and neither object knows of the other, unless it loads the other's state.
 Threads take turns; pickles and forked processes are refused. `PrivateRelease` is a layer: its
 copies share its account and its key.
 """

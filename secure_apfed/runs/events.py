@@ -1,6 +1,6 @@
-"""The JSON schema of what `--json-events` prints, a line each, made of the models of its parts.
+"""The JSON schema of the lines that `--json-events` prints.
 
-Read by: whoever writes a program that watches parties (`secure-apfed party --json-events-schema`).
+Read by: authors of programs that watch parties (`secure-apfed party --json-events-schema`).
 """
 
 from collections.abc import Mapping

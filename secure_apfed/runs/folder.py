@@ -1,7 +1,7 @@
 """The run folder and a party's own, written so that a killed process harms nothing.
 
-Every file is written beside its place and moved there in one step. The folder is its owner's
-alone: labels, models and ledgers lie in it, so no other local user may enter.
+Every file is written under a temporary name in the same folder and then renamed. Only the owner may
+enter the folder, since it contains labels, models and ledgers.
 """
 
 import datetime as dt

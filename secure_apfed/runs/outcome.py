@@ -1,8 +1,8 @@
-"""What a run tells: how far it is, and what it gave, in memory and as it was written.
+"""The progress and the result of a run, in memory and as stored in its folder.
 
-Written by: whoever plays the active, and the launcher that gathers the results of parties that
-ran apart. Read by: everything that attacks, reports or compares runs. A folder may have been sent
-by somebody else, so only plain files of bounded size and of the types named here are read.
+Written by: the process of the active, and the launcher that gathers the results of parties in
+separate processes. Read by: attacks, reports and comparisons of runs. A folder may come from
+somebody else, so only plain files of bounded size and of the types defined here are read.
 """
 
 import math

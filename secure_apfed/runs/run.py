@@ -1,6 +1,7 @@
-"""One run, over whatever its parties are joined by; in memory one process plays all of them.
+"""One run, over any transport; in memory one process simulates all parties.
 
-Run by: the experimenter. Whatever happens, what was written is whole: see `folder` and `keeper`.
+Run by: the experimenter. Files are complete even if the process is killed: see `folder` and
+`keeper`.
 """
 
 import copy

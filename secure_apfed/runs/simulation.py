@@ -1,4 +1,4 @@
-"""Runs of which nothing but accuracy is asked: the parties' arithmetic, without what they send.
+"""Runs that measure accuracy only: the parties' arithmetic, without messages.
 
 Run by: the experimenter, for tables and studies. Parties are built as in every run, from their own
 data and seeds; their networks then compute in one place, and no message is written, hashed or

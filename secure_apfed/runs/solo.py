@@ -1,4 +1,4 @@
-"""The model that the active keeps: predicts from its own features with no other party present.
+"""The stored model of the active, which predicts from its own features without other parties.
 
 Two files: parameters as safetensors, and a JSON card that says what they are, how features are
 encoded, and what the run promised about privacy. A table is read, predicted and written some rows

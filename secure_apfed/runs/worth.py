@@ -1,4 +1,4 @@
-"""What each passive's help was worth: the same run again, once without each passive.
+"""The worth of each passive's help: the same run is repeated once without each passive.
 
 Run by: the experimenter, who has all parties in one process. Leave-one-out: a passive's worth is
 what the active's model loses on the test rows if this passive takes no part and every other setting

@@ -1,6 +1,7 @@
-"""What a run says about its data: which set, how it is cut between parties, who knows whom.
+"""The settings of a run's data: the data set, its division between parties, and the people of each
+party.
 
-Whether the set exists and can be cut so is `secure_apfed.data.catalogue.check_data`.
+`secure_apfed.data.catalogue.check_data` checks that the set exists and can be divided so.
 """
 
 import re

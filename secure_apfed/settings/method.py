@@ -1,9 +1,9 @@
-"""What every method declares of itself: its settings, and what others may know of it.
+"""The base of methods' settings, with the facts that every method declares about itself.
 
 A run names one as `method: votes`, or with its settings as `method: {name: votes, epsilon: 8}`; the
-object that comes of it, `config.method`, answers whoever asks what the method is. Its class stands
-beside the method's code, in the file of the method; nothing outside of `secure_apfed.methods` asks
-for a method by its name. What it says is public: every party agrees to it with the contract.
+resulting object, `config.method`, has the facts of the method. Its class is defined in the file of
+the method; code outside of `secure_apfed.methods` does not branch on the name of a method. The
+facts are public: every party agrees to them with the contract.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Names of others' code in settings, and tables that take what stands behind such a name.
+"""Names of plug-in code in settings, and tables that import the code behind such a name.
 
 Run by: the party that names code, which alone may: in a run's file of its own, on its command line
 or in its program. Whatever else is read (a proposal, a file that all parties share, a run's folder,

@@ -1,4 +1,4 @@
-"""What a run or one of its parties promises of privacy: the only place that says it.
+"""The privacy promises of a run or of one of its parties; all displays read them here.
 
 Run by: every surface that shows an epsilon, for people or for programs (the terminal, status lines,
 metrics, results, reports, tables, plans and audit logs). A promise is one of three: a finite

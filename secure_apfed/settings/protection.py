@@ -1,4 +1,4 @@
-"""Whom a setting protects, and which way is less: said beside each key, and read by every screen.
+"""Marks on settings keys: whom a key protects, and which values protect less.
 
 Read by: the screens before a run (`project join`, `project new`, `project check`, `plan`), which
 list every departure towards less from the default, and whoever holds a proposal against a party's

@@ -1,13 +1,14 @@
-"""What the active can do alone with few labels, and the best of it, chosen by its own labels.
+"""The local baselines, which the active trains alone with few labels, and the choice of the best
+one by its own labels.
 
-Beside the single models stand the mean of their probabilities and the mean of the best three
-(`COMBINATIONS`): with 50 labels the winner of ten by cross-validation is often worse than the mean
-of all. A model that has collapsed, so that it calls nearly all rows one class that is rare among
-the labels, is never chosen and never averaged (`has_collapsed`).
+In addition to the single models there are the mean of their probabilities and the mean of the best
+three (`COMBINATIONS`): with 50 labels the winner of ten by cross-validation is often worse than the
+mean of all. A model that has collapsed, so that it calls nearly all rows one class that is rare
+among the labels, is never chosen and never averaged (`has_collapsed`).
 
-Run by: the active, whose votes have what it chooses as their prior, and whoever measures what help
-was worth. Passives' help is measured against the best of these, not against the run's own network
-only: with few labels and many unlabelled rows the best baseline is often one that uses the
+Run by: the active, which uses the chosen baseline as the prior of votes, and by measurements of the
+gain by help. Passives' help is measured against the best of these, not against the run's own
+network only: with few labels and many unlabelled rows the best baseline is often one that uses the
 unlabelled rows. From few labels the choice is often not the one that the test rows would have made,
 so a study that claims a gain should also name the baseline with the best mean over its seeds, and
 gain over that one. A new baseline is one class and one line here.

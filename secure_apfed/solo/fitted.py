@@ -1,8 +1,8 @@
-"""Fitted models as networks: what the active keeps where its own best model is not one already.
+"""Fitted models as networks, so that the active can store any best local model.
 
-Run by: the active, alone. Every model is float64, reads rows (B, F) and gives log-probabilities
-(B, K); all that it knows are buffers, named by its kind, so that a file of tensors says what it
-holds. A new kind is one class and one line in `KINDS`.
+Run by: the active, alone. Every model is float64, reads rows (B, F) and gives log-probabilities (B,
+K); all of its state are buffers, named by its kind, so that a file of tensors identifies the model.
+A new kind is one class and one line in `KINDS`.
 
 Letters: B rows, F features, K classes, R rows that are remembered, V nodes of all trees, T trees,
 C cosines, M models that are averaged.

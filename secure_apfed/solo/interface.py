@@ -1,13 +1,12 @@
-"""What the active has when it learns alone from few labels, what a baseline makes of it, and fits
-that are kept.
+"""The interface of local baselines: their task, their predictor, and the store of fitted models.
 
-Run by: the active, or whoever measures whether the passives' help was worth it: help is compared
-with the best that the active does alone, unlabelled rows included.
+Run by: the active, and by measurements of the gain by the passives' help: it is compared with the
+best local baseline, which may use unlabelled rows.
 
-Whoever asks again with the same rows, labels and seed gets what was fitted before: every baseline
-is fitted without a part of the labels to choose one of them, for the report of a run as for the
-prior of its votes. Nothing is kept unless a store is named. What it holds was learnt from the
-active's labels, so it belongs to whoever plays the active.
+Fits with the same rows, labels and seed are reused: every baseline is fitted without a part of the
+labels to choose one of them, both for the report of a run and for the prior of its votes. Nothing
+is stored unless a store is set. Its content was learnt from the active's labels, so it belongs to
+the active.
 
 Letters: N training rows, n of them with labels, B rows to predict, F features of a row, K classes.
 """
