@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from secure_apfed.runs.outcome import RunResult
 
 _JSON = {"--json", "--json-events"}
-# What a wrong call raises, whether click lies beside typer or, since 0.26, inside it.
+# The errors of a wrong call; click is a package of its own or, since typer 0.26, part of typer.
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 
@@ -449,7 +449,7 @@ def execute(arguments: Sequence[str]) -> int:
             _refuse_moved_command(rest)
             code = app(args=rest, prog_name="secure-apfed", standalone_mode=False)
         except _UsageError as error:
-            if not error.format_message():  # no command was named, and the help stands there
+            if not error.format_message():  # no command was named, and the help was printed
                 return error.exit_code
             failure = terminal.Failure(
                 code=2, title="Usage", kind="UsageError", message=error.format_message()
@@ -478,7 +478,7 @@ def main() -> None:
     # Loading torch makes a million objects that live to the end: they are not looked through for
     # garbage again and again, nor once more when the program ends: a quarter of a short run.
     gc.set_threshold(50_000, 20, 20)
-    # A service manager ends a process by SIGTERM: it stops as by Ctrl-C, and says how to resume.
+    # A service manager ends a process by SIGTERM: it stops as by Ctrl-C, and prints how to resume.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = execute(sys.argv[1:])
     gc.freeze()

@@ -26,7 +26,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
-# Of a recording or a checkpoint, which are held in memory: more than any run here has written.
+# Limit for recordings and checkpoints, which are read into memory; no run has written as much.
 MOST_BYTES = 2**34
 # A byte of JSON may take twenty in memory.
 MOST_JSON_BYTES = 2**24
@@ -294,7 +294,7 @@ def _make_irregular_error(path: Path) -> CheckpointError:
     return CheckpointError(f"{path} is not a regular file; remove what stands in its place")
 
 
-# No file of a run folder ends with one of these, so that predictions and models may lie in it.
+# No file of a run folder has one of these suffixes, so predictions and models may be stored in it.
 _FREE_SUFFIXES = (".csv", ".parquet", ".onnx")
 
 

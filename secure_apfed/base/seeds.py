@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 _Function: TypeAlias = Callable[..., Any]
 _Device: TypeAlias = torch.device | str | int | None
-# These draw, and take a generator: where they make a tensor, or where their first argument lies.
+# Random functions that take a generator; those of `_FILL` on the first argument's device.
 _MAKE = frozenset({torch.rand, torch.randint, torch.randn, torch.randperm})
 _FILL = frozenset(
     {

@@ -98,7 +98,7 @@ def party(
     # A misspelt attack is refused before hours of training.
     shared = load_config(file.config)
     refuse_code(shared, source=f"{file.config}, which all parties share,")
-    shared.note_attacks()  # which each party says for itself: no proposal holds any
+    shared.note_attacks()  # each party sets its own; a proposal has none
     expand_choices(shared.attacks)
     board = progress.Board(lambda: (status.build_status(),))
     me = file.party
@@ -126,7 +126,7 @@ def party(
     with progress.show_work(me, **how):
         finished.attack_own(records[0], file.folder, quiet=quiet)
     if result is None or result.folder is None:
-        if not end_with_stdin:  # else whoever started it reports
+        if not end_with_stdin:  # else the parent process reports
             finished.tell_helper(file.folder, quiet=quiet)
         return
     settings = RunFolder(result.folder).load_config()
@@ -134,7 +134,7 @@ def party(
         finished.finish_run(
             settings, result, baselines=baselines, quiet=quiet, json_events=json_events
         )
-    elif baselines:  # whoever started it reports
+    elif baselines:  # the parent process reports
         with progress.show_work(me, **how):
             finished.measure_local_models(settings, result, quiet=quiet)
 

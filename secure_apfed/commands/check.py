@@ -41,7 +41,7 @@ _REFUSED = 4
 _PATTERNS = "patterns of IDs"
 _MOST_PATTERNS = 12
 _LONGEST_PATTERN = 64
-# Marks of kinds of characters, and characters that nobody sees by their number.
+# Marks for kinds of characters, and the code points of invisible characters.
 _MARKS_OF_KINDS = re.compile(r"A?a?(?:0?9)?|#")
 _UNSEEN = re.compile(r"U\+[0-9A-F]{4,6}")
 _ERRORS = (ApfedError, LocalProtocolError, RemoteProtocolError, OSError, EOFError)

@@ -370,7 +370,7 @@ def _show_proposal(
 
     links: tuple[Link, ...] = ()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows that nobody has
+        warnings.simplefilter("ignore")  # about rows that do not exist
         shapes = dict.fromkeys(proposal.list_names("active", "passive"), own_shape or TableShape())
         try:
             links = forecast(config, shapes).links

@@ -69,7 +69,7 @@ class Config(RunSettings):
     @model_validator(mode="after")
     def _check_fit(self) -> Self:
         """Set the task's default measure, and refuse settings that do not fit task and method."""
-        # Late: tables hold what they name, and whoever reads settings needs none of it.
+        # Imported late: the tables import their entries, which readers of settings do not need.
         from secure_apfed.config.checks import check_task
         from secure_apfed.measures.tasks import TASKS
         from secure_apfed.methods.checks import check_method

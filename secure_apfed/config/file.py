@@ -126,7 +126,7 @@ def _describe_problem(
         message = str(first["ctx"]["error"])
         keys, _, rest = message.partition(": ")
         return rest if rest and path[-len(keys.split(".")) :] == tuple(keys.split(".")) else message
-    # A member of a union that takes another shape altogether says nothing about this value.
+    # The error of a union member for another kind of value is irrelevant for this value.
     expected = dict.fromkeys(_describe_expectation(detail) for detail in details)
     value = first["input"]
     if first["type"] == "union_tag_invalid":

@@ -49,7 +49,7 @@ def list_settings(settings: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     values |= dict(_flatten_settings(defaults))
     values |= dict(_flatten_settings(nested))
     listed = {_SEPARATOR.join(path): value for path, value in values.items() if _is_set(path)}
-    # Whole mappings beside their parts would be set twice.
+    # A mapping and its parts would both be set.
     parents = {key.rpartition(_SEPARATOR)[0] for key in listed}
     return {key: listed[key] for key in listed if key not in parents or key == _METHOD}
 

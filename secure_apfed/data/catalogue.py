@@ -367,7 +367,7 @@ def take_dataset(settings: DataSettings) -> DataSettings:
     """
     name = settings.dataset
     if name == TABLES or name in DATASETS or find_code_name(name, "datasets") is None:
-        return settings  # of an unknown name `find_dataset` says what was meant
+        return settings  # `find_dataset` reports unknown names, with a suggestion
     dataset_name = DATASETS.take_name(name, key="dataset")
     return settings.model_copy(update={"dataset": dataset_name})
 

@@ -71,7 +71,7 @@ _FILLED: tuple[Missing, ...] = ("mean", "drop")
 _ROUNDING = 8 * np.finfo(np.float64).eps
 _SAME = 1e-6  # of a number that a file has in float32, too
 RawFeatures: TypeAlias = pd.DataFrame | NDArray[np.generic]
-# By kind, how the numbers that are standardised are read; of dates `_numbers` says it.
+# The reader of the standardised numbers of each kind; dates are read by `_numbers`.
 _READ = MappingProxyType({"numeric": numbers_of, "duration": spans_of})
 
 
@@ -641,7 +641,7 @@ class ImageEncoding(Settings):
         The encoding may come from a peer's model card, so sizes are checked before memory is
         allocated.
         """
-        # Of a card that somebody sent: a network is asked what it makes of such an image.
+        # Limit for received cards: the output shape of a network is computed for such an image.
         if (numbers := self.channels * self.height * self.width) > MOST_IMAGE_NUMBERS:
             raise ValueError(
                 f"channels * height * width are {numbers:,} numbers of an image, expected "

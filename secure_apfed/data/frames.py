@@ -78,7 +78,7 @@ RESPELT = rf"-?(0|[1-9][0-9]*)((\.[0-9]+)?e[+-][0-9]{{1,3}}|\.[0-9]*0)|-0(\.0+)?
 
 _DAY = datetime.timedelta(days=1)
 _MOSTLY = 0.5
-# What a number or a date looks like where nobody reads it as one, and what to write instead.
+# Forms of numbers and dates that are not read as such, and the form to write instead.
 _LOOK_ALIKES: Mapping[str, tuple[re.Pattern[str], str]] = {
     "numbers with commas, or thousands apart": (
         re.compile(r"-?\d{1,3}([,.' ]\d{3})*,\d+|-?\d{1,3}([,' ]\d{3})+(\.\d+)?|-?\d+,\d+"),
@@ -94,7 +94,7 @@ _LOOK_ALIKES: Mapping[str, tuple[re.Pattern[str], str]] = {
         "2026-01-31",
     ),
 }
-# By type of pandas or kind of numpy, what a column holds that no table has, and what to do.
+# By pandas type or numpy kind: the name of unsupported contents of a column, and a remedy.
 _STRANGE_TYPES: Mapping[type | str, tuple[str, str]] = {
     pd.IntervalDtype: (
         "intervals",
@@ -144,7 +144,7 @@ def collect_frame(frame: Any, *, party: str) -> Any:
         rows = nw.from_native(frame)
         return rows.collect().to_native() if isinstance(rows, nw.LazyFrame) else frame
     except nw.exceptions.DuplicateError:
-        return frame  # `as_pandas` says so
+        return frame  # `as_pandas` reports it
     except TypeError as error:
         raise DataError(
             f"{party}: expected a frame of pandas, polars or pyarrow, got {type(frame).__name__}"
@@ -308,7 +308,7 @@ def _load_packed_rows(rows: "Dataset", texts: Sequence[str]) -> pd.DataFrame:
     Whole numbers become floats where one is empty.
     """
     frame = _convert_to_pandas(rows.to_table())
-    # else the packed file, and what it was unpacked to, would stay beside the frame
+    # else the compressed and the decompressed file would stay in memory together with the frame
     default_memory_pool().release_unused()
     for name in texts:
         floats = name in frame and frame[name].dtype.kind == "f"

@@ -45,7 +45,7 @@ _WHOLE = re.compile(r"-?[0-9]+")
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:([ ,'])[0-9]{3})(?:\1[0-9]{3})*")
 _BETWEEN_NUMBERS = re.compile(r"(?<=[0-9])[\s_-]+(?=[0-9])")
 _BETWEEN_WORDS = re.compile(r"(?<=\w)[\s_-]+(?=\w)|\s+(?=%)")
-# As columns of truths are written; a letter stands for its word only beside that word.
+# Spellings of truth values; a single letter counts only if the column has its word, too.
 _TRUTHS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 _LETTERS = {"t": "true", "y": "yes", "f": "false", "n": "no"}
 
@@ -210,7 +210,7 @@ def _parse_meaning(text: str, words: set[str]) -> object:
     if _NUMBER.fullmatch(point):
         try:
             return Decimal(point)
-        except InvalidOperation:  # its exponent lies beyond all bounds
+        except InvalidOperation:  # its exponent is out of range
             return text
     return _BETWEEN_WORDS.sub("", _BETWEEN_NUMBERS.sub("\0", text))
 

@@ -176,7 +176,7 @@ class VerticalData(OwnData):
 
     def compare_ids(self, rule: Callable[[str], str]) -> None:
         """Refuse parties without any matching ID, after this normalisation. Raises DataError."""
-        if not self.horizontal:  # else nobody is matched
+        if not self.horizontal:  # else no people are matched
             require_comparable({table.name: map(rule, table.ids) for table in self.tables})
 
     def __post_init__(self) -> None:

@@ -975,7 +975,7 @@ def _prepare_labels(
     positive = settings.positive
     if positive is None and listed is None and len(classes) == 2 and settings.split == "by_class":
         positive = choose_positive(labels, classes)
-    # Rows are drawn by the classes in their order, so that the choice moves nobody to a test row.
+    # Rows are sampled by the ordered classes, so that the positive class changes no test row.
     groups = labels
     labels, classes = move_positive_last(labels, classes, positive, where=f"{party}: positive")
     return labels, groups, classes

@@ -147,7 +147,7 @@ class Calls:
         """Send one frame by a call, and remember the peers whose calls fail."""
         try:
             is_taken = self._carry(peer, name, number, frame)
-        except ConnectionAbortedError:  # by the end of the job, which says nothing of the peer
+        except ConnectionAbortedError:  # by the end of the job, which is no fault of the peer
             raise
         except OSError:
             with self._lock:

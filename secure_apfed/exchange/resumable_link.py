@@ -38,13 +38,13 @@ from secure_apfed.exchange.links import (
 _FRAME = struct.Struct(">BQQ")  # kind, number of a part, how many parts came
 _HELLO, _PART, _RECEIPT, _GOODBYE = range(1, 5)
 _PART_BYTES = 2**20
-_COST = 256  # of a part that waits, beside its bytes
+_COST = 256  # memory of a buffered part, in addition to its bytes
 _ID_BYTES = 32
 _NOBODY = bytes(_ID_BYTES)  # the peer of an end that was never connected
 MOST_FRAME = _FRAME.size + PART_HEADER_BYTES + _PART_BYTES
 """Bytes of the longest message that a connection has to carry."""
 _WINDOW = 2**28  # bytes that the peer has not confirmed; then `send` waits
-_MOST_HELD = 2**28  # bytes that nobody asked for yet; then no more is confirmed, so the peer waits
+_MOST_HELD = 2**28  # unread bytes; above it nothing is confirmed, so the peer waits
 # A peer that waits for confirmations never gets further than this.
 _MOST_UNREAD = _MOST_HELD + _WINDOW + 2 * MOST_BYTES
 _STALLED_S = 300.0
@@ -60,7 +60,7 @@ _LINGER_S = 2.0
 _GREETING_S = 2.0
 _GREET_AGAIN_S = 2.0
 _PRESENT_S = 15.0  # how long after its greeting a peer counts as waiting
-_LAST_WORDS_S = 4.0  # how long an awaited peer may still speak once a needed one has left
+_LAST_WORDS_S = 4.0  # how long an awaited peer may still send after a needed one left
 ALL_AGAIN = "start all parties again with a new session"
 _LONGEST_WAIT_S = 3600.0  # systems take no time-out of months
 
@@ -143,7 +143,7 @@ class ResumableLink:
         self._fork_check = ForkCheck(f"the link to {peer}")  # whose threads no copy has
         self._id = fresh_key()
         self._peer_id = b""
-        # Messages that nobody has received yet, their arrival (monotonic clock) and their cost.
+        # Unread messages, with their arrival (monotonic clock) and their cost in memory.
         self._inbox: deque[tuple[bytes, float, int]] = deque()
         self._gathering = MessageAssembler("this party", peer, _PART_BYTES)
         # About how many bytes wait here, and how many of them are of a message midway.
@@ -305,7 +305,7 @@ class ResumableLink:
         try:
             self._connect_repeatedly()
         finally:
-            if not self._is_over():  # nobody else would notice that this thread is gone
+            if not self._is_over():  # nothing else would notice that this thread ended
                 self._record_failure(f"the link to {self._peer} ended by an error of this party")
 
     def _connect_repeatedly(self) -> None:

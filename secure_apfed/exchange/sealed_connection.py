@@ -141,7 +141,7 @@ def prove_identity(
         raise
     except (OSError, EOFError) as error:
         if not isinstance(error, ConnectionRefusedError):
-            _read_until_closed(connection)  # why it closed, where it said so before
+            _read_until_closed(connection)  # raises the peer's refusal, if any
         raise
 
 
@@ -277,7 +277,7 @@ class _SealedConnection:
         except RemoteProtocolError as error:
             if frame.startswith(_REFUSED):  # the other end has read the proof by now
                 raise ConnectionRefusedError(quote_reason(frame.removeprefix(_REFUSED))) from None
-            # Whoever altered it is on the way, not the peer: another connection may do.
+            # An intermediary altered it, not the peer: another connection may work.
             raise ConnectionAbortedError(
                 f"frame {self._came} of {self._link.peer} was altered, lost or repeated on the way"
             ) from error
@@ -338,7 +338,7 @@ class PeerAcceptor:
         self._crowd = StrangerQueue()
         self._changed = threading.Condition()
         self._awaited = awaited
-        self._newest: dict[str, Connection] = {}  # that nobody has taken yet
+        self._newest: dict[str, Connection] = {}  # accepted, but not yet used
         self._standing: dict[str, Connection] = {}
         self._trouble: dict[str, tuple[type[OSError], str]] = {}
 
@@ -356,7 +356,7 @@ class PeerAcceptor:
         try:
             name, connection = prove_identity(stranger, self._me, seen=check_claim)
         except (OSError, EOFError, RemoteProtocolError) as error:
-            # A refusal says more than the broken attempt after it.
+            # A refusal is more informative than the failed attempt after it.
             refused = isinstance(error, ConnectionRefusedError | RemoteProtocolError)
             kind = ConnectionRefusedError if refused else TimeoutError
             troubles = dict.fromkeys(claimed, (kind, f"somebody came in its name: {error}"))

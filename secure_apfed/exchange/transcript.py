@@ -257,7 +257,7 @@ class Transcript:
         if self._folder:
             stay = self._paths.union(*self._named.values())
             for file in {*self._folder.path.glob(PAYLOADS)} - stay:
-                with suppress(OSError):  # such as of a folder, which is none of ours
+                with suppress(OSError):  # such as for a folder, which this program did not create
                     file.unlink()
 
     @property

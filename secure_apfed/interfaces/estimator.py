@@ -141,7 +141,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         """Set one setting of the run, unless it has that value by default."""
         key = name.removeprefix(_SETTINGS)
         settings = self.settings if isinstance(self.settings, Mapping) else {}
-        # What holds already needs not be set: a default of today must not become a choice.
+        # Keep unchanged defaults unset: today's default must not become an explicit choice.
         listed = list_settings(settings, self._build_defaults())
         if key in listed and key not in list_given(settings) and _is_same(listed[key], value):
             return
@@ -213,7 +213,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             test_rows=torch.empty(0, dtype=torch.int64),
         )
         with warnings.catch_warnings():
-            # This process holds all tables: a plain sum hides nothing from it anyway.
+            # This process has all tables, so a secure sum would hide nothing from it.
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
             result = run(config, None, data=data)
         network = result.recording.model
@@ -318,7 +318,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             "task": self._task,
             "seed": self.seed,
         }
-        # What a file of settings would name; the frames stand for these files.
+        # Settings that a file would contain; the frames replace these files.
         settings["data"] = {
             "dataset": "tables",
             "active": _ACTIVE,

@@ -255,7 +255,7 @@ def run_frames(
             try:
                 _write_frames(frames, place / _TABLES)
                 with warnings.catch_warnings():
-                    # This process holds all tables: a plain sum hides nothing from it anyway.
+                    # This process has all tables, so a secure sum would hide nothing from it.
                     warnings.simplefilter("ignore", UnsafeChoiceWarning)
                     run_result = run(config, place)
             except BaseException:

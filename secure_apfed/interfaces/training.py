@@ -682,7 +682,7 @@ def _read_rows(
     """Return the rows as features, and their encoding."""
     rows = party.rows
     if isinstance(party, Passive) and rows is None:
-        # Whoever computes gradients out of sight shows no rows: nobody reads this column.
+        # A black-box passive shows no rows; this column is a placeholder that nothing reads.
         return torch.zeros((len(party.ids), 1)), ArrayEncoding(row_shape=(1,))
     if isinstance(rows, pd.DataFrame):
         words = [name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])]

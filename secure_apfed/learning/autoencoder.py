@@ -201,9 +201,9 @@ class _Loss:
         return total
 
 
-# Whether a code of some columns tells a classifier as much as the columns themselves.
+# Compares a classifier on the code of some columns with one on the columns themselves.
 #
-# Run by: a party with labels, alone, before anybody else takes part: it chooses encoders by it.
+# Run by: a party with labels, alone, to choose an encoder before a run.
 # Source: APC-VFL, Appendix F (Algorithm 1, Eqs. 11 and 12). The classifier is the paper's, logistic
 # regression (section 5), and reads columns and codes as they come: the autoencoder reads
 # standardised columns, and nothing is scaled behind it.

@@ -43,7 +43,7 @@ def find_device(choice: str) -> torch.device:
         choice = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(choice)
     if device.type == "cuda":
-        # Asked of the driver: this process may yet be forked.
+        # Query the driver, not CUDA: this process may still be forked.
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= gpus:
             seen = f"sees {gpus} GPU(s), counted from cuda:0" if gpus else "sees no GPU"

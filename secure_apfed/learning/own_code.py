@@ -194,7 +194,7 @@ class OwnCode:
 
         Raises ConfigError: it declares no settings, or others.
         """
-        # Late: whoever reads files stands above networks.
+        # Imported late: modules that read files are on a higher layer than networks.
         from secure_apfed.config.file import read_options
 
         key = f"passives.{owner}.objective"

@@ -44,7 +44,7 @@ from secure_apfed.privacy.noise import NoiseSource
 _NORM_SLACK = 1e-5
 _MOST_PAIRS = 2**22
 _NEIGHBOUR = 10.0
-# Below, many honest rows lie close together for want of room.
+# In fewer dimensions many honest rows are close to each other.
 _NEIGHBOUR_NUMBERS = 16
 
 
@@ -152,7 +152,7 @@ def measure_spread(z_BD: Tensor) -> Tensor:
     tiny = torch.finfo(torch.float64).tiny
     unit_BD = (wide_BD / norm_B1.clamp(min=tiny)).to(flat_BD.dtype)
     zero_B = norm_B1.flatten() == 0
-    # A GPU is not asked, since the answer would be waited for.
+    # Not checked on a GPU, since reading the result would wait for it.
     may_have_zeros = zero_B.is_cuda or bool(zero_B.any())
     rows = len(flat_BD)
     total = wide_BD.new_zeros(())

@@ -55,7 +55,7 @@ from secure_apfed.settings.run import RunSettings
 
 DEALER = "dealer"
 _UNFINISHED = "alignment"
-# Of a position, beside a row of features: where it is in the own table, and counts of answers.
+# Bytes of a position in addition to its features: the row of the table, and counts of answers.
 _POSITION_BYTES = 64
 _MORE = "give common people of each class a label, or align tables that share more people"
 _TEST = "take another seed, raise data.test_fraction, or align tables that share more people"
@@ -168,7 +168,7 @@ async def deal_randomness(own: PartyContext, links: Links, session: str) -> None
         )
         for member in members:
             links.send(member, Kind.READY, BEFORE_TRAINING)
-    # Who says that it is done may leave: nobody waits for it any more.
+    # A peer that reported READY may leave: this party waits for it no more.
     links.send(own.active, Kind.READY, BEFORE_TRAINING)
 
 
@@ -398,7 +398,7 @@ def _warn_of_few_positives(
     shortages = list[str]()
     if learnt_counts[rarest] < FEWEST_POSITIVES and not config.labels_are_private:
         shortages.append(f"{learnt_counts[rarest]} labelled training rows")
-    if FEWEST_ROWS <= test_counts[rarest] < FEWEST_POSITIVES:  # of fewer the other warning tells
+    if FEWEST_ROWS <= test_counts[rarest] < FEWEST_POSITIVES:  # fewer: the other warning
         shortages.append(f"{test_counts[rarest]} test rows")
     if shortages:
         warnings.warn(

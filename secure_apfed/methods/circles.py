@@ -180,7 +180,7 @@ def merge_answered_steps(
         if last < since:
             continue
         steps = AnsweredSteps(first=max(first, since), last=last, passives=circle)
-        if merged and circle == merged[-1].passives:  # what lies between was not asked
+        if merged and circle == merged[-1].passives:  # the steps between were not requested
             steps = steps.model_copy(
                 update={"first": merged[-1].first, "last": max(last, merged[-1].last)}
             )

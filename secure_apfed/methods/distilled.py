@@ -727,7 +727,7 @@ def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor)
 
 class ApcVfl(Tvfl):
     settings = ApcVflSettings
-    make_simulated_step = Method.make_simulated_step  # codes are asked for once
+    make_simulated_step = Method.make_simulated_step  # codes are requested once
 
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
         return config.settings_of(passive).model or ApcVflSettings.from_run_settings(config).passive

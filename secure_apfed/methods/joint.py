@@ -353,7 +353,7 @@ class EncodingPassive(HelperRole):
         self.contract = contract
         self.trainer = trainer
         self.predicts_with = {"encoder": trainer.encoder}
-        # Modes, learning or not, in which a bound rests on rows that stand alone; unmeasured yet.
+        # Modes (training or evaluation) whose bound assumes independent rows and is not tested yet.
         self.unmeasured: set[bool] = set()
         self._due: tuple[int, Tensor] | None = None
 
@@ -433,7 +433,7 @@ class TvflPassive(EncodingPassive):
             self.unmeasured = {True, False}
         self._releases = releases
         self._gate = StepGate(self.name)
-        people = len(trainer.features_N)  # whom the final inference asks about once more
+        people = len(trainer.features_N)  # requested once more by the final inference
         self._allowance = Allowance.from_contract(own, contract, aligned=people, beyond=1)
         self.kept = {"": trainer, "allowance": self._allowance, "guard": releases.guard}
 

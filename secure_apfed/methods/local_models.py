@@ -113,7 +113,7 @@ class _Candidate(LocalModel):
         return convert_predictor(self.fit())
 
     def has_collapsed(self) -> bool:
-        self.build_network()  # what cannot be kept is left out now, and does not fail in an average
+        self.build_network()  # a model that cannot be stored is omitted here, before it is averaged
         return super().has_collapsed()
 
 
@@ -290,7 +290,7 @@ def fit_local_models(
         fitted = [(candidate.view, candidate.build_network()) for candidate in used]
     average = average_of(fitted)
     if all(candidate.input == "x" for candidate in used):
-        networks = networks_of(average)  # nothing reads h, and no encoder is kept
+        networks = networks_of(average)  # no model reads h, so no encoder is stored
     else:
         networks = ActiveNetworks(WithFeatures(encoder), average.as_head())
     return LocalModels(

@@ -282,7 +282,7 @@ class JointPredictor:
                 session=_session_key(contract, name),
                 most=own.config.alignment.maximum_ids,
             )
-            # Last, at the place of who is unknown, is nobody.
+            # The last entry is for unknown people.
             self._exhausted[name] = np.zeros(self._askers[name].size + 1, dtype=bool)
         return self
 

@@ -311,11 +311,11 @@ def _find_resumption(
     if silent == "recover":
         answers = {name: greetings[name].answered for name in own.passives}
         answered = merge_answered_steps(answers, passives=own.passives, since=newest.step)
-        # What the active says of it is not asked for, and counts for nothing.
+        # The active's own list is not expected, and is ignored.
         return newest.model_copy(update={"answered": answered})
     holding = [own.active, *(name for name in own.passives if name in greetings)]
     shared = set.intersection(*(set(greetings[name].holds) for name in holding))
-    # Without a common one, whoever lacks the active's newest says so (see `_standing`).
+    # Without a common step, a party that lacks the active's newest one raises the error.
     step = max((step for step in shared if step <= newest.step), default=newest.step)
     return newest.model_copy(update={"step": step})
 
@@ -342,7 +342,7 @@ def _load_checkpoint(
             own.require_no_releases()
         return None, own.aligned
     if own.held is None:
-        return None, torch.empty(0, dtype=torch.int64)  # it holds nothing of a step
+        return None, torch.empty(0, dtype=torch.int64)  # it has no checkpoint
     # Who fell silent and is back has an older one, where the run went on without it.
     if state is None or (state.step != resumes.step and contract.silent_passive != "recover"):
         newest = f"step {state.step}" if state else "no step before it"
@@ -421,7 +421,7 @@ async def run_helper(
         if rows is None and needs_dealer(own.config.alignment):
             await deal_randomness(own, links, contract.session)
         await method.run_dealer(own, links, contract)
-        if contract.restarts:  # a session that breaks off before its first checkpoint asks again
+        if contract.restarts:  # a session interrupted before its first checkpoint repeats requests
             await links.receive(own.active, Kind.END, patience=_ALL_ALONG)
         return
     if rows is None:
@@ -708,7 +708,7 @@ class SimulationInputs:
             aligned = self.alignment.get(name, torch.empty(0, dtype=torch.int64))
         active = self.data.active.name
         passives = tuple(table.name for table in self.data.passives)
-        # One process plays all parties: the settings are each party's own.
+        # One process simulates all parties: the settings are each party's own.
         _, named = split_code(self.config, active, passives)
         return PartyContext(
             config=self.config,

@@ -189,7 +189,7 @@ class Student:
         self._truth_nT = known_n[:, None] if self._bins else np.eye(self.classes)[known_n]
         self._labels_N = self.trainer.compute.move_tensor(data.table.labels)
         self._seed = seed
-        self._baseline_seed = config.seed  # which are the same fits as beside the run
+        self._baseline_seed = config.seed  # so that fits are shared with the run's local baselines
         self._stored: ActiveNetworks | None = None
         self._stored_name = ""
         self._averaged: ActiveNetworks | None = None

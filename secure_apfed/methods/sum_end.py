@@ -601,7 +601,7 @@ class Aggregator(HelperRole):
         if serves or (isinstance(error, RunStoppedError) and not recovers):
             raise error
         reason = str(error)
-        if not error.gone:  # who left was not merely not asked
+        if not error.gone:  # a passive that is gone left the session itself
             reason += f"; or {self.contract.active} did not ask for it"
         if not recovers:
             remedy = (

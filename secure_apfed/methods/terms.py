@@ -123,7 +123,7 @@ def bound_sent_rows(
 ) -> RepresentationTerms:
     """Return the bounds on a row of this shape that a passive sends to the active."""
     terms = bound_representations(config, shape, guard, projected=False)
-    # What goes back, if anything, comes from the active's own loss: directions tell it nothing.
+    # Returned gradients, if any, are of the active's own loss, so directions reveal nothing to it.
     return terms.model_copy(update={"minimum_spread": 0.0})
 
 
@@ -168,7 +168,7 @@ def make_sum(
     )
     if kind is PlainSum:
         return PlainSum(agreement, clip=clip is not None, quantise=noise is not None)
-    # Who says rules.silent_passive: recover, or a threshold, accepts what follows from it.
+    # Settings with rules.silent_passive: recover, or a threshold, accept the consequences.
     may_lack_party = agreement.threshold is not None and agreement.threshold < len(passives)
 
     def make_secure_sum(bits: int) -> SecureSum:
@@ -275,7 +275,7 @@ def rows_of_a_step(config: RunSettings, rows: int, *, aligned_share: float, step
     `steps`: of an epoch of the rehearsal.
     """
     method = config.method
-    if method.averages:  # a step is of all rows; of weights, whichever are asked for
+    if method.averages:  # a step covers all rows
         return rows if method.aligns else max(2, -(-rows // steps))
     batch = min(config.train.batch_size, rows)
     if not method.decomposes:
@@ -309,7 +309,7 @@ def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[
     """
     if not config.method.asks_once:
         return steps, steps
-    # Who is asked once is asked for all rows, and not in every epoch.
+    # A single request covers all rows, and is not repeated in every epoch.
     return 1.0 if config.method.decomposes else rows, rows
 
 

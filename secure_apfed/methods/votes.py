@@ -210,7 +210,7 @@ class VotesActive(StudentActive):
         super().__init__(own, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
         self.classes = student.classes
-        # As the solo baselines beside the run, which are the same fits: none of them is sent.
+        # The same fits as the run's local baselines; none of them is sent.
         self._prior = prior_of(config)
         self._seed = config.seed
         self._usage = votes.help

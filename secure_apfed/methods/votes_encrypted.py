@@ -47,7 +47,7 @@ from secure_apfed.settings.protection import PASSIVES, lower_is_less
 from secure_apfed.settings.run import RunSettings
 
 _MOST_LABELLED = 4096
-_HELD_TWICE = 1.4  # what is held at the peak of an answer, in labels; 1.3 was measured
+_HELD_TWICE = 1.4  # peak memory of an answer, in units of the labels; 1.3 measured
 _OPEN_AUDITS = 1  # after which a passive still takes part: each is a chance more for a cheat
 
 

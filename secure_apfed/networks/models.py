@@ -276,7 +276,7 @@ class Standardised(nn.Module):
         """Set centre and scale by these rows; constant columns become 0 for every row."""
         self.centre = rows_NF.mean(0)
         scale = rows_NF.std(0, correction=0)
-        # What never differed says nothing of a row, and z stays 0 where it does one day.
+        # A constant column carries no information, so z stays 0 even if it differs later.
         self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
 
     def standardise_rows(self, features_B: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ from secure_apfed.runs.past_sessions import load_logged_sessions
 from secure_apfed.runs.run import Way
 from secure_apfed.settings.data import TABLES
 
-RELAY = "relay"  # the name in its certificate, and of its folder beside the parties'
+RELAY = "relay"  # its name in the certificate, and its folder's name
 _PROGRAM = (sys.executable, "-m", "secure_apfed.cli")
 _LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
@@ -93,7 +93,7 @@ _SHARED = "shared.yaml"
 """Settings without the names of code, where the run's own name some."""
 _TABLE = "table.safetensors"
 _LOG = "log.txt"
-_OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
+_OWN_FAULTS = (2, 3)  # exit codes for errors in the party's own settings and data
 _FOLLOWS = ("RunStoppedError", "PartyLeftError", "Interrupted", "Terminated")  # another did it
 _CONVERTED = frozenset({"method", "privacy", "contributions", "promises", "stated"})
 """Fields of a result that its file holds in another form."""
@@ -133,7 +133,7 @@ def free_addresses(count: int) -> list[str]:
                     f"of ports {_PORTS[0]} to {_PORTS[-1]} of {_LOOPBACK} {len(addresses)} are "
                     f"free and {count} needed; end who listens there"
                 )
-            with contextlib.suppress(OSError):  # somebody listens there
+            with contextlib.suppress(OSError):  # the port is in use
                 stack.enter_context(socket.create_server((_LOOPBACK, port)))
                 addresses.append(f"{_LOOPBACK}:{port}")
     return addresses
@@ -315,7 +315,7 @@ def prepare_parties(
     """
     if data is None and config.data.dataset != TABLES:
         data = load_data(config.data, seed=config.seed)
-    if data is None:  # each party reads its own file when it begins
+    if data is None:  # each party reads its own file when it starts
         active, *helping = party_names(config.data)
         passives = tuple(helping)
     else:
@@ -469,7 +469,7 @@ def _wait_for_processes(
             and _get_signing_time(active_folder) == signed_at_start
         ):
             return  # it never began, and the others would wait for it
-        # Once it has a result it waits for nobody: it may still measure its local models.
+        # With a result it waits for no party, but may still measure its local models.
         if (
             others
             and all(other.code is not None for other in others)
@@ -477,7 +477,7 @@ def _wait_for_processes(
         ):
             alone_since = alone_since or time.monotonic()
             if time.monotonic() - alone_since > 8 * timeout_s + _GRACE_S:
-                return  # whatever it waits for, nobody is there any more
+                return  # it waits for parties that have all ended
     # The others only have to receive the end, or to notice that the active is gone.
     deadline = time.monotonic() + (_GRACE_S if leading.code == 0 else 8 * timeout_s)
     end_files = [PartyFolder(active_folder.path.with_name(other.name)).ended for other in others]
@@ -605,5 +605,5 @@ def _pick_worst_account(active: Privacy, others: Sequence[Privacy]) -> Privacy:
     if released is None or active.epsilon_x > released.epsilon_x:
         return active
     of_labels = {"epsilon_y": active.epsilon_y, "epsilon_model": active.epsilon_model}
-    trace = (*released.trace, *active.trace[1:])  # its first line says: nothing sent
+    trace = (*released.trace, *active.trace[1:])  # its first line: nothing is sent
     return released.model_copy(update={**of_labels, "trace": trace})

@@ -52,7 +52,7 @@ _CALL_S = 15.0
 _OVER = "its part is over"
 _ENDED = "NVFlare ended the job: it was aborted, or a site of it is gone"
 _LONGEST_S = 3e7
-# parties hear of each other's end in much less
+# parties are notified of each other's end much earlier
 _LOOK_S = 0.2
 _GRACE_S = 30.0
 _LOG = "log.txt"
@@ -75,7 +75,7 @@ class Site:
         """Run the party to its end; return its failure in words for all sites, "" on success."""
         site: str = collab.site_name
         self._require_first(site, collab.caller)
-        # It says of every call that there was one.
+        # It logs every call.
         logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
         peers = {client.name: client(timeout=_CALL_S) for client in collab.other_clients}
         ended = threading.Event()
@@ -93,7 +93,7 @@ class Site:
             self._playing = False
             ended.set()
         _LOGGER.info("%s: its party has ended", site)
-        self._announce_end(peers, _OVER)  # who would begin again waits for it in vain
+        self._announce_end(peers, _OVER)  # a party that would restart must not wait for it
         return ""
 
     def _require_first(self, site: str, caller: str) -> None:
@@ -152,7 +152,7 @@ class Site:
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def carry(self, name: bytes, number: int, frame: bytes) -> bool:
         """Accept one frame of the calling site; see `Calls.take_frame`."""
-        calls = self._calls  # another session may begin meanwhile
+        calls = self._calls  # another session may start meanwhile
         return calls is not None and calls.take_frame(collab.caller, name, number, frame)
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
@@ -267,7 +267,7 @@ class Server:
         ]:
             if collab.is_aborted:
                 return
-            if time.monotonic() > ask_at:  # some go on without who failed
+            if time.monotonic() > ask_at:  # some parties continue without the failed ones
                 lost_sites |= {site.name for site in waited if not _is_running(site)}
                 ask_at = float("inf")
             if played.failures or any(ended.values()):

@@ -21,7 +21,7 @@ from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own_t
 from secure_apfed.runs.past_sessions import NONE_BEFORE, PastSessions
 from secure_apfed.settings.run import RunSettings, TranscriptSettings
 
-_MOST_BYTES = 2**28  # kept of the first releases, and as many of the last
+_MOST_BYTES = 2**28  # stored bytes of the first releases, and as many of the last
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 

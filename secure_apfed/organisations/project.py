@@ -727,7 +727,7 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     )
     if not (folder / REVOKED).exists():
         write_atomically(folder / REVOKED, _NOTHING_REVOKED)
-    if config.data.dataset != TABLES:  # a trial: everybody has the whole set
+    if config.data.dataset != TABLES:  # a trial: every party has the whole set
         data = load_data(config.data, seed=config.seed).select_party(party)
         if data is not None:
             write_atomically(folder / _TABLE, pack_own(data), private=True)

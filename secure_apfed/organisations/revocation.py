@@ -79,7 +79,7 @@ def find_readers(
         try:
             file = PartyFile.from_file(path)
         except (ApfedError, OSError):
-            continue  # `project check` says what is wrong with it
+            continue  # `project check` reports its fault
         if file.tls is None:
             continue
         reader = Reader(file.party, path, file.tls.revoked, file.relay)

@@ -93,7 +93,7 @@ _SUMMED = {
     "weights are averaged": "passive's weights",
 }
 STEPS = 5
-_LONGER = 8  # times, where a method asks once
+_LONGER = 8  # factor, for methods with a single request
 _TEST_ROWS = 200
 _FEWEST = 4
 _GOLDEN = 0.618
@@ -606,7 +606,7 @@ def _warn_of_memory(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
             receiver = "all" if shared else link.receiver
             bytes_once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
             if shared and "gradients are summed" in happens:
-                # What the active decodes is kept too, and is as large as what it sends.
+                # Decoded sums are stored too, and are as large as the representations.
                 bytes_once[_OPENED, receiver] = link.wire_bytes
     epochs = config.train.epochs
     summed = [route for route in bytes_once if route[0].endswith(f" {Kind.CONTRIBUTION}")]
@@ -655,7 +655,7 @@ def _rehearse(
     rows = batch * steps
     labelled = min(rows, labelled) if config.method.asks_once else rows
     data = _make_random_data(like, rows, aligned, labelled=labelled)
-    # A black box is not asked about made-up people.
+    # A black box is not called for synthetic people.
     code = {name: OwnCode(gradient=_contribute_zeros) for name in _list_black_boxes(config, like)}
     with threads_for(config.model, batch, [table.shape for table in data.tables]):
         start = SimulationInputs(config=quiet, data=data, code=code)

@@ -245,7 +245,7 @@ class Accountant:
         epsilon = self._gaussian(mechanism.noise_multiplier, index(releases), delta)
         if self._library and not math.isfinite(epsilon):
             raise NoFigureError(f"its numerics end before delta {delta:.2g}: it says {epsilon}")
-        # Where the bound of RDP falls below 0, (0, delta) holds, too, and nothing better is meant.
+        # If the RDP bound is below 0, (0, delta) holds, and is the figure.
         return max(0.0, epsilon)
 
 

@@ -252,7 +252,7 @@ def _read_settings(choice: DefenceSettings) -> Settings:
     """
     if not isinstance(choice, DefenceOfOthers):
         return choice
-    # Late: whoever reads files stands above defences.
+    # Imported late: modules that read files are on a higher layer than defences.
     from secure_apfed.config.file import read_options
 
     return read_options(

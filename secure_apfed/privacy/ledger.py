@@ -65,7 +65,7 @@ __all__ = [
 
 _FORMAT = 1
 _CHAIN_BYTES = 16
-_LINE = '{"chain":"'  # how each but the first begins: keys are sorted
+_LINE = '{"chain":"'  # the start of each line but the first: keys are sorted
 _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 NOTHING_RELEASED = "nothing is released"

@@ -288,7 +288,7 @@ def _find_first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bo
         if not name or any(True for _ in layer.children()):
             continue
         if _is_mixing_layer(module, name, x, training, of_input=True):
-            return ""  # they were mixed between layers, in somebody's forward
+            return ""  # rows were mixed between layers, in a module's forward
         if _is_mixing_layer(module, name, x, training, of_input=False):
             return f"; the layer that does is {name} ({type(layer).__name__})"
     return ""
@@ -559,7 +559,7 @@ _EXACT = 1e-5
 _FEWEST = 256
 _MOST = 4096
 _NUMBERS = 8
-_KEY = bytes(31) + b"m"  # of noise that nobody is ever sent
+_KEY = bytes(31) + b"m"  # key for noise that is never sent
 
 
 def check_guard(guard: Any) -> None:

@@ -278,7 +278,7 @@ class MultiStageResponse(LabelMechanism):
         labels = _check_labels(labels_N, self.classes)
         prior = self._check_prior(prior_NK, len(labels))
         width = self.choose_widths(prior)
-        # Classes from the likeliest on; of equal ones the first stands first.
+        # Classes in decreasing probability; ties in class order.
         order_NK = np.argsort(-prior, axis=1, kind="stable")
         rank = np.argsort(order_NK, axis=1, kind="stable")[np.arange(len(labels)), labels]
         facts = f"lp_mst {float(self.epsilon)!r} {self.classes}"

@@ -322,7 +322,7 @@ class PrivateRelease(nn.Module):
         self._account = _LayerAccount(guard, epsilon, delta, rows, owner=type(self).__name__)
         self._release = _exclude_from_compiling(_release_rows)
 
-    if TYPE_CHECKING:  # what comes out is of the kind that goes in
+    if TYPE_CHECKING:  # output and input have the same type
 
         def __call__(self, h: Values, rows: object = None) -> Values: ...
 

@@ -413,7 +413,7 @@ class RunWriter:
         networks = learner.get_solo_networks()
         if networks is None:
             networks = learner.get_fallback_networks()
-            card["model"] |= {"head_network": None}  # it has a head of ours, of its own width
+            card["model"] |= {"head_network": None}  # it has a built-in head of its own width
         if networks is not None:
             parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
             write_atomically(folder.model, save_tensors(parts.state_dict()))
@@ -608,7 +608,7 @@ class TrainingLoop:
             await self._save_at_helpers(links)  # the passives then report what they charged
             self._save_checkpoint()
         assert self.evaluation is not None
-        # First the result, then the end: until then everybody can resume.
+        # The result is stored first, then the end is signalled: until then all parties can resume.
         if self._writer:
             if recording := self._watch.build_recording():
                 self._writer.write_recording(recording)
@@ -622,7 +622,7 @@ class TrainingLoop:
                 loop=self,
             )
         self.session.entered.finish_part()
-        # Under restarts a dealer stays to the end, since it may be asked again.
+        # With restarts a dealer stays to the end, since it may be needed again.
         contract = self.session.contract
         dealers = contract.list_names("dealer") if contract.restarts else ()
         end_all(links, [*self.session.present, *dealers], self._step)

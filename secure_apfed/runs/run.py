@@ -137,7 +137,7 @@ def run_in_memory(
         start = SimulationInputs(
             config=config, data=data.replace_own(labels.build_data()), secrets=secrets, code=code
         )
-        # A resumed run stands in the order of its own rows.
+        # A resumed run keeps its own order of rows, so it shares no alignment.
         session = _build_simulation(start, tables=prepared_data, shares=not resume)
         if not resume:
             _require_room(config, session, folder)

@@ -278,7 +278,7 @@ def row_writer(path: Path) -> Iterator[_Write]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _KINDS[path.suffix](partial) as write:
             yield write
-        partial.chmod(0o600)  # what is said of people is their owner's
+        partial.chmod(0o600)  # predictions about people are private to the owner
         partial.replace(path)
     except OSError as error:
         raise DataError(f"{path} cannot be written ({error}); check the folder") from error
@@ -419,5 +419,5 @@ def _find_id_columns(folder: Path, id_columns: Sequence[str] | None) -> tuple[st
     try:  # without methods, whose modules take a while
         data = DataSettings.model_validate(raw["data"])
     except (KeyError, TypeError, ValidationError):
-        data = files.load_config().data  # which says what is wrong, and where
+        data = files.load_config().data  # raises an error with file and line
     return () if data.parties is None else data.id_columns(data.active)

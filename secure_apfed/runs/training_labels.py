@@ -216,7 +216,7 @@ def restore_older_state(
         return state
     assert store is not None
     older = store.load_latest(until=resumes.step)
-    assert older is not None  # it said itself that it holds this step
+    assert older is not None  # it reported that it has this step
     if not labels.mechanism.unsafe:
         labels.load_tensors(remove_prefix("labels", older.tensors))
         if labels.mechanism.stages > 1:

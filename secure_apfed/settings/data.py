@@ -35,7 +35,7 @@ MOST_CATEGORIES = 256
 
 # Where a database's password may be.
 _CREDENTIALS = "{env: NAME}, or {file: PATH} of a file of mode 600"
-# As SQLAlchemy finds it, and by keys of what stands behind the question mark.
+# The password in a URL as SQLAlchemy finds it, or under these keys after the question mark.
 _PASSWORD = re.compile(
     r"[\w+.-]+://([^:/]*:[^@]*@|.*[?&;][^=]*(pass|pwd|secret|token|odbc_connect)[^=]*=)", re.I
 )

@@ -52,7 +52,7 @@ EVERYBODY: Whom = "everybody"
 NO_DEFAULT = object()
 """What stands for the default of a key without one."""
 _UNKNOWN = "nobody said whom this setting protects; ask who wrote the method"
-# Of one party, and yet said to all: what chooses the intersection.
+# Settings of one party that all parties learn: they choose the intersection.
 _SHARED_ALL_THE_SAME = frozenset({"dealer", "pairwise_overlaps"})
 _MOST_SHOWN = 60
 

@@ -301,7 +301,7 @@ def mean_of(predictors: Sequence[Predictor], *, features: int) -> Predictor:
 
 def convert_predictor(predictor: Predictor) -> FittedModel:
     """Return a local model as a fitted model, with tensors of its own."""
-    assert predictor.kept is not None  # every local model can be kept
+    assert predictor.kept is not None  # every local model can be stored
     model = predictor.kept()
     assert isinstance(model, FittedModel)
     return model

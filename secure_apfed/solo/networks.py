@@ -34,7 +34,7 @@ _LOOK_EVERY = 100
 _RAISES = (5, 25)
 _SLOW = 0.8
 # A mean loss since the last look below which nothing is left to learn, and training stops: labels
-# are too few to be held out for another rule.
+# are too few for a held-out part.
 _LEARNT = 0.02
 _CODER_WIDTH = 128
 _CODE = 64
@@ -51,7 +51,7 @@ _NOISE = 0.2
 _DROPPED = 0.1
 _GUESSES = 2
 _TEMPERATURE = 0.5
-_MIX = 0.75  # alpha of the Beta distribution that says how two rows are mixed
+_MIX = 0.75  # alpha of the Beta distribution of the mixing weight
 # Of the unlabelled rows' loss, after a ramp over half of the steps; the paper's for CIFAR-10.
 _WEIGHT = 75.0
 _AVERAGE = 0.98
@@ -192,7 +192,7 @@ class Autoencoder(Baseline):
         scale = scale_of(task)
         scaled_NF = scale.transform(task.features)
 
-        # The code is of all rows, whichever of their labels are held out.
+        # The code is fitted on all rows, independently of held-out labels.
         encoder = fit_network_once(
             self.name,
             task,
