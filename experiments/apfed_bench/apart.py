@@ -2,9 +2,10 @@
 
 Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ot/N`, both also with
 `-buckets` (as in a session, over sealed links), `vole/N`, `opprf/N` and `spu-rr22/N` for N IDs on
-each of two sides; each runs in interpreters of its own, and those of a size take turns. Medians
-over the repetitions: seconds from a CSV file of IDs to the common rows, processor seconds of the
-busiest party, bytes and peak memory in bytes; `ratio` is seconds by those of `peer`.
+each of two sides, and without a dealer `opprf-ot/N` and, up to 10,000, `circuit-ot/N`. Each runs in
+interpreters of its own, and those of a size take turns. Medians over the repetitions: seconds from
+a CSV file of IDs to the common rows, processor seconds of the busiest party, bytes and peak memory
+in bytes; `ratio` is seconds by those of `peer`.
 `floor_seconds`, of `ecdh`, is what the multiplications alone take: the same library on the same
 processors, and nothing else. The peer, spu 0.9.5, needs numpy 1 and jax up to 0.4.34:
 SECURE_APFED_SPU_PYTHON names the interpreter of an environment of its own, which also has
@@ -28,10 +29,15 @@ _ON_CRYPTEN = "circuit-crypten"
 _PEER = "spu-rr22"
 _PEER_PYTHON = "SECURE_APFED_SPU_PYTHON"
 _THEIRS = (_PEER, "openmined")
-_MOST_OF_OPENMINED = 100_000
+_MOST = {"openmined": 100_000, "circuit-ot": 10_000}
+"""The largest size of cases that take long: `circuit-ot` sends 64 KB an ID."""
+_MOST_QUICK = _MOST | {"circuit-ot": 1_000}
+
 _RIVAL = {
     **dict.fromkeys(("circuit", "opprf", "vole", "ecdh", "ot"), _PEER),
     _ON_CRYPTEN: "circuit",
+    "circuit-ot": "circuit",
+    "opprf-ot": "opprf",
     "ecdh-buckets": "ecdh",
     "ot-buckets": "ot",
 }
@@ -39,17 +45,19 @@ _RIVAL = {
 PSI = Bench(
     groups=lambda quick: [
         Group(
-            [
-                f"{case}/{size}"
-                for case in psi_case.CASES
-                if case != "openmined" or size <= _MOST_OF_OPENMINED
-            ],
+            [f"{case}/{size}" for case in _list_cases(size, quick=quick)],
             partial(compare_intersections, size, repetitions),
         )
         for size, repetitions in (_QUICK if quick else _REPETITIONS).items()
     ],
     fields=("processor_seconds", "peak_memory", "floor_seconds", "dealt_bytes"),
 )
+
+
+def _list_cases(size: int, *, quick: bool) -> list[str]:
+    """Return the cases that are run with so many IDs."""
+    most = _MOST_QUICK if quick else _MOST
+    return [case for case in psi_case.CASES if size <= most.get(case, size)]
 
 
 def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:

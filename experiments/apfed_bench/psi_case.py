@@ -36,7 +36,7 @@ _GATHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("bytes", "peak_memory", "dealt_bytes"), sum),
     **dict.fromkeys(("seconds", "processor_seconds", "common", "floor_seconds"), max),
 }
-_WITHOUT_DEALER = ("ecdh", "ot")
+_WITHOUT_DEALER = ("circuit_ot", "ecdh", "opprf_ot", "ot")
 _SAMPLE = 20_000
 _PATIENCE_S = 1500
 _PIECE = 2**16
@@ -346,12 +346,14 @@ def _run_openmined_psi(_protocol: str, size: int) -> Measured:
 CASES: Mapping[str, tuple[Callable[..., Measured], str]] = {
     "circuit": (_run_ours, "circuit"),
     "circuit-crypten": (_run_ours, "circuit_crypten"),
+    "circuit-ot": (_run_ours, "circuit_ot"),
     "ecdh": (_run_ours, "ecdh"),
     "ecdh-buckets": (_run_buckets, "ecdh"),
     "ot": (_run_ours, "ot"),
     "ot-buckets": (_run_buckets, "ot"),
     "vole": (_run_ours, "vole"),
     "opprf": (_run_ours, "opprf"),
+    "opprf-ot": (_run_ours, "opprf_ot"),
     "spu-rr22": (_run_spu, "RR22"),
     "openmined": (_run_openmined_psi, "ECDH"),
 }

@@ -60,7 +60,8 @@ def check_alignment(settings: AlignmentSettings) -> None:
     if settings.pairwise_overlaps == "hidden" and shows:
         raise ValueError(
             f"pairwise_overlaps is hidden, and the active learns them with mode: {settings.mode} "
-            f"and protocol: {settings.protocol}; use mode: all and protocol: auto, opprf or circuit"
+            f"and protocol: {settings.protocol}; use mode: all and protocol: auto, or opprf or "
+            "circuit with a dealer, or opprf_ot or circuit_ot without one"
         )
 
 

@@ -85,6 +85,12 @@ def needs_dealer(settings: AlignmentSettings) -> bool:
     return SET_INTERSECTIONS[settings.backend].needs_dealer
 
 
+def hides_overlaps_by_transfers(settings: AlignmentSettings) -> bool:
+    """Return whether the active and the first passive compute what a dealer would else deal."""
+    backend = SET_INTERSECTIONS[settings.backend]
+    return settings.mode == "all" and not (backend.pairwise or backend.needs_dealer)
+
+
 async def align_as_active(own: PartyContext, links: Links, session: str) -> Tensor:
     """Return the row of the active's table at each alignment position, (U,).
 

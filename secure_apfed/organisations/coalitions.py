@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from secure_apfed.contract import PartyRole
 from secure_apfed.exchange.secure_sums import sum_kind
-from secure_apfed.methods.alignment import needs_dealer
+from secure_apfed.methods.alignment import hides_overlaps_by_transfers, needs_dealer
 from secure_apfed.methods.terms import may_lack
 from secure_apfed.settings.run import RunSettings
 
@@ -118,6 +118,11 @@ COALITIONS = (
         reads="which IDs that party's peers have, and it has not",
     ),
     Coalition(
+        who="active and the first passive",
+        when="transfers hide overlaps; M >= 2",
+        reads="which of the active's people each other passive knows",
+    ),
+    Coalition(
         who="aggregator and more than 2t - M - 1 passives",
         when="sum plain + recoverable masks",
         reads=_CONTRIBUTION,
@@ -156,6 +161,8 @@ def facts_of(config: RunSettings, passives: int) -> frozenset[str]:
         facts.add(f"sum {sum_kind(config.secure_sum).name}")
     if config.method.aligns and needs_dealer(config.alignment):
         facts.add("a dealer aligns")
+    if config.method.aligns and hides_overlaps_by_transfers(config.alignment):
+        facts.add("transfers hide overlaps")
     return frozenset(facts | config.method.happens)
 
 
@@ -228,5 +235,7 @@ def _list_members(
         "aggregator and any other party": ([*active, *passives, *dealer], aggregator),
         "dealer and any other party": ([*active, *passives, *aggregator], dealer),
     }
+    first = [name for name, role in roles.items() if role == "passive"][:1]
+    needed["active and the first passive"] = (active, [one for one in passives if one in first])
     parts = needed[group]
     return tuple(name for part in parts for name in part) if all(parts) else ()

@@ -98,6 +98,7 @@ _TEST_ROWS = 200
 _FEWEST = 4
 _GOLDEN = 0.618
 _SAMPLE = 2000  # in as many pieces as two threads take
+_SMALL_SAMPLES = {"circuit_ot": 200}  # of what takes milliseconds an ID
 _DEALER = "dealer"
 _Route: TypeAlias = tuple[str, str]
 """A sender and a receiver."""
@@ -812,15 +813,15 @@ def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[Int
     """Run every protocol with one ID and with at most 2,000 a party, and extrapolate to all."""
     if not config.method.aligns:
         return ()
-    ids = _sample_ids(config, data, _SAMPLE)
-    single = {party: own_ids[:1] for party, own_ids in ids.items()}
     real = sum(len(table.ids) for table in data.tables)
-    sampled = sum(map(len, ids.values()))
-    scale = (real - len(ids)) / max(sampled - len(ids), 1)
     costs = []
     for name, backend in SET_INTERSECTIONS.items():
         if name in _TWINS:
             continue
+        ids = _sample_ids(config, data, _SMALL_SAMPLES.get(name, _SAMPLE))
+        single = {party: own_ids[:1] for party, own_ids in ids.items()}
+        sampled = sum(map(len, ids.values()))
+        scale = (real - len(ids)) / max(sampled - len(ids), 1)
         fixed_bytes, fixed_seconds = _run_intersection(config, data, name, single)
         bytes_by_route, seconds = _run_intersection(config, data, name, ids)
         fixed = fixed_bytes.total()

@@ -535,7 +535,7 @@ class _Probing(OpprfIntersection):
         self.put.update(
             {bin_: row for row, bins in enumerate(meeting.bins_of.tolist()) for bin_ in bins}
         )
-        digests = circuit._hash_tokens(meeting.tokens, meeting.key)
+        digests = circuit.hash_tokens(meeting.tokens, meeting.key)
         points = np.zeros((len(meeting.row_of_bin), 2), np.uint64)
         points[list(self.put)] = targets_of(digests)[list(self.put.values())]
         inbox = yield desk.make_turn(Kind.VECTOR, {members[0]: share.mask_vector(points)}, members)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import SET_INTERSECTIONS, circuit, ecdh, hashing
+from apfed_protocols.psi import SET_INTERSECTIONS, circuit, ecdh, hashing, transfers
 from apfed_protocols.psi.circuit import Kind
 from apfed_protocols.psi.ecdh import EcdhHub
 from apfed_protocols.psi.interface import (
@@ -77,9 +77,11 @@ def test_no_message_is_longer_than_the_longest(
     """Under an agreement on just so many IDs, with chunks so small that they do not count."""
     monkeypatch.setattr(circuit, "CHUNK_SLOTS", 64)
     monkeypatch.setattr(circuit, "_ROSTER_BYTES", 120)
-    ids = [b"id %d" % k for k in range(3000)]
-    sets = {HUB: ids[:2000], "p": ids[1000:], "q": ids[500:2500]}
-    agreement = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER, maximum_ids=2000)
+    monkeypatch.setattr(transfers, "BATCH_WORDS", 256)
+    size = 200 if backend == "circuit_ot" else 2000  # the bytes of 2,000 IDs take seconds
+    ids = [b"id %d" % k for k in range(3 * size // 2)]
+    sets = {HUB: ids[:size], "p": ids[size // 2 :], "q": ids[size // 4 : 5 * size // 4]}
+    agreement = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER, maximum_ids=size)
     longest = SET_INTERSECTIONS[backend](agreement).longest
     played = Intersection(backend, sets).play()
     played.check()
@@ -425,7 +427,7 @@ def test_below_the_minimum_nothing_opens(backend: str, output: Output, sets: Set
     assert list_unrefused(IntersectionTooSmallError, getattr, cases) == []
 
 
-@pytest.mark.parametrize("backend", ["circuit", "opprf"])
+@pytest.mark.parametrize("backend", ["circuit", "circuit_ot", "opprf", "opprf_ot"])
 @pytest.mark.parametrize("sets", [PAIR, THREE])
 def test_shares_of_membership_combine_to_it_and_alone_say_nothing(backend: str, sets: Sets) -> None:
     aligners = play_for(backend, Output.SHARED, sets).aligners
@@ -657,7 +659,13 @@ def one_hash_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # the circuit on CrypTen sends the words of our own gates
-SENDING = pytest.mark.parametrize("backend", sorted({*SET_INTERSECTIONS} - {"circuit_crypten"}))
+SENDING = pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * name.endswith("_ot"))
+        for name in sorted({*SET_INTERSECTIONS} - {"circuit_crypten"})
+    ],
+)
 # 1e5 bits: one above 6.5 comes by chance once in 10,000 tests
 CHANCE = 6.5
 
@@ -715,6 +723,7 @@ def spy(monkeypatch: pytest.MonkeyPatch, seen: set[bytes], module: ModuleType, n
 
 
 ANNOUNCED = 300_000
+ANNOUNCED_TO = {"circuit_ot": 2_000, "opprf_ot": 10_000}  # more takes seconds of transfers
 FEW = [b"id %d" % place for place in range(20)]
 
 
@@ -748,7 +757,8 @@ class Measured:
 @pytest.mark.parametrize("large", [HUB, "p"])
 def test_what_an_announced_size_takes_was_forecast(backend: str, large: str) -> None:
     """Of each role with few IDs, where a peer says that it has many."""
-    sizes = {HUB: len(FEW), "p": len(FEW), "q": len(FEW), large: ANNOUNCED}
+    announced = ANNOUNCED_TO.get(backend, ANNOUNCED)
+    sizes = {HUB: len(FEW), "p": len(FEW), "q": len(FEW), large: announced}
     agreed = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER, sizes=sizes)
     played = Intersection(backend, dict.fromkeys((HUB, "p", "q"), FEW), agreed)
     roles = {name: Measured(role) for name, role in played.roles.items()}
@@ -760,7 +770,7 @@ def test_what_an_announced_size_takes_was_forecast(backend: str, large: str) -> 
     kind = SET_INTERSECTIONS[backend]
     most = {
         name: kind.count_announced_bytes(
-            ANNOUNCED, own=0 if name == DEALER else len(FEW), members=1 if name == "q" else 2
+            announced, own=0 if name == DEALER else len(FEW), members=1 if name == "q" else 2
         )
         for name in roles
         if name != large

@@ -99,6 +99,7 @@ HIDDEN = {"pairwise_overlaps": "hidden"}
         ({}, "ot"),
         ({"dealer": True}, "vole"),
         ({"dealer": True, **HIDDEN}, "opprf"),
+        (HIDDEN, "opprf_ot"),
         ({"protocol": "circuit", **HIDDEN}, "circuit"),
     ],
 )
@@ -111,7 +112,7 @@ def test_a_run_takes_what_its_settings_allow(given: dict[str, Any], backend: Any
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "takes a dealer"),
+        ({"protocol": "ot"}, "or opprf_ot or circuit_ot without one"),
         ({"protocol": "vole"}, "the active learns them with mode: all and protocol: vole"),
         ({"dealer": True, "mode": "pairwise"}, "the active learns them with mode: pairwise"),
     ],
@@ -129,6 +130,8 @@ def test_hidden_overlaps_need_what_hides_them(given: dict[str, Any], says: str) 
         ("vole", 2, 91, 2),
         ("opprf", 1000, 1408, 3 * 1388),
         ("circuit", 1000, 1408, 22 * 1408),
+        ("opprf_ot", 1000, 1408, 3 * 1388),
+        ("circuit_ot", 1000, 1408, 22 * 1408),
     ],
 )
 def test_a_size_limit_bounds_guesses(protocol: str, most: int, hub: int, member: int) -> None:

@@ -17,6 +17,7 @@ OURS = {(row.who, row.when): row for row in COALITIONS}
 SINGLE_ROLES = {
     "aggregator and any other party",
     "dealer and any other party",
+    "active and the first passive",
     "aggregator and more than 2t - M - 1 passives",
     "aggregator and a party with rows",
 }
@@ -161,3 +162,13 @@ def test_facts_are_those_of_the_run() -> None:
     assert {"sum ckks", "M >= 2", "M >= 3", "gradients are summed"} <= facts
     assert "a dealer aligns" not in facts
     assert "M = 2" not in facts
+
+
+@pytest.mark.parametrize(("settings", "reads"), [((), True), (("alignment.dealer=true",), False)])
+def test_the_first_passive_stands_in_for_a_dealer(settings: Sequence[str], reads: bool) -> None:
+    hidden = ["alignment.pairwise_overlaps=hidden", *settings]
+    config = config_of("apfed_r", "plain + pairwise masks", hidden)
+    said = "read which of the active's people each other passive knows"
+    assert (said in gets(config, 3, "active", "p0")) is reads
+    assert said not in gets(config, 3, "active", "p1", "p2")
+    assert said not in gets(config, 1, "active", "p0")

@@ -45,14 +45,13 @@ BASES: Mapping[str, dict[str, Any]] = {
 }
 # What only works where other keys are set, too: these are set with the value.
 WITH: Mapping[str, dict[str, Any]] = {
-    "alignment.pairwise_overlaps=hidden": {"alignment": {"dealer": True}},
     "alignment.protocol=vole": {"alignment": {"dealer": True}},
     "alignment.protocol=opprf": {"alignment": {"dealer": True}},
     "alignment.runs_with_a_peer=1": {"alignment": {"history": "history"}},
 }
 # Where a name is looked up in a table.
 TABLES: Mapping[str, tuple[str, ...]] = {
-    "alignment.protocol": ("auto", "ot", "ecdh", "vole", "opprf", "circuit"),
+    "alignment.protocol": ("auto", "ot", "ecdh", "vole", "opprf", "opprf_ot", "circuit"),
     "method": tuple(METHODS),
     "task": ("classification", "regression", "ranking"),
     "measure": ("accuracy", "auc", "f1"),
@@ -291,7 +290,7 @@ def test_hidden_overlaps_go_through(
         assert "not served, since a lookup tells whom" in capsys.readouterr().out
     run = tmp_path / "shop" / project.RUN
     run.write_text(
-        run.read_text().replace("overlaps: hidden", "overlaps: shown\n  protocol: opprf")
+        run.read_text().replace("overlaps: hidden", "overlaps: shown\n  protocol: opprf_ot")
     )
     checks = _Checks(tmp_path / "shop" / "party.yaml")
     with pytest.raises(ConfigError, match=r"differs .* in alignment\.pairwise_overlaps"):

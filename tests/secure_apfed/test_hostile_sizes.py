@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from apfed_protocols.errors import ApfedError, RemoteProtocolError
 from apfed_protocols.products import SumOfProducts
 from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi.interface import ResumableIntersection
 from secure_apfed import planning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
@@ -81,7 +82,7 @@ REFUSED: dict[str, tuple[str, str]] = {
             "more than 16 GiB; say",
         )
         for name, kind in SET_INTERSECTIONS.items()
-        if kind.needs_dealer
+        if not issubclass(kind, ResumableIntersection)
     },
 }
 

@@ -38,6 +38,7 @@ from apfed_protocols.psi.circuit import (
     CryptenCircuitIntersection,
     OpprfIntersection,
 )
+from apfed_protocols.psi.circuit_ot import CircuitOtIntersection, OpprfOtIntersection
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import (
     Aligner,
@@ -66,14 +67,16 @@ __all__ = [
 SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {
     "circuit": CircuitIntersection,
     "circuit_crypten": CryptenCircuitIntersection,
+    "circuit_ot": CircuitOtIntersection,
     "ecdh": EcdhIntersection,
     "opprf": OpprfIntersection,
+    "opprf_ot": OpprfOtIntersection,
     "ot": OtIntersection,
     "vole": VoleIntersection,
 }
 
 IntersectionName: TypeAlias = Literal[
-    "auto", "circuit", "circuit_crypten", "ecdh", "opprf", "ot", "vole"
+    "auto", "circuit", "circuit_crypten", "circuit_ot", "ecdh", "opprf", "opprf_ot", "ot", "vole"
 ]
 """The protocols that `align` takes: the keys of `SET_INTERSECTIONS`, or a choice by sizes."""
 

@@ -6,7 +6,7 @@ dealer works with nobody: it sees the sizes of all sets and of the intersection,
 the hub or a member it could read the other parties' tags. Only the intersection of all opens; no
 pairwise intersection does. A hub that
 alters its shares gets another function of the bits in each bin, one bit a bin in all, and may
-have the dealer count more than there are (`_UNCHECKED`).
+have the dealer count more than there are (`UNCHECKED`).
 
 1. Hub and members agree on a hash key (commit, reveal) and put their IDs into bins
    (`apfed_protocols.psi.hashing`). The hub commits to its part of the key before it sees the
@@ -37,7 +37,7 @@ import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +78,7 @@ from apfed_protocols.psi.interface import (
 from apfed_protocols.psi.interface import Desk as AnyDesk
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, random_permutation
 
-_UNCHECKED = (
+UNCHECKED = (
     "That only what all share opens, and only from the agreed minimum on, holds against parties "
     "that follow the protocol: shares are not checked, so that a hub which alters its own may open "
     "which of its IDs some members have and others lack, also below the minimum, and a member may "
@@ -96,9 +96,9 @@ _PLACE = struct.Struct(">I")
 
 # Arrays of 16 MB: larger ones are given back to the system and cleared anew at each use.
 CHUNK_SLOTS = 2**21
-_VERDICT = struct.Struct(">q")
-_ENOUGH = -1
-_TOO_FEW = -2
+VERDICT = struct.Struct(">q")
+ENOUGH = -1
+TOO_FEW = -2
 VERSION = 131
 _SLOT_BYTES = 4_200
 _FURTHER_SLOT_BYTES = 3_200
@@ -157,6 +157,17 @@ class Kind(IntEnum):
     CORRELATED = 16
     VECTOR = 17
     HINT = 18
+    # Without a dealer, see `apfed_protocols.psi.circuit_ot`.
+    BASE = 19
+    CHOICES = 20
+    EXTENSION = 21
+    CHALLENGE = 22
+    PROOF = 23
+    PRODUCTS = 24
+    SUM = 25
+    KEY = 26
+    SEALED = 27
+    RELAYED = 28
 
 
 _CORRELATING = vole.Dealing(Kind.CORRELATE, Kind.CORRELATED, bins_for)
@@ -172,12 +183,13 @@ class CircuitIntersection(DealtIntersection):
     """The backend `circuit`: many bytes, little computing, a dealer; see `leaks`."""
 
     name: ClassVar[str] = "circuit"
+    without_dealer: ClassVar[str] = "circuit_ot"
     pairwise: ClassVar[bool] = False
     outputs: ClassVar[frozenset[Output]] = frozenset(Output)
     leaks: ClassVar[tuple[str, ...]] = (
         "The dealer learns about how large each set is, and how many IDs are common to all.",
         "All parties learn whether the agreed minimum is reached.",
-        _UNCHECKED,
+        UNCHECKED,
     )
     version: ClassVar[int] = VERSION
 
@@ -231,37 +243,24 @@ class CircuitIntersection(DealtIntersection):
         desk = self._make_desk(me)
         gate = self._load_gate()
         meeting = yield from _meet_as_hub(desk, self, members, ids)
+        helper = yield from self._meet_hub_helper(desk, members, meeting)
         tags_MB = yield from self.tag_hub_bins(desk, members, meeting)
-        dealer = self.agreement.dealer
         shares = []
-        seed_bytes = KEY_BYTES * (len(members) + 1)
         bins = tags_MB.shape[-1]
         for chunk in split_bins(bins, meeting.slots):
             words = (chunk.stop - chunk.start) // BITS
-            pair_words, all_words = _count_triple_words(words, meeting.slots)
-            order = deal_request(words, meeting.slots)
-            inbox = yield desk.make_turn(Kind.DEAL, {dealer: order}, [dealer])
-            length = seed_bytes + WORD.itemsize * all_words
-            dealing = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
-            *seeds, all_seed = (dealing[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
+            triples, all_triples = yield from helper.take_triples(words)
             planes = {}
-            triples = {}
-            for member, slots, seed, count, tags_B in zip(
-                members, meeting.slots, seeds, pair_words, tags_MB, strict=True
-            ):
+            for member, slots, tags_B in zip(members, meeting.slots, tags_MB, strict=True):
                 planes_1W = ~bit_planes(tags_B[chunk])[:, None]
                 planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
-                triples[member] = TripleShares.from_seed(seed, count)
             bits = yield from _compare_slots(desk, planes, triples, leads=True, gate=gate)
-            all_triples = TripleShares.from_seed(all_seed, all_words, dealing[seed_bytes:])
             bits_MW = np.stack([bits[member] for member in members])
-            share = yield from _combine_member_bits(
-                desk, bits_MW, all_triples, hub=desk.me, members=members, gate=gate
-            )
+            share = yield from helper.combine_members(bits_MW, all_triples, gate)
             shares.append(share)
             desk.report_progress(chunk.stop, bins)
         share = np.concatenate(shares)
-        return (yield from _open_at_hub(desk, members, meeting, ids, share))
+        return (yield from _open_at_hub(desk, members, meeting, ids, share, helper))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
         """Play a member: agree on bins, compare each chunk of bins with the hub, AND over all
@@ -270,32 +269,35 @@ class CircuitIntersection(DealtIntersection):
         desk = self._make_desk(me)
         gate = self._load_gate()
         meeting = yield from _meet_as_member(desk, self, hub, ids)
+        helper = yield from self._meet_member_helper(desk, hub, meeting)
         tags = yield from self.tag_member_bins(desk, hub, meeting)
-        dealer = self.agreement.dealer
-        place = meeting.place
         shares = []
         bins = tags.shape[-1]
         for chunk in split_bins(bins, meeting.slots):
             tags_KB = tags[:, chunk]
             words = tags_KB.shape[1] // BITS
-            pair_words, all_words = _count_triple_words(words, meeting.slots)
-            inbox = yield Turn((), [dealer])
-            length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
-            dealing = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
-            seed = dealing[:KEY_BYTES]
-            all_seed = dealing[KEY_BYTES : 2 * KEY_BYTES]
-            triples = TripleShares.from_seed(seed, pair_words[place], dealing[2 * KEY_BYTES :])
+            triples, all_triples = yield from helper.take_triples(words)
             planes = {hub: bit_planes(tags_KB)}
             bits = yield from _compare_slots(desk, planes, {hub: triples}, leads=False, gate=gate)
-            bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
-            bits_MW[place] = bits[hub]
-            all_triples = TripleShares.from_seed(all_seed, all_words)
-            share = yield from _combine_member_bits(
-                desk, bits_MW, all_triples, hub=hub, members=(), gate=gate
-            )
+            share = yield from helper.combine_members(bits[hub], all_triples, gate)
             shares.append(share)
             desk.report_progress(chunk.stop, bins)
-        return (yield from _open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
+        share = np.concatenate(shares)
+        return (yield from _open_at_member(desk, hub, meeting, ids, share, helper))
+
+    def _meet_hub_helper(
+        self, desk: Desk, members: Sequence[str], meeting: Meeting
+    ) -> Generator[Turn, Inbox, "HubHelper"]:
+        """Return the source of the hub's triples and counts, once it is ready."""
+        yield from ()
+        return DealtHub(desk, members, meeting)
+
+    def _meet_member_helper(
+        self, desk: Desk, hub: str, meeting: Meeting
+    ) -> Generator[Turn, Inbox, "MemberHelper"]:
+        """Return the source of a member's triples and counts, once it is ready."""
+        yield from ()
+        return DealtMember(desk, hub, meeting)
 
     @classmethod
     def count_slots(cls, member_size: int, bins: int) -> int:
@@ -369,7 +371,7 @@ class CircuitIntersection(DealtIntersection):
                 f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk "
                 f"has 1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {most_slots}"
             )
-        pair_words, all_words = _count_triple_words(words, slots)
+        pair_words, all_words = count_triple_words(words, slots)
         all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
         bodies = {}
         hub_seeds = b""
@@ -394,6 +396,144 @@ class CryptenCircuitIntersection(CircuitIntersection):
         from apfed_protocols.crypten.tensors import CryptenAnd
 
         return CryptenAnd
+
+
+Counted: TypeAlias = IntersectionResult | IntersectionTooSmallError | None
+"""What is known once the common IDs were counted; None where rows are to open."""
+
+
+class HubHelper(Protocol):
+    """The hub's end of what is not its own computing: triples, one bit of all members, the count.
+
+    Attributes:
+        sharers: the members who send their shares where rows open.
+    """
+
+    sharers: Sequence[str]
+
+    def take_triples(
+        self, words: int
+    ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
+        """Return triples with each member, and for all members, for a chunk of 64 `words` bins."""
+        ...
+
+    def combine_members(
+        self, bits_MW: Words, triples: TripleShares, gate: type[And]
+    ) -> Generator[Turn, Inbox, Words]:
+        """Return shares (W,) of the AND of all members' bits, of which this party has shares."""
+        ...
+
+    def count_common(
+        self, share: Words, own_size: int, row_of_bin: Rows
+    ) -> Generator[Turn, Inbox, Counted]:
+        """Let the common IDs be counted."""
+        ...
+
+
+class MemberHelper(Protocol):
+    """The same at a member; `shares` says whether it sends a share where rows open."""
+
+    shares: bool
+
+    def take_triples(
+        self, words: int
+    ) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]: ...
+
+    def combine_members(
+        self, bits_W: Words, triples: TripleShares, gate: type[And]
+    ) -> Generator[Turn, Inbox, Words]:
+        """Return shares (W,) of the AND of all members' bits, from those of the own ones."""
+        ...
+
+    def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]: ...
+
+
+class DealtHub:
+    """The hub's end with a dealer; satisfies `HubHelper`."""
+
+    def __init__(self, desk: Desk, members: Sequence[str], meeting: Meeting) -> None:
+        self.sharers = members
+        self._desk = desk
+        self._meeting = meeting
+
+    def take_triples(
+        self, words: int
+    ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
+        """Order the triples of a chunk, and expand what the dealer sends."""
+        desk = self._desk
+        dealer = desk.agreement.dealer
+        slots = self._meeting.slots
+        seed_bytes = KEY_BYTES * (len(self.sharers) + 1)
+        pair_words, all_words = count_triple_words(words, slots)
+        order = deal_request(words, slots)
+        inbox = yield desk.make_turn(Kind.DEAL, {dealer: order}, [dealer])
+        length = seed_bytes + WORD.itemsize * all_words
+        dealing = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
+        *seeds, all_seed = (dealing[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
+        triples = {
+            member: TripleShares.from_seed(seed, count)
+            for member, seed, count in zip(self.sharers, seeds, pair_words, strict=True)
+        }
+        return triples, TripleShares.from_seed(all_seed, all_words, dealing[seed_bytes:])
+
+    def combine_members(
+        self, bits_MW: Words, triples: TripleShares, gate: type[And]
+    ) -> Generator[Turn, Inbox, Words]:
+        """AND the bits of all members, each of which opens its own shares."""
+        desk = self._desk
+        return (
+            yield from combine_member_bits(
+                desk, bits_MW, triples, hub=desk.me, members=self.sharers, gate=gate
+            )
+        )
+
+    def count_common(
+        self, share: Words, own_size: int, row_of_bin: Rows
+    ) -> Generator[Turn, Inbox, Counted]:
+        """Let the dealer count."""
+        return (yield from _request_count(self._desk, self._meeting, own_size, share, row_of_bin))
+
+
+class DealtMember:
+    """A member's end with a dealer; satisfies `MemberHelper`."""
+
+    shares = True
+
+    def __init__(self, desk: Desk, hub: str, meeting: Meeting) -> None:
+        self._desk = desk
+        self._hub = hub
+        self._meeting = meeting
+
+    def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
+        """Expand the triples of a chunk that the dealer sends."""
+        desk = self._desk
+        dealer = desk.agreement.dealer
+        pair_words, all_words = count_triple_words(words, self._meeting.slots)
+        own_words = pair_words[self._meeting.place]
+        inbox = yield Turn((), [dealer])
+        length = 2 * KEY_BYTES + WORD.itemsize * own_words
+        dealing = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
+        seed = dealing[:KEY_BYTES]
+        all_seed = dealing[KEY_BYTES : 2 * KEY_BYTES]
+        triples = TripleShares.from_seed(seed, own_words, dealing[2 * KEY_BYTES :])
+        return triples, TripleShares.from_seed(all_seed, all_words)
+
+    def combine_members(
+        self, bits_W: Words, triples: TripleShares, gate: type[And]
+    ) -> Generator[Turn, Inbox, Words]:
+        """AND the bits of all members; of the others' this one has shares of zero."""
+        meeting = self._meeting
+        bits_MW = np.zeros((len(meeting.slots), len(bits_W)), np.uint64)
+        bits_MW[meeting.place] = bits_W
+        return (
+            yield from combine_member_bits(
+                self._desk, bits_MW, triples, hub=self._hub, members=(), gate=gate
+            )
+        )
+
+    def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
+        """Let the dealer count."""
+        return (yield from _request_count(self._desk, self._meeting, own_size, share, None))
 
 
 def _meet_as_hub(
@@ -582,7 +722,7 @@ def _compare_slots(
     return {peer: np.bitwise_xor.reduce(x[0], axis=0) for peer, x in planes.items()}
 
 
-def _combine_member_bits(
+def combine_member_bits(
     desk: Desk,
     shares: Words,
     triples: TripleShares,
@@ -617,22 +757,28 @@ def _combine_member_bits(
 
 
 def _open_at_hub(
-    desk: Desk, members: Sequence[str], meeting: Meeting, ids: Sequence[bytes], share: Words
+    desk: Desk,
+    members: Sequence[str],
+    meeting: Meeting,
+    ids: Sequence[bytes],
+    share: Words,
+    helper: HubHelper,
 ) -> Script:
-    """Play steps 3 and 4 at the hub: let the dealer count, combine the members' shares of the bins,
-    and return the common rows in a random order.
+    """Play steps 3 and 4 at the hub: let the IDs be counted, combine the shares of the bins, and
+    return the common rows in a random order.
     """
     row_of_bin = meeting.row_of_bin
-    opened = yield from _request_count(desk, meeting, len(ids), share, row_of_bin)
+    opened = yield from helper.count_common(share, len(ids), row_of_bin)
     if opened is not None:
         return opened
-    inbox = yield Turn((), members)
-    for member in members:
+    inbox = yield Turn((), helper.sharers)
+    for member in helper.sharers:
         share = share ^ desk.parse_words(inbox, member, Kind.SHARE, share.shape)
-    common_rows = row_of_bin[_unpack_bits(share)]
+    common_rows = row_of_bin[unpack_bits(share)]
     if (common_rows < 0).any():
         raise RemoteProtocolError(
-            f"{', '.join(members)} opened bins in which {desk.me} has no ID; a share is wrong"
+            f"{', '.join(helper.sharers)} opened bins in which {desk.me} has no ID; a share is "
+            "wrong"
         )
     rows = common_rows[random_permutation(len(common_rows))]
     if desk.agreement.output is Output.HUB_ROWS:
@@ -643,18 +789,24 @@ def _open_at_hub(
 
 
 def _open_at_member(
-    desk: Desk, hub: str, meeting: Meeting, ids: Sequence[bytes], share: Words
+    desk: Desk,
+    hub: str,
+    meeting: Meeting,
+    ids: Sequence[bytes],
+    share: Words,
+    helper: MemberHelper,
 ) -> Script:
-    """Play steps 3 and 4 at a member: let the dealer count, send the own share, and find the opened
-    tokens among the own IDs, unless the hub alone is to know.
+    """Play steps 3 and 4 at a member: let the IDs be counted, send the own share, if it has one,
+    and find the opened tokens among the own IDs, unless the hub alone is to know.
     """
-    opened = yield from _request_count(desk, meeting, len(ids), share, None)
+    opened = yield from helper.count_common(share, len(ids))
     if opened is not None:
         return opened
+    sent = {hub: share.tobytes()} if helper.shares else {}
     if desk.agreement.output is Output.HUB_ROWS:
-        yield desk.make_turn(Kind.SHARE, {hub: share.tobytes()}, ())
+        yield desk.make_turn(Kind.SHARE, sent, ())
         return IntersectionResult()
-    inbox = yield desk.make_turn(Kind.SHARE, {hub: share.tobytes()}, [hub])
+    inbox = yield desk.make_turn(Kind.SHARE, sent, [hub])
     body = desk.parse_message(inbox, hub, Kind.TOKENS)
     return IntersectionResult(rows=_find_opened_rows(desk, hub, meeting, body))
 
@@ -678,7 +830,7 @@ def _find_opened_rows(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Ro
 
 def _request_count(
     desk: Desk, meeting: Meeting, own_size: int, share: Words, row_of_bin: Rows | None
-) -> Generator[Turn, Inbox, IntersectionResult | IntersectionTooSmallError | None]:
+) -> Generator[Turn, Inbox, Counted]:
     """Let the dealer count the common IDs; return the result if nothing more opens, None if rows
     are to open.
 
@@ -688,7 +840,7 @@ def _request_count(
     every member's share is masked with a seed that it has in common with the hub. It does
     not know the order of the bins either: it learns the number of common IDs only.
     """
-    bits = _unpack_bits(share)
+    bits = unpack_bits(share)
     agreement = desk.agreement
     keys = random_words(derive_key(meeting.key, b"order"), b"order", len(bits))
     body = np.packbits(bits[np.argsort(keys, kind="stable")], bitorder="little").view(WORD)
@@ -696,15 +848,31 @@ def _request_count(
         body = body ^ random_words(seed, b"count", len(body))
     dealer = agreement.dealer
     inbox = yield desk.make_turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
-    (size,) = _VERDICT.unpack(desk.parse_message(inbox, dealer, Kind.VERDICT, _VERDICT.size))
-    if size == _TOO_FEW and agreement.minimum_rows:
+    (size,) = VERDICT.unpack(desk.parse_message(inbox, dealer, Kind.VERDICT, VERDICT.size))
+    return conclude_count(desk, dealer, size, own_size, bits, row_of_bin)
+
+
+def conclude_count(
+    desk: Desk,
+    sender: str,
+    size: int,
+    own_size: int,
+    bits: NDArray[np.bool_],
+    row_of_bin: Rows | None,
+) -> Counted:
+    """Return what follows from a verdict of `sender`; `bits` are the own shares of the bins.
+
+    Raises RemoteProtocolError: a verdict that was not agreed on, or cannot be.
+    """
+    agreement = desk.agreement
+    if size == TOO_FEW and agreement.minimum_rows:
         return IntersectionTooSmallError.for_party(desk.me, agreement.minimum_rows)
     counted = agreement.output is Output.SIZE
-    if size < agreement.minimum_rows if counted else size != _ENOUGH:
-        raise RemoteProtocolError(f"{dealer} announces {size} common IDs, which was not agreed")
+    if size < agreement.minimum_rows if counted else size != ENOUGH:
+        raise RemoteProtocolError(f"{sender} announces {size} common IDs, which was not agreed")
     if size > own_size:
         raise RemoteProtocolError(
-            f"{dealer} announces {size} common IDs, {desk.me} has only {own_size}"
+            f"{sender} announces {size} common IDs, {desk.me} has only {own_size}"
         )
     if counted:
         return IntersectionResult(size=int(size))
@@ -713,7 +881,7 @@ def _request_count(
     return None
 
 
-def _unpack_bits(words: Words) -> NDArray[np.bool_]:
+def unpack_bits(words: Words) -> NDArray[np.bool_]:
     """Return the bits of words, lowest first."""
     return np.unpackbits(words.astype(WORD).view(np.uint8), bitorder="little").astype(np.bool_)
 
@@ -735,8 +903,8 @@ def _count_bits(
         bits = bits ^ desk.parse_words(inbox, member, Kind.COUNT, (words,))
     size = int(np.bitwise_count(bits).sum())
     if size < desk.agreement.minimum_rows:
-        return _VERDICT.pack(_TOO_FEW)
-    return _VERDICT.pack(size if desk.agreement.output is Output.SIZE else _ENOUGH)
+        return VERDICT.pack(TOO_FEW)
+    return VERDICT.pack(size if desk.agreement.output is Output.SIZE else ENOUGH)
 
 
 def split_bins(bins: int, slots: Sequence[int]) -> Sequence[slice]:
@@ -750,7 +918,7 @@ def split_bins(bins: int, slots: Sequence[int]) -> Sequence[slice]:
     return [slice(start, min(start + step, bins)) for start in range(0, bins, step)]
 
 
-def _count_triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
+def count_triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
     """Return the words of triples for each pair, and for all, in a chunk of 64 `words` bins.
 
     To compare 64 bits takes 63 ANDs, to combine M members M - 1.
@@ -788,10 +956,11 @@ class OpprfIntersection(CircuitIntersection):
     """
 
     name: ClassVar[str] = "opprf"
+    without_dealer: ClassVar[str] = "opprf_ot"
     leaks: ClassVar[tuple[str, ...]] = (
         "The dealer learns how large the hub's set is, and how many IDs are common to all.",
         "All parties learn whether the agreed minimum is reached.",
-        _UNCHECKED,
+        UNCHECKED,
     )
     version: ClassVar[int] = VERSION + 2
 
@@ -834,26 +1003,19 @@ class OpprfIntersection(CircuitIntersection):
         """Play steps 1 and 3 at the hub: send the masked vector P, and decode each member's hints
         to one tag a bin, (M, B); bins without an ID get random tags.
         """
-        hub_size, *sizes = meeting.sizes
+        hub_size = meeting.sizes[0]
         inbox = yield _CORRELATING.make_order(desk, hub_size)
         shares = yield from _CORRELATING.hub_shares(desk, hub_size, members, inbox)
-        used, own_rows, choice = _place_rows(meeting)
-        digests = _hash_tokens(meeting.tokens[own_rows], meeting.key)
+        placed = place_rows(meeting)
         points = store.random_elements(fresh_key(), b"points", len(meeting.row_of_bin))
-        points[used] = store.targets_of(digests)
+        points[placed.used] = store.targets_of(placed.digests)
         vectors = {member: share.mask_vector(points) for member, share in shares.items()}
         inbox = yield desk.make_turn(Kind.VECTOR, vectors, members)
-        tags_MB = random_words(fresh_key(), b"empty", len(members) * len(meeting.row_of_bin))
-        tags_MB = tags_MB.reshape(len(members), -1).copy()
-        for (member, share), size, tags_B in zip(shares.items(), sizes, tags_MB, strict=True):
-            shape = store.cells_for(size) + store.DENSE, PLACES
-            hints = desk.parse_words(inbox, member, Kind.HINT, shape)
-            hinted = store.decode_rows(
-                hints, store.Rows.from_digests(digests, store.cells_for(size))
-            )
-            own_hint = np.take_along_axis(hinted, choice[:, None], axis=1)[:, 0]
-            tags_B[used] = own_hint ^ _evaluate_prf(share.c[used], meeting.key)
-        return tags_MB
+        outputs = {
+            member: _evaluate_prf(share.c[placed.used], meeting.key)
+            for member, share in shares.items()
+        }
+        return decode_hints(desk, inbox, meeting, placed, outputs)
 
     def tag_member_bins(
         self, desk: Desk, hub: str, meeting: Meeting
@@ -862,23 +1024,17 @@ class OpprfIntersection(CircuitIntersection):
         common IDs to them. Returns the tags, (1, B).
         """
         hub_size = meeting.sizes[0]
-        size = meeting.sizes[1 + meeting.place]
         # what takes no message of others is done while it comes
-        digests = _hash_tokens(meeting.tokens, meeting.key)
-        hints = store.Encoder(
-            store.Rows.from_digests(digests, store.cells_for(size)), store.cells_for(size)
-        )
+        programmer = HintProgrammer(meeting)
         inbox = yield Turn((), [hub, desk.agreement.dealer])
         share = _CORRELATING.member_share(desk, inbox)
         vector = desk.parse_message(inbox, hub, Kind.VECTOR, vole.vector_bytes(bins_for(hub_size)))
         values_B = share.unmask_vector(hub, vector)
-        addends = share.delta.multiply_elements(store.targets_of(digests))
-        tags_B = random_words(fresh_key(), b"bins", bins_for(hub_size))
-        programmed = tags_B[meeting.bins_of]
-        for choice, bins in enumerate(meeting.bins_of.T):
-            programmed[:, choice] ^= _evaluate_prf(values_B[bins] ^ addends, meeting.key)
-        sent = vole.encode_values(desk.me, hints, programmed).astype(WORD, copy=False)
-        yield desk.make_turn(Kind.HINT, {hub: sent.tobytes()}, ())
+        addends = share.delta.multiply_elements(store.targets_of(programmer.digests))
+        tags_B, hints = programmer.program(
+            desk.me, lambda bins: _evaluate_prf(values_B[bins] ^ addends, meeting.key)
+        )
+        yield desk.make_turn(Kind.HINT, {hub: hints}, ())
         return tags_B[None]
 
     def run_dealer(
@@ -889,18 +1045,72 @@ class OpprfIntersection(CircuitIntersection):
         return (yield from super().run_dealer(desk, hub, members, hub_size=hub_size))
 
 
-def _place_rows(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
-    """Return the hub's bins that hold an ID, the row in each, and which of the row's three bins it
-    is.
+@dataclass(frozen=True)
+class PlacedRows:
+    """The hub's bins that hold an ID.
+
+    Attributes:
+        used: their numbers; digests: of the ID in each; choice: which of its three bins it is.
     """
+
+    used: Rows
+    digests: store.Digests = field(repr=False)
+    choice: Rows
+
+
+def place_rows(meeting: Meeting) -> PlacedRows:
+    """Return the hub's bins that hold an ID, and what its OPRF takes of each."""
     used = np.flatnonzero(meeting.row_of_bin >= 0)
     own_rows = meeting.row_of_bin[used]
     bins_of = meeting.bins_of.take(own_rows, axis=0)
     choice = np.where(bins_of[:, 0] == used, 0, np.where(bins_of[:, 1] == used, 1, 2))
-    return used, own_rows, choice
+    return PlacedRows(used, hash_tokens(meeting.tokens[own_rows], meeting.key), choice)
 
 
-def _hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
+def decode_hints(
+    desk: Desk, inbox: Inbox, meeting: Meeting, placed: PlacedRows, outputs: Mapping[str, Words]
+) -> Words:
+    """Return the hub's tags, (M, B): random ones in empty bins, else what each member's hints say.
+
+    `outputs` are those of the OPRF with each member, for the bins with an ID.
+    """
+    bins = len(meeting.row_of_bin)
+    _, *sizes = meeting.sizes
+    tags_MB = random_words(fresh_key(), b"empty", len(outputs) * bins).reshape(-1, bins).copy()
+    for (member, output), size, tags_B in zip(outputs.items(), sizes, tags_MB, strict=True):
+        shape = store.cells_for(size) + store.DENSE, PLACES
+        hints = desk.parse_words(inbox, member, Kind.HINT, shape)
+        rows = store.Rows.from_digests(placed.digests, store.cells_for(size))
+        hinted = store.decode_rows(hints, rows)
+        own_hint = np.take_along_axis(hinted, placed.choice[:, None], axis=1)[:, 0]
+        tags_B[placed.used] = own_hint ^ output
+    return tags_MB
+
+
+class HintProgrammer:
+    """A maker of a member's hints, the store that leads the hub's common IDs to its tags."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        cells = store.cells_for(meeting.sizes[1 + meeting.place])
+        self.digests = hash_tokens(meeting.tokens, meeting.key)
+        self._encoder = store.Encoder(store.Rows.from_digests(self.digests, cells), cells)
+        self._meeting = meeting
+
+    def program(self, me: str, evaluate: Callable[[Rows], Words]) -> tuple[Words, bytes]:
+        """Return a random tag for each bin, (B,), and the hints.
+
+        `evaluate` gives the OPRF's output of each own ID in one of its bins, from these bins.
+        """
+        meeting = self._meeting
+        tags_B = random_words(fresh_key(), b"bins", bins_for(meeting.sizes[0]))
+        programmed = tags_B[meeting.bins_of]
+        for choice, bins in enumerate(meeting.bins_of.T):
+            programmed[:, choice] ^= evaluate(bins)
+        hints = vole.encode_values(me, self._encoder, programmed).astype(WORD, copy=False)
+        return tags_B, hints.tobytes()
+
+
+def hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
     """Return the digests from which the rows of IDs follow, in stores of any size."""
     row_key = derive_key(key, b"opprf rows")
     elements = tokens.view(WORD)

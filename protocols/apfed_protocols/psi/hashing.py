@@ -225,6 +225,13 @@ class TripleShares:
         a, b, c = (words[start : self.used].reshape(shape) for words in self.words)
         return a, b, c
 
+    def split_off(self, count: int) -> "TripleShares":
+        """Return the last `count` words as shares of their own; the others stay."""
+        a, b, c = self.words
+        end = len(a) - count
+        self.words = a[:end], b[:end], c[:end]
+        return TripleShares((a[end:], b[end:], c[end:]))
+
 
 def deal_triples(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
     """Make `count` words of triples: a seed for each party, and the last one's share of c."""

@@ -676,7 +676,8 @@ class SetIntersection(ABC):
 
     Attributes:
         name: its key in the table of backends.
-        needs_dealer: whether the party that `agreement.dealer` names must take part.
+        needs_dealer: whether the party that `agreement.dealer` names must take part;
+            without_dealer: the backend to take where there is none.
         outputs: what it can be asked for.
         pairwise: whether the hub learns its intersection with every single member.
         leaks: what it reveals beyond the intersection and the sizes, in sentences.
@@ -684,6 +685,7 @@ class SetIntersection(ABC):
 
     name: ClassVar[str]
     needs_dealer: ClassVar[bool]
+    without_dealer: ClassVar[str] = ""
     outputs: ClassVar[frozenset[Output]]
     pairwise: ClassVar[bool]
     leaks: ClassVar[tuple[str, ...]]
@@ -708,7 +710,8 @@ class SetIntersection(ABC):
             )
         if self.needs_dealer and not agreement.dealer:
             raise LocalProtocolError(
-                f"a {self.name} intersection needs a dealer; name it in the agreement"
+                f"a {self.name} intersection needs a dealer; name it in the agreement, or use "
+                f"{self.without_dealer}, which needs none"
             )
         self.agreement = agreement
         self.progress = progress
@@ -884,3 +887,4 @@ class DealtIntersection(ScriptedIntersection):
     """A backend with a dealer."""
 
     needs_dealer: ClassVar[bool] = True
+    without_dealer: ClassVar[str] = "ot"

@@ -224,7 +224,7 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         own_tags = {}
         for member in members:
             points = inbox[member][-2 * base_ot.POINT_BYTES * code.LENGTH :]
-            masked = _add_random_rows(store, derive_key(secrets[member], b"ot masks"))
+            masked = add_random_rows(store, derive_key(secrets[member], b"ot masks"))
             extension = HubExtension(senders[member].compute_keys(points, receiver=member), masked)
             vector, known = extension.make_vector()
             sending = desk.make_turn(Kind.VECTOR, {member: vector}, ())
@@ -319,7 +319,12 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
 
 def vector_bytes(hub_size: int) -> int:
     """Return the bytes of U: 64 a row of D."""
-    return _count_rows(vector_elements(hub_size)) * code.LENGTH // 8
+    return extension_bytes(vector_elements(hub_size))
+
+
+def extension_bytes(cells: int) -> int:
+    """Return the bytes of U for a store, or another list of messages, of so many rows."""
+    return _count_rows(cells) * code.LENGTH // 8
 
 
 def _count_rows(cells: int) -> int:
@@ -327,7 +332,7 @@ def _count_rows(cells: int) -> int:
     return _MASKS * (-(-cells // _MASKS) + 1)
 
 
-def _add_random_rows(store: Elements, seed: bytes) -> Elements:
+def add_random_rows(store: Elements, seed: bytes) -> Elements:
     """Return the messages of the code: the store and random rows after it, 85 bits each."""
     count = _count_rows(len(store)) - len(store)
     random_rows = np.frombuffer(keystream(seed, length=16 * count), "<u8").reshape(-1, 2)
@@ -361,12 +366,12 @@ class HubExtension:
         count = len(self._messages)
         vector = np.empty(count * code.WORDS, "<u8")
         known = np.empty((count, code.WORDS), np.uint64)
-        streams = (_expand_columns(keys, count) for keys in (self._zeros, self._ones))
-        for block, zeros, ones in zip(_split_blocks(count), *streams, strict=True):
+        streams = (expand_columns(keys, count) for keys in (self._zeros, self._ones))
+        for block, zeros, ones in zip(split_blocks(count), *streams, strict=True):
             masked = rows_to_columns(code.encode_words(self._messages[block]))
             masked ^= zeros
             masked ^= ones
-            vector[_slice_words(block)] = masked.ravel()
+            vector[slice_words(block)] = masked.ravel()
             known[block] = columns_to_rows(zeros)
         return vector.tobytes(), known
 
@@ -375,8 +380,8 @@ class HubExtension:
         count = len(self._messages)
         known = ColumnHash(challenge, code.LENGTH)
         chosen = ColumnHash(challenge, code.DIMENSION)
-        columns = _expand_columns(self._zeros, count)
-        for block, zeros in zip(_split_blocks(count), columns, strict=True):
+        columns = expand_columns(self._zeros, count)
+        for block, zeros in zip(split_blocks(count), columns, strict=True):
             known.update(zeros)
             chosen.update(rows_to_columns(self._messages[block])[: code.DIMENSION])
         return known.finish().tobytes() + chosen.finish().tobytes()
@@ -408,9 +413,9 @@ class MemberExtension:
         count = len(words) // code.WORDS
         opened = np.empty((count, code.WORDS), np.uint64)
         hashed = ColumnHash(challenge, code.LENGTH)
-        columns = _expand_columns(self._keys, count)
-        for block, own in zip(_split_blocks(count), columns, strict=True):
-            own ^= words[_slice_words(block)].reshape(own.shape) & self._chosen
+        columns = expand_columns(self._keys, count)
+        for block, own in zip(split_blocks(count), columns, strict=True):
+            own ^= words[slice_words(block)].reshape(own.shape) & self._chosen
             hashed.update(own)
             opened[block] = columns_to_rows(own)
         self._hashed = hashed.finish()
@@ -469,7 +474,7 @@ class Tagger:
         """Return the tags of the hub's own IDs, from T0."""
         return np.concatenate(
             [
-                self._hash(decode_rows(known, rows[chunk]), targets[chunk])
+                self.hash_rows(decode_rows(known, rows[chunk]), targets[chunk])
                 for chunk in _split_ids(len(rows))
             ]
         )
@@ -489,11 +494,11 @@ class Tagger:
             targets = targets_of(part)
             values = decode_rows(extended, Rows.from_digests(part, cells))
             values ^= code.encode_words(code.keep_message_bits(targets)) & choices
-            tags.append(self._hash(values, targets))
+            tags.append(self.hash_rows(values, targets))
             report(min(chunk.stop, len(digests)), len(digests))
         return np.concatenate(tags)
 
-    def _hash(self, values: Elements, targets: Elements) -> Tags:
+    def hash_rows(self, values: Elements, targets: Elements) -> Tags:
         """Return the tags of rows of words, joined with their targets."""
         hashed = np.concatenate([values, targets], axis=1).astype("<u8", copy=False)
         blocks: list[bytes] = hashed.view(f"V{hashed.itemsize * hashed.shape[1]}")[:, 0].tolist()
@@ -505,17 +510,17 @@ def _split_ids(count: int) -> Iterator[slice]:
     return (slice(start, start + _EVALUATED) for start in range(0, max(count, 1), _EVALUATED))
 
 
-def _split_blocks(rows: int) -> Iterator[slice]:
+def split_blocks(rows: int) -> Iterator[slice]:
     """Split the rows into blocks that are computed and sent together."""
     return (slice(start, min(start + _BLOCK, rows)) for start in range(0, rows, _BLOCK))
 
 
-def _slice_words(block: slice) -> slice:
+def slice_words(block: slice) -> slice:
     """Return where a block of rows is in U."""
     return slice(block.start * code.WORDS, block.stop * code.WORDS)
 
 
-def _expand_columns(keys: Sequence[bytes], rows: int) -> Iterator[Columns]:
+def expand_columns(keys: Sequence[bytes], rows: int) -> Iterator[Columns]:
     """Yield what the keys expand to, block by block, a column for each key."""
     streams = [
         keystream_chunks(key, b"ot column", length=rows // 8, piece=_BLOCK // 8) for key in keys
