@@ -134,7 +134,7 @@ class _Checks:
             self._limits,
             self._contract,
             self._table,
-            self._check_tables_of_peers,
+            self._others_tables,
             self._folder,
             self._certificate,
         ):
@@ -284,7 +284,7 @@ class _Checks:
             text = f"if these are spellings of one kind of ID, {remedy}"
             yield Finding("table", "IDs", "optional", text)
 
-    def _check_tables_of_peers(self) -> Iterator[Finding]:
+    def _others_tables(self) -> Iterator[Finding]:
         """Check tables of other parties whose files are on this machine, as in a trial."""
         from secure_apfed.base.faults import Fault, TableError
         from secure_apfed.data.tables import find_table_faults, has_table_here
