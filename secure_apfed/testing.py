@@ -317,6 +317,7 @@ def check_vote_response(response: VoteResponse) -> None:
 
 
 def _count_answers(answers_YA: NDArray[Any], classes: int) -> NDArray[np.int64]:
+    """Return how often each class was answered, (true classes, answered classes)."""
     return np.stack([np.bincount(answers_A, minlength=classes) for answers_A in answers_YA])
 
 

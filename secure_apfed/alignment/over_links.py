@@ -260,6 +260,7 @@ class _End:
         self.unfinished = StoredIntersection.from_folder(folder, self.terms)
 
     def send(self, peer: str, body: bytes) -> None:
+        """Send bytes of the alignment to a peer."""
         self._links.send(peer, Kind.ALIGNMENT, BEFORE_TRAINING, body)
 
     async def receive(
@@ -608,13 +609,16 @@ class StoredIntersection:
                 shutil.rmtree(self.folder)
 
     def _has_file(self, name: str) -> bool:
+        """Return whether a file of the unfinished intersection is stored."""
         return name in self._contents if self.folder is None else (self.folder / name).exists()
 
     def _load_file(self, name: str, *, most: int = _SMALL_BYTES) -> bytes:
+        """Read a stored file, or its content in memory if there is no folder."""
         path = self.folder and self.folder / name
         return self._contents[name] if path is None else load_bytes(path, most=most)
 
     def _write_file(self, name: str, content: bytes) -> None:
+        """Store a file of the unfinished intersection, on disk if there is a folder."""
         if self.folder is None:
             self._contents[name] = content
         else:

@@ -169,6 +169,7 @@ def _parse_integer(digits: str) -> int:
 
 
 def _refuse_constant(name: str) -> NoReturn:
+    """Refuse NaN and infinities, which Python's JSON parser would accept."""
     raise ValueError(f"{name}, which is no JSON")
 
 

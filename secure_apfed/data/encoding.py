@@ -203,11 +203,13 @@ class CategoricalColumn(Settings):
         return category_of
 
     def _normalise_text(self, text: str) -> str:
+        """Return the canonical text of a cell: equal for spellings of one number or truth value."""
         truth = _parse_truth(text) if self._are_truths else None
         return plain_text(column_name(text)) if truth is None else str(truth)
 
     @property
     def _are_truths(self) -> bool:
+        """True if all categories are truth values."""
         return None not in map(_parse_truth, self.categories)
 
     def _list_spellings(self, category: str) -> Iterator[str]:
@@ -244,6 +246,7 @@ class CategoricalColumn(Settings):
 
 
 def _parse_truth(text: str) -> bool | None:
+    """Return the truth value that a text denotes; None: it denotes none."""
     return TRUTHS.get(text, {"0": False, "1": True}.get(plain_text(text)))
 
 
@@ -268,6 +271,7 @@ class ColumnEncoding(Settings):
 
     @property
     def places(self) -> list[slice]:
+        """The range of features of each column."""
         ends = [0, *accumulate(len(column.features) for column in self.columns)]
         return [slice(*own) for own in pairwise(ends)]
 

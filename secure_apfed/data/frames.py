@@ -252,6 +252,7 @@ def kind_of(path: Path) -> str:
 
 
 def is_csv(frame: pd.DataFrame) -> bool:
+    """Return whether a frame was read from CSV files, so that all its cells are texts."""
     return bool(frame.attrs.get(LINES))
 
 
@@ -910,6 +911,7 @@ def plain_text(text: str) -> str:
 
 
 def _format_moment(moment: datetime.datetime) -> str:
+    """Return a date or time as ISO text; midnight without its time."""
     midnight = moment.tzinfo is None and moment.time() == datetime.time()
     return moment.date().isoformat() if midnight else moment.isoformat(" ")
 
@@ -1112,4 +1114,5 @@ def _propose_date_formats(texts: Sequence[str], *, advice: Advice) -> list[Remed
 
 
 def _locate_first(texts: Sequence[str | None], wanted: Set[str], column: "pd.Series") -> str:
+    """Return the place, for an error, of the first cell whose text is among the wanted."""
     return place_of(column, next(row for row, text in enumerate(texts) if text in wanted))

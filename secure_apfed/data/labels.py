@@ -87,6 +87,7 @@ class TargetScale(BaseModel):
         return torch.from_numpy(np.where(np.isnan(z_N), UNLABELLED, z_N).astype(np.float32))
 
     def decode(self, z_B: Tensor) -> Tensor:
+        """Return standardised predictions (B,) in the unit of the labels, float64."""
         return z_B.double() * self.scale + self.mean
 
 
@@ -276,6 +277,7 @@ def move_positive_last(
 
 
 def _cut_label(label: str) -> str:
+    """Return a label for a message, shortened if it is long."""
     return label if len(label) <= _WIDTH else _shorten_label(label)
 
 

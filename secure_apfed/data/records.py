@@ -134,6 +134,7 @@ class OwnData:
 
     @property
     def labelled_rows(self) -> torch.Tensor:
+        """The training rows whose labels may be used in training."""
         return self.train_rows if self.labelled is None else self.labelled
 
     @property

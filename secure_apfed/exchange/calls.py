@@ -193,6 +193,7 @@ class _Called(Pipe):
         self._last: int | None = None
 
     def trust_peer(self) -> None:
+        """Allow larger frames, after the peer proved its identity."""
         self._most_bytes = MOST_SEALED
 
     def take_frame(self, number: int, frame: bytes) -> bool:
@@ -232,6 +233,7 @@ class _Called(Pipe):
             self._end_if_over()
 
     def _end_if_over(self) -> None:
+        """End the connection if all frames that the other end announced have arrived."""
         if self._last is not None and self._came >= self._last:
             self.end("the other end closed the connection")
 
@@ -274,6 +276,7 @@ class _Called(Pipe):
             self.end(reason)
 
     def _announce_end(self, sent_frames: int) -> None:
+        """Tell the other end how many frames were sent, by a call with a negative number."""
         with contextlib.suppress(OSError):  # it finds out by the silence
             self._carry(-1 - sent_frames, b"")
 

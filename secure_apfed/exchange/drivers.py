@@ -146,6 +146,7 @@ class InMemoryNetwork:
         }
 
     def queue_frame(self, sender: str, receiver: str, frame: bytes) -> None:
+        """Put a frame into the receiver's queue; scripts read it in the order of sending."""
         self._inboxes[receiver].append((sender, frame))
         self._due.append(receiver)
 

@@ -89,6 +89,7 @@ class GrpcConnection(Pipe):
         self._most_bytes = MOST_UNPROVED
 
     def trust_peer(self) -> None:
+        """Allow larger frames and a larger buffer, after the peer proved its identity."""
         self._most_bytes = MOST_SEALED
         self.room = MOST_QUEUED
 

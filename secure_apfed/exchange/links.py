@@ -85,6 +85,7 @@ class Awaited:
 
     @property
     def phase(self) -> str:
+        """The phase of the session in which the awaited message is sent."""
         phase = self.kinds[0].phase
         return "prediction" if self.predicts and phase == "training" else phase
 

@@ -297,6 +297,7 @@ class ResumableLink:
         return not self._unconfirmed or (len(self._unconfirmed) == 1 and not self.has_met_peer)
 
     def _require_working(self) -> None:
+        """Raise RemoteProtocolError if the link has failed for good."""
         if self._failure:
             raise RemoteProtocolError(self._failure)
 
@@ -506,6 +507,7 @@ class ResumableLink:
         return self._written < self._confirmed + len(self._unconfirmed)
 
     def _count_unreported_parts(self) -> int:
+        """Return how many received parts the peer has no receipt for yet."""
         return self._count_reportable_parts() - self._reported
 
     def _count_reportable_parts(self) -> int:
@@ -525,6 +527,7 @@ class ResumableLink:
             wire.connection.close()
 
     def _is_over(self) -> bool:
+        """Return whether the link was ended or has failed."""
         return self._ended or bool(self._failure)
 
     def _record_failure(self, cause: str) -> None:
@@ -728,6 +731,7 @@ class _Lookout:
 
     @property
     def is_back(self) -> bool:
+        """Return whether the peer greeted recently."""
         return time.monotonic() < self._greeted + _PRESENT_S
 
     def stop_looking(self) -> None:

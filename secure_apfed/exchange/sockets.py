@@ -48,6 +48,7 @@ class SocketConnection:
         weakref.finalize(self, _close_wire, wire, self._readable)
 
     def trust_peer(self) -> None:
+        """Allow larger frames, after the peer proved its identity."""
         self._most_bytes = MOST_SEALED
 
     def send_bytes(self, buf: bytes, /) -> None:

@@ -135,6 +135,7 @@ class LinearLabeller(Labeller):
 
 
 def _sum_by_class(matrix_Un: Floats, labels_n: Integers, classes: int) -> Floats:
+    """Return a matrix (U, n) times the one-hot labels: the votes (U, K)."""
     labels_n = check_labels(labels_n, matrix_Un.shape[1], classes)
     return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
 
@@ -739,6 +740,7 @@ def _check_inputs(
 
 
 def append_constant(x_UF: Floats, constant: float) -> Floats:
+    """Return rows with a constant feature appended."""
     return np.hstack([x_UF, np.full((len(x_UF), 1), constant)])
 
 

@@ -402,6 +402,7 @@ def split_code(
 
 
 def _pick_code(network: str) -> str | None:
+    """Return a network setting if it names code; None: it names a built-in network."""
     return network if CODE_NAME.fullmatch(network) else None
 
 
@@ -492,6 +493,7 @@ def name_part(owner: str, part: str) -> Iterator[None]:
 
 
 def _copy(source: ModuleSource | None) -> ModuleSource | None:
+    """Return a deep copy of a module, so that the caller's stays untrained; functions unchanged."""
     return copy.deepcopy(source) if isinstance(source, nn.Module) else source
 
 

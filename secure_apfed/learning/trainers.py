@@ -403,6 +403,7 @@ class SumTrainer(HeadTrainer):
     """
 
     def merge_parts(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return the head's inputs: own representation plus the sum of the passives'."""
         (others_BD,) = (parts[name] for name in self._passives)
         return (own_B.flatten(1) + others_BD,)
 

@@ -169,9 +169,13 @@ class _Pool:
 
     @property
     def every(self) -> Integers:
+        """The positions of all validation rows."""
         return np.arange(len(self.labels_J))
 
     def log_q(self, own_BK: Floats, votes_BK: Floats, a: float, b: float) -> Floats:
+        """Return log-probabilities (J, K): the class frequencies, own and vote log-probabilities,
+        weighted by 1, a and b.
+        """
         scores_BK = self.log_f_K + a * own_BK + b * votes_BK
         return np.asarray(scipy.special.log_softmax(scores_BK, axis=1))
 

@@ -387,10 +387,12 @@ ACCURACY = MEASURES["accuracy"]
 
 
 def task_of(scored: Scored) -> Task:
+    """Return the task whose measures apply to these scores."""
     return "classification" if scored.classes else "regression"
 
 
 def names_of(task: str) -> tuple[str, ...]:
+    """Return the names of the measures of a task."""
     return tuple(name for name, measure in MEASURES.items() if task in measure.tasks)
 
 

@@ -192,6 +192,7 @@ def _list_intersections(own: PartyContext, session: str) -> list[tuple[str, Sequ
 
 
 def _uses_buckets(settings: AlignmentSettings) -> bool:
+    """Return whether the protocol runs in buckets, and can be resumed."""
     return issubclass(SET_INTERSECTIONS[settings.backend], ResumableIntersection)
 
 

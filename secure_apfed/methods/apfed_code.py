@@ -154,6 +154,7 @@ class CodeStudent(Student):
 
     @property
     def _rows(self) -> Tensor:
+        """The features of the student's rows, (U, F)."""
         return self.trainer.features_N[self.rows_U]
 
     def _make_task_with_sums(self, of_others_UD: Tensor, seed: int) -> SoloTask:
@@ -416,6 +417,7 @@ class ApfedCode(SumMethod):
 
 
 def _split_into_blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
+    """Return the alignment positions in blocks of the contract's batch size."""
     blocks: tuple[Tensor, ...] = torch.arange(people).split(contract.batch_size)
     return blocks
 

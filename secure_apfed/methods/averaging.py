@@ -378,6 +378,7 @@ class Stages:
 
     @property
     def newest(self) -> AveragedModel:
+        """The model of the current step: the GRUs while they learn, then the views."""
         return self.recurrent if self.recurrent and not self.views else self._make_views()
 
     def _make_views(self) -> LinearViews:

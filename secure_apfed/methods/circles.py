@@ -102,6 +102,7 @@ class RunCircles(AnsweredCircles):
         self._record_step(step, circle, other_marks)
 
     def _record_step(self, step: int, circle: Sequence[str], marks: Sequence[str]) -> None:
+        """Store the circle of an answered step, and mark its request and answer."""
         self._circle_of_step.setdefault(step, tuple(circle))
         super().add_marks((f"{_STEP}{step}", *marks), circle)
 

@@ -256,6 +256,7 @@ class ApcVflActive(StudentActive):
         return Scored.from_network_outputs(truth, torch.cat(scores))
 
     def _split_positions(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """Split positions into requests of at most the contract's batch size."""
         return positions.tensor_split(math.ceil(len(positions) / self._contract.batch_size))
 
     async def _request_codes(self, links: Links, step: int, rows_B: Tensor) -> Tensor:

@@ -199,6 +199,7 @@ class TvflActive(ActiveRole):
         return read
 
     def own_rows(self, rows_B: Tensor) -> Tensor:
+        """Return the rows of the active's table at these alignment positions."""
         return self._aligned[rows_B]
 
     def train_on_parts(
@@ -221,6 +222,7 @@ class TvflActive(ActiveRole):
         return loss, packed
 
     def _defend_gradient(self, gradient_B: Tensor, leaving: Leaving) -> Tensor:
+        """Apply the configured defences to a gradient that goes back to a passive."""
         leaving_BD = gradient_B.flatten(1)
         for defence in self._defences:
             leaving_BD = defence.protect_gradient(leaving_BD, leaving)

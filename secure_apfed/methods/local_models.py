@@ -393,6 +393,7 @@ def restore_networks(state: Mapping[str, Tensor], template: ActiveNetworks) -> A
 
 
 def _copy_encoder(encoder: nn.Module) -> nn.Module:
+    """Return a frozen float64 copy of an encoder on the CPU."""
     return copy.deepcopy(encoder).cpu().double().requires_grad_(False).eval()
 
 

@@ -974,6 +974,7 @@ def _select_passive_model(own: PartyContext) -> ModelSettings:
 
 
 def _locate_model_setting(own: PartyContext) -> str:
+    """Return the key of a party's network settings, for errors."""
     return "model" if own.name == own.active else f"passives.{own.name}.model"
 
 

@@ -140,6 +140,7 @@ class SingleViewActive(ActiveRole):
         return self.trainer.loss_on(rows)
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
+        """Train on these labels and rows from now on, as a label mechanism answers in stages."""
         self.trainer.replace_labels(labels_N)
         self._set_training_rows(train_rows)
 

@@ -219,6 +219,7 @@ class Student:
 
     @property
     def has_direct_fit(self) -> bool:
+        """True if the student is fitted by equations or is a stored baseline, without epochs."""
         return bool(self._stored) or isinstance(self.trainer.networks.encoder, RandomFeatures)
 
     @property

@@ -90,6 +90,7 @@ class SessionSum:
 
     @property
     def shape(self) -> Shape:
+        """The shape of one row of a contribution."""
         return next(iter(self.contract.passives.values())).representation.shape
 
     @property
@@ -319,6 +320,7 @@ class PassiveSum:
         return circle is None or self.name in circle
 
     def pick_known_rows(self, rows_B: Tensor) -> Tensor:
+        """Return those of these alignment positions whose people the passive knows."""
         return rows_B if self._held_N is None else rows_B[self._held_N[rows_B]]
 
     def count_answer(self, admitted: Admitted, digest: bytes) -> None:
@@ -418,6 +420,7 @@ class ActiveSum:
         return circle is not None and any(name not in circle for name in self.present)
 
     def _keep_to_circle(self, step: int) -> None:
+        """Continue a repeated step with the passives that answered it before."""
         self._drop_silent_passives(self.contract.keep_to_circle(step, self.present), step)
 
     def _drop_silent_passives(self, present: Sequence[str], step: int) -> None:

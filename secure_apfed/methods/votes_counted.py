@@ -56,6 +56,7 @@ class CountingPassive(VotesPassive):
             self._set_ledger(noise.ledger)
 
     def _set_ledger(self, ledger: PrivacyLedger) -> None:
+        """Use this ledger for the votes, and report it to the active."""
         self.contributions = ledger
         self.ledgers = {self.name: ledger}
 

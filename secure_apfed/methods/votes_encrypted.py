@@ -321,6 +321,7 @@ class OpenAudits:
         self._add_note("passed", contract)
 
     def _add_note(self, event: str, contract: str) -> None:
+        """Append an audit event to the log."""
         self._log.append_line("an audit", audit=event, contract=contract)
 
 

@@ -215,6 +215,7 @@ class Clustering(Objective):
         self.sizes_K = self._assign_clusters(x_NF).sum(0)
 
     def _assign_clusters(self, features_B: Tensor) -> Tensor:
+        """Return soft assignments q (B, K) of rows to the cluster centres."""
         apart_BK = torch.cdist(features_B.flatten(1), self.centres_KF).square()
         return F.softmax(-apart_BK / self.spread, dim=1)
 

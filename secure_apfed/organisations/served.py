@@ -190,6 +190,7 @@ class AnswerBook:
         return row[0] if row else 0
 
     def _hash_person(self, person: bytes) -> str:
+        """Return the keyed hash under which a person's answers are counted."""
         return hashlib.blake2b(person, key=self._key, digest_size=16).hexdigest()
 
     def _count_use(self, limit: str, subject: str, count: int = 1) -> int:

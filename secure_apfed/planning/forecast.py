@@ -459,6 +459,7 @@ def _count_party_columns(
 
 
 def _is_counted(config: Config, data: VerticalData) -> bool:
+    """Return whether the method opens a finite, positive number of linear numbers a person."""
     return 0 < config.method.linear_numbers(config, len(data.classes)) < math.inf
 
 

@@ -184,6 +184,7 @@ def _measure_distances(before_B: Tensor, after_B: Tensor) -> Tensor:
 
 
 def _find_largest(values_B: Tensor) -> float:
+    """Return the largest finite magnitude of these values; 0 if there is none."""
     values = values_B.detach().double()
     return float(torch.where(values.isfinite(), values.abs(), 0.0).max()) if values.numel() else 0.0
 
@@ -608,6 +609,7 @@ def check_guard(guard: Any) -> None:
 
 
 def _compute_allowance(guard: Any) -> float:
+    """Return the sensitivity of a guard with a margin for rounding."""
     allowed: float = guard.sensitivity() * (1 + _EXACT)
     return allowed
 

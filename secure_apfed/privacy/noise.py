@@ -203,6 +203,9 @@ class NoiseSource:
         return discrete_gaussian(self._key, *context, deviation=deviation, shape=shape)
 
     def _context(self, step: int, *content: bytes) -> tuple[bytes, ...]:
+        """Return the bytes that noise is bound to: the step and, if the noise is secret, the
+        content.
+        """
         return (index(step).to_bytes(8, "big"), *(content if self.secret else ()))
 
 

@@ -352,6 +352,9 @@ class VoteResponse:
 
     @property
     def _response(self) -> LabelResponse:
+        """The label mechanism with the same epsilon and classes, which computes its
+        probabilities.
+        """
         return LabelResponse(epsilon=self.epsilon, classes=self.classes)
 
     def epsilon_of(self, releases: int, delta: float) -> float:

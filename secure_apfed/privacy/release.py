@@ -237,6 +237,9 @@ class _LayerAccount(_Charged):
 
     @property
     def _describe_mechanism(self) -> int:
+        """Return the bits of the noise multiplier as an integer, which identifies the mechanism in
+        a state.
+        """
         multiplier = np.float64(self.guard.mechanism().noise_multiplier)
         return int(multiplier.view(np.int64))
 

@@ -661,6 +661,7 @@ class TrainingLoop:
         return self._step
 
     def is_last(self, epoch: int) -> bool:
+        """Return whether an epoch is the last: by the settings, or by early stopping."""
         return epoch + 1 == self._config.train.epochs or self._is_late
 
     @property

@@ -71,6 +71,7 @@ def _sum_name(settings: "SumSettings") -> str:
 
 
 def _adds_to_sums(settings: "PassiveSettings") -> bool:
+    """Return whether a passive contributes: its weight lambda is above 0."""
     return settings.weight > 0
 
 

@@ -415,6 +415,7 @@ def _make_cosine_regression(
 
 
 def _stack_columns(scaled_BF: FloatArray, cosines: Any) -> FloatArray:
+    """Return scaled features, divided by the root of their number, next to their random cosines."""
     return np.hstack([scaled_BF / np.sqrt(scaled_BF.shape[1]), cosines.transform(scaled_BF)])
 
 
@@ -494,6 +495,7 @@ class SpreadingStudent(_SpreadLabels):
     title = "Label spreading, ridge student"
 
     def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
+        """Fit ridge regression to the rows that label spreading reached."""
         reached = np.flatnonzero(labels_NK.any(axis=1))
         return fit_ridge(task, reached, labels_NK[reached])
 

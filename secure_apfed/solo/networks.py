@@ -171,6 +171,7 @@ class _Attempt:
 
 
 def _place_rows(features_BF: FloatArray, shape: Shape, compute: Compute) -> Tensor:
+    """Return flat rows in their own shape, on the device that computes."""
     return compute.move_tensor(torch.from_numpy(features_BF).reshape(-1, *shape))
 
 
@@ -441,6 +442,7 @@ def _draw_rows(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
 
 
 def _take_rows(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
+    """Return the given rows of each table, stacked: one table for each copy that is trained."""
     return torch.stack([table[positions] for table, positions in zip(tables, rows, strict=True)])
 
 
