@@ -226,7 +226,7 @@ def check_defence(make: Callable[[], GradientDefence]) -> None:
         make: builds one, always with the same noise source.
 
     Raises:
-        PromiseError: names the class and what was measured.
+        PromiseError: names the class and the measurement.
     """
     defence = make()
     name = type(defence).__name__
@@ -284,7 +284,7 @@ def check_label_mechanism(mechanism: LabelMechanism) -> None:
     `unsafe` mechanism has no guarantee and is not tested.
 
     Raises:
-        PromiseError: names the class and what was measured.
+        PromiseError: names the class and the measurement.
     """
     if math.isinf(mechanism.epsilon):
         return
@@ -307,7 +307,9 @@ def check_label_mechanism(mechanism: LabelMechanism) -> None:
 
 
 def check_vote_response(response: VoteResponse) -> None:
-    """Refuse answers for votes, or for no vote, that tell more of a vote than `epsilon` says."""
+    """Refuse randomised answers for votes, or for no vote, that reveal more of a vote than
+    `epsilon` allows.
+    """
     classes = response.classes
     votes_KK = np.vstack([np.eye(classes), np.zeros((1, classes))])
     votes_UK = np.repeat(votes_KK, _ANSWERS, axis=0)
@@ -322,7 +324,7 @@ def _count_answers(answers_YA: NDArray[Any], classes: int) -> NDArray[np.int64]:
 
 
 def _require_odds(counts_YK: NDArray[np.int64], epsilon: float, name: str) -> None:
-    """Compare each answer's share under any two inputs; far below what chance does is allowed."""
+    """Compare each answer's share under any two inputs, with a margin for chance."""
     shares_YK = counts_YK / counts_YK.sum(axis=1, keepdims=True)
     errors_YK = np.sqrt(shares_YK * (1 - shares_YK) / counts_YK.sum(axis=1, keepdims=True))
     least_K = np.clip(shares_YK - _SURE * errors_YK, 0, None).max(axis=0)

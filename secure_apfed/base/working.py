@@ -63,7 +63,7 @@ class TimeLeft:
         self._marks: list[tuple[float, float]] = [(clock(), 0.0)]
 
     def note_progress(self, done: float) -> None:
-        """Record that so many parts are done now; a lower number restarts the estimate."""
+        """Record that this number of parts are done now; a lower number restarts the estimate."""
         last = self._marks[-1][1]
         if done < last:
             self._marks = [(self._clock(), done)]

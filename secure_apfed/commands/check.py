@@ -127,7 +127,9 @@ class _Checks:
         return TableError(self.faults.faults).settings
 
     def run_checks(self, meet_s: float | None) -> Iterator[Finding]:
-        """Yield the findings of all checks; with `meet_s` meet the peers for so many seconds."""
+        """Yield the findings of all checks; with `meet_s`, connect to the peers for at most this
+        many seconds.
+        """
         text = f"{self.role} of {self.config.method.title}, version {_get_version()}"
         yield Finding("settings", "settings", "ok", text)
         for examine in (
@@ -415,7 +417,9 @@ class _Checks:
             yield Finding("peers", f"{name} by relay" if file.relay else name, state, text)
 
     def _meet_peers(self, meet_s: float) -> Iterator[Finding]:
-        """Meet all others as for a run, and compare versions, clocks and what would be signed."""
+        """Connect to all others as for a run, and compare versions, clocks and the contracts they
+        would sign.
+        """
         from secure_apfed.exchange import Links, StatusTracker, run_role
         from secure_apfed.organisations.party import connect_peers
         from secure_apfed.organisations.project import digest_of

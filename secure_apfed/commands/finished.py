@@ -426,8 +426,8 @@ def _show_attacks(results: "Sequence[AttackResult]", by_direction: "Sequence[Hea
 
 
 def _pick_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
-    """Return what to run: attacks with given options once each, the others with
-    their full suites.
+    """Return the attacks to run: those with given options once each, the others with their full
+    suites.
     """
     from apfed_attacks import ATTACKS
     from apfed_attacks.run import ALL, full_suite, prepare_attack
@@ -470,7 +470,7 @@ def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
 
 
 def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
-    """Run what is missing of a study, and return its answer.
+    """Run the missing runs of a study, and return its answer.
 
     Unless `quiet`, print its first answer as soon as possible, and at the end its tables and how to
     read them.

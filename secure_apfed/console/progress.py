@@ -50,7 +50,9 @@ _OVER = ("connecting", "ended", "failed")  # phases in which no link is back
 def show_run(
     name: str, *, quiet: bool, console: Console | None = None
 ) -> Iterator["Callable[[Progress], None]"]:
-    """Show a run in this process on stderr; yield what `run` calls with each `Progress`."""
+    """Show a run in this process on stderr; yield the function that `run` calls with each
+    `Progress`.
+    """
     board = Board(name=name)
     with observing_work(board.update_work), show_board(board, as_json=quiet, console=console):
         yield board.update_progress
@@ -75,7 +77,9 @@ def show_work(
 
 @contextmanager
 def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show downloads on stderr; yield what `fetch_dataset` calls with (file, bytes, total)."""
+    """Show downloads on stderr; yield the function that `fetch_dataset` calls with (file, bytes,
+    total).
+    """
     from rich.progress import DownloadColumn
 
     tasks: dict[str, Any] = {}
@@ -530,7 +534,9 @@ def _format_status_line(status: "Status") -> str:
 
 
 def _describe_meeting(status: "Status", meets: "Meeting") -> str:
-    """Return in words whom a party waits for before a session, since when, and who is present."""
+    """Return in words which parties a party waits for before a session, since when, and who is
+    present.
+    """
     missing = " and ".join(status.list_peers("expected"))
     parties = len(status.peers) + 1
     present = parties - len(status.list_peers("expected"))

@@ -287,7 +287,7 @@ def show_departures(departures: Sequence["Departure"]) -> None:
 
 
 def show_phases(phases: "Phases") -> None:
-    """Print what each phase of a run took, and all together."""
+    """Print the time and memory of each phase of a run, and the total."""
     rows = [
         (
             name,

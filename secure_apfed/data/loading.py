@@ -106,7 +106,7 @@ class _People:
     """The rows of the pool that each party holds, in its own order, and the labels it knows."""
 
     def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
-        """Split the pool into test rows and each party's training rows, as the settings say."""
+        """Split the pool into test rows and each party's training rows, as configured."""
         self._labels_N = labels_N
         self._settings = settings
         self._seed = seed

@@ -263,7 +263,7 @@ class _ColumnChoice:
 
 
 def load_raw_table(settings: DataSettings, name: str) -> RawTable:
-    """Read the table of this party, with labels where the settings say that it has some.
+    """Read the table of this party, with labels if the settings say that it has labels.
 
     Raises TableError: all faults of the table at once.
     """
@@ -428,7 +428,7 @@ def _open_rows(
     frame: pd.DataFrame | None,
     table: _Identified | None,
 ) -> OwnRows:
-    """Return a party's rows as the settings say; large ones are not read yet."""
+    """Return a party's rows as configured; large ones are not read yet."""
     party = (settings.parties or {})[name]
     source = party.rows
     has_labels = settings.holds_labels(name)

@@ -227,7 +227,7 @@ class _Called(Pipe):
         return self._ended is not None
 
     def over_after(self, count: int) -> None:
-        """Record that the other end closed the connection after so many frames."""
+        """Record that the other end closed the connection after this number of frames."""
         with self._changed:
             self._last = count
             self._end_if_over()

@@ -55,14 +55,14 @@ class Transport(Protocol):
         """Return by peer the links that are broken and may be restored."""
 
     def close(self) -> None:
-        """Deliver what was sent, then end."""
+        """Deliver all sent frames, then end."""
 
 
 class WaitObserver(Protocol):
     """An observer of what one role waits for, and of who is known to have left."""
 
     def observe_wait(self, awaited: Awaited, timeout_s: float) -> None:
-        """Note that the role begins to wait, for at most this many seconds."""
+        """Note that the role starts to wait, for at most this many seconds."""
 
     def observe_departure(self, names: Iterable[str]) -> None:
         """Note which peers left, or were silent for too long."""

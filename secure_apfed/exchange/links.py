@@ -524,7 +524,9 @@ class Heartbeats:
         self.relays = False
 
     def count_work(self, ids: int) -> None:
-        """Add work on so many IDs; send a sign of life to the peers after every `IDS_A_SIGN`."""
+        """Add work on a number of IDs; send a sign of life to the peers after every
+        `IDS_A_SIGN`.
+        """
         self._done_ids += ids
         if self._done_ids - self._reported_ids >= IDS_A_SIGN:
             self._send_heartbeats(self._peers)

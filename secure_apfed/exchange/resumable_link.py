@@ -293,7 +293,9 @@ class ResumableLink:
             )
 
     def _has_delivered_all(self) -> bool:
-        """Return whether the peer confirmed everything; a peer that never came needs no goodbye."""
+        """Return whether the peer confirmed everything; a peer that never connected needs no
+        goodbye.
+        """
         return not self._unconfirmed or (len(self._unconfirmed) == 1 and not self.has_met_peer)
 
     def _require_working(self) -> None:
@@ -693,7 +695,7 @@ class LinkTransport:
         return {name: broken for name, broken in breaks.items() if broken is not None}
 
     def close(self) -> None:
-        """Deliver what was sent, and end; waits a few seconds at most."""
+        """Deliver all sent messages, and end; waits a few seconds at most."""
         closing = [
             threading.Thread(target=_close_link, args=(link,))
             for name, link in self._links.items()

@@ -235,8 +235,8 @@ def receive_before(connection: Connection, deadline: float) -> bytes:
 
 
 def refuse_long_frame(connection: Connection, most_bytes: int) -> str:
-    """Refuse a frame above so many bytes; return the reason. The connection cannot be used any
-    more.
+    """Refuse a frame above this number of bytes; return the reason. The connection is unusable
+    afterwards.
     """
     proved = "" if most_bytes > MOST_UNPROVED else " before it proved who it is"
     reason = f"the other end sent a frame above {most_bytes} bytes{proved}"

@@ -120,7 +120,7 @@ class Status(_Frozen):
 
     @property
     def promise_text(self) -> str:
-        """The figure and what is promised by it, for a line."""
+        """The party's privacy figure and its promise, as text for one line."""
         return describe_epsilon(self.figure, self.epsilon)
 
     def list_peers(self, state: PeerState) -> list[str]:

@@ -265,7 +265,7 @@ class Transcript:
         return frozenset(epoch.path for epoch in self._epochs.values())
 
     def record_envelope(self, envelope: Envelope, wire_bytes: int) -> None:
-        """Count a sent envelope, and store it if the settings say so."""
+        """Count a sent envelope, and store it if configured."""
         self._count_messages(
             (envelope.sender, envelope.receiver, envelope.kind),
             (1, len(envelope.payload), wire_bytes),

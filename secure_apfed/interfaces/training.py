@@ -562,7 +562,7 @@ def _describe_passive(
 
 
 def find_method_alone() -> str:
-    """Return the method in which the active trains by itself."""
+    """Return the method in which the active trains alone."""
     return next(name for name, method in METHODS.items() if not method.settings.has_passives)
 
 

@@ -292,7 +292,7 @@ class Descent:
         } | {_DONE: torch.tensor(self._done)}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
+        """Restore the state that `tensors` returned."""
         for name, module in self._modules.items():
             module.load_state_dict(remove_prefix(name, tensors))
         self._done = int(tensors[_DONE])

@@ -173,8 +173,8 @@ class _Pool:
         return np.arange(len(self.labels_J))
 
     def log_q(self, own_BK: Floats, votes_BK: Floats, a: float, b: float) -> Floats:
-        """Return log-probabilities (J, K): the class frequencies, own and vote log-probabilities,
-        weighted by 1, a and b.
+        """Return log q (B, K): log f + a * own + b * votes, normalised over classes. `own_BK` is
+        log p / f of the active's own model, `votes_BK` the standardised votes.
         """
         scores_BK = self.log_f_K + a * own_BK + b * votes_BK
         return np.asarray(scipy.special.log_softmax(scores_BK, axis=1))

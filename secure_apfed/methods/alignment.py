@@ -86,7 +86,9 @@ def needs_dealer(settings: AlignmentSettings) -> bool:
 
 
 def hides_overlaps_by_transfers(settings: AlignmentSettings) -> bool:
-    """Return whether the active and the first passive compute what a dealer would else deal."""
+    """Return whether the active and the first passive replace the dealer by a protocol between
+    them.
+    """
     backend = SET_INTERSECTIONS[settings.backend]
     return settings.mode == "all" and not (backend.pairwise or backend.needs_dealer)
 

@@ -151,7 +151,7 @@ class ApfedActive(SumLearner, SingleViewActive):
     def forward(self, step: int, rows_B: Tensor) -> tuple[Batch, Tensor]:
         """Run the forward pass of one batch; return it, and the alignment positions to send, (A,).
 
-        Only aligned rows are sent. None are sent, and the active trains by itself, if there are
+        Only aligned rows are sent. None are sent, and the active trains alone, if there are
         fewer than the contract's minimum, or if this step was answered earlier without a passive
         that is present again: the two sums would reveal that passive's part.
         """

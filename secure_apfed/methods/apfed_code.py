@@ -423,7 +423,7 @@ def _split_into_blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
 
 
 def _bound_projection(config: RunSettings, numbers: int) -> RepresentationTerms:
-    """Return the bounds on one projection of so many numbers."""
+    """Return the bounds on one projection of this number of numbers."""
     return RepresentationTerms(
         shape=(numbers,),
         dtype="float64",

@@ -495,7 +495,9 @@ def _make_linear_views(own: PartyContext, views: Sequence[Tensor]) -> LinearView
 
 
 def _make_sequence_views(own: PartyContext, epochs: int) -> SequenceViews:
-    """Return untrained GRUs over this party's sequences, for so many local epochs a round."""
+    """Return untrained GRUs for this party's sequences, with their number of local
+    epochs a round.
+    """
     config = own.config
     settings = AveragingSettings.from_run_settings(config)
     _require_own_sequences(own)

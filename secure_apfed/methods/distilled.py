@@ -598,7 +598,7 @@ class DistilledTrainer:
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned, and rebuild the strongest local model if
+        """Restore the state that `tensors` returned, and rebuild the strongest local model if
         there is one.
         """
         for name, module in self._list_modules().items():
@@ -835,7 +835,7 @@ class VFedTrans(Method):
 
 
 def _row_terms(numbers: int) -> RepresentationTerms:
-    """Return terms for a row of so many float64 numbers without a tight norm bound."""
+    """Return terms for a row of this number of float64 numbers without a tight norm bound."""
     return RepresentationTerms(
         shape=(numbers,), dtype="float64", minimum_norm=0.0, maximum_norm=_LARGEST
     )

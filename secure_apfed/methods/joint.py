@@ -396,7 +396,7 @@ class EncodingPassive(HelperRole):
         return self.trainer.encode_rows(step, rows_B, learn=learn)
 
     def expect_gradient(self, step: int, z_BD: Tensor, *, learn: bool) -> None:
-        """Remember the representations that left, if a gradient on them is to come."""
+        """Remember the sent representations, if a gradient for them will arrive."""
         self._due = (step, z_BD) if learn else None
 
     def apply_gradient(self, message: Envelope) -> None:

@@ -125,7 +125,7 @@ class TeacherActive(SummedSplitNnActive):
         """Refuse a head in which one person's sum changes another person's label.
 
         Only with an epsilon, which covers one person's label. Raises PromiseError: names the head,
-        and what moved.
+        and the change.
         """
         if self._check_due and len(rows_B) > 1:
             check_row_wise(self.trainer.head, others_BD, training=False, owner=self.name)

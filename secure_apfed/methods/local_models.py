@@ -247,7 +247,7 @@ class LocalEnding:
         return {} if self.fitted is None else self.fitted.networks.state_dict()
 
     def restore(self, state: Mapping[str, Tensor], template: ActiveNetworks) -> None:
-        """Restore what `tensors` returned; `template`: networks with the
+        """Restore the state that `tensors` returned; `template`: networks with the
         architecture of the run's.
         """
         if state:

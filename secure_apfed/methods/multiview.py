@@ -243,7 +243,7 @@ class RecurrentSettings(FedMvSettings):
                 )
 
     def make_training(self, epochs: int) -> RecurrentTraining:
-        """Return the GRUs' training settings for so many epochs."""
+        """Return the GRUs' training settings for this number of epochs."""
         return RecurrentTraining(
             epochs=epochs, learning_rate=self.learning_rate, dropout=self.dropout
         )
@@ -530,7 +530,7 @@ class ViewTrainer:
         return tensors | add_prefix(_RECURRENT, self.sequence.recurrent.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned, and recompute the view's features from its GRU."""
+        """Restore the state that `tensors` returned; recompute the view's features with its GRU."""
         self.view.load_tensors({**tensors, "labels": tensors["pseudo_labels.own"]})
         if self.sequence is not None:
             self.sequence.recurrent.load_tensors(remove_prefix(_RECURRENT, tensors))

@@ -137,7 +137,7 @@ class Role:
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        """Restore what `tensors` returned before step `next_step`."""
+        """Restore the state that `tensors` returned before step `next_step`."""
         for name, part in self.kept.items():
             part.load_tensors(remove_prefix(name, tensors))
 
@@ -536,13 +536,15 @@ class PartyContext:
         return ledger
 
     def open_releases(self, people: int, guard: RepresentationGuard | None = None) -> Releases:
-        """Return the object through which alone its representations leave, for so many people."""
+        """Return the guard with its ledger, the only way by which representations of this party are
+        sent.
+        """
         guard = guard or self.make_guard()
         budget = self.config.guard.epsilon
         return Releases(guard, self.open_ledger(guard.mechanism(), budget=budget, rows=people))
 
     def open_active_accounts(self, people: int, *, sends: bool) -> ActiveAccounts:
-        """Return the active's guard and DP-SGD accounts, for so many people.
+        """Return the active's guard and DP-SGD accounts, for this number of people.
 
         Raises ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
         """

@@ -51,7 +51,7 @@ class SingleViewSettings(MethodSettings):
     tasks = ("classification", "regression")
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return 0: nobody sends anything."""
+        """Return 0: no party sends anything."""
         return 0
 
 
@@ -115,7 +115,7 @@ class SingleViewActive(ActiveRole):
         return self.trainer.train_on_batch(self.trainer.forward(step, rows_B, None))
 
     def finish_locally(self) -> None:
-        """Fit local models with the labels, or spread labels over h, if the settings say so."""
+        """Fit local models with the labels, or spread labels over h, if configured."""
         trainer = self.trainer
         if self.ending is not None:
             fitted = self.ending.fit_models(trainer.networks.encoder, trainer.labels_N)
@@ -145,8 +145,8 @@ class SingleViewActive(ActiveRole):
         self._set_training_rows(train_rows)
 
     def get_solo_networks(self) -> ActiveNetworks | None:
-        """Return the active's own model; None as long as labels that come at the end are not
-        learnt.
+        """Return the active's own model; None while local models that learn labels at the end are
+        missing.
         """
         return self.trainer.networks if self.ending is None else self.ending.networks
 

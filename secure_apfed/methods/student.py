@@ -421,7 +421,7 @@ class Student:
         return tensors | add_prefix("averaged", averaged) | self.trainer.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
+        """Restore the state that `tensors` returned."""
         self.trainer.load_tensors(tensors)
         self._targets_NT = tensors["targets"].clone()
         self._stored_name = bytes(tensors["kept by"].tolist()).decode()

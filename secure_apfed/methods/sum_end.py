@@ -553,7 +553,7 @@ class Aggregator(HelperRole):
     ) -> bytes:
         """Return the message to the active from one contribution of each passive.
 
-        `first`: the message that began the step.
+        `first`: the first message of the step.
         """
 
     def _find_threshold(self) -> int:

@@ -272,7 +272,7 @@ class VotesActive(StudentActive):
         return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        """Restore what `tensors` returned."""
+        """Restore the state that `tensors` returned."""
         super().load_tensors(tensors, next_step=next_step)
         if "help" in tensors:
             rows, *measured = tensors["help"].tolist()
@@ -396,7 +396,7 @@ def prior_of(config: RunSettings) -> Prior:
 
 
 def _vote_row_terms(classes: int) -> RepresentationTerms:
-    """Return the bounds on one row of votes: so many classes, norm at most 1."""
+    """Return the bounds on one row of votes: this number of classes, norm at most 1."""
     return RepresentationTerms(
         shape=(classes,), dtype="float32", minimum_norm=0.0, maximum_norm=1.0
     )

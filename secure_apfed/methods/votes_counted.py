@@ -101,7 +101,7 @@ class CountingPassive(VotesPassive):
 def open_vote_ledger(
     own: PartyContext, release: VoteResponse | SummedRelease, people: int
 ) -> PrivacyLedger:
-    """Open a passive's privacy ledger for its votes on so many people."""
+    """Open a passive's privacy ledger for its votes on this number of people."""
     votes = VoteSettings.from_run_settings(own.config)
     figure = votes.passives_figure
     return own.open_ledger(release, budget=votes.epsilon, rows=people, figure=figure)

@@ -80,7 +80,7 @@ def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
 
 
 def describe_rank(numbers: float, columns: int | None) -> str:
-    """Return in words how much of the passives' columns so many decoded numbers a person can
+    """Return in words how much of the passives' columns this number of decoded numbers a person can
     reveal.
 
     Args:

@@ -154,7 +154,7 @@ class Conflict:
 
 
 def facts_of(config: RunSettings, passives: int) -> frozenset[str]:
-    """Return the facts of a run with so many passives, in the words of the column `when`."""
+    """Return the facts of a run with this number of passives, in the words of the column `when`."""
     counts = {"M = 2": passives == 2, "M >= 2": passives >= 2, "M >= 3": passives >= 3}
     facts = {word for word, holds in counts.items() if holds}
     if "contributions are summed" in config.method.happens:

@@ -105,14 +105,14 @@ class _LineCounter:
         self._reset_count()
 
     def _reset_count(self) -> None:
-        """Forget what was read, so that the file is read from its beginning."""
+        """Forget the count, so that the file is read again from its beginning."""
         self._offset = 0
         self._lines = 0
         self._origin = _NOBODY
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def load_count(self) -> Count:
-        """Return the count of the file now; read only what was appended."""
+        """Return the file's current count; read only the appended part."""
         os.close(open_regular(self._path, create=False))  # which refuses links
         with open_plain(self._path) as file:
             if os.fstat(file.fileno()).st_size < self._offset:
@@ -126,7 +126,7 @@ class _LineCounter:
         return self._make_count()
 
     def load_count_until(self, number: int) -> Count:
-        """Return the count after so many lines, or after all if there are fewer."""
+        """Return the count after this number of lines, or after all if there are fewer."""
         self._reset_count()
         with open_plain(self._path) as file:
             for line in file:
@@ -505,7 +505,7 @@ class Restart:
     peers: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what was done, as JSON values."""
+        """Return the restart as JSON values."""
         return {**self.line.model_dump(mode="json"), "aside": self.aside and str(self.aside)}
 
 

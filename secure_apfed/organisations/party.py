@@ -155,7 +155,9 @@ class ServeSettings(Settings):
     epsilon: float | None = Field(None, gt=0)
 
     def limits_for(self, people: int) -> "ServeSettings":
-        """Return the settings with every limit as a number, for so many people in the table."""
+        """Return the settings with every limit as a number, for a table with this
+        number of people.
+        """
         a_day = max(_FEWEST_A_DAY, people // _DAYS_OF_A_TABLE)
         return self.model_copy(
             update={

@@ -564,7 +564,9 @@ class _JointPrediction:
         blocks: Iterator[_Block],
         write: Callable[[pd.DataFrame], None],
     ) -> None:
-        """Load the local model, which predicts what the parties cannot."""
+        """Load the local model, which predicts the people whom the parties cannot
+        predict jointly.
+        """
         self._party = party
         self._blocks = blocks
         self._write = write

@@ -562,7 +562,7 @@ def _compute_privacy(config: Config) -> PrivacySpent:
 def _find_warnings(
     config: Config, rehearsal: "_Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
-    """Yield what the user should know before the run: weak protection, and avoidable traffic."""
+    """Yield warnings for the user before the run: weak protection, and avoidable traffic."""
     happens = config.method.happens
     sends_representations = "representations are sent" in happens
     guarded = config.guard.mechanism != "none" and sends_representations
@@ -644,7 +644,7 @@ class _Rehearsal:
 def _rehearse(
     config: Config, like: VerticalData, steps: int, *, batch: int, aligned: float, labelled: int
 ) -> _Rehearsal:
-    """Rehearse so many steps of `batch` random rows, with the run's names, shapes and classes.
+    """Rehearse a number of steps of `batch` random rows, with the run's names, shapes and classes.
 
     `aligned`: the share of rows that all parties know. `labelled`: rows with a label to learn from.
     """

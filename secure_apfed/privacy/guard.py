@@ -150,7 +150,7 @@ class RepresentationGuard(ABC):
         return {}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `tensors` returned.
+        """Restore the state that `tensors` returned.
 
         Raises CheckpointError: it was altered or is of another guard.
         """

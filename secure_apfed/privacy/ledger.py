@@ -105,7 +105,7 @@ class Release:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
-        """Parse what `fields` returned; `total` is the number of rows in the table.
+        """Parse a release from the result of `fields`; `total` is the number of rows in the table.
 
         Raises ValueError, OverflowError, KeyError, TypeError, zlib.error: it is no such release.
         """
@@ -582,7 +582,7 @@ class PrivacyLedger:
         return Release(index(step), digest, np.sort(positions))
 
     def would_cost(self, releases: int) -> float:
-        """Return epsilon_x after so many releases of one row; charges nothing."""
+        """Return epsilon_x after this number of releases of one row; charges nothing."""
         is_unprotected = self._seeded and self._counts.step_repeated
         return math.inf if is_unprotected else self._mechanism.epsilon_of(releases, self._delta)
 

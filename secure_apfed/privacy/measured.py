@@ -334,7 +334,7 @@ def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: 
         owner: the party, for the message.
 
     Raises:
-        PromiseError: names the class, the declaration and what moved.
+        PromiseError: names the class, the declaration and the change.
         LocalProtocolError: fewer than two rows.
     """
     if not getattr(objective, "row_wise", False):
@@ -577,7 +577,7 @@ def check_guard(guard: Any) -> None:
     Args:
         guard: see `RepresentationGuard`; twins or a copy are measured, and its own state stays.
 
-    Raises PromiseError: names the class, the declaration and what was measured.
+    Raises PromiseError: names the class, the declaration and the measurement.
     """
     mechanism = guard.mechanism()
     name = type(guard).__name__

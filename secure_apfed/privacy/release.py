@@ -373,7 +373,7 @@ class PrivateRelease(nn.Module):
             encoder: the network that computes h, in training mode; x: its input, two rows or more.
 
         Raises:
-            PromiseError: it mixes rows; names the layer, and what moved.
+            PromiseError: it mixes rows; names the layer, and the change.
             LocalProtocolError: the encoder contains a `PrivateRelease`, whose noise would be
                 measured.
         """

@@ -298,8 +298,8 @@ class RunWriter:
     def __init__(
         self, folder: RunFolder, config: Config, *, heard: Transcript | None = None
     ) -> None:
-        """Take the run's folder; `heard`: the messages the active received, if it
-        runs by itself.
+        """Take the run's folder; `heard`: the messages the active received, if it runs in its own
+        process.
         """
         self.folder = folder
         self._config = config
@@ -860,7 +860,7 @@ class TrainingLoop:
         return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
 
     def _warn_without_help(self) -> None:
-        """Warn if the active trained by itself although the method trains with others."""
+        """Warn if the active trained alone although the method trains with others."""
         contract = self.session.contract
         flows = self.session.transcript.flows
         if "the active sends representations" in self._config.method.happens and all(

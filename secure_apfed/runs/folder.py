@@ -478,7 +478,7 @@ def describe_contract(contract: Contract, signatures: Mapping[str, bytes]) -> di
 
 
 def load_contract(path: Path, kind: type[ContractT]) -> ContractT:
-    """Read what `describe_contract` returned.
+    """Read the data that `describe_contract` returned.
 
     Raises CheckpointError: the file is missing, of another format, or not of this type.
     """

@@ -256,7 +256,7 @@ class Outcome(Written):
 
     @property
     def headline_measure(self) -> Measure:
-        """The measure by which the run is judged. Raises CheckpointError: unknown name."""
+        """The main measure of the run. Raises CheckpointError: unknown name."""
         try:
             return find_measure(self.measure)
         except ValueError as error:
@@ -328,7 +328,7 @@ def _can_change_run(config: Config, key: str, value: str) -> bool:
 
 
 def load_common_people(folder: RunFolder) -> tuple[CommonPeople, ...]:
-    """Read what each party of this run found out about its aligned people."""
+    """Read each party's report on its aligned people."""
     if not folder.common.is_file():
         return ()
     return load_json(folder.common, tuple[CommonPeople, ...])
@@ -341,7 +341,9 @@ def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
 
 
 def load_outcome(folder: RunFolder) -> Outcome:
-    """Read what `write_outcome` wrote. Raises CheckpointError: missing, or of another format."""
+    """Read a result that `write_outcome` wrote. Raises CheckpointError: missing, or of another
+    format.
+    """
     outcome = load_json(folder.result, Outcome, of=RUN_RESULT)
     if not folder.accountants.is_file():
         return outcome

@@ -205,7 +205,7 @@ def save_broken_sessions(
 
 
 def load_broken_sessions(path: Path) -> PastSessions:
-    """Return what `save_broken_sessions` wrote; zeros if no session was broken off."""
+    """Return the counts that `save_broken_sessions` wrote; zeros if no session was broken off."""
     if not path.is_file():
         return NONE_BEFORE
     try:

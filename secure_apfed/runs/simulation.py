@@ -114,7 +114,7 @@ def train_simulation(
 
 
 def finish_simulation(session: Simulation, *, step: int) -> Mapping[str, float]:
-    """Do what follows the last step, and return the accuracy by inference variant."""
+    """Run the work after the last step, and return the accuracy by inference variant."""
     session.learner.finish_locally()
     return session.evaluate(next_step=step, final=True)
 

@@ -66,7 +66,7 @@ class TrainingLabels:
         self._stage = 0
 
     def is_due(self, epoch: int) -> bool:
-        """Return whether the next stage of labels is to be answered after so many epochs."""
+        """Return whether the next stage of labels is to be answered after this number of epochs."""
         stages = self.mechanism.stages
         epochs = self._config.train.epochs
         return self._stage < stages and epoch == first_epoch_of(

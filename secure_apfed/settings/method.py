@@ -150,7 +150,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def inductive(self) -> bool:
-        """True if a person without a label changes nobody's vote but their own."""
+        """True if the row of a person without a label changes no other person's vote."""
         return False
 
     @property
@@ -196,7 +196,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def figure(self) -> ReleaseFigure:
-        """The figure that covers what leaves a party, one of `promises.FIGURES`."""
+        """The privacy figure that covers a party's messages, one of `promises.FIGURES`."""
         sends_representations = self.representations_from is not None or not self.has_passives
         return "epsilon_x" if sends_representations else self.passives_figure
 
@@ -238,7 +238,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def offers(self) -> tuple[Side, ...]:
-        """The sides that state before the contract what they will send."""
+        """The roles that send terms for their messages before the contract."""
         if self.averages == "weights" or self.decomposes:
             return ("active", "passives")
         if self.opens_votes or self.averages:

@@ -242,7 +242,7 @@ def _explain_label_exposure(config: "RunSettings") -> str:
 
 
 def _list_representation_promises(method: "MethodSettings", figures: Spent) -> Iterator[Promise]:
-    """Yield the promise for representations, or that the active trains by itself."""
+    """Yield the promise for representations, or that the active trains alone."""
     happens = method.happens
     if "representations are sent" in happens:
         reason = "" if math.isfinite(figures.epsilon_x) else _UNGUARDED

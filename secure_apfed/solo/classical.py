@@ -258,7 +258,7 @@ class GradientBoosting(Baseline):
     def _fit_booster(
         self, task: SoloTask, scaled_nF: FloatArray, labels_n: IntArray, rounds: int
     ) -> Any:
-        """Return boosted trees after so many rounds; leaf sizes follow the number of labels."""
+        """Return boosted trees after a number of rounds; leaf sizes follow the number of labels."""
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         min_leaf_rows = min(max(len(task.labels) // (4 * task.classes), 1), _MOST_IN_A_LEAF)

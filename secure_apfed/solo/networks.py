@@ -223,7 +223,7 @@ class Autoencoder(Baseline):
 
 
 def _make_coder(features: int) -> nn.Module:
-    """Return an untrained encoder of so many features."""
+    """Return an untrained encoder of this number of features."""
     return nn.Sequential(
         nn.Linear(features, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, _CODE), nn.ReLU()
     )
@@ -353,7 +353,7 @@ class _ParallelNetworks(nn.Module):
     """A set of copies of one network that train apart; rows (G, B, F) -> logits (G, B, K)."""
 
     def __init__(self, network: nn.Sequential, copies: int) -> None:
-        """Stack so many copies of a network's weights along a first axis."""
+        """Stack this number of copies of a network's weights along a first axis."""
         super().__init__()
         layers = [layer for layer in network if isinstance(layer, nn.Linear)]
         self.weights = nn.ParameterList(
