@@ -32,6 +32,17 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
 
+def _count_items(dataset: MapDataset, party: str) -> int:
+    """Return len(dataset). Raises DataError: it is no number of items."""
+    try:
+        return len(dataset)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise DataError(
+            f"{party}: len() of its data set ({type(dataset).__name__}) fails: {error}; give a "
+            "map-style data set, whose __len__ returns how many items it has"
+        ) from error
+
+
 class LazyRows:
     """The rows (N, *shape) of a data set, float32, read from it when they are indexed.
 
@@ -59,7 +70,7 @@ class LazyRows:
         """Read the first row, whose shape all rows must have. Raises DataError: there is none."""
         self._dataset = dataset
         self._party = party
-        self._rows = torch.arange(len(dataset)) if rows is None else rows
+        self._rows = torch.arange(_count_items(dataset, party)) if rows is None else rows
         self._workers = workers
         self._convert = convert
         self._device = torch.device("cpu")

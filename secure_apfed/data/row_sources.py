@@ -12,6 +12,7 @@ width.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -174,19 +175,42 @@ def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
                     "rows.astype('float32')"
                 )
             rows = rows.astype(np.float32, copy=not rows.flags.writeable)
+        elif advice := _refuse_tensor(rows):
+            raise DataError(f"{party}: its rows are a tensor {advice}")
         features = torch.as_tensor(rows).detach().to("cpu", torch.float32)
         if features.ndim < 2:
             raise DataError(
                 f"{party}: its rows are an array of shape {tuple(features.shape)}; expected "
                 "(N, columns) or (N, ...): give one column as rows[:, None]"
             )
+        if not math.prod(features.shape[1:]):
+            raise DataError(
+                f"{party}: its rows are an array of shape {tuple(features.shape)}, so a row has no "
+                "numbers; give at least one column"
+            )
         return features
+    if isinstance(rows, pd.Series | Mapping):
+        raise DataError(
+            f"{party}: its rows are a {type(rows).__name__}; expected a frame: give "
+            f"{'rows.to_frame()' if isinstance(rows, pd.Series) else 'pandas.DataFrame(rows)'}"
+        )
     if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
         return LazyRows(rows, party=party, workers=workers)
     raise DataError(
         f"{party}: its rows are a {type(rows).__name__}; expected an array, a tensor, a pandas "
         "frame, a path, or a map-style data set with __len__ and __getitem__"
     )
+
+
+def _refuse_tensor(rows: Tensor) -> str:
+    """Return why no rows can be read of a tensor, and what to give; "" where they can."""
+    if rows.is_meta:
+        return "without numbers (on torch's meta device); give one with numbers"
+    if rows.is_complex():
+        return "of complex numbers; give real ones, as torch.view_as_real(rows).flatten(1)"
+    if rows.layout is not torch.strided:
+        return f"of layout {rows.layout}; give rows.to_dense()"
+    return ""
 
 
 def load_array_rows(path: Path, *, party: str, has_table: bool, has_labels: bool) -> OwnRows:

@@ -23,7 +23,11 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from datetime import date, time, timedelta
+from itertools import combinations
+from numbers import Number
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -48,7 +52,7 @@ from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.data.row_sources import load_array, make_features
 from secure_apfed.errors import ConfigError, DataError, ModelError, NoHelpWarning
 from secure_apfed.learning.black_box import GradientSource, describe_black_boxes
-from secure_apfed.learning.descent import MakeOptimizer
+from secure_apfed.learning.descent import MakeOptimizer, MakeScheduler, OwnSteps
 from secure_apfed.learning.own_code import LossSource, ModuleSource, OwnCode, check_apart
 from secure_apfed.measures.table import MEASURES
 from secure_apfed.methods import METHODS
@@ -56,8 +60,9 @@ from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import Recording, RunResult, load_recording
 from secure_apfed.runs.run import run_in_memory
 from secure_apfed.settings.data import TABLES
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.promises import list_epsilons
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings.training import ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
@@ -152,11 +157,12 @@ class Passive:
             z is an array (B, *shape); it returns an array or a tensor of that shape, of each row
             the gradient of that row's own loss.
         optimizer: as `torch.optim.AdamW`; None: that of `train`.
+        scheduler: of its optimizer, as `train` takes it; None: that of `train`.
         workers: threads that read a data set.
 
     Raises:
-        ConfigError: a `gradient` together with a loss, an encoder or an optimizer, which it
-            replaces; or neither rows nor a `gradient`.
+        ConfigError: a `gradient` together with a loss, an encoder, an optimizer or a scheduler,
+            which it replaces; or neither rows nor a `gradient`.
     """
 
     name: str
@@ -168,12 +174,15 @@ class Passive:
     encoder: ModuleSource | None = field(default=None, kw_only=True)
     gradient: GradientSource | None = field(default=None, kw_only=True)
     optimizer: MakeOptimizer | None = field(default=None, kw_only=True)
+    scheduler: MakeScheduler | None = field(default=None, kw_only=True)
     workers: int = field(default=4, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check that it has either rows, or a gradient function without other code. Raises
         ConfigError.
         """
+        if self.loss in (Reconstruction, Contrastive):  # the class, for one as it stands
+            object.__setattr__(self, "loss", self.loss())
         if self.gradient is None:
             if self.rows is None:
                 raise ConfigError(
@@ -185,6 +194,7 @@ class Passive:
             "loss": self.loss != Reconstruction(),
             "encoder": self.encoder is not None,
             "optimizer": self.optimizer is not None,
+            "scheduler": self.scheduler is not None,
         }
         replaced_names = [name for name, is_given in replaced.items() if is_given]
         if replaced_names:
@@ -199,7 +209,7 @@ class Active:
     """The party that has the labels, and the model afterwards.
 
     Attributes:
-        name, ids, rows, optimizer, workers: as a `Passive`'s.
+        name, ids, rows, optimizer, scheduler, workers: as a `Passive`'s.
         labels: N classes (numbers or texts); None or NaN where one is not known.
         encoder: own rows -> representation, trained in place; None: a built-in network.
         head: representation -> K class scores, trained in place; None: one linear layer.
@@ -215,6 +225,7 @@ class Active:
     head: ModuleSource | None = field(default=None, kw_only=True)
     projection: ModuleSource | None = field(default=None, kw_only=True)
     optimizer: MakeOptimizer | None = field(default=None, kw_only=True)
+    scheduler: MakeScheduler | None = field(default=None, kw_only=True)
     workers: int = field(default=4, kw_only=True)
 
 
@@ -325,10 +336,13 @@ def train(
     epochs: int = 20,
     batch_size: int = 128,
     optimizer: MakeOptimizer | Literal["sgd", "adam", "adamw"] = "sgd",
+    scheduler: MakeScheduler | None = None,
+    scheduler_every: int = 1,
     labelled: int | float | None = None,
     test_fraction: float = 0.25,
     seed: int = 0,
     folder: PathLike | None = None,
+    resume: bool = False,
     baselines: bool = True,
     attacks: str | Sequence[str | Mapping[str, Any]] = (),
     on_progress: Callable[[Any], None] = lambda progress: None,
@@ -342,11 +356,19 @@ def train(
         secure_sum: ckks, bfv, masked, recoverable, crypten or plain, or the section `secure_sum`.
         guard: `FrozenGaussian`, `Gaussian`, or the section `guard`; None: no guarantee for what the
             active sends.
-        optimizer: of every party without its own: a function of parameters, or sgd, adam, adamw.
+        optimizer: of every party without its own: sgd, adam, adamw, or a function of the list of
+            parameters. One with an argument `modules` takes the party's modules by name (encoder,
+            head and projection, or objective), for groups.
+        scheduler: of every party without its own: a function of the optimizer that makes a
+            `torch.optim.lr_scheduler.LRScheduler`.
+        scheduler_every: of a party's own steps, after how many its scheduler takes one; the number
+            of batches of an epoch makes that once an epoch.
         labelled: how many training rows keep their label, or which share; None: all that have one.
         test_fraction: of the active's rows with a label, which measure alone.
         seed: of the split, the initial weights that are made here, and the order of batches.
         folder: of the run, for its checkpoints and reports; None: nothing is written.
+        resume: go on from the newest checkpoint in `folder`, with the same arguments; the modules
+            take its weights.
         baselines: whether to train the active's own network alone, and local models.
         attacks: to mount on what all parties sent, as the section `attacks`: names, "all", or
             {"name": ..., "options": {...}}. They hold the aligned rows of data sets in memory.
@@ -357,12 +379,19 @@ def train(
         DataError: rows, IDs or labels do not fit; names the party.
         ConfigError: a setting or a module does not fit. Others as `secure_apfed.run`.
     """
+    _require_parties(active, passives)
+    _require_sections(settings)
     parties: list[Active | Passive] = [active, *passives]
+    shared = OwnSteps(
+        optimizer=None if isinstance(optimizer, str) else optimizer,
+        scheduler=scheduler,
+        every=scheduler_every,
+    )
+    code = {party.name: _make_code(party, shared) for party in parties}
+    check_apart(code)
     data, classes = _make_data(
         active, passives, labelled=labelled, test_fraction=test_fraction, seed=seed
     )
-    code = {party.name: _make_code(party, optimizer) for party in parties}
-    check_apart(code)
     fresh = {active.name: code[active.name].copy_fresh()}
     config = _make_config(
         active,
@@ -393,7 +422,9 @@ def train(
     with warnings.catch_warnings():
         # This process is all parties: a plain sum hides nothing from who has it all.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        result = run_in_memory(config, place, data=data, code=code, on_progress=on_progress)
+        result = run_in_memory(
+            config, place, data=data, code=code, resume=resume, on_progress=on_progress
+        )
     networks = result.own_networks
     model = None
     if networks is not None:
@@ -452,23 +483,79 @@ def load_training_recording(
     )
 
 
-def _make_code(party: Active | Passive, optimizer: MakeOptimizer | str) -> OwnCode:
-    """Return the networks, losses and optimiser that a party brings."""
-    own = party.optimizer
-    if own is None and not isinstance(optimizer, str):
-        own = optimizer
-    if isinstance(party, Active):
-        return OwnCode(
-            encoder=party.encoder, head=party.head, projection=party.projection, optimizer=own
-        )
-    if party.gradient is not None:
+def _make_code(party: Active | Passive, shared: OwnSteps) -> OwnCode:
+    """Return what a party brings of its own; `shared`: optimizer and scheduler of who has none.
+
+    Raises:
+        ConfigError: a part is no code; names the party.
+    """
+    if isinstance(party, Passive) and party.gradient is not None:
         return OwnCode(gradient=party.gradient)
-    loss = party.loss
-    if isinstance(loss, Reconstruction):
-        return OwnCode(encoder=party.encoder, decoder=loss.decoder, optimizer=own)
-    if isinstance(loss, Contrastive):
-        return OwnCode(encoder=loss.encoder or party.encoder, optimizer=own)
-    return OwnCode(encoder=party.encoder, objective=loss, optimizer=own)
+    parts: dict[str, Any] = {
+        "encoder": party.encoder,
+        "optimizer": party.optimizer or shared.optimizer,
+        "scheduler": party.scheduler or shared.scheduler,
+        "scheduler_every": shared.every,
+    }
+    if isinstance(party, Active):
+        parts |= {"head": party.head, "projection": party.projection}
+    elif isinstance(party.loss, Reconstruction):
+        parts["decoder"] = party.loss.decoder
+    elif isinstance(party.loss, Contrastive):
+        parts["encoder"] = party.loss.encoder or party.encoder
+    else:
+        parts["objective"] = party.loss
+    try:
+        return OwnCode(**parts)
+    except ConfigError as error:
+        raise ConfigError(f"{party.name}: {error}") from error
+
+
+def _require_parties(active: Active, passives: Sequence[Passive]) -> None:
+    """Refuse what is no active, or no list of passives.
+
+    Raises:
+        ConfigError: says what was handed in.
+    """
+    if not isinstance(active, Active):
+        raise ConfigError(
+            f"active: expected secure_apfed.Active(name, ids, rows, labels, ...), got "
+            f"{type(active).__name__}"
+        )
+    if isinstance(passives, Passive) or not isinstance(passives, Sequence):
+        raise ConfigError(
+            "passives: expected a list of secure_apfed.Passive(name, ids, rows, ...), got "
+            f"{type(passives).__name__}; write [passive] for one"
+        )
+    for place, helper in enumerate(passives):
+        if not isinstance(helper, Passive):
+            raise ConfigError(
+                f"passives[{place}]: expected secure_apfed.Passive(name, ids, rows, ...), got "
+                f"{type(helper).__name__}"
+            )
+    everybody: list[Any] = [active, *passives]
+    for party in everybody:
+        if not isinstance(party.name, str):
+            raise ConfigError(
+                f"a party's name is a text, as 'clinic'; got {type(party.name).__name__}"
+            )
+
+
+def _require_sections(settings: Mapping[str, Any]) -> None:
+    """Refuse a key of a section beside the sections, and say where it stands.
+
+    Raises:
+        ConfigError: names the section.
+    """
+    for name, value in settings.items():
+        if name in Config.model_fields:
+            continue
+        key = "learning_rate" if name == "lr" else name
+        for section, kind in (("train", TrainSettings), ("model", ModelSettings)):
+            if key in kind.model_fields:
+                raise ConfigError(
+                    f"train: {name} is no argument; say {section}={{{key!r}: {value!r}}}"
+                )
 
 
 def _describe_loss(party: Passive) -> dict[str, Any]:
@@ -539,10 +626,38 @@ def _make_config(
             f"{settings_of_run['method']['name']} does "
             "not send; leave it out, or train with apfed, apfed_r or apfed_c"
         )
+    if kind is not None:
+        _require_used(passives, kind.settings, title=settings_of_run["method"]["name"])
     settings_of_run["passives"] = {
         party.name: _describe_passive(party, model, has_loss=has_loss) for party in passives
     }
     return load_config_text(json.dumps(settings_of_run, default=str), source="train", own=True)
+
+
+def _require_used(
+    passives: Sequence[Passive], settings: type[MethodSettings], *, title: str
+) -> None:
+    """Refuse code of passives that the method would not run.
+
+    Raises:
+        ConfigError: names the passive, the part and what takes it.
+    """
+    sends = settings.representations_from == "passives" or settings.sums_representations
+    for party in passives:
+        reads_encoder = sends or isinstance(party.loss, Contrastive)
+        if party.encoder is not None and not reads_encoder:
+            raise ConfigError(
+                f"{party.name}: it brought an encoder, and under method {title} passives send no "
+                "output of one; hand it to the loss, as loss=Contrastive(encoder=...) or an "
+                "nn.Module that holds it, or leave it out"
+            )
+        if settings.sums_gradients or party.gradient is not None:
+            continue
+        if party.loss != Reconstruction() or party.weight != 1.0 or party.row_wise:
+            raise ConfigError(
+                f"{party.name}: it brought a loss, its weight or row_wise, and under method "
+                f"{title} passives train on none; leave them out, or take method apfed"
+            )
 
 
 def _describe_passive(
@@ -619,16 +734,31 @@ def _make_data(
 
 
 def _read_labels(active: Active) -> tuple[Tensor, tuple[Any, ...]]:
-    """Return the class of each row, `UNLABELLED` where there is none, and the classes."""
+    """Return the class of each row, `UNLABELLED` where there is none, and the classes.
+
+    Raises:
+        DataError: they are no column of two classes or more, one cell a row.
+    """
     labels = active.labels
     if isinstance(labels, Tensor):
         labels = labels.detach().cpu().numpy()
-    if np.ndim(labels) > 1:
+    if labels is None or isinstance(labels, str | bytes | Mapping | AbstractSet):
+        raise DataError(
+            f"{active.name}: its labels are a {type(labels).__name__}; expected a list, an array "
+            "or a column of one class a row, as frame['label']"
+        )
+    if isinstance(labels, pd.DataFrame) or getattr(labels, "ndim", 1) > 1:
         raise DataError(
             f"{active.name}: its labels have the shape {np.shape(labels)}; expected one class a "
-            "row, (N,): of one-hot labels give labels.argmax(1)"
+            "row, (N,): of one-hot labels give labels.argmax(1), of a frame its column"
         )
     column = pd.Series([*labels], dtype=object)
+    lists = [value for value in column if isinstance(value, list | tuple | np.ndarray | Tensor)]
+    if lists and not all(isinstance(value, Tensor) and not value.ndim for value in lists):
+        raise DataError(
+            f"{active.name}: {len(lists)} of its labels are lists; expected one class a row, (N,): "
+            "of one-hot labels give labels.argmax(1)"
+        )
     if len(column) != len(active.ids):
         raise DataError(
             f"{active.name}: {len(active.ids)} IDs, but {len(column)} labels; give one a row, None "
@@ -648,6 +778,12 @@ def _read_labels(active: Active) -> tuple[Tensor, tuple[Any, ...]]:
         raise DataError(
             f"{active.name}: its labels are of {len(classes)} class(es), two are needed"
         )
+    spellings = [str(value) for value in classes]
+    if alike := sorted({text for text in spellings if spellings.count(text) > 1}):
+        raise DataError(
+            f"{active.name}: its labels write {', '.join(alike)} both as a number and as a text; "
+            "give all in one way, as labels.astype(str)"
+        )
     places = {value: place for place, value in enumerate(classes)}
     codes = [places.get(value, UNLABELLED) for value in column.where(column.notna(), None)]
     return torch.tensor(codes, dtype=torch.int64), tuple(classes)
@@ -660,12 +796,43 @@ def _make_table(
 
     `fitted`: the rows to which columns are fitted; None: all.
     """
+    if isinstance(party.ids, AbstractSet):
+        raise DataError(
+            f"{party.name}: its IDs are a {type(party.ids).__name__}, which has no order; give the "
+            "list or column whose k-th ID belongs to the k-th row"
+        )
     ids = tuple(id_texts(party.ids, party=party.name, what="its IDs", strip=True, key="ids"))
+    _require_one_order(party)
     if isinstance(party.rows, pd.DataFrame):
         _require_rows(party, len(ids), party.rows)
     features, encoding = _read_rows(party, fitted)
     _require_rows(party, len(ids), features)
     return PartyTable(party.name, ids, features, labels, encoding)
+
+
+def _require_one_order(party: Active | Passive) -> None:
+    """Refuse columns of pandas that name the same rows in different orders.
+
+    Rows, IDs and labels belong together by their places, whatever their indices say.
+
+    Raises:
+        DataError: names both.
+    """
+    columns = {"IDs": party.ids, "rows": party.rows, "labels": getattr(party, "labels", None)}
+    indices = {
+        name: column.index
+        for name, column in columns.items()
+        if isinstance(column, pd.Series | pd.DataFrame) and column.index.is_unique
+    }
+    for (one, index), (other, second) in combinations(indices.items(), 2):
+        if len(index) == len(second) and not index.equals(second):
+            if not index.difference(second).empty:
+                continue  # other names: rows are taken by their places
+            raise DataError(
+                f"{party.name}: its {one} and its {other} have the same index in different orders, "
+                f"and rows belong together by their places; give the {other} as "
+                f"{other.lower()}.loc[{one.lower()}.index]"
+            )
 
 
 def _require_rows(party: Active | Passive, ids: int, rows: Sized) -> None:
@@ -685,6 +852,7 @@ def _read_rows(
         # A black-box passive shows no rows; this column is a placeholder that nothing reads.
         return torch.zeros((len(party.ids), 1)), ArrayEncoding(row_shape=(1,))
     if isinstance(rows, pd.DataFrame):
+        _require_columns(party, rows)
         words = [name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])]
         known = rows if fitted is None else rows.iloc[fitted]
         encoding = fit_columns(known, categorical=words, source=party.name)
@@ -693,6 +861,29 @@ def _read_rows(
         rows = load_array(Path(rows), party=party.name)
     features = make_features(rows, party=party.name, workers=party.workers)
     return features, ArrayEncoding(row_shape=tuple(features.shape[1:]))
+
+
+def _require_columns(party: Active | Passive, rows: pd.DataFrame) -> None:
+    """Refuse a frame whose columns have one name, or whose cells hold lists or objects.
+
+    Raises:
+        DataError: names the column.
+    """
+    if not rows.columns.is_unique:
+        twice = rows.columns[rows.columns.duplicated()].unique().tolist()
+        raise DataError(
+            f"{party.name}: its frame has several columns called {', '.join(map(str, twice))}; "
+            "give each a name of its own"
+        )
+    plain = (str, bytes, Number, np.generic, date, time, timedelta, type(None), type(pd.NA))
+    for name in rows.select_dtypes(object).columns:
+        for cell in rows[name]:
+            if not isinstance(cell, plain):
+                raise DataError(
+                    f"{party.name}: column {name} of its frame holds a {type(cell).__name__}; "
+                    "expected numbers or texts: of cells that hold rows of numbers give "
+                    f"np.stack(frame[{name!r}]) as rows"
+                )
 
 
 def _compare_locally(

@@ -1,14 +1,16 @@
 """What one party trains: its networks, where and how precisely it computes, and how it descends.
 
 `ActiveNetworks` is the active's model, whatever method trains it; `Compute` the device, precision
-and dropout of a step; `Trainer` a party's modules through the steps of a run, with their state for
-its checkpoint. Letters: B batch, A of its rows that are sent, K classes, D numbers of a row.
+and dropout of a step; `OwnSteps` an optimizer and a scheduler of the party's own; `Trainer` a
+party's modules through the steps of a run, with their state for its checkpoint. Letters: B batch,
+A of its rows that are sent, K classes, D numbers of a row.
 """
 
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,20 +18,46 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from secure_apfed.base.seeds import draws_nothing, may_draw, seed_draws
 from secure_apfed.base.transfers import fetch_tensors, send_tensor
-from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.errors import ApfedError, ConfigError, ModelError
 from secure_apfed.settings.training import DEVICE, TrainSettings
 
 EVERY = slice(None)
 """All rows of a batch."""
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
-MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-"""Makes a party's own optimizer of the parameters that it trains."""
+MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
+"""Makes a party's own optimizer of the list of parameters that it trains; or of its `modules`, by
+name, if it has an argument of that name: encoder, head and projection, or objective."""
+MakeScheduler: TypeAlias = Callable[[Any], LRScheduler]
+"""Makes a scheduler of a party's optimizer, as `lambda optimizer: StepLR(optimizer, 100)`."""
 _MOMENTS = "moments"
 _DONE = "steps done"
 _LEAST_NORM = 1e-6
+_MOST_NAMED = 3
+_LEARNING = ("encoder", "objective")
+"""Parts that every first step reaches; a head, say, may wait for labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSteps:
+    """How a party descends by code of its own; None: as the run's settings say.
+
+    Attributes:
+        optimizer: makes its optimizer; it keeps its own rates and groups.
+        scheduler: makes a scheduler of that optimizer, or of the settings' one.
+        every: of the party's own steps, after how many the scheduler takes one.
+    """
+
+    optimizer: MakeOptimizer | None = None
+    scheduler: MakeScheduler | None = None
+    every: int = 1
+
+
+BY_SETTINGS = OwnSteps()
+"""No code of a party's own."""
 
 
 def find_device(choice: str) -> torch.device:
@@ -184,11 +212,15 @@ def rate_after(train: TrainSettings, done: int) -> float:
 
 class Descent:
     """One of the optimizers; the L2 terms of Eqs. (6) and (7) are its weight decay. Or the party's
-    own optimizer, which keeps its own rates. `may_be_fixed`: there may be nothing to train, as in a
-    loss without weights.
+    own optimizer, which keeps its own rates. Parameters with `requires_grad=False` stay.
+
+    Args:
+        own: an optimizer and a scheduler of the party's own.
+        may_be_fixed: whether there may be nothing to train, as in a loss without weights.
 
     Raises:
-        ModelError: the modules have no parameters.
+        ModelError: the modules have no parameters to train.
+        ConfigError: the party's own optimizer or scheduler does not fit.
     """
 
     def __init__(
@@ -196,7 +228,7 @@ class Descent:
         owner: str,
         modules: Mapping[str, nn.Module],
         train: TrainSettings,
-        optimizer: MakeOptimizer | None = None,
+        own: OwnSteps = BY_SETTINGS,
         *,
         may_be_fixed: bool = False,
     ) -> None:
@@ -210,27 +242,67 @@ class Descent:
             id(parameter): parameter
             for module in modules.values()
             for parameter in module.parameters()
+            if parameter.requires_grad
         }
         self._parameters = list(trained.values())
         if not self._parameters and not may_be_fixed:
             raise ModelError(
                 f"{owner}: its network has no weights that gradients reach; where a method trains "
-                "it by steps, choose another model.network, as mlp"
+                "it by steps, choose another model.network, as mlp, or let some of its parameters "
+                "have requires_grad=True"
             )
         self._norm_bound = train.max_gradient_norm or math.inf
         self._train = train
         self._done = 0
-        self._rates_are_own = optimizer is not None
+        self._own = own
         self._optimizer: torch.optim.Optimizer | None = None
+        self._scheduler: LRScheduler | None = None
         if not self._parameters:
             return
-        if optimizer is not None:
-            self._optimizer = _make_own_optimizer(optimizer, self._parameters, owner=owner)
+        if own.optimizer is not None:
+            self._optimizer = make_own_optimizer(
+                own.optimizer, modules, self._parameters, owner=owner
+            )
+        else:
+            momentum = {"momentum": train.momentum} if train.optimizer == "sgd" else {}
+            self._optimizer = _OPTIMIZERS[train.optimizer](
+                self._parameters,
+                lr=train.learning_rate,
+                weight_decay=train.weight_decay,
+                **momentum,
+            )
+        self._start_schedule()
+
+    def _start_schedule(self, steps: int = 0) -> None:
+        """Make the party's own scheduler, and let it take so many steps.
+
+        Groups of the optimizer begin as the optimizer was made, so that rates repeat.
+
+        Raises:
+            ConfigError: it is no scheduler of this optimizer, or stands beside another schedule.
+        """
+        optimizer = self._optimizer
+        make = self._own.scheduler
+        if optimizer is None or make is None:
             return
-        momentum = {"momentum": train.momentum} if train.optimizer == "sgd" else {}
-        self._optimizer = _OPTIMIZERS[train.optimizer](
-            self._parameters, lr=train.learning_rate, weight_decay=train.weight_decay, **momentum
-        )
+        if self._train.schedule_steps is not None or self._train.warmup_steps:
+            raise ConfigError(
+                f"{self._owner}: it brings a scheduler beside train.schedule_steps or "
+                "train.warmup_steps, and one alone sets its learning rates: leave one out"
+            )
+        groups = optimizer.param_groups
+        if self._scheduler is None:
+            self._first_rates = [_copy_rates(group) for group in groups]
+        for group, first in zip(groups, self._first_rates, strict=True):
+            weights = group["params"]
+            group.clear()
+            group.update(copy.deepcopy(first), params=weights)
+        self._scheduler = _make_scheduler(make, optimizer, owner=self._owner)
+        with warnings.catch_warnings():
+            # The optimizer took its steps in the session that is resumed.
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            for _ in range(steps):
+                self._scheduler.step()
 
     def zero_grad(self) -> None:
         for parameter in self._parameters:
@@ -248,13 +320,35 @@ class Descent:
                     f"{self._owner}: training diverged, its gradient is not finite; lower "
                     "train.learning_rate or train.max_gradient_norm"
                 )
+        if not self._done:
+            self._require_gradients()
         self._done += 1
         if self._optimizer is None:
             return
-        if not self._rates_are_own:
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate_after(self._train, self._done - 1)
-        self._optimizer.step()
+        if self._own.optimizer is not None:
+            with explain_failure(self._owner, f"optimizer in its step {self._done}"):
+                self._optimizer.step()
+        else:
+            if self._scheduler is None:
+                for group in self._optimizer.param_groups:
+                    group["lr"] = rate_after(self._train, self._done - 1)
+            self._optimizer.step()
+        if self._scheduler is not None and self._done % self._own.every == 0:
+            with explain_failure(self._owner, f"scheduler after step {self._done}"):
+                self._scheduler.step()
+
+    def _require_gradients(self) -> None:
+        """Refuse a network that trains nothing although it has weights to train."""
+        for part in _LEARNING:
+            module = self._modules.get(part)
+            weights = [] if module is None else [*module.parameters()]
+            trained = [weight for weight in weights if weight.requires_grad]
+            if trained and all(weight.grad is None for weight in trained):
+                raise ModelError(
+                    f"{self._owner}: no gradient reaches the weights of its {part}; compute its "
+                    "output from them without .detach(), no_grad() or inference_mode(), or freeze "
+                    "them by requires_grad_(False)"
+                )
 
     @torch.no_grad()
     def _clip_gradient(self) -> float:
@@ -302,30 +396,152 @@ class Descent:
             moments.setdefault(int(index), {})[name] = value.clone()
         if self._optimizer is not None:
             self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
+        self._start_schedule(self._done // self._own.every)
 
 
-def _make_own_optimizer(
-    make: MakeOptimizer, parameters: list[nn.Parameter], *, owner: str
-) -> torch.optim.Optimizer:
-    """Return the party's own optimiser, which must be of exactly these parameters.
+@contextmanager
+def explain_failure(owner: str, what: str) -> Iterator[None]:
+    """Say in errors of a party's own code within whose part failed.
 
-    Raises ConfigError: the function returns something else, or it optimises other parameters.
+    Raises:
+        ModelError: with the kind and the words of the error, whose own trace follows.
     """
-    optimizer = make(parameters)
+    try:
+        yield
+    except (ApfedError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(f"{owner}: its {what} failed: {type(error).__name__}: {error}") from error
+
+
+def find_leaves(loss: Tensor) -> list[Tensor]:
+    """Return the tensors that a backward pass from this one gives gradients to."""
+    seen = set()
+    waiting = [loss.grad_fn]
+    leaves = []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            leaves.append(variable)
+        waiting.extend(following for following, _ in node.next_functions)
+    return leaves
+
+
+def list_names(modules: Mapping[str, nn.Module], weights: Sequence[Tensor]) -> str:
+    """Return the names of these weights, the first few of many."""
+    names = {
+        id(parameter): f"{part}.{name}"
+        for part, module in modules.items()
+        for name, parameter in module.named_parameters()
+    }
+    known = [names.get(id(weight), f"one of shape {tuple(weight.shape)}") for weight in weights]
+    more = ", ..." if len(known) > _MOST_NAMED else ""
+    return ", ".join(known[:_MOST_NAMED]) + more
+
+
+def make_own_optimizer(
+    make: MakeOptimizer,
+    modules: Mapping[str, nn.Module],
+    parameters: list[nn.Parameter],
+    *,
+    owner: str,
+) -> torch.optim.Optimizer:
+    """Return the party's own optimizer of these parameters.
+
+    Args:
+        modules: what the party trains, by name.
+        parameters: those of the modules that are trained; frozen ones may have a group, too.
+
+    Raises:
+        ConfigError: it is none, optimises others or not all, or needs a closure.
+    """
+    try:
+        optimizer = make(modules=dict(modules)) if _takes_modules(make) else make(parameters)
+    except Exception as error:
+        raise ConfigError(
+            f"{owner}: its optimizer cannot be made of the {len(parameters)} parameters that this "
+            f"party trains: {type(error).__name__}: {error}; hand in a function that takes their "
+            'list, as torch.optim.AdamW, or `modules`, as modules["encoder"]; of the modules of '
+            f"{owner} there are {', '.join(modules)}"
+        ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"{owner}: its optimizer is a function of the parameters that makes a "
             f"torch.optim.Optimizer, as torch.optim.AdamW; got {type(optimizer).__name__}"
         )
-    given_to_optimizer = {
-        id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+    weights_by_id = {
+        id(weight): weight for group in optimizer.param_groups for weight in group["params"]
     }
-    if given_to_optimizer != {id(parameter) for parameter in parameters}:
+    trainable_ids = {id(weight) for module in modules.values() for weight in module.parameters()}
+    if weights_by_id.keys() - trainable_ids:
         raise ConfigError(
             f"{owner}: its optimizer holds other parameters than the {len(parameters)} that this "
-            "party trains; make it of the parameters that it is called with"
+            "party trains; make it of the parameters that it is called with, or of `modules`"
+        )
+    if left_out := [weight for weight in parameters if id(weight) not in weights_by_id]:
+        raise ConfigError(
+            f"{owner}: its optimizer leaves out {list_names(modules, left_out)} of the "
+            f"{len(parameters)} parameters that this party trains; put them into a group, or "
+            "freeze them by requires_grad_(False)"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"{owner}: {type(optimizer).__name__} computes a step's loss several times (a closure), and "
+            "the other parties answer each step once; take an optimizer that steps from gradients, "
+            "as torch.optim.AdamW"
         )
     return optimizer
+
+
+def _takes_modules(make: MakeOptimizer) -> bool:
+    try:
+        return "modules" in inspect.signature(make).parameters
+    except (TypeError, ValueError):  # of a builtin: it names none
+        return False
+
+
+def _make_scheduler(
+    make: MakeScheduler, optimizer: torch.optim.Optimizer, *, owner: str
+) -> LRScheduler:
+    """Return the party's own scheduler of this optimizer.
+
+    Raises:
+        ConfigError: it is none, is of another optimizer, or needs a measure.
+    """
+    try:
+        scheduler = make(optimizer)
+    except Exception as error:
+        raise ConfigError(
+            f"{owner}: its scheduler cannot be made of its optimizer: {type(error).__name__}: "
+            f"{error}; hand in a function of the optimizer, as scheduler=lambda optimizer: "
+            "torch.optim.lr_scheduler.StepLR(optimizer, 100)"
+        ) from error
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigError(
+            f"{owner}: ReduceLROnPlateau waits for a measure, and a party's steps have none; take "
+            "a scheduler of the number of steps, as torch.optim.lr_scheduler.CosineAnnealingLR"
+        )
+    if not isinstance(scheduler, LRScheduler):
+        raise ConfigError(
+            f"{owner}: its scheduler is a function of the optimizer that makes a "
+            f"torch.optim.lr_scheduler.LRScheduler; got {type(scheduler).__name__}"
+        )
+    if scheduler.optimizer is not optimizer:
+        raise ConfigError(
+            f"{owner}: its scheduler is of another optimizer than the one that this party steps; "
+            "make it of the optimizer that it is called with"
+        )
+    return scheduler
+
+
+def _copy_rates(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of all that a group of an optimizer says, but its weights."""
+    return copy.deepcopy({name: value for name, value in group.items() if name != "params"})
 
 
 class Trainer(Descent):
@@ -342,14 +558,15 @@ class Trainer(Descent):
         *,
         train: TrainSettings,
         seed: int,
-        optimizer: MakeOptimizer | None = None,
+        own: OwnSteps = BY_SETTINGS,
         may_be_fixed: bool = False,
     ) -> None:
         """Move the modules to the configured device and precision, and build the optimiser."""
         compute = Compute.from_settings(train)
         for module in modules.values():
             module.to(compute.device, compute.dtype)
-        super().__init__(owner, modules, train, optimizer, may_be_fixed=may_be_fixed)
+            module.train()  # it may come out of an evaluation
+        super().__init__(owner, modules, train, own, may_be_fixed=may_be_fixed)
         self.compute = compute
         self._seed = seed
         draws = any(map(may_draw, modules.values()))
@@ -358,6 +575,35 @@ class Trainer(Descent):
     def set_training(self, training: bool) -> None:
         for module in self._modules.values():
             module.train(training)
+
+    def require_own_weights(self, loss: Tensor, *inputs: Tensor) -> None:
+        """Refuse a first loss that has gradients for weights which nobody trains.
+
+        Args:
+            loss: before its backward pass; inputs: leaves of its graph beside the weights.
+
+        Raises:
+            ModelError: names how many there are.
+        """
+        if self._done:
+            return
+        known = {id(tensor) for tensor in (*self._parameters, *inputs)}
+        strangers = [leaf for leaf in find_leaves(loss) if id(leaf) not in known]
+        if strangers:
+            raise ModelError(
+                f"{self._owner}: its code reads {len(strangers)} weights that are no part of what "
+                f"it hands in ({list_names(self._modules, strangers)}), so that nobody trains "
+                "them; make the network an attribute of the nn.Module that reads it, or freeze it "
+                "by requires_grad_(False)"
+            )
+
+    def _run_networks(
+        self, features_B: Tensor, *, training: bool = True
+    ) -> AbstractContextManager[None]:
+        """Say in errors within that the party's networks failed, and on which rows."""
+        mode = "training" if training else "evaluation"
+        shape = tuple(features_B.shape)
+        return explain_failure(self._owner, f"network on rows of shape {shape} in {mode} mode")
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:

@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
-from pydantic import field_validator
+import torch
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.errors import ApfedError, ConfigError, ModelError
 from secure_apfed.learning.black_box import BlackBox, GradientSource
-from secure_apfed.learning.descent import MakeOptimizer
+from secure_apfed.learning.descent import MakeOptimizer, MakeScheduler, OwnSteps
 from secure_apfed.networks.models import (
     NETWORKS,
     Shape,
@@ -62,7 +63,10 @@ class CodeSettings(Settings):
         objective: a passive's loss, if the run says `objective: {name: own}`.
         objective_options: the settings of this loss, if it is a class with settings.
         gradient: a passive's (step, rows, z) -> gradient, if it says `objective: black_box`.
-        optimizer: a function of the party's parameters that returns its optimiser.
+        optimizer: a function of the party's parameters that returns its optimiser, or of its
+            `modules` by name.
+        scheduler: a function of that optimiser that returns its scheduler.
+        scheduler_every: the number of the party's steps after which the scheduler takes one.
         rows: a function that returns the party's rows, if its table says `rows: own`; see
             `secure_apfed.data.row_sources`.
     """
@@ -75,6 +79,8 @@ class CodeSettings(Settings):
     objective_options: dict[str, Any] = {}
     gradient: CodeName | None = None
     optimizer: CodeName | None = None
+    scheduler: CodeName | None = None
+    scheduler_every: Annotated[int, Field(ge=1)] = 1
     rows: CodeName | None = None
 
     @field_validator("network", "head_network", "projection", "decoder", mode="before")
@@ -100,7 +106,10 @@ class OwnCode:
         objective: the loss of a passive, or a whole `Objective`, or a class of these.
         objective_options: of a class, keys of its own settings.
         gradient: black-box function of a passive, (step, rows, z) -> gradient of each row.
-        optimizer: takes the parameters that the party trains, as `torch.optim.AdamW`.
+        optimizer: takes the parameters that the party trains, as `torch.optim.AdamW`, or its
+            `modules` by name.
+        scheduler: takes the optimizer; it takes a step after every `scheduler_every` of the
+            party's own.
     """
 
     encoder: ModuleSource | None = field(default=None, repr=False)
@@ -111,24 +120,36 @@ class OwnCode:
     objective_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     gradient: GradientSource | None = field(default=None, repr=False)
     optimizer: MakeOptimizer | None = field(default=None, repr=False)
+    scheduler: MakeScheduler | None = field(default=None, repr=False)
+    scheduler_every: int = 1
 
     def __post_init__(self) -> None:
         """Check that each part is a module or a function, with initialised parameters. Raises
         ConfigError.
         """
         for name, source in vars(self).items():
-            if name == "objective_options":
+            if name in ("objective_options", "scheduler_every") or source is None:
                 continue
-            if source is not None and not callable(source):
+            if not callable(source):
                 raise ConfigError(
-                    f"{name}: code of one's own is an nn.Module or a function, got "
+                    f"{name}: code of one's own is {_EXPECTED.get(name, _A_MODULE)}, got "
                     f"{type(source).__name__}"
                 )
-            if isinstance(source, nn.Module) and any(each.is_meta for each in source.parameters()):
-                raise ConfigError(
-                    f"{name}: {type(source).__name__} has parameters without numbers (on torch's "
-                    "meta device); fill them first, as with to_empty() and reset_parameters()"
-                )
+            if isinstance(source, nn.Module):
+                _require_trainable(name, source)
+        every: object = self.scheduler_every
+        if not isinstance(every, int) or every < 1:
+            raise ConfigError(
+                "scheduler_every: expected a number of steps of 1 or more, got "
+                f"{self.scheduler_every!r}"
+            )
+
+    @property
+    def steps(self) -> OwnSteps:
+        """The party's own optimizer and scheduler."""
+        return OwnSteps(
+            optimizer=self.optimizer, scheduler=self.scheduler, every=self.scheduler_every
+        )
 
     @classmethod
     def from_file(cls, settings: CodeSettings, *, code_folder: Path | None = None) -> Self:
@@ -153,11 +174,20 @@ class OwnCode:
             objective_options=settings.objective_options,
             gradient=code_by_key.get("gradient"),
             optimizer=code_by_key.get("optimizer"),
+            scheduler=code_by_key.get("scheduler"),
+            scheduler_every=settings.scheduler_every,
         )
 
     def copy_fresh(self) -> Self:
-        """Return a copy whose networks are trained separately from these."""
-        return replace(self, encoder=_copy(self.encoder), head=_copy(self.head))
+        """Return the same with copies of its networks as they are now, which train apart.
+
+        Weights that encoder and head share are shared by their copies, too.
+        """
+        parts = {"encoder": self.encoder, "head": self.head, "projection": self.projection}
+        modules: dict[str, Any] = {
+            name: part for name, part in parts.items() if isinstance(part, nn.Module)
+        }
+        return replace(self, **copy.deepcopy(modules))
 
     def find_family(self) -> "OwnFamily | None":
         """Return the party's own networks as a family; None: it brings none."""
@@ -287,13 +317,23 @@ class OwnFamily:
 
 
 class FreshFamily(OwnFamily):
-    """The same networks as they were before training, a copy each time."""
+    """The same networks as they were before training, a copy each time.
+
+    A head is a copy that belongs to the encoder made before it, with which it may share weights.
+    """
+
+    def __init__(self, code: OwnCode) -> None:
+        super().__init__(code)
+        self._pair: OwnFamily | None = None
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        return copy.deepcopy(super().make_encoder(features, settings))
+        self._pair = OwnFamily(self._code.copy_fresh())
+        return self._pair.make_encoder(features, settings)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        return copy.deepcopy(super().make_head(size, classes, settings))
+        pair = self._pair or OwnFamily(self._code.copy_fresh())
+        self._pair = None
+        return pair.make_head(size, classes, settings)
 
 
 class OwnObjective(Objective):
@@ -320,19 +360,32 @@ class OwnObjective(Objective):
         Raises ModelError: it is not a scalar, or no gradient reaches z.
         """
         version = z_BD._version
+        gradient = z_BD.grad
         try:
             loss = self._loss(z_BD, features_B)
-        except RuntimeError as error:
+        except (ApfedError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
             raise ModelError(
                 f"{self._owner}: its loss failed on z of shape {tuple(z_BD.shape)} and own rows of "
-                f"shape {tuple(features_B.shape)}: {error}; model.projection says how many numbers "
-                "z has"
+                f"shape {tuple(features_B.shape)}: {type(error).__name__}: {error}; it is called "
+                "as loss(z, own rows), and model.projection says how many numbers z has"
             ) from error
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ModelError(
                 f"{self._owner}: its loss returns one number, the mean over the rows of the batch; "
                 f"got {got}; end it with .mean()"
+            )
+        if loss.is_complex():
+            raise ModelError(
+                f"{self._owner}: its loss is a complex number, and no gradient can be taken of it; "
+                "end it with .abs() or .real"
+            )
+        if z_BD.grad is not gradient:
+            raise ModelError(
+                f"{self._owner}: its loss calls backward() itself, which is done for it; return "
+                "the loss alone"
             )
         if z_BD._version != version:
             raise ModelError(
@@ -492,9 +545,38 @@ def name_part(owner: str, part: str) -> Iterator[None]:
         raise ModelError(f"{owner}: its {part}: {error}") from error
 
 
-def _copy(source: ModuleSource | None) -> ModuleSource | None:
-    """Return a deep copy of a module, so that the caller's stays untrained; functions unchanged."""
-    return copy.deepcopy(source) if isinstance(source, nn.Module) else source
+_A_MODULE = "an nn.Module or a function"
+_EXPECTED: Mapping[str, str] = {
+    "gradient": "a function (step, rows, z) -> gradient",
+    "optimizer": "a function of the parameters, as torch.optim.AdamW or functools.partial of it",
+    "scheduler": "a function of the optimizer, as lambda optimizer: StepLR(optimizer, 100)",
+}
+"""By part of a party's code, what it is; others are modules."""
+
+
+def _require_trainable(name: str, module: nn.Module) -> None:
+    """Refuse a module whose parameters cannot be trained in place.
+
+    Raises:
+        ConfigError: names the part, and what is wrong with it.
+    """
+    kind = type(module).__name__
+    if any(parameter.is_meta for parameter in module.parameters()):
+        raise ConfigError(
+            f"{name}: {kind} has parameters without numbers (on torch's meta device); fill them "
+            "first, as with to_empty() and reset_parameters()"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"{name}: {kind} is compiled by torch.jit, whose parameters cannot be trained from "
+            "outside; hand in the nn.Module that it was made of"
+        )
+    for key, value in module.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"{name}: state_dict() of {kind} has {key}, a {type(value).__name__}; checkpoints "
+                "hold tensors alone: keep it in a buffer, or leave it out of get_extra_state()"
+            )
 
 
 def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
@@ -505,9 +587,18 @@ def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
     """
     if isinstance(source, nn.Module):
         return source
-    module = source(**_pick_arguments(source, arguments))
+    name = getattr(source, "__name__", type(source).__name__)
+    try:
+        module = source(**_pick_arguments(source, arguments))
+    except ApfedError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{name} cannot be made: {type(error).__name__}: {error}; it is called with those of "
+            f"{', '.join(arguments)} that it names: give other arguments defaults, or hand in the "
+            "module that it makes"
+        ) from error
     if not isinstance(module, nn.Module):
-        name = getattr(source, "__name__", type(source).__name__)
         raise ModelError(
             f"{name} makes a {type(module).__name__}, expected an nn.Module; return the network"
         )

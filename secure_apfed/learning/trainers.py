@@ -25,7 +25,14 @@ from secure_apfed.data.lazy_rows import score_in_parts
 from secure_apfed.errors import ModelError
 from secure_apfed.labellers import Spreading
 from secure_apfed.learning.black_box import BlackBox
-from secure_apfed.learning.descent import EVERY, ActiveNetworks, MakeOptimizer, Trainer
+from secure_apfed.learning.descent import (
+    BY_SETTINGS,
+    EVERY,
+    ActiveNetworks,
+    OwnSteps,
+    Trainer,
+    explain_failure,
+)
 from secure_apfed.learning.votes import fit_linear, last_layer
 from secure_apfed.measures.table import Scored, compute_balanced_weights
 from secure_apfed.measures.tasks import Classification, Task, score_rows
@@ -82,14 +89,14 @@ class ActiveTrainer(Trainer):
         seed: int,
         private: PrivateUpdates | None = None,
         task: Task | None = None,
-        optimizer: MakeOptimizer | None = None,
+        own: OwnSteps = BY_SETTINGS,
         rests_on_rows: bool = False,
     ) -> None:
         """Move table and networks to the device; under DP-SGD, hook per-example gradients."""
         self.networks = networks
         self.task = task or Classification()
         modules = dict(networks.named_children())
-        super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
+        super().__init__(owner, modules, train=train, seed=seed, own=own)
         self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
         self.private = private
         self._private = PrivateGradient(owner, modules, private) if private else None
@@ -97,6 +104,7 @@ class ActiveTrainer(Trainer):
         self._reads_labels = not train.meets_labels_after
         self._weights_K: Tensor | None = None
         self._check_due = rests_on_rows
+        self._is_first = private is None  # an error may tell nothing of private records
 
     def weigh_classes(self, rows: Tensor, classes: int) -> None:
         """Weight all classes equally in the loss, by the label counts of these
@@ -115,7 +123,8 @@ class ActiveTrainer(Trainer):
         ModelError: parameters that are not finite, under private training.
         """
         if self._check_due and len(rows_B) > 1:
-            self.check_rows(rows_B)
+            with explain_failure(self._owner, f"network on a batch of {len(rows_B)} rows"):
+                self.check_rows(rows_B)
             self._check_due = False
         self.zero_grad()
         if self._private:
@@ -125,8 +134,12 @@ class ActiveTrainer(Trainer):
         picked: Tensor | slice | None = None
         if aligned is not None:
             picked = EVERY if len(aligned) == len(rows_B) else compute.move_batch(aligned)
-        with self.forward_pass(step):
-            scores_BK, h_A = self.networks(compute.take_rows(self.features_N, rows_B), picked)
+        features_B = compute.take_rows(self.features_N, rows_B)
+        with self._run_networks(features_B), self.forward_pass(step):
+            scores_BK, h_A = self.networks(features_B, picked)
+        if self._is_first:
+            _require_finite(self._owner, "networks", scores_BK, h_A)
+            self._is_first = False
         loss = None
         if self._reads_labels:
             labels_B = self.labels_N[compute.move_batch(rows_B)]
@@ -151,6 +164,7 @@ class ActiveTrainer(Trainer):
         if self._private:
             self._private.backward(loss, step=batch.step, rows=batch.rows)
         else:
+            self.require_own_weights(loss)
             loss.backward()
         self.step()
         return 0.0 if batch.loss is None else defer_reading(batch.loss)
@@ -250,6 +264,8 @@ class RowsOut(nn.Module):
     scores beside it.
     """
 
+    __name__ = "its network"  # as messages call it
+
     def __init__(self, networks: ActiveNetworks, *, is_whole: bool) -> None:
         """Take the active's networks as one module, to measure whether rows move each other."""
         super().__init__()
@@ -280,14 +296,12 @@ class PassiveTrainer(Trainer):
         features_N: Tensor,
         train: TrainSettings,
         seed: int,
-        optimizer: MakeOptimizer | None = None,
+        own: OwnSteps = BY_SETTINGS,
         rests_on_rows: bool = False,
     ) -> None:
         """Move the objective's networks and the features to the device."""
         modules = {"objective": objective}
-        super().__init__(
-            owner, modules, train=train, seed=seed, optimizer=optimizer, may_be_fixed=True
-        )
+        super().__init__(owner, modules, train=train, seed=seed, own=own, may_be_fixed=True)
         self.objective = objective
         self.features_N = self.compute.move_tensor(features_N)
         self._check_due = rests_on_rows
@@ -321,15 +335,22 @@ class PassiveTrainer(Trainer):
             self._check_due = False
         z_B = self.compute.move_batch(sent_B).requires_grad_()
         self.zero_grad()
+        features_B = self.features_N[rows_B.to(self.compute.device)]
         with self.forward_pass(step):
-            loss = self.objective(z_B, self.compute.take_rows(self.features_N, rows_B))
+            loss = self.objective(z_B, features_B)
+        self.require_own_weights(loss, z_B)
         loss.backward()
-        self.step()
         if z_B.grad is None:
             raise ModelError(
                 f"{self._owner}: no gradient of its loss reaches z, so that it contributes "
                 "nothing; compute the loss from z"
             )
+        if not bool(z_B.grad.isfinite().all()):
+            raise ModelError(
+                f"{self._owner}: the gradient of its loss by z is NaN or infinite; lower "
+                "train.learning_rate, or mend the loss, as a square root or a norm at 0"
+            )
+        self.step()
         return z_B.grad * (weight * len(z_B))
 
 
@@ -356,13 +377,13 @@ class HeadTrainer(Trainer):
         passives: Sequence[str],
         train: TrainSettings,
         seed: int,
-        optimizer: MakeOptimizer | None = None,
+        own: OwnSteps = BY_SETTINGS,
     ) -> None:
         """Move networks, features and labels to the device."""
         self.encoder = encoder
         self.head = head
         modules = {"encoder": encoder, "head": head}
-        super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
+        super().__init__(owner, modules, train=train, seed=seed, own=own)
         self._passives = tuple(passives)
         self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
 
@@ -374,11 +395,12 @@ class HeadTrainer(Trainer):
         """
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
         self.zero_grad()
-        with self.forward_pass(step):
-            own_BD = self.encoder(self.compute.take_rows(self.features_N, own_B))
-            scores_BK = self.compute_scores(own_BD, parts)
+        features_B = self.compute.take_rows(self.features_N, own_B)
+        with self._run_networks(features_B), self.forward_pass(step):
+            scores_BK = self.compute_scores(self.encoder(features_B), parts)
         labels_B = self.labels_N[self.compute.move_batch(own_B)]
         loss = F.cross_entropy(scores_BK.to(self.compute.dtype), labels_B)
+        self.require_own_weights(loss, *parts.values())
         loss.backward()
         self.step()
         return defer_reading(loss), {
@@ -419,12 +441,14 @@ class EncoderTrainer(Trainer):
         features_N: Tensor,
         train: TrainSettings,
         seed: int,
-        optimizer: MakeOptimizer | None = None,
+        own: OwnSteps = BY_SETTINGS,
     ) -> None:
         """Move encoder and features to the device."""
         self.encoder = encoder
         modules = {"encoder": encoder}
-        super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
+        # A frozen encoder sends, and learns nothing.
+        has_weights = next(encoder.parameters(), None) is not None
+        super().__init__(owner, modules, train=train, seed=seed, own=own, may_be_fixed=has_weights)
         self.features_N = self.compute.move_tensor(features_N)
 
     def check_rows(self, rows_B: Tensor, *, learn: bool) -> None:
@@ -438,15 +462,40 @@ class EncoderTrainer(Trainer):
         `learn`: with dropout, and in the autograd graph.
         """
         self.set_training(learn)
-        with torch.set_grad_enabled(learn), self.forward_pass(step):
-            h_B: Tensor = self.encoder(self.compute.take_rows(self.features_N, rows_B))
+        features_B = self.compute.take_rows(self.features_N, rows_B)
+        with (
+            self._run_networks(features_B, training=learn),
+            torch.set_grad_enabled(learn),
+            self.forward_pass(step),
+        ):
+            h_B: Tensor = self.encoder(features_B)
         return h_B.to(self.compute.dtype)
 
     def apply_gradient(self, z_B: Tensor, gradient_B: Tensor) -> None:
-        """Take one step from the gradient on z, the representations computed last."""
+        """Take one step from the gradient on z, the representations computed last; frozen networks
+        stay.
+        """
         self.zero_grad()
-        joint_loss(0.0, z_B, self.compute.move_batch(gradient_B)).backward()
+        loss = joint_loss(0.0, z_B, self.compute.move_batch(gradient_B))
+        if loss.requires_grad:
+            self.require_own_weights(loss)
+            loss.backward()
         self.step()
+
+
+def _require_finite(owner: str, what: str, *results: Tensor | None) -> None:
+    """Refuse networks that give NaN from the start.
+
+    Raises:
+        ModelError: a result is NaN or infinite.
+    """
+    for result in results:
+        if result is not None and not bool(result.isfinite().all()):
+            raise ModelError(
+                f"{owner}: its {what} give NaN or infinite numbers on the first batch, before any "
+                "step; look for a division by 0 or a logarithm in them, or at the weights that "
+                "they begin with"
+            )
 
 
 def _capture_input(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:

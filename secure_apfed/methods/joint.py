@@ -566,7 +566,7 @@ class Tvfl(Method):
             passives=tuple(parts),
             train=own.config.train,
             seed=own.secrets.seed,
-            optimizer=own.code.optimizer,
+            own=own.code.steps,
         )
 
     def _make_encoder_trainer(self, own: PartyContext, rows: Tensor) -> EncoderTrainer:
@@ -578,7 +578,7 @@ class Tvfl(Method):
             features_N=own.features_of(rows),
             train=own.config.train,
             seed=own.secrets.seed,
-            optimizer=own.code.optimizer,
+            own=own.code.steps,
         )
 
     def _build_encoder(self, own: PartyContext) -> tuple[nn.Module, Shape]:

@@ -304,15 +304,13 @@ class PartyContext:
         family = family or self.find_family(model)
         with self._begin_part("encoder"):
             encoder = family.make_encoder(features, model)
-        with name_part(self.name, "encoder"):
             return encoder, output_shape(encoder, features)
 
     def build_head(self, model: ModelSettings, read: Shape, outputs: int) -> nn.Module:
         """Return a head that maps inputs of shape `read` to `outputs` numbers a row."""
         with self._begin_part("head"):
             head = self.find_family(model).make_head(math.prod(read), outputs, model)
-        if self.code.head is not None:
-            with name_part(self.name, "head"):
+            if self.code.head is not None:
                 require_scores(head, read, outputs)
         return head
 
@@ -355,7 +353,7 @@ class PartyContext:
             seed=self.secrets.seed,
             private=accounts.private,
             task=self.task,
-            optimizer=self.code.optimizer,
+            own=self.code.steps,
             rests_on_rows=accounts.rests_on_rows,
         )
 
@@ -378,7 +376,7 @@ class PartyContext:
         if isinstance(settings, BlackBoxSettings):
             ids = self.data.table.ids
             return self.code.make_black_box(owner=self.name, rows_N=rows, ids=ids)
-        with self.draw("objective"):
+        with self._begin_part("objective"):
             objective = self._make_objective(settings, terms.representation.shape)
             objective.fit(self.features_of(rows[rows >= 0]))
         if not is_noised and not is_defended:
@@ -389,7 +387,7 @@ class PartyContext:
             features_N=self.features_of(rows.clamp(min=0)),
             train=self.config.train,
             seed=self.secrets.seed,
-            optimizer=self.code.optimizer,
+            own=self.code.steps,
             rests_on_rows=is_noised,
         )
 

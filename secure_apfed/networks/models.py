@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from secure_apfed.base.seeds import draws_nothing, limit_threads
-from secure_apfed.errors import ModelError
+from secure_apfed.errors import ApfedError, ModelError
 from secure_apfed.networks.rank import count_columns, most_numbers
 from secure_apfed.settings.training import MOST_PARAMETERS, ModelSettings
 
@@ -72,31 +73,54 @@ class NetworkFamily(Protocol):
 
 
 def output_shape(module: nn.Module, features: Shape) -> Shape:
-    """Return the shape of a network's output for one row, by running it on zeros.
+    """Return the shape of what a network gives for one row; two rows of zeros go through it.
 
-    Raises ModelError: it does not accept such rows, or does not return one row for each.
+    Parameters that wait for a first batch (lazy modules) are drawn then.
+
+    Raises:
+        ModelError: it does not take such rows, or gives no row of numbers for each.
     """
-    training = module.training
+    kind = type(module).__name__
+    modes = {part: part.training for part in module.modules()}
     module.eval()
-    reference = next(module.parameters(), torch.empty(0))
+    weights: Iterator[Any] = module.parameters()
+    drawn = (weight for weight in weights if not is_lazy(weight))
+    reference = next(drawn, torch.empty(0))
     try:
         with torch.no_grad():
-            result = module(reference.new_zeros((1, *features)))
-    except (RuntimeError, ValueError) as error:
+            result = module(reference.new_zeros((2, *features)))
+    except (ApfedError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
         raise ModelError(
-            f"a network for other rows was given rows of shape {features}; choose another "
-            f"model.network or another partition ({error})"
+            f"{kind} does not take rows of shape {features}: {type(error).__name__}: {error}"
+            f"{_name_dtypes(module)}; choose another model.network or another partition, or hand "
+            "in a network of such rows, whose forward takes them alone"
         ) from error
     finally:
-        module.train(training)
-    if not isinstance(result, Tensor) or result.ndim < 2 or len(result) != 1:
+        for part, mode in modes.items():
+            part.training = mode
+    if not isinstance(result, Tensor) or result.ndim < 2 or len(result) != 2:
         got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise ModelError(
-            f"a network makes one tensor (B, ...) of rows (B, ...), with one row for each; of one "
-            f"row of shape {features} {type(module).__name__} made {got}"
+            f"a network makes one tensor (B, ...) of rows (B, ...), with one row for each; of two "
+            f"rows of shape {features} {kind} made {got}"
+        )
+    if not result.is_floating_point():
+        raise ModelError(
+            f"a network makes floating-point numbers, which have gradients; {kind} made "
+            f"{result.dtype}: leave out what rounds, counts or makes complex numbers"
         )
     shape: Shape = tuple(result.shape[1:])
     return shape
+
+
+def _name_dtypes(module: nn.Module) -> str:
+    """Say of which types its parameters are, if these are several; else nothing."""
+    dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in module.parameters()})
+    if len(dtypes) < 2:
+        return ""
+    return f" (its parameters are {' and '.join(dtypes)}: convert it, as with .float())"
 
 
 def require_scores(head: nn.Module, representation: Shape, outputs: int) -> None:

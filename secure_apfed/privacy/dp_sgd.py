@@ -66,6 +66,7 @@ __all__ = [
 ]
 
 _PURPOSE = b"secure-apfed dp-sgd v1"
+_SLACK = 1e-3
 _CHUNK_NUMBERS = 2**23
 _ASSUMPTIONS = (
     "replace-one; IDs, alignment, the split, batches, the encoding of features, row numbers and "
@@ -175,6 +176,7 @@ class PrivateGradient:
         wrapper = importlib.import_module("opacus.grad_sample").GradSampleModule
         # Its hooks hang on the layers, which the party goes on calling as before.
         self._hooks = wrapper(model, loss_reduction="mean")
+        self._is_checked = False
 
     def forget_batch(self) -> None:
         """Discard the per-example gradients of the last batch, also if it had no backward pass."""
@@ -214,6 +216,9 @@ class PrivateGradient:
         samples = {
             p: sample for p in self._parameters if (sample := _get_grad_samples(p)) is not None
         }
+        if not self._is_checked:
+            self._require_whole_gradients(samples)
+            self._is_checked = True
         noisy_P = self._private.guard.release([*samples.values()], step=step, rows=rows)
         digest = hashlib.sha256(noisy_P.numpy().tobytes()).digest()
         self._private.ledger.charge(step=step, rows=rows, digest=digest)
@@ -221,6 +226,34 @@ class PrivateGradient:
         for parameter, part in zip(samples, parts, strict=True):
             parameter.grad = part.reshape(parameter.shape).to(parameter.device, parameter.dtype)
         self.forget_batch()
+
+    def _require_whole_gradients(self, samples: Mapping[nn.Parameter, Tensor]) -> None:
+        """Refuse weights that are read past their layer, or whose layer is watched twice.
+
+        What is released would stay private, and lead elsewhere. Where a weight is read is no secret
+        of an example.
+
+        Raises:
+            ModelError: names no number.
+        """
+        partial = [p for p, sample_B in samples.items() if not _mean_is(sample_B, p.grad)]
+        unseen = [p for p in self._parameters if p.grad is not None and p not in samples]
+        if partial or unseen:
+            raise ModelError(
+                f"{self._owner}: dp_sgd cannot clip each example's gradient of "
+                f"{len(partial) + len(unseen)} weights: they are read past their layer (as by "
+                "x @ layer.weight), or one layer stands in two modules; share a weight between two "
+                "layers instead (as second.weight = first.weight), or leave dp_sgd out"
+            )
+
+
+def _mean_is(sample_B: Tensor, gradient: Tensor | None) -> bool:
+    """Return whether a gradient is the mean of those of single examples, as far as they round."""
+    if gradient is None:
+        return False
+    mean = sample_B.double().mean(0)
+    slack = _SLACK * max(float(sample_B.abs().max()), float(gradient.abs().max()))
+    return not bool(((mean - gradient.double()).abs() > slack).any())
 
 
 def _get_grad_samples(parameter: nn.Parameter) -> Tensor | None:

@@ -548,9 +548,16 @@ class StepFiles:
         return list(self._folder.glob(f"{self._kind}-*.bin"))
 
 
-def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return save(plain)
+def save_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Return tensors as bytes; those that share memory, as tied weights, are stored once each."""
+    plain: dict[str, Tensor] = {}
+    places = set[int]()
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        place = value.untyped_storage().data_ptr()
+        plain[name] = value.clone() if place in places else value
+        places.add(place)
+    return save(plain, metadata)
 
 
 def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import safetensors
 from pydantic import BaseModel, ValidationError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from secure_apfed.base.files import load_bytes, write_atomically
@@ -70,10 +70,7 @@ def save_joint_network(folder: PartyFolder, name: str, data: OwnData, role: Role
     """Write what this party needs to predict jointly after the run, if its role does."""
     if tensors := collect_network_states(role):
         card = JointNetworkCard(party=name, encoding=data.table.encoding, classes=data.classes)
-        content = save(
-            {key: tensor.cpu().contiguous() for key, tensor in tensors.items()},
-            {_KEPT: card.model_dump_json()},
-        )
+        content = save_tensors(tensors, {_KEPT: card.model_dump_json()})
         write_atomically(folder.joint, content, private=True)
 
 

@@ -204,7 +204,11 @@ HANDED_IN: Mapping[str, tuple[Callable[[], Passive], str, str]] = {
         "apfed",
         "beside optimizer",
     ),
-    "a text": (lambda: black_box("my_registry:gradient"), "apfed", "a function, got str"),
+    "a text": (
+        lambda: black_box("my_registry:gradient"),
+        "apfed",
+        r"lab: gradient: .*a function \(step, rows, z\) -> gradient, got str",
+    ),
     "no rows": (
         lambda: Passive("registry", IDS),
         "apfed",
