@@ -32,6 +32,48 @@ if TYPE_CHECKING:
     from secure_apfed.runs.worth import WhoHelped
 
 
+OwnEncoder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:NAME", help="What made the model's encoder, where that is your own code."
+    ),
+]
+OwnHead = Annotated[
+    str | None, typer.Option(metavar="MODULE:NAME", help="What made its head, likewise.")
+]
+
+
+def _import_networks(encoder: str | None, head: str | None) -> dict[str, Any]:
+    """Return what the command's caller names as networks, as `load_model` takes it.
+
+    A run's folder never says which code to import.
+    """
+    from secure_apfed.settings.plugins import import_code
+
+    names = {"encoder": encoder, "head": head}
+    return {
+        part: import_code(name, key=f"--{part}") for part, name in names.items() if name is not None
+    }
+
+
+def _import_passive_networks(named: Sequence[str]) -> dict[str, Any]:
+    """Return what made the networks of passives, by name, of texts as lab=my_nets:encode.
+
+    Raises:
+        ConfigError: a text is none of these.
+    """
+    from secure_apfed.errors import ConfigError
+    from secure_apfed.settings.plugins import import_code
+
+    networks = {}
+    for text in named:
+        passive, equals, name = text.partition("=")
+        if not equals or not passive:
+            raise ConfigError(f"--passive-encoder: expected PASSIVE=MODULE:NAME, got {text!r}")
+        networks[passive] = import_code(name, key=f"--passive-encoder {passive}")
+    return networks
+
+
 def finish_run(
     config: "Config",
     result: "RunResult",
@@ -344,19 +386,37 @@ def attack(
         str | None,
         typer.Option(help="Where: auto, cpu, cuda or one of several, as cuda:1; else as the run."),
     ] = None,
+    encoder: OwnEncoder = None,
+    head: OwnHead = None,
+    passive_encoders: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--passive-encoder",
+            metavar="PASSIVE=MODULE:NAME",
+            help="What made the network whose output a passive sent, where that is your own code.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Mount attacks on a finished run, show them, and renew its report."""
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import mount_attacks
     from secure_apfed.learning.descent import find_device
+    from secure_apfed.runs.outcome import load_recording
 
     chosen = _pick_attacks(attacks or [], options or [])
     if not as_json:
         terminal.show_note(f"mounting {', '.join(dict.fromkeys(choice.name for choice in chosen))}")
     target_device = None if device is None else find_device(device)
     with progress.show_work(as_json=as_json):
-        results = mount_attacks(folder, chosen, seed=seed, device=target_device)
+        recording = load_recording(
+            folder,
+            **_import_networks(encoder, head),
+            encoders=_import_passive_networks(passive_encoders or []),
+        )
+        results = mount_attacks(
+            folder, chosen, seed=seed, device=target_device, recording=recording
+        )
     page = report_if_possible(folder)
     headlines = headlines_by_direction(results, _open_folder(folder).load_config())
     if as_json:
@@ -559,6 +619,8 @@ def predict(
         Path | None,
         typer.Option(metavar="PARTY.yaml", help="Ask the passives, too, which serve meanwhile."),
     ] = None,
+    encoder: OwnEncoder = None,
+    head: OwnHead = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict the active's own rows, with no other party present, or jointly with all."""
@@ -568,13 +630,14 @@ def predict(
         _predict_jointly(model, data, output, jointly, id_column, as_json=as_json)
         return
 
+    networks = _import_networks(encoder, head)
     if output is None:
-        predictions = predict_file(model, data, id_columns=id_column)
+        predictions = predict_file(model, data, id_columns=id_column, **networks)
         compared = predictions.compared
         record = predictions.as_json()
     else:
         predictions = None
-        compared = predict_into(model, data, output, id_columns=id_column)
+        compared = predict_into(model, data, output, id_columns=id_column, **networks)
         record = {"rows": compared.rows, **compared.as_json()}
     if as_json:
         terminal.print_json({**record, "output": output})
@@ -692,6 +755,8 @@ def columns(
 def export(
     folder: RunFolder,
     onnx: Annotated[Path, typer.Option(metavar="FILE", help="Written, or replaced.")],
+    encoder: OwnEncoder = None,
+    head: OwnHead = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the active's model with its encoding as ONNX, to predict without this library."""
@@ -700,7 +765,7 @@ def export(
     from secure_apfed.runs.solo import load_model
 
     refuse_replacing_input(onnx, "--onnx", folder)
-    write_onnx(load_model(folder), onnx)
+    write_onnx(load_model(folder, **_import_networks(encoder, head)), onnx)
     if as_json:
         terminal.print_json({"onnx": onnx, "bytes": onnx.stat().st_size})
     else:

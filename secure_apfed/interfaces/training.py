@@ -489,8 +489,6 @@ def _make_code(party: Active | Passive, shared: OwnSteps) -> OwnCode:
     Raises:
         ConfigError: a part is no code; names the party.
     """
-    if isinstance(party, Passive) and party.gradient is not None:
-        return OwnCode(gradient=party.gradient)
     parts: dict[str, Any] = {
         "encoder": party.encoder,
         "optimizer": party.optimizer or shared.optimizer,
@@ -499,6 +497,8 @@ def _make_code(party: Active | Passive, shared: OwnSteps) -> OwnCode:
     }
     if isinstance(party, Active):
         parts |= {"head": party.head, "projection": party.projection}
+    elif party.gradient is not None:
+        parts = {"gradient": party.gradient}
     elif isinstance(party.loss, Reconstruction):
         parts["decoder"] = party.loss.decoder
     elif isinstance(party.loss, Contrastive):

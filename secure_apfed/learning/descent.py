@@ -491,9 +491,9 @@ def make_own_optimizer(
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
-            f"{owner}: {type(optimizer).__name__} computes a step's loss several times (a closure), and "
-            "the other parties answer each step once; take an optimizer that steps from gradients, "
-            "as torch.optim.AdamW"
+            f"{owner}: {type(optimizer).__name__} computes a step's loss several times (a "
+            "closure), and the other parties answer each step once; take an optimizer that steps "
+            "from gradients, as torch.optim.AdamW"
         )
     return optimizer
 

@@ -645,7 +645,7 @@ def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
                 f"model.network: {settings.network} is code of a party's own, which is not here; "
                 "methods that train it are APFed, TVFL, split networks and the joint teacher, from "
                 "secure_apfed.train or in the party's own file; a stored model takes it by "
-                "load_model(folder, encoder=...)"
+                "load_model(folder, encoder=...), or a command's --encoder module:Name"
             )
         return NETWORKS[settings.network]
     if len(features) == 3 and features[0] in _AUTO:

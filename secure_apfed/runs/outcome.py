@@ -414,7 +414,9 @@ def load_recording(
             f"{path}: {folder.transcript.name} or {folder.alignment.name} cannot be read as this "
             f"version writes them ({error}); restore them from a copy"
         ) from error
-    data = data or load_data(config.data, seed=config.seed)
+    if data is None:
+        _require_named_rows(path, config)
+        data = load_data(config.data, seed=config.seed)
     model = None
     if config.method.predicts_alone and folder.model.exists():
         model = load_model(path, encoder=encoder, head=head).network
@@ -426,6 +428,22 @@ def load_recording(
         model=model,
         encoders=_load_encoders(folder, config, data, encoders),
     )
+
+
+def _require_named_rows(path: Path, config: Config) -> None:
+    """Refuse to load the rows of a run whose settings name none, since a program handed them in.
+
+    Raises ConfigError: says how that program loads the run.
+    """
+    tables = config.data.parties or {}
+    sources = [source for table in tables.values() for source in (table.file, table.database)]
+    if tables and not any(sources) and not any(table.rows for table in tables.values()):
+        raise ConfigError(
+            f"{path}: the rows of this run were handed in by a program, and its settings name no "
+            f"file (data.parties.{config.data.active}.file); load it in Python by secure_apfed."
+            "interfaces.training.load_training_recording(folder, active, passives), and attack it "
+            "by apfed_attacks.run.run_attacks, or at once by train(attacks=[...])"
+        )
 
 
 def _load_encoders(

@@ -139,12 +139,8 @@ def load_model(
     task = _build_task(parts, folder.card)
     outputs = task.count_outputs(len(parts.classes))
     try:
-        if encoder and not head and parts.model.head_network is not None:
-            raise ModelError(
-                "its head is code of one's own, too; load it by "
-                "load_model(folder, encoder=..., head=...)"
-            )
-        own = OwnFamily(OwnCode(encoder=encoder, head=head)) if encoder else None
+        _require_own_parts(parts.model, encoder=encoder, head=head)
+        own = OwnFamily(OwnCode(encoder=encoder, head=head)) if encoder or head else None
         network = _build_network(parts, load(stored), outputs, own)
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
@@ -156,6 +152,30 @@ def load_model(
             "between two: restore the file from a copy"
         )
     return SoloModel(network, parts.classes, parts.encoding, card, parts.threshold, task)
+
+
+def _require_own_parts(
+    model: ModelSettings, *, encoder: ModuleSource | None, head: ModuleSource | None
+) -> None:
+    """Refuse code for networks of ours, and a head of one's own that was not handed in.
+
+    Raises:
+        ModelError: says what to hand in, or to leave out.
+    """
+    if encoder is not None and not model.is_own:
+        raise ModelError(
+            f"its encoder is of this library ({model.network}), not code of one's own; leave "
+            "encoder=... (--encoder) out"
+        )
+    if head is not None and model.head_network is None:
+        raise ModelError(
+            "its head is of this library, not code of one's own; leave head=... (--head) out"
+        )
+    if head is None and model.head_network is not None and (encoder or not model.is_own):
+        raise ModelError(
+            "its head is code of one's own, too; load it by load_model(folder, encoder=..., "
+            "head=...), or a command's --head module:Name"
+        )
 
 
 def _build_task(parts: _Parts, card: Path) -> Task:
@@ -342,13 +362,19 @@ class Predictions:
 
 @isolate_torch_modes()
 def predict_file(
-    folder: Path, path: Path, *, id_columns: Sequence[str] | None = None
+    folder: Path,
+    path: Path,
+    *,
+    id_columns: Sequence[str] | None = None,
+    encoder: ModuleSource | None = None,
+    head: ModuleSource | None = None,
 ) -> Predictions:
     """Predict the rows of a file (CSV, Parquet, .npy or IDX) with the model of a finished run.
 
     `id_columns`: columns that identify rows; None: those of training, if it used own tables.
+    `encoder`, `head`: of a model that is code of one's own, as `load_model` takes them.
     """
-    predictor = _Predictor(load_model(folder))
+    predictor = _Predictor(load_model(folder, encoder=encoder, head=head))
     blocks = list(predictor.predict_blocks(path, _find_id_columns(folder, id_columns)))
     ids = tuple(itertools.chain.from_iterable(names for names, _ in blocks))
     predictions = predictor.build_predictions(ids, torch.cat([outputs for _, outputs in blocks]))
@@ -357,14 +383,20 @@ def predict_file(
 
 @isolate_torch_modes()
 def predict_into(
-    folder: Path, path: Path, output: Path, *, id_columns: Sequence[str] | None = None
+    folder: Path,
+    path: Path,
+    output: Path,
+    *,
+    id_columns: Sequence[str] | None = None,
+    encoder: ModuleSource | None = None,
+    head: ModuleSource | None = None,
 ) -> RowComparison:
     """Predict the rows of a file into another file, which appears when it is complete.
 
     Raises ConfigError: `output` is the input, or a file of the model, which it would replace.
     """
     refuse_replacing_input(output, "--output", path, folder)
-    predictor = _Predictor(load_model(folder))
+    predictor = _Predictor(load_model(folder, encoder=encoder, head=head))
     with row_writer(output) as write:
         for ids, outputs in predictor.predict_blocks(path, _find_id_columns(folder, id_columns)):
             write(predictor.build_predictions(ids, outputs).to_frame())

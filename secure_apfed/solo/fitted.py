@@ -8,6 +8,7 @@ Letters: B rows, F features, K classes, R rows that are remembered, V nodes of a
 C cosines, M models that are averaged.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -471,6 +472,23 @@ def scores_of_network(
     return view, FittedModel(shares)
 
 
+_LAYER = re.compile(r"[wb]\d+")
+_MEMBER = re.compile(r"\d+\.(columns|centre|scale)")
+
+
+def _is_state_of(kind: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a state is of this kind of fitted model, and may be damaged.
+
+    A network of somebody's own may have a part of the same name, as `layers`.
+    """
+    if kind == "average":
+        return any(_MEMBER.fullmatch(name) for name in tensors)
+    if kind == "layers":
+        return any(_LAYER.fullmatch(name) for name in tensors)
+    names = SIMPLE[kind].names
+    return 2 * len(set(names) & tensors.keys()) >= len(names)
+
+
 class FittedModel(nn.Module):
     """A fitted model: rows (B, *shape) of any float dtype -> log-probabilities (B, K), float64."""
 
@@ -483,7 +501,12 @@ class FittedModel(nn.Module):
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "FittedModel | None":
         """Return the model in a state; None: it has none. Raises ModelError: it is damaged."""
-        kinds = {name.partition(".")[0] for name in tensors} & set(KINDS)
+        first_names = {name.partition(".")[0] for name in tensors}
+        kinds = {
+            kind
+            for kind in first_names & set(KINDS)
+            if _is_state_of(kind, remove_prefix(kind, tensors))
+        }
         if not kinds:
             return None
         name = kinds.pop()

@@ -1,9 +1,11 @@
 """Attacks on runs of one's own code: in the result of `train`, and from a stored folder."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from apfed_attacks.run import run_attacks
 from apfed_experiments.finished import mount_attacks
 from secure_apfed import Passive, load_model
 from secure_apfed.attacks import load_recording
+from secure_apfed.cli import execute
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.interfaces.training import TrainingResult, load_training_recording, train
 from secure_apfed.runs.run import run_in_memory
@@ -22,6 +25,7 @@ from tests.secure_apfed.test_training import (
     PARTIES,
     QUICK,
     beside,
+    draw,
     make_active,
     make_passive,
     parameters_of,
@@ -179,6 +183,127 @@ def test_of_other_networks_the_weights_do_not_fit(trained: tuple[Path, TrainingR
         load_training_recording(
             folder, make_active(encoder=nn.Linear(4, 7), head=nn.Linear(7, 2)), make_parties()[1]
         )
+
+
+OURS = ("--encoder", "my_own_nets:encode", "--head", "my_own_nets:score")
+
+
+@pytest.fixture
+def named(beside: Path) -> Path:
+    """The folder of a run whose own file names code beside it."""
+    changes = {"network": "my_own_nets:encode", "head_network": "my_own_nets:score"}
+    model = {**changes, "projection": 4}
+    config = small_config("apfed_r", model=model, attacks=["model_completion"])
+    run_in_memory(config, beside / "run")
+    return beside / "run"
+
+
+def test_commands_take_the_code_that_their_caller_names(
+    named: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["attack", str(named), "--attacks", "model_completion", "--json", *OURS]) == 0
+    found = json.loads(capsys.readouterr().out)["attacks"]
+    assert {each["attack"] for each in found} == {"model_completion"}
+    assert any(each["applicable"] for each in found)
+    model = load_model(named, encoder=import_code("my_own_nets:encode", key=""), head=score)
+    columns = [column["name"] for column in model.card["encoding"]["columns"]]
+    frame = pd.DataFrame(draw(3, len(columns)).numpy(), columns=columns)
+    frame.to_csv(named.parent / "rows.csv", index=False)
+    rows = ["--data", str(named.parent / "rows.csv"), "--json"]
+    assert execute(["predict", "--model", str(named), *rows, *OURS]) == 0
+    assert len(json.loads(capsys.readouterr().out)["predictions"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ((), "--encoder module:Name"),
+        (OURS[:2], "--head module:Name"),
+        (("--encoder", "my_own_nets:absent"), "my_own_nets has no 'absent'"),
+        (("--encoder", "my_own_nets"), "expected code as package.module:Name"),
+        (("--passive-encoder", "my_own_nets:encode"), "expected PASSIVE=MODULE:NAME"),
+    ],
+)
+def test_a_command_without_the_code_says_how_it_is_named(
+    named: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], advice: str
+) -> None:
+    assert execute(["attack", str(named), "--attacks", "model_completion", *options, "--json"])
+    assert advice in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_command_on_a_run_of_handed_in_rows_names_the_program_that_loads_it(
+    trained: tuple[Path, TrainingResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = trained
+    assert execute(["attack", str(folder), "--attacks", "membership", "--json"]) == 2
+    message = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert "load_training_recording(folder, active, passives)" in message
+
+
+class Wrapped(nn.Module):
+    """An encoder that takes an argument with a default."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 6))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a class of one's own, and of a head of ours."""
+    folder: Path = tmp_path_factory.mktemp("stored") / "run"
+    passives = [make_passive(), make_passive("registry")]
+    train(make_active(encoder=Wrapped, head=None), passives, folder=folder, **SAME)
+    return folder
+
+
+def test_a_stored_model_takes_a_class_a_function_or_a_module(stored: Path) -> None:
+    module = Wrapped()
+    sources: list[Any] = [Wrapped, lambda: Wrapped(8), lambda features: Wrapped(), module]
+    models = [load_model(stored, encoder=source) for source in sources]
+    rows = draw(5, 4)
+    for model in models[1:]:
+        assert torch.equal(model.network(rows), models[0].network(rows))
+    assert not models[0].network.training
+    assert torch.equal(parameters_of(module), parameters_of(models[0].network[0]))
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ({}, r"own is code of a party's own.*load_model\(folder, encoder=...\)"),
+        ({"encoder": Wrapped, "head": nn.Linear(6, 2)}, r"its head is of this library.*leave head"),
+        ({"encoder": nn.Linear(4, 6)}, "(?s)do not make a model: .*Missing key"),
+        ({"encoder": lambda: Wrapped(9)}, "(?s)do not make a model: .*size mismatch"),
+        ({"encoder": lambda width: Wrapped(width)}, "cannot be made: TypeError: .*'width'"),
+        ({"encoder": lambda: "resnet"}, "makes a str, expected an nn.Module"),
+    ],
+)
+def test_other_code_does_not_load_it(stored: Path, given: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ModelError, match=advice):
+        load_model(stored, **given)
+
+
+def test_a_text_names_no_code_in_python(stored: Path) -> None:
+    with pytest.raises(ConfigError, match=r"encoder: code of one's own is an nn\.Module"):
+        load_model(stored, encoder="my_nets:encode")  # type: ignore[arg-type]
+
+
+def test_networks_of_ours_take_no_code(tmp_path: Path) -> None:
+    active = make_active(encoder=None, head=nn.Linear(8, 2))
+    model = {"hidden": [8], "representation": 8, "projection": 2}
+    passives = [make_passive(), make_passive("registry")]
+    result = train(active, passives, folder=tmp_path / "run", **{**SAME, "model": model})
+    with pytest.raises(ModelError, match=r"its encoder is of this library \(auto\)"):
+        load_model(tmp_path / "run", encoder=encode, head=score)
+    with pytest.raises(ModelError, match="its head is code of one's own, too"):
+        load_model(tmp_path / "run")
+    loaded = load_model(tmp_path / "run", head=score)
+    rows = draw(5, 4)
+    assert torch.equal(loaded.network(rows), result.model(rows))
 
 
 @pytest.mark.slow

@@ -454,9 +454,10 @@ def test_under_bfloat16_the_guard_clips_in_full_precision(
         with torch.no_grad():
             encoder.weight.mul_(100)  # every row is longer than the clip
     active = make_active(encoder=encoders.pop("clinic"), head=nn.LazyLinear(2))
-    passives = [make_passive(name, encoder=encoder) for name, encoder in encoders.items()]
+    passives = make_two()
     changes = {"method": method, "guard": guard, "train": HALF}
     if method == "split_nn":
+        passives = [make_passive(name, encoder=encoder) for name, encoder in encoders.items()]
         changes["model"] = {"projection": "none"}
     train(active, passives, **{**QUICK, **changes})
     assert {dtypes[:2] for dtypes in released} == {(torch.float32, torch.float32)}
