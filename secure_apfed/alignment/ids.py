@@ -35,7 +35,7 @@ class IdFile:
     Args:
         party: the table's party, for errors.
         given: a file, a folder or a pattern, as `secure_apfed.data.frames` reads them; or rows.
-        columns: the one that holds the IDs, or several.
+        columns: the column of the IDs, or several columns.
 
     Example:
         >>> from tempfile import TemporaryDirectory

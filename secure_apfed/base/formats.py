@@ -40,7 +40,7 @@ class FileFormat:
 
     Attributes:
         title: what it is called in messages.
-        key: the field that holds the number of its format.
+        key: the field with the number of its format.
         number: that this version writes; oldest: that it still reads.
         unnumbered: the format of a file without the field; None: there is no such file.
         remedy: what to do with a file that is too old to be read.

@@ -87,7 +87,7 @@ class _Encoded(NamedTuple):
 class CellCounts:
     """The counts of encoded cells by column: empty cells, and ignored ones.
 
-    A cell is ignored if it holds an unknown category, or another value in a constant column.
+    A cell is ignored if it has an unknown category, or another value in a constant column.
     """
 
     rows: int = 0

@@ -103,7 +103,7 @@ def _sampling_classes(pool: Pool) -> Rows:
 
 
 class _People:
-    """The rows of the pool that each party holds, in its own order, and the labels it knows."""
+    """The rows of the pool by party, in its own order, and the labels it knows."""
 
     def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
         """Split the pool into test rows and each party's training rows, as configured."""

@@ -100,7 +100,7 @@ class PartyTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnData:
-    """The part of a run's data that one party holds.
+    """One party's part of a run's data.
 
     Attributes:
         table: its rows.
@@ -149,7 +149,8 @@ class VerticalData(OwnData):
 
     Attributes:
         labels_at: passives that hold labels, too.
-        horizontal: every party holds all features of other people, and labels; nothing is aligned.
+        horizontal: every party has all features and labels, of different people; nothing is
+            aligned.
     """
 
     passives: tuple[PartyTable, ...]

@@ -61,7 +61,8 @@ class OwnRows:
 
 
 class ImageFiles:
-    """A map-style data set of the images of a folder, (C, H, W) float32 of 0 to 1, read when asked.
+    """A map-style data set of the images of a folder, (C, H, W) float32 of 0 to 1, read when
+    indexed.
 
     Args:
         folder: where they lie.

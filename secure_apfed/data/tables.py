@@ -218,7 +218,7 @@ def _can_order_labels(column: "pd.Series", truth: "pd.Series") -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RawTable:
-    """A party's rows as read; labels as texts where it holds any, None where the cell is empty.
+    """A party's rows as read; labels as texts if it has labels, None for an empty cell.
 
     Attributes:
         features: columns, or rows that are taken as they are.
@@ -373,7 +373,7 @@ def _load_rows(
 
 @dataclass(frozen=True)
 class _Identified:
-    """The IDs of rows, and their labels as texts at a party that holds any."""
+    """The IDs of rows, and their labels as texts at a party with labels."""
 
     ids: tuple[str, ...]
     labels: tuple[str | None, ...] = ()

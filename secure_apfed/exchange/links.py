@@ -130,7 +130,7 @@ class Links:
     Attributes:
         signs: the signs of life that this party sends in long computations, and accepts.
         unit_s: seconds of one unit of patience, from the contract; None: the driver's default.
-        needed, predicts: see `Awaited`; nobody is needed before there is a contract.
+        needed, predicts: see `Awaited`; no peer is needed before there is a contract.
     """
 
     unit_s: float | None = None

@@ -131,7 +131,7 @@ class Relay:
         revoked: certificates and identities that may not enter, read again whenever the list
             changes; while it cannot be read, nobody may enter. None: there is none.
 
-    Raises ConfigError: nobody can listen there, or the list cannot be read.
+    Raises ConfigError: the address cannot be used, or the list cannot be read.
     """
 
     def __init__(

@@ -49,11 +49,12 @@ class PeerStatus(_Frozen):
     Attributes:
         state: expected (it has not connected yet), connected, awaited, silent (awaited, and nothing
             came from it for half of the patience), or left.
-        silent_s: seconds since it is awaited without a word; null where it is not awaited.
+        silent_s: seconds for which it is awaited and has sent nothing; null if it is not awaited.
         sign_s: seconds since its last sign, or since this session began.
         sent_bytes, received_bytes: to it and from it, in all sessions of a run.
-        refusal: why it refused this party, or this party somebody in its name, before it connected.
-        broken: its link, where that is broken now; null: it stands, or the session has none.
+        refusal: the reason why one end refused the other before it connected.
+        broken: the state of its link, if that is broken; null: the link works, or the session has
+            none.
     """
 
     state: PeerState
@@ -91,7 +92,7 @@ class Status(_Frozen):
         step: of the last envelope, null before training.
         waits: null while it computes; meets: null but while it waits for peers to connect.
         session: 1 of the first that this process began, 2 of the one after a restart.
-        figure, epsilon, promise: what it promises of all that it let out over all sessions, by its
+        figure, epsilon, promise: its privacy promise for all its messages over all sessions, by its
             name in `secure_apfed.settings.promises.FIGURES`: "bounded" by a finite epsilon, "no
             guarantee" (infinite), or "nothing is sent" (null).
         less_protected: a sentence of each setting that protects less than by default, and of each

@@ -260,8 +260,8 @@ class ActiveTrainer(Trainer):
 class RowsOut(nn.Module):
     """The outputs of the active's networks for each row.
 
-    These are the representation that is sent and, where all of it `is_whole` under one bound, the
-    scores beside it.
+    These are the representation that is sent and, if `is_whole` (one bound for all), also the
+    scores.
     """
 
     __name__ = "its network"  # as messages call it

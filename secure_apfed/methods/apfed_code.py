@@ -104,8 +104,8 @@ class ApfedCodeSettings(MethodSettings):
 
 
 class CodeStudent(Student):
-    """The active's model: a forecast of the passives' sum beside its own features, trained on the
-    labels that the best teacher, by validation on labelled rows, gives all training rows.
+    """The active's model, which reads its own features and a forecast of the passives' sum, trained
+    on the labels that the best teacher, by validation on labelled rows, gives all training rows.
 
     Attributes:
         helped: what the teacher reads in addition to its own features: the sum itself ("told") or

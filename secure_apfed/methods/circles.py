@@ -52,7 +52,7 @@ class RunCircles(AnsweredCircles):
         log: its file; waits: whether a line must be on the disk, not only in the operating system's
             buffers, before an answer leaves.
 
-    Raises CheckpointError: the file holds something else.
+    Raises CheckpointError: the file is no such record.
     """
 
     def __init__(self, log: Path, *, waits: bool = True) -> None:

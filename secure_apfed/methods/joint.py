@@ -57,7 +57,7 @@ from secure_apfed.settings.training import ModelSettings
 
 
 class JointSettings(MethodSettings):
-    """The settings of joint training, whoever predicts in the end; see `MethodSettings`."""
+    """The settings of joint training; see `MethodSettings`."""
 
     predicts_alone = False
     representations_from: ClassVar[Side | None] = "passives"

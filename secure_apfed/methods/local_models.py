@@ -72,9 +72,10 @@ class LocalModels:
 
     Attributes:
         networks: predict from the features alone, K log-probabilities a row, in float64.
-        used: the models that are averaged, or the one that is kept, such as "mixmatch of x and h".
+        used: the averaged models, or the single chosen one, such as "mixmatch of x and h".
         left_out: models that collapsed, or that the rows could not be fitted by.
-        reads_help: whether they may read a representation; False: the best of x was kept instead.
+        reads_help: whether they may read a representation; False: the best model of x was chosen
+            instead.
     """
 
     networks: ActiveNetworks = field(repr=False)

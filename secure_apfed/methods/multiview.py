@@ -646,7 +646,8 @@ class Pull:
     Attributes:
         truth_NC: Y, one-hot; zeros where a row has no label to learn from.
         eta_N1: its weight by row; 0 for rows without a label.
-        own: pseudo-labels of the one view that holds the labels (MMVFL), or the common ones.
+        own: whether it acts on the pseudo-labels of the one view with the labels (MMVFL), or on the
+            common ones.
     """
 
     truth_NC: Floats = field(repr=False)  # noqa: N815

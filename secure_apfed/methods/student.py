@@ -97,8 +97,7 @@ RANGES = 8
 @dataclass(frozen=True, eq=False)
 class Bins:
     """Attributes:
-    edges: (K - 1,), rising, between ranges.
-    centres: (K,), what each stands for.
+    edges: (K - 1,), rising, between ranges. centres: (K,), the target that each class represents.
     """
 
     edges: Floats

@@ -73,7 +73,9 @@ class _Terms(VoteTerms):
 
 
 class RehearsalActive(VotesActive):
-    """An active that asks each passive how many labelled rows it is right on; see `VotesActive`."""
+    """An active that requests from each passive the number of labelled rows on which its vote is
+    right; see `VotesActive`.
+    """
 
     def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Take the noise of one passive's count, and wait for the counts."""

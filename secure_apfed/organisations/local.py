@@ -376,7 +376,7 @@ def _prepare_peers(run: RunFolder, names: Sequence[str], over: Way) -> dict[str,
 
 
 class _Process:
-    """One party's process, which reports events on stdout; `said` is the error that it reported."""
+    """One party's process, which reports events on stdout; `said`: the error that it reported."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", hear: _Hear) -> None:
         """Start a thread that reads the events of a party's process; `hear` receives them."""

@@ -247,7 +247,7 @@ class Site:
 
 
 class Server:
-    """A server that starts the parties and waits for them; it holds no key and no data."""
+    """The server of the job: starts the parties and waits for them; it has no key and no data."""
 
     @collab.main  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def run(self) -> None:
@@ -289,7 +289,7 @@ def _is_running(site: Any) -> bool:
 
 
 class WrongSiteError(ConfigError):
-    """A site names no party, or another one; the message holds nothing private to the site."""
+    """A site names no party, or another one; the message contains nothing private to the site."""
 
 
 def _party_file(site: str) -> Path:

@@ -126,7 +126,7 @@ class Document(Settings):
 
 
 class Proposal(Document):
-    """The organiser's proposal, in which `party` asks all to take part.
+    """The organiser's proposal of a run to all parties; `party` is the organiser.
 
     Attributes:
         settings: of the run, as `list_shared_settings` returns them.

@@ -50,7 +50,7 @@ _MOST_KEY = 2**16
 
 
 class CertificateRequest(Document):
-    """A party asks for a new certificate; `project`: digest, hex, of the sealed project."""
+    """A party's request for a new certificate; `project`: digest (hex) of the sealed project."""
 
     kind: Literal["certificate request"] = "certificate request"
     project: Hex32

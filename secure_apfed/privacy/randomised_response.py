@@ -179,7 +179,7 @@ class LabelResponse(LabelMechanism):
     Protects from: any reader of results that depend on the labels, such as the released
     representations and the finished model. Guarantee: epsilon_y label differential privacy, delta
     0, replace-one label, features public. As every later step reads the randomised labels only, it
-    holds for any number of epochs and composes with nothing. It says nothing of features. Test
+    holds for any number of epochs and composes with nothing. It does not protect features. Test
     accuracy must be taken on untouched labels that train nothing.
     """
 
@@ -319,7 +319,7 @@ class VoteResponse:
     Guarantee: each answer is epsilon-DP, delta 0, for the replacement of one vote by any other or
     by none, WITH THE LABELLER HELD FIXED. Silence, too, keeps an answer's ratio within e^epsilon: 1
     / K lies between the two probabilities (e^epsilon + K - 1)^-1 and e^epsilon (e^epsilon + K -
-    1)^-1 of randomised response. What that says of a person depends on the labeller; see
+    1)^-1 of randomised response. The guarantee for a person depends on the labeller; see
     `secure_apfed.labellers.guarantee`.
 
     Attributes:

@@ -273,17 +273,16 @@ class PrivateRelease(nn.Module):
     `disable_noise()` alone switches it off.
 
     Batch normalisation in training, or attention over the batch, breaks that.
-    `guard.check_encoder(encoder, X[batch])` measures it, once before training. Without it the first
-    h with a graph is looked at, which does not find all (`check_graph`), and the report says what
-    was measured.
+    `guard.check_encoder(encoder, X[batch])` measures it, once before training. Without it the graph
+    of the first h is checked, which does not find everything (`check_graph`); the report states
+    what was checked.
 
-    As a layer it has no parameters. In `nn.Sequential`, which hands on h alone, `name_rows` says
-    which rows these are. Copies (`copy.deepcopy`, `AveragedModel`) share one account and one noise
-    key: what either releases is charged once to both. `state_dict()` has the account, not the key:
-    loading it adds its releases to those counted here, and lowers none. `torch.compile` leaves it
-    out of its graphs; torch runs a whole `nn.Sequential` around it uncompiled, so compile the parts
-    before and after it. `nn.DataParallel`, tracing, export, pickles and forked processes are
-    refused.
+    As a layer it has no parameters. In `nn.Sequential`, which passes h alone, `name_rows` names the
+    rows. Copies (`copy.deepcopy`, `AveragedModel`) share one account and one noise key: what either
+    releases is charged once to both. `state_dict()` has the account, not the key: loading it adds
+    its releases to those counted here, and lowers none. `torch.compile` leaves it out of its
+    graphs; torch runs a whole `nn.Sequential` around it uncompiled, so compile the parts before and
+    after it. `nn.DataParallel`, tracing, export, pickles and forked processes are refused.
 
     Args:
         clip: C, the L2 bound of one row with all its numbers, in the unit of h.

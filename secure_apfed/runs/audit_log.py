@@ -108,13 +108,13 @@ class Frame(_Written):
     """An envelope that was sent, or received and opened.
 
     Attributes:
-        peer: the other end; kind, step, sequence: as its header says.
+        peer: the other end; kind, step, sequence: from its header.
         size: bytes of header and sealed payload, as both ends have them.
         digest: their SHA-256, hex.
         epsilon: of all releases so far, if the ledger was charged for the content of this
             envelope; "inf": without bound.
-        figure: the name of that epsilon, of `secure_apfed.settings.promises.FIGURES`; if absent
-            beside an epsilon: epsilon_x.
+        figure: the name of that epsilon, of `secure_apfed.settings.promises.FIGURES`; if absent, an
+            epsilon is epsilon_x.
     """
 
     event: Literal["sent", "received"]
@@ -129,7 +129,7 @@ class Frame(_Written):
 
 
 class Refused(_Written):
-    """A frame came on the link from `peer` that could not be opened; the session ends."""
+    """A frame from `peer` could not be decrypted or verified; the session ends."""
 
     event: Literal["refused"] = "refused"
     peer: Name
@@ -154,7 +154,7 @@ class Counted(_Written):
 
 
 class Restarted(_Written):
-    """The operator let a counter continue, by name, although its file was not as the log noted it.
+    """The operator restarted a counter whose file differed from the state in the log.
 
     Attributes:
         counter: name of its file; why: what was wrong.
@@ -310,7 +310,7 @@ class AuditLog:
 
     Args:
         counters: the counters that this party keeps in files; a frame is logged and sent only when
-            the log holds their state.
+            the log contains their state.
     """
 
     def __init__(
@@ -514,7 +514,7 @@ class Summary:
         figure, epsilon: name and value of the last epsilon of what it sent; None if no ledger
             counts what it sent, which promises nothing.
         counters: the last note of each counter that was not restarted since, by the name of its
-            file; restarts: the counters that the operator let continue by name, in order.
+            file; restarts: the counters that the operator restarted, in order.
         ended: what was deleted and kept when the party ended the project; None: not ended.
     """
 

@@ -80,7 +80,8 @@ class Ending(BaseModel):
     """The contents of `project-ended.json`.
 
     Attributes:
-        deletes: names of what is deleted; is_complete: it is, and the audit log says so.
+        deletes: names of deleted files; is_complete: whether all are deleted and the audit log
+            states it.
         counters_are_as_noted: whether they were when it began; None: that was not looked at.
     """
 

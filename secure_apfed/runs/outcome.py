@@ -209,11 +209,12 @@ class Outcome(Written):
     """The contents of result.json, with the cross-checks of accountants.json if that was written.
 
     Attributes:
-        wire_bytes, seconds, steps: of all sessions of the run; what was played again after a
-            session was broken off counts again. sessions: how many all parties agreed on.
-        promises: what `privacy` and `contributions` come to, figure by figure, for programs; a run
-            of an older version holds none. Who reads a folder asks `promises_in` instead.
-        stated: by passive that ran apart, what it signed; `statements.json` holds the signatures.
+        wire_bytes, seconds, steps: of all sessions of the run; steps repeated after an interruption
+            count again. sessions: how many all parties agreed on.
+        promises: what `privacy` and `contributions` come to, figure by figure, for programs;
+            missing in older versions. Readers of folders use `promises_in` instead.
+        stated: by passive in its own process, the accounts that it signed; the signatures are in
+            `statements.json`.
         help: the value of votes, measured on the active's labelled rows; None: there were no votes.
         less_protected: a sentence of each setting that protects less than by default.
         shared_organisations: a sentence of each organisation that reads or alters more because it
@@ -359,7 +360,7 @@ class Recording:
     Attributes:
         alignment: by party, positions in its own table; position k is the same person at
             every party. Empty where nothing was aligned.
-        transcript: every flow, and the payloads that were kept.
+        transcript: every flow, and the stored payloads.
         model: the active's, which predicts alone, features -> class scores, on the CPU; None
             where the method has none.
         encoders: passive -> its network, where passives send or add representations.
@@ -504,7 +505,7 @@ class Progress:
         accuracy, score: of the headline variant, when it was evaluated last.
         figure, epsilon, promise: of what left a party, by its name in `promises.FIGURES`: "bounded"
             by a finite epsilon, "no guarantee" (infinite) or "nothing is sent" (None). Both None:
-            no passive said yet what it charged.
+            no passive has reported its charges yet.
         wire_bytes: on all links so far.
     """
 
@@ -536,8 +537,7 @@ class RunResult:
         measure: the main measure of the run; measures: all on the test rows, by variant and name.
         undefined: the reason, by variant and name, for measures that are undefined on its test
             rows.
-        ranking, calibration: of the headline where it tells two classes apart; None: not measured,
-            not done.
+        ranking, calibration: of the headline, if it has two classes; None: not measured, not done.
         threshold: decision threshold of the active's model; None: it predicts the likeliest class.
         never_predicted: classes with labels that no test row is given, each with the threshold that
             labelled training rows would choose; None: there is none to choose.

@@ -56,8 +56,8 @@ class PastAlignment(NamedTuple):
     """The result of an alignment: rows by party and position, and the messages sent for it.
 
     Attributes:
-        people: those of the tables that somebody brought (`_list_people`); None: the run loaded
-            its tables.
+        people: the people of tables passed by the caller (`_list_people`); None: the run loaded its
+            tables itself.
     """
 
     rows: Mapping[str, Tensor]

@@ -36,8 +36,8 @@ _BATCH = 1000
 
 
 class TrainingLabels:
-    """The randomised labels that replace the true ones in training, drawn stage by stage with the
-    active's noise key.
+    """The randomised labels that replace the true ones in training, randomised stage by stage with
+    the active's noise key.
 
     A log keeps a keyed digest of each stage.
     """

@@ -272,7 +272,7 @@ class Member(nn.Module):
     Attributes:
         columns: (2,), the first column that it reads and the one behind the last.
         centre, scale: (F',), of these columns, before its own model reads them.
-        weight: (1,), of its probabilities in the average, above 0; 1 where a state says none.
+        weight: (1,), of its probabilities in the average, above 0; 1 if a state has none.
     """
 
     columns: Tensor

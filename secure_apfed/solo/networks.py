@@ -265,7 +265,7 @@ class MixMatch(Baseline):
     mean; guesses are aligned with the labels' frequencies (D. Berthelot et al., ICLR 2020, section
     3.1), since with one label a class all of them soon fell into one; the network is a small MLP;
     batches are drawn with replacement; the ramp and the average of the weights fit a few hundred
-    steps. Where every row has a label, the labelled rows stand for the unlabelled ones.
+    steps. Where every row has a label, the labelled rows are also used as unlabelled ones.
     """
 
     name = "mixmatch"
