@@ -45,6 +45,7 @@ from secure_apfed.data import OwnData, PartyTable, load_blocks
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange import Links, StatusTracker, Transcript, Transport, run_role
 from secure_apfed.exchange.resumable_link import Missed, Refusal
+from secure_apfed.learning.own_code import OwnCode
 from secure_apfed.methods import METHODS, PartyContext, fresh_secrets
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.joint import Tvfl
@@ -73,7 +74,13 @@ from secure_apfed.runs.folder import (
     require_open_project,
 )
 from secure_apfed.runs.keeper import JointNetworkCard, load_joint_network
-from secure_apfed.runs.solo import Predictions, RowComparison, load_model, row_writer
+from secure_apfed.runs.solo import (
+    Predictions,
+    RowComparison,
+    SoloModel,
+    load_model,
+    row_writer,
+)
 from secure_apfed.settings.promises import NOTHING_SENT, Promise, promise_of_party
 from secure_apfed.settings.run import TranscriptSettings
 
@@ -254,6 +261,7 @@ class _JointParty:
     run: str
     card: JointNetworkCard | None
     tensors: Mapping[str, Tensor]
+    code: OwnCode
 
     @classmethod
     def from_file(cls, path: Path) -> "_JointParty":
@@ -273,7 +281,17 @@ class _JointParty:
         if file.party == file.active or file.party in file.passives:
             card, tensors = load_joint_network(folder, file.party)
         file = file.model_copy(update={"peers": peers})
-        return cls(file, config, method, folder, _read_run_name(folder), card, tensors)
+        code = OwnCode.from_file(file.code, code_folder=file.code_folder)
+        return cls(file, config, method, folder, _read_run_name(folder), card, tensors, code)
+
+    def load_local_model(self) -> SoloModel:
+        """Load the model that predicts without the others; its code is what the party's file names.
+
+        Raises ModelError: the stored model does not fit.
+        """
+        # Without a model of its own, a method leaves one whose head is of this library.
+        head = self.code.head if self.method.settings.predicts_alone else None
+        return load_model(self.folder.path, encoder=self.code.encoder, head=head)
 
     @contextmanager
     def open_links(
@@ -305,6 +323,7 @@ class _JointParty:
                 known=identities,
                 held=data,
                 predicts=self.run,
+                code=self.code,
             )
             yield context, links, transport
 
@@ -570,7 +589,7 @@ class _JointPrediction:
         self._party = party
         self._blocks = blocks
         self._write = write
-        self._solo = load_model(party.folder.path)
+        self._solo = party.load_local_model()
         self._classes = card.classes
         self._pending: _Block | None = None
         self._counts = Counter[str]()

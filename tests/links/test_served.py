@@ -200,6 +200,33 @@ def test_whom_a_passive_lacks_the_active_predicts_alone(
     assert rows["p(yes)"][-5:].to_numpy() == pytest.approx(alone[-5:, 1].numpy())
 
 
+OWN = """
+from torch import nn
+
+
+def encode(features):
+    return nn.Sequential(nn.Linear(features[0], 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def score(features, classes):
+    return nn.Linear(features[0], classes)
+"""
+
+
+@pytest.mark.parametrize("method", ["split_nn_sum", "joint_teacher_sum"])
+def test_networks_of_ones_own_predict_jointly_and_alone(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"nets_of_{method}.py").write_text(OWN)
+    names = {"network": f"nets_of_{method}:encode", "head_network": f"nets_of_{method}:score"}
+    files = made(tmp_path, method, model={**names, "representation": 4})
+    assert names["network"] in files["shop"].read_text()
+    said, rows = asked(files, files["new"], tmp_path / "out.csv")
+    assert (said.jointly, said.alone, said.why) == (NEW - 5, 5, "")
+    assert rows["p(yes)"].between(0, 1).all()
+
+
 @pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
 @pytest.mark.parametrize(

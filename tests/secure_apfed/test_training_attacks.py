@@ -268,7 +268,8 @@ def test_a_stored_model_takes_a_class_a_function_or_a_module(stored: Path) -> No
     for model in models[1:]:
         assert torch.equal(model.network(rows), models[0].network(rows))
     assert not models[0].network.training
-    assert torch.equal(parameters_of(module), parameters_of(models[0].network[0]))
+    network: Any = models[0].network
+    assert torch.equal(parameters_of(module), parameters_of(network[0]))
 
 
 @pytest.mark.parametrize(

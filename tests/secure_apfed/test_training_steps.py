@@ -308,7 +308,7 @@ def test_each_party_may_have_its_own() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_a_scheduler_steps_an_optimizer_of_the_settings(optimizer: str) -> None:
+def test_a_scheduler_steps_an_optimizer_of_the_settings(optimizer: Any) -> None:
     active = make_active()
     before = parameters_of(active.encoder)
     stop = partial(LambdaLR, lr_lambda=lambda step: 0.0)
