@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import HomomorphicSum
-from apfed_protocols.sums.seal_cipher import DEGREE
+from apfed_protocols.sums.seal_cipher import DEGREE, SMALL_DEGREE
 
 
 def mutated(rng: random.Random, data: bytes, *, edge: int = 256) -> bytes:
@@ -78,7 +78,8 @@ def genuine_key(described: HomomorphicSum) -> bytes:
 
 def residues_of(key: bytes) -> NDArray[np.uint64]:
     """One row for each polynomial modulo each prime, in the transformed form that SEAL keeps."""
-    return np.frombuffer(key, dtype="<u8").reshape(-1, DEGREE).copy()
+    degree = SMALL_DEGREE if len(key) == 2 * 8 * SMALL_DEGREE else DEGREE
+    return np.frombuffer(key, dtype="<u8").reshape(-1, degree).copy()
 
 
 def setup_with(described: HomomorphicSum, key: bytes) -> bytes:

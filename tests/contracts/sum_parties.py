@@ -206,11 +206,15 @@ def shifted(played: Parties, blobs: tuple[bytes, ...], offset: int) -> tuple[byt
 def _plus(cipher: SealCipher, blob: bytes, slots_S: NDArray[np.int64]) -> bytes:
     import tenseal.sealapi as seal
 
-    (ciphertext,), plain = cipher.load_ciphertexts([blob], 1, sender="us"), seal.Plaintext()
+    degree = cipher.degree
+    last = len(blob) // cipher.residues.width - degree
+    loaded = cipher.load_ciphertexts([blob], 1, sender="us", last=last)
+    (ciphertext,), plain = loaded, seal.Plaintext()
     with scratch_file() as scratch:
         cipher.encode(slots_S, plain, scratch)
         vars(cipher)["_evaluator"].add_plain_inplace(ciphertext, plain)
-        return cipher.residues.pack(cipher.ciphertext_form.extract_numbers(ciphertext, scratch))
+        numbers = cipher.ciphertext_form.extract_numbers(ciphertext, scratch)
+    return cipher.residues.pack(np.concatenate((numbers[:last], numbers[degree:])))
 
 
 def number_from_reactions(limit: int, takes_with: Callable[[int], bool]) -> int:
@@ -233,21 +237,24 @@ def number_from_reactions(limit: int, takes_with: Callable[[int], bool]) -> int:
 def key_coefficients(played: Parties, takes: Callable[..., bool], count: int) -> list[int]:
     """The first coefficients of the secret key, of -1, 0 and 1, each from one or two reactions.
 
-    The ciphertext (offset X^(N-1), A X^k) decrypts to offset + A s_j at the last coefficient,
-    which is padding and must round to 0, and to noise below half a step elsewhere.
+    The ciphertext (offset X^j, A X^(j-k)) of a sum of one number decrypts to offset + A s_k at the
+    last coefficient j that is sent, which is padding and must round to 0, and to noise below half
+    a step elsewhere.
     """
     described = played.sum
     assert isinstance(described, BfvSum)
     residues = described.cipher.residues
     degree = described.packing.slots
+    last = described.packing.count_last(1)
     step = residues.modulus >> described.headroom.bits
     small = step // 4
     near = step // 2 - step // 8
 
     def beyond(coefficient: int, sign: int) -> bool:
-        numbers = np.zeros(2 * degree, dtype=np.uint64)
-        numbers[degree - 1] = sign * near % residues.modulus
-        numbers[2 * degree - 1 - coefficient] = small
+        numbers = np.zeros(last + degree, dtype=np.uint64)
+        numbers[last - 1] = sign * near % residues.modulus
+        power = last - 1 - coefficient  # X^N is -1
+        numbers[last + power % degree] = small if power >= 0 else residues.modulus - small
         return not takes(residues.pack(numbers))
 
     return [next((sign for sign in (1, -1) if beyond(k, sign)), 0) for k in range(count)]

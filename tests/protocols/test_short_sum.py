@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import apfed_protocols as ap
-from apfed_protocols import LocalProtocolError, RemoteProtocolError, SumName, secure_sum
+from apfed_protocols import LocalProtocolError, RemoteProtocolError, SecureSum, SumName, secure_sum
 from tests.contracts.hostile import said_in_a_fork
 from tests.refusals import list_unrefused
 from tests.with_crypten import usable
@@ -399,9 +400,14 @@ def test_default_bits_are_the_most_at_no_more_bytes(kind: SumName, contributors:
     bits, usual = chosen.agreement.bits, make(16)
     finer = [make(more) for more in range(bits + 1, 25)]
     assert bits >= 16 or usual is None
-    assert all(one is None or one.value_bytes > chosen.value_bytes for one in finer)
+    assert all(one is None or takes_more_bytes(one, chosen) for one in finer)
     if usual is not None:
-        assert chosen.value_bytes == usual.value_bytes
+        assert not takes_more_bytes(chosen, usual)
+
+
+def takes_more_bytes(one: SecureSum, other: SecureSum) -> bool:
+    """For many values each, or for one value alone."""
+    return one.value_bytes > other.value_bytes or one.least_bytes > other.least_bytes
 
 
 def test_noise_in_steps_keeps_the_bits_that_its_steps_go_by() -> None:
@@ -564,3 +570,25 @@ def test_a_book_in_memory_serves_nobody_in_a_forked_copy() -> None:
     sealed = ap.suspend_role(session.make_contributor("a"), bytes(32), book=book)
     action = lambda: session.resume_role("a", sealed, bytes(32), book=book)  # noqa: E731
     assert "belongs to the process that made it" in said_in_a_fork({"take up": action})["take up"]
+
+
+SMALL_BATCH: tuple[tuple[SumName, int, int | None, str], ...] = (
+    ("bfv", 3, None, r"\| `bfv`, up to 16 passives \| N = 2048, 54 bits \| {} \|"),
+    ("masked bfv", 16, 16, r"\| `bfv`, up to 16 passives \| N = 2048, 54 bits \| {} \|"),
+    ("bfv", 3, 19, r"\| N = 4096, 56 or 60 bits \| {} or [\d.]+ \|"),
+    ("bfv", 17, 16, r"\| N = 4096, 56 or 60 bits \| [\d.]+ or {} \|"),
+    ("ckks", 3, None, r"\| `ckks` \| N = 4096, 60 and 49 bits \| {} \|"),
+    ("masked", 3, None, r"\| pairwise masks \| none \| {} \|"),
+)
+
+
+@pytest.mark.parametrize(("kind", "passives", "bits", "row"), SMALL_BATCH)
+def test_the_page_says_what_a_small_batch_costs(
+    kind: SumName, passives: int, bits: int | None, row: str
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "secure-sum.md").read_text("utf-8")
+    names = [f"p{place}" for place in range(passives)]
+    session = secure_sum(kind, names, to="x", by="y", clip=1, bits=bits)
+    contributors, _ = session._roles
+    body = contributors["p0"].contribute(np.zeros((64, 16)))
+    assert re.search(row.format(re.escape(f"{len(body) / (64 * 16):.1f}")), page)

@@ -32,7 +32,13 @@ from apfed_protocols.sums.homomorphic import (
     solve_ckks,
     ternary,
 )
-from apfed_protocols.sums.seal_cipher import DEGREE, SealCipher, SealContext, scratch_file
+from apfed_protocols.sums.seal_cipher import (
+    DEGREE,
+    SMALL_DEGREE,
+    SealCipher,
+    SealContext,
+    scratch_file,
+)
 
 
 def fixed_point(passives: int, bits: int = 16) -> FixedPoint:
@@ -50,12 +56,66 @@ def test_the_published_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("passives", "prime", "bits"), [(2, 56, 43), (4, 56, 42), (32, 60, 45), (64, 60, 44)]
+    ("passives", "degree", "prime", "bits"),
+    [(2, 2048, 54, 41), (16, 2048, 54, 40), (17, 4096, 60, 45), (64, 4096, 60, 44)],
 )
-def test_the_published_parameters_of_bfv(passives: int, prime: int, bits: int) -> None:
+def test_the_published_parameters_of_bfv(passives: int, degree: int, prime: int, bits: int) -> None:
     fast = solve_bfv(fixed_point(passives))
-    assert (fast.primes, fast.bits, fast.packing.slots) == ((prime,), bits, 4096)
-    assert fast.packing.fields == 2
+    assert (fast.primes, fast.bits, fast.degree) == ((prime,), bits, degree)
+    assert (fast.packing.fields, fast.packing.slots) == (2, degree)
+
+
+@pytest.mark.parametrize(("passives", "most"), [(2, 19), (3, 18), (10, 16)])
+def test_the_smaller_ring_of_bfv_carries_so_many_bits_and_no_more(passives: int, most: int) -> None:
+    assert solve_bfv(fixed_point(passives, most)).degree == SMALL_DEGREE
+    assert solve_bfv(fixed_point(passives, most + 1)).degree == DEGREE
+
+
+@pytest.mark.parametrize(("degree", "most"), [(SMALL_DEGREE, 54), (DEGREE, 109)])
+def test_seal_takes_no_larger_modulus_in_a_ring(degree: int, most: int) -> None:
+    """128-bit security by the table of HomomorphicEncryption.org, which SEAL enforces."""
+    assert SECURE_MODULUS_BITS[degree] == most
+    primes = (54,) if degree == SMALL_DEGREE else (60, 49)
+    assert BfvCipher(primes, 20, degree).degree == degree
+    with pytest.raises(LocalProtocolError, match=f"SEAL refuses N = {degree}"):
+        BfvCipher((*primes[:-1], primes[-1] + 1), 20, degree)
+
+
+@pytest.mark.parametrize(("more", "exact"), [(0, True), (4, False)])
+@pytest.mark.parametrize("passives", [2, 10])
+def test_the_noise_limit_of_the_smaller_ring_is_real(passives: int, more: int, exact: bool) -> None:
+    """The largest numbers decrypt in it; of a plain modulus of four bits more they do not."""
+    found = solve_bfv(fixed_point(passives))
+    highest = np.full((1, SMALL_DEGREE), 2 ** (found.bits - 1) // passives - 1)
+    cipher = BfvCipher(found.primes, found.bits + more, found.degree)
+    keys = cipher.key_pair()
+    parts = {str(k): cipher.encrypt(keys, highest) for k in range(passives)}
+    total = cipher.decrypt(keys, cipher.add_ciphertexts(parts, 1), 1, sender="the test")
+    assert np.array_equal(total, passives * highest[0]) == exact
+
+
+@pytest.mark.parametrize("values", [1, 5, 4080, 4096, 4097])
+def test_only_coefficients_that_hold_numbers_are_sent(values: int) -> None:
+    found = solve_bfv(fixed_point(2))
+    cipher = BfvCipher(found.primes, found.bits, found.degree)
+    keys = cipher.key_pair()
+    numbers = np.arange(values) - 7
+    slots_VS = found.packing.pack_fields(numbers)
+    last = found.packing.count_last(values)
+    filled = -(-values // 2) - (len(slots_VS) - 1) * SMALL_DEGREE
+    assert last == min(SMALL_DEGREE, filled + 8)
+    parts = {name: cipher.encrypt(keys, slots_VS, last) for name in "ab"}
+    whole = 2 * SMALL_DEGREE * 7
+    sizes = [whole] * (len(slots_VS) - 1) + [(SMALL_DEGREE + last) * 7]
+    assert [len(blob) for blob in parts["a"]] == sizes
+    added = cipher.add_ciphertexts(parts, len(slots_VS), last)
+    assert [len(blob) for blob in added] == sizes
+    total = cipher.decrypt(keys, added, len(slots_VS), sender="the test", last=last)
+    fields = found.packing.unpack_fields(total)
+    assert np.array_equal(fields[:values], 2 * numbers)
+    assert not fields[values:].any()
+    with pytest.raises(RemoteProtocolError, match="bytes, expected"):
+        cipher.decrypt(keys, added, len(slots_VS), sender="the test", last=last - 1)
 
 
 @pytest.mark.parametrize("passives", [1, 2, 7, 64, 1024])
@@ -70,9 +130,9 @@ def test_every_sum_that_is_accepted_has_room(passives: int, bits: int) -> None:
     assert found.deviation < ROUNDING_TOLERANCE
     found = solve_bfv(wanted)
     assert 2 * (two if found.packing.fields == 2 else one) < 2**found.bits
-    noise = 10 * fresh_noise(passives)
+    noise = 10 * fresh_noise(passives, found.degree)
     assert noise * 2 ** (found.bits + 1) < 2 ** found.primes[0]
-    assert sum(found.primes) <= SECURE_MODULUS_BITS[DEGREE]
+    assert sum(found.primes) <= SECURE_MODULUS_BITS[found.degree]
 
 
 def test_margins_are_exceeded_once_in_2_to_the_40_slots() -> None:
@@ -177,7 +237,9 @@ RECIPE = (60,), 46
 class SealsErrors(BfvCipher):
     """The same cipher, with the errors that SEAL draws."""
 
-    def encrypt(self, context: SealContext, slots_VS: NDArray[np.int64]) -> list[bytes]:
+    def encrypt(
+        self, context: SealContext, slots_VS: NDArray[np.int64], last: int | None = None
+    ) -> list[bytes]:
         return SealCipher.encrypt(self, context, slots_VS)
 
 

@@ -228,7 +228,7 @@ BLOB_CHANGES: dict[str, list[dict[str, Any]]] = {
     "homomorphic": [
         {"at": 139, "xor": "ff" * 29, "error": "numbers beyond the modulus|beyond the range"},
         {"at": 127, "xor": "01", "error": "it was cut or padded"},
-        {"at": 40006, "xor": "01", "error": "decrypt|beyond the"},
+        {"at": 10046, "xor": "01", "error": "decrypt|beyond the"},
     ],
 }
 

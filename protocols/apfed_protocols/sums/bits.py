@@ -1,4 +1,5 @@
-"""The default number of fixed-point bits of a sum: the most at no more bytes on the wire.
+"""The default number of fixed-point bits of a sum: the most at no more bytes on the wire, of many
+values and of one.
 
 Run by: every party that makes an agreement. Every party derives the same number from the sum, its
 contributors and its noise, which are public.
@@ -15,7 +16,8 @@ __all__ = ["choose_bits"]
 
 
 def choose_bits(make: Callable[[int], SecureSum]) -> int:
-    """Return the most bits for which a value takes no more bytes than with `USUAL_BITS`.
+    """Return the most bits for which values take no more bytes than with `USUAL_BITS`: each of
+    many, and one alone.
 
     A sum that does not carry those takes the most that it carries at all.
 
@@ -25,22 +27,25 @@ def choose_bits(make: Callable[[int], SecureSum]) -> int:
     Raises:
         LocalProtocolError: no number of bits fits; that of `USUAL_BITS` says why.
     """
-    usual = _count_value_bytes(make, USUAL_BITS)
+    usual = _count_bytes(make, USUAL_BITS)
     for bits in range(MOST_BITS, 1, -1):
-        size = _count_value_bytes(make, bits)
-        if size is not None and (usual is None or size <= usual):
+        sizes = _count_bytes(make, bits)
+        if sizes is None:
+            continue
+        if usual is None or (sizes[0] <= usual[0] and sizes[1] <= usual[1]):
             return bits
     make(USUAL_BITS)
     raise LocalProtocolError(f"no number of bits from 2 to {MOST_BITS} fits this sum")
 
 
-def _count_value_bytes(make: Callable[[int], SecureSum], bits: int) -> float | None:
-    """Return the bytes on the wire of one value at so many bits; None if the sum does not carry
-    them.
+def _count_bytes(make: Callable[[int], SecureSum], bits: int) -> tuple[float, float] | None:
+    """Return the bytes on the wire at so many bits: a value of a long contribution, and one value
+    alone; None if the sum does not carry them.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)  # said once, of the sum that is made
         try:
-            return make(bits).value_bytes
+            described = make(bits)
         except LocalProtocolError:
             return None
+    return described.value_bytes, described.least_bytes

@@ -28,6 +28,10 @@ from apfed_protocols.sums.interface import (
 
 EXACT_FLOAT_BITS = 53
 """Integers of so many bits are exact in float64."""
+CHECKED_SLOTS = 8
+"""Slots of zeros behind the numbers of a short vector, by which a damaged sum of few numbers shows:
+masks that do not cancel, or an altered ciphertext, leave 8 of them at zero with probability below
+2^-300."""
 _PIECE = 8192  # OpenBLAS takes one thread for up to 10,000 numbers
 SECURE_MODULUS_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
 """Ring degree to the largest modulus at 128-bit classical security, ternary secret.
@@ -316,6 +320,15 @@ class Packing:
     def count_vectors(self, values: int) -> int:
         """Return V, the slot vectors that so many values fill, the last one padded."""
         return -(-values // (self.fields * self.slots))
+
+    def count_last(self, values: int) -> int:
+        """Return how many slots of the last vector are sent of so many values: those that hold
+        some, and `CHECKED_SLOTS` zeros where there is room.
+        """
+        filled = -(-values // self.fields)
+        return min(
+            self.slots, filled - (self.count_vectors(values) - 1) * self.slots + CHECKED_SLOTS
+        )
 
     def pack_fields(self, integers_BD: IntArray) -> IntArray:
         """Place integers in slots, (V, S), one or two to a slot; the last vector is padded with

@@ -42,6 +42,7 @@ from apfed_protocols.sums.roles import (
 )
 from apfed_protocols.sums.seal_cipher import (
     DEGREE,
+    SMALL_DEGREE,
     ScratchFile,
     SealCipher,
     SealContext,
@@ -78,10 +79,14 @@ _FRESH_TAIL = 15.5
 _MAX_SCALE_BITS = 40
 Numbers = NDArray[np.uint64]
 _WORD = np.dtype("<i8")
-_BFV_PRIMES = ((56,), (60,))
-"""Bits of the one prime, in order of preference: residues of 56 bits travel in 7 bytes, not 8."""
-_CKKS_PRIMES = ((60,), (60, 49))
-"""The second, of key switching, makes encryption slower and less noisy; additions need none."""
+Ring = tuple[int, tuple[int, ...]]
+"""N, and the bits of the data prime and of the key-switching prime if any."""
+_BFV_RINGS: Sequence[Ring] = ((SMALL_DEGREE, (54,)), (DEGREE, (56,)), (DEGREE, (60,)))
+"""In order of preference: residues of 54 and of 56 bits travel in 7 bytes, not 8, and a step of few
+numbers takes half as many of the smaller ring."""
+_CKKS_RINGS: Sequence[Ring] = ((DEGREE, (60,)), (DEGREE, (60, 49)))
+"""The second prime makes encryption slower and less noisy; additions need none. In the smaller ring
+two fields a slot hold 16 bits of two contributors and of no more, one field sends more bytes."""
 _MARGIN = 1 + 2**-10
 """How far below 2^bits a prime of so many bits may lie."""
 # In standard deviations, exceeded with probability below 2^-40: a coefficient is close to
@@ -102,6 +107,7 @@ class Headroom:
         bits: log2 of the encoding scale, or of the plain modulus t: the most that the noise allows,
             so that most numbers modulo t stand for no sum, and a damaged sum shows.
         packing: how integers share the slots.
+        degree: N.
         deviation: under CKKS, bound of a decrypted slot's distance from its integer; less than
             `ROUNDING_TOLERANCE`, exceeded with probability below 2^-40 in one slot.
     """
@@ -109,6 +115,7 @@ class Headroom:
     primes: tuple[int, ...]
     bits: int
     packing: Packing
+    degree: int = DEGREE
     deviation: float = 0.0
 
 
@@ -131,7 +138,7 @@ class HomomorphicSum(SecureSum, ABC):
 
     @cached_property
     def cipher(self) -> SealCipher:
-        return self.cipher_type(self.headroom.primes, self.headroom.bits)
+        return self.cipher_type(self.headroom.primes, self.headroom.bits, self.headroom.degree)
 
     @property
     def packing(self) -> Packing:
@@ -142,8 +149,23 @@ class HomomorphicSum(SecureSum, ABC):
         """Return the bytes per value: two polynomials of residues, over the values in
         their slots.
         """
-        ciphertext = 2 * DEGREE * math.ceil(self.headroom.primes[0] / 8)
+        ciphertext = 2 * self.headroom.degree * self._residue_bytes
         return ciphertext / (self.packing.slots * self.packing.fields)
+
+    @property
+    def least_bytes(self) -> int:
+        """Return the bytes of one value alone: one ciphertext, as far as it is sent."""
+        last = self.count_last(1)
+        sent = self.headroom.degree if last is None else last
+        return (self.headroom.degree + sent) * self._residue_bytes
+
+    @property
+    def _residue_bytes(self) -> int:
+        return math.ceil(self.headroom.primes[0] / 8)
+
+    def count_last(self, values: int) -> int | None:
+        """Return the slots of the last ciphertext that are sent; None: all."""
+        return self.packing.count_last(values) if self.cipher_type.cuts_last else None
 
     def round_slots(self, slots: NDArray[Any]) -> NDArray[np.int64]:
         """Return decrypted slots as integers; exact schemes decode integers already."""
@@ -153,7 +175,7 @@ class HomomorphicSum(SecureSum, ABC):
         """Return the public parameters: ring degree, primes and packing among them."""
         return {
             **super().list_parameters(),
-            "poly_degree": DEGREE,
+            "poly_degree": self.headroom.degree,
             "primes": list(self.headroom.primes),
             "fields": self.packing.fields,
             "field_bits": self.packing.field_bits,
@@ -171,9 +193,11 @@ class HomomorphicSum(SecureSum, ABC):
     def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
         """Add the contributors' ciphertexts, V of each, without any key."""
         names = self.agreement.contributors
-        vectors = self.packing.count_vectors(frames[0].rows * frames[0].columns)
+        values = frames[0].rows * frames[0].columns
         return self.cipher.add_ciphertexts(
-            {names[frame.party]: frame.blobs for frame in frames}, vectors
+            {names[frame.party]: frame.blobs for frame in frames},
+            self.packing.count_vectors(values),
+            self.count_last(values),
         )
 
 
@@ -232,6 +256,7 @@ class KeyHolder(SumReceiver):
             frame.blobs,
             described.packing.count_vectors(values),
             sender=described.agreement.combiner,
+            last=described.count_last(values),
         )
         fields = described.packing.unpack_fields(described.round_slots(slots))
         if fields[values:].any():
@@ -317,7 +342,7 @@ class Encrypter(SumContributor):
         if self._seeds is not None:
             # Modulo 2^64; the cipher takes these integers modulo its power of two.
             self._seeds.add_cancelling(binding, slots_VS.view(np.uint64))
-        return self._sum.cipher.encrypt(context, slots_VS)
+        return self._sum.cipher.encrypt(context, slots_VS, self._sum.count_last(numbers_BD.size))
 
 
 class CiphertextAdder(OneRoundCombiner):
@@ -348,13 +373,13 @@ class CiphertextAdder(OneRoundCombiner):
         return super().combine(bodies, binding_digest)
 
 
-def fresh_noise(contributors: int) -> float:
+def fresh_noise(contributors: int, degree: int = DEGREE) -> float:
     """Return the standard deviation of a noise coefficient in a sum of fresh ciphertexts.
 
     Each keeps its whole error u e + e0 + e1 * s: u and s ternary, each e of variance 21/2
     (SEAL's centred binomial), so 10.5 (1 + 4N/3) a coefficient. (Cheon et al. 2017, section 3.4.)
     """
-    return math.sqrt(contributors * 10.5 * (1 + 4 * DEGREE / 3))
+    return math.sqrt(contributors * 10.5 * (1 + 4 * degree / 3))
 
 
 def slot_noise(contributors: int) -> float:
@@ -378,25 +403,23 @@ def _compute_peak(fixed_point: FixedPoint, fields: int) -> int:
     return fixed_point.limit * (1 + (2**fixed_point.field_bits if fields == 2 else 0))
 
 
-Fit = Callable[[FixedPoint, int, tuple[int, ...]], Headroom | None]
+Fit = Callable[[FixedPoint, int, Ring], Headroom | None]
 
 
-def _find_headroom(
-    fixed_point: FixedPoint, fit: Fit, chains: Sequence[tuple[int, ...]]
-) -> Headroom:
-    """Return the headroom of two fields a slot, or else of one, with the first primes that fit.
+def _find_headroom(fixed_point: FixedPoint, fit: Fit, rings: Sequence[Ring]) -> Headroom:
+    """Return the headroom of two fields a slot, or else of one, in the first ring that fits.
 
     Raises LocalProtocolError: none fit; it says how many bits would.
     """
-    for fields, chain in itertools.product((2, 1), chains):
-        headroom = fit(fixed_point, fields, chain)
+    for fields, ring in itertools.product((2, 1), rings):
+        headroom = fit(fixed_point, fields, ring)
         if headroom is not None:
             return headroom
     fewer = (fixed_point.replace_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
-    would = next(f.bits for f in fewer if any(fit(f, 1, chain) for chain in chains))
+    would = next(f.bits for f in fewer if any(fit(f, 1, ring) for ring in rings))
     raise LocalProtocolError(
         f"sums of {fixed_point.contributors} values of {fixed_point.bits} bits do not fit a data "
-        f"prime of {chains[-1][0]} bits; {would} bits would"
+        f"prime of {rings[-1][1][0]} bits; {would} bits would"
     )
 
 
@@ -405,12 +428,9 @@ def solve_ckks(fixed_point: FixedPoint) -> Headroom:
     noise of `ROUNDING_TOLERANCE`. Raises LocalProtocolError: nothing fits.
     """
 
-    def fit_headroom(
-        fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]
-    ) -> Headroom | None:
-        """Return the headroom of so many fields a slot under these primes; None if it
-        does not fit.
-        """
+    def fit_headroom(fixed_point: FixedPoint, fields: int, ring: Ring) -> Headroom | None:
+        """Return the headroom of so many fields a slot in this ring; None if it does not fit."""
+        _, primes = ring
         # No coefficient exceeds the largest slot.
         room = 2 ** (primes[0] - 1) / _MARGIN
         scale_bits = min(
@@ -428,7 +448,7 @@ def solve_ckks(fixed_point: FixedPoint) -> Headroom:
         packing = Packing(fields=fields, field_bits=width, slots=DEGREE // 2)
         return Headroom(primes=primes, bits=scale_bits, packing=packing, deviation=deviation)
 
-    return _find_headroom(fixed_point, fit_headroom, _CKKS_PRIMES)
+    return _find_headroom(fixed_point, fit_headroom, _CKKS_RINGS)
 
 
 class CkksCipher(SealCipher):
@@ -436,11 +456,10 @@ class CkksCipher(SealCipher):
 
     seal_type = seal.SCHEME_TYPE.CKKS
 
-    slots = DEGREE // 2
-
-    def __init__(self, primes: tuple[int, ...], bits: int) -> None:
-        super().__init__(primes, bits)
+    def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
+        super().__init__(primes, bits, degree)
         self._encoder = seal.CKKSEncoder(self._seal)
+        self.slots = degree // 2
 
     def _set_more(self, parameters: Any) -> None:
         """Do nothing: the scale belongs to the encoding."""
@@ -542,14 +561,15 @@ class BfvCipher(SealCipher):
 
     seal_type = seal.SCHEME_TYPE.BFV
 
-    slots = DEGREE
+    cuts_last = True
 
-    def __init__(self, primes: tuple[int, ...], bits: int) -> None:
+    def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
         """Make the cipher; q = whole * t + rest * t splits q m / t into exact 64-bit arithmetic."""
-        super().__init__(primes, bits)
+        super().__init__(primes, bits, degree)
+        self.slots = degree
         self._mask = (1 << bits) - 1
         self._half = 1 << (bits - 1)
-        self._plaintext_form = SealForm.from_sample(seal.Plaintext(f"1x^{DEGREE - 1}"), DEGREE)
+        self._plaintext_form = SealForm.from_sample(seal.Plaintext(f"1x^{degree - 1}"), degree)
         self._modulus = self.residues.modulus
         plain = 1 << bits
         self._whole = self._modulus // plain
@@ -574,15 +594,19 @@ class BfvCipher(SealCipher):
         numbers[:count] = words
         return ((numbers + self._half) & self._mask) - self._half
 
-    def encrypt(self, context: SealContext, slots_VS: NDArray[np.int64]) -> list[bytes]:
-        """Encrypt each row of N integers modulo t as one ciphertext of 2N residues."""
+    def encrypt(
+        self, context: SealContext, slots_VS: NDArray[np.int64], last: int | None = None
+    ) -> list[bytes]:
+        """Encrypt each row of N integers modulo t as one ciphertext of 2N residues, of the last row
+        `last` integers: a coefficient of c0 that holds none decrypts nothing, and is not sent.
+        """
         fresh = self._encrypt_zeros(context, len(slots_VS))
-        blobs = []
         for numbers, slots_S in zip(fresh, slots_VS, strict=True):
             c0_N = numbers[: self.slots]
             c0_N[:] = self._reduce_numbers(c0_N.view(np.int64) + self._scale_integers(slots_S))
-            blobs.append(self.residues.pack(numbers))
-        return blobs
+        blobs = [self.residues.pack(numbers) for numbers in fresh[:-1]]
+        sent = np.concatenate((fresh[-1][: self.slots][:last], fresh[-1][self.slots :]))
+        return [*blobs, self.residues.pack(sent)]
 
     def _encrypt_zeros(self, context: SealContext, count: int) -> Numbers:
         """Return `count` encryptions of zero, (count, 2N): (b u + e0, a u + e1) modulo q."""
@@ -618,27 +642,26 @@ def solve_bfv(fixed_point: FixedPoint) -> Headroom:
     LocalProtocolError: nothing fits.
     """
 
-    def fit_headroom(
-        fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]
-    ) -> Headroom | None:
-        """Return the headroom of so many fields a coefficient under these primes; None if it does
-        not fit.
+    def fit_headroom(fixed_point: FixedPoint, fields: int, ring: Ring) -> Headroom | None:
+        """Return the headroom of so many fields a coefficient in this ring; None if it does not
+        fit.
         """
+        degree, primes = ring
         # Decryption is exact while the noise of a coefficient, rounding of q m / t included
         # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
         contributors = fixed_point.contributors
         width = fixed_point.field_bits
-        noise = _BFV_TAIL * fresh_noise(contributors) + contributors
+        noise = _BFV_TAIL * fresh_noise(contributors, degree) + contributors
         plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / _MARGIN / noise))
         if (
             2 * _compute_peak(fixed_point, fields) >= 2**plain_bits
             or fields * width > EXACT_FLOAT_BITS
         ):
             return None
-        packing = Packing(fields=fields, field_bits=width, slots=DEGREE)
-        return Headroom(primes=primes, bits=plain_bits, packing=packing)
+        packing = Packing(fields=fields, field_bits=width, slots=degree)
+        return Headroom(primes=primes, bits=plain_bits, packing=packing, degree=degree)
 
-    return _find_headroom(fixed_point, fit_headroom, _BFV_PRIMES)
+    return _find_headroom(fixed_point, fit_headroom, _BFV_RINGS)
 
 
 @dataclass(frozen=True)

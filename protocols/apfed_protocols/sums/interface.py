@@ -290,7 +290,8 @@ ALTERED_SUM = (
 ALTERED_CIPHERTEXT = (
     "and all of them may be about one number, since a ciphertext names no step: of n bits, "
     "ceil(n / log2(S + 1)) sessions of S steps tell it. With three passives and a thousand steps "
-    f"these are {_count_example_sessions(19, names_step=False)} at 19 bits a value, "
+    f"these are {_count_example_sessions(19, names_step=False)} at 19 bits a value (ckks), "
+    f"{_count_example_sessions(18, names_step=False)} at 18 (bfv), "
     f"{_count_example_sessions(USUAL_BITS, names_step=False)} at {USUAL_BITS}."
 )
 """How `SumLeaks.altered` ends where it does not."""

@@ -183,6 +183,11 @@ class SecureSum(DescribedSum, ABC):
         """Return the bytes on the wire of one value of a long contribution, frames apart."""
         return _INTEGER_BYTES
 
+    @property
+    def least_bytes(self) -> float:
+        """Return the bytes on the wire of a contribution of one value, frames apart."""
+        return self.value_bytes
+
     @abstractmethod
     def make_receiver(self) -> "SumReceiver": ...
 

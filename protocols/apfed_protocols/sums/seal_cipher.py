@@ -33,7 +33,9 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums.roles import KeepsSecrets
 
 DEGREE = 4096
-"""N, of the ring of every sum: at 128-bit security it takes primes of 109 bits together."""
+"""N, of the ring of sums: at 128-bit security it takes primes of 109 bits together."""
+SMALL_DEGREE = 2048
+"""N, of a ring that takes 54 bits at 128-bit security, for half the bytes of a small batch."""
 # Of N uniform residues modulo q about N^2 / 2q repeat another one. More than a 16th do with
 # probability below 2^-100, for primes of 20 bits or more at any N.
 _MOST_REPEATED = 1 / 16
@@ -162,7 +164,12 @@ class SealForm:
 
 @dataclass(frozen=True)
 class Residues:
-    """A wire format of numbers modulo q: each in as many bytes as q has, little endian."""
+    """A wire format of numbers modulo q: each in as many bytes as q has, little endian.
+
+    Attributes:
+        count: 2N, the numbers of a whole ciphertext (c0, c1).
+        modulus: q.
+    """
 
     count: int
     modulus: int
@@ -179,19 +186,20 @@ class Residues:
 
     def pack(self, numbers: Numbers) -> bytes:
         """Write the low `width` bytes of each number."""
-        octets = numbers.astype(_WORD, copy=False).view(np.uint8).reshape(self.count, -1)
+        octets = numbers.astype(_WORD, copy=False).view(np.uint8).reshape(numbers.size, -1)
         return octets[:, : self.width].tobytes()
 
-    def parse(self, blob: bytes, *, sender: str) -> Numbers:
-        """Read `count` numbers. Raises RemoteProtocolError: another size, or a number not below the
-        modulus.
+    def parse(self, blob: bytes, *, sender: str, count: int | None = None) -> Numbers:
+        """Read `count` numbers, None: those of a whole ciphertext. Raises RemoteProtocolError:
+        another size, or a number not below the modulus.
         """
-        if len(blob) != self.size:
+        count = self.count if count is None else count
+        if len(blob) != count * self.width:
             raise RemoteProtocolError(
-                f"a ciphertext from {sender} has {len(blob)} bytes, expected {self.size}"
+                f"a ciphertext from {sender} has {len(blob)} bytes, expected {count * self.width}"
             )
-        octets = np.zeros((self.count, _WORD.itemsize), dtype=np.uint8)
-        octets[:, : self.width] = np.frombuffer(blob, np.uint8).reshape(self.count, -1)
+        octets = np.zeros((count, _WORD.itemsize), dtype=np.uint8)
+        octets[:, : self.width] = np.frombuffer(blob, np.uint8).reshape(count, -1)
         numbers: Numbers = octets.view(_WORD).reshape(-1)
         if int(numbers.max()) >= self.modulus:
             raise RemoteProtocolError(
@@ -242,36 +250,41 @@ class SealCipher(ABC):
     Args:
         primes: bits of the data prime and, if there are two, of the key-switching prime.
         bits: log2 of what a subclass scales or reduces by.
+        degree: N.
 
     Attributes:
+        cuts_last: whether a number is one coefficient of c0, so that only those that hold numbers
+            are sent of the last ciphertext; `last` says how many these are, None: all.
         moduli: the primes; the first is q, that of the data.
         residues: how a ciphertext travels.
         slots: S.
     """
 
     seal_type: ClassVar[Any]
+    cuts_last: ClassVar[bool] = False
     slots: int
 
-    def __init__(self, primes: tuple[int, ...], bits: int) -> None:
+    def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
         """Make SEAL's context for these parameters. Raises LocalProtocolError: SEAL refuses them,
         as below 128-bit security.
         """
         self._bits = bits
+        self.degree = degree
         parameters = seal.EncryptionParameters(self.seal_type)
         self._set_more(parameters)
-        parameters.set_poly_modulus_degree(DEGREE)
-        parameters.set_coeff_modulus(seal.CoeffModulus.Create(DEGREE, list(primes)))
+        parameters.set_poly_modulus_degree(degree)
+        parameters.set_coeff_modulus(seal.CoeffModulus.Create(degree, list(primes)))
         self._seal = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
         if not self._seal.parameters_set():
             raise LocalProtocolError(
-                f"SEAL refuses N = {DEGREE} with primes of {list(primes)} bits: "
+                f"SEAL refuses N = {degree} with primes of {list(primes)} bits: "
                 f"{self._seal.parameters_error_message()}"
             )
         self._evaluator = seal.Evaluator(self._seal)
         chain = self._seal.key_context_data().parms().coeff_modulus()
         self.moduli = tuple(prime.value() for prime in chain)
         data = self._seal.first_context_data().parms().coeff_modulus()
-        self.residues = Residues(2 * DEGREE, data[0].value())
+        self.residues = Residues(2 * degree, data[0].value())
 
     @abstractmethod
     def _set_more(self, parameters: Any) -> None:
@@ -326,7 +339,7 @@ class SealCipher(ABC):
             raise RemoteProtocolError(
                 f"the public key from {sender} has {len(key)} bytes, expected {expected}"
             )
-        numbers_2PN = np.frombuffer(key, _WORD).reshape(2, len(self.moduli), DEGREE)
+        numbers_2PN = np.frombuffer(key, _WORD).reshape(2, len(self.moduli), self.degree)
         loaded = seal.PublicKey()
         with _seal_errors_as(f"SEAL refuses the public key from {sender}"):
             for place, modulus in enumerate(self.moduli):
@@ -344,7 +357,9 @@ class SealCipher(ABC):
             self.encrypt(context, np.zeros((1, self.slots), dtype=np.int64))
         return context
 
-    def encrypt(self, context: SealContext, slots_VS: NDArray[np.int64]) -> list[bytes]:
+    def encrypt(
+        self, context: SealContext, slots_VS: NDArray[np.int64], last: int | None = None
+    ) -> list[bytes]:
         """Encrypt each row of numbers as one ciphertext."""
         fresh = seal.Ciphertext(self._seal)
         plain = seal.Plaintext()
@@ -360,7 +375,7 @@ class SealCipher(ABC):
         return blobs
 
     def add_ciphertexts(
-        self, contributions: Mapping[str, Sequence[bytes]], vectors: int
+        self, contributions: Mapping[str, Sequence[bytes]], vectors: int, last: int | None = None
     ) -> list[bytes]:
         """Add the contributors' ciphertexts, `vectors` of each, residue by residue and without any
         key.
@@ -368,14 +383,23 @@ class SealCipher(ABC):
         for name, blobs in contributions.items():
             _require_count(blobs, vectors, name)
         return [
-            self._add_vector({name: blobs[vector] for name, blobs in contributions.items()})
-            for vector in range(vectors)
+            self._add_vector({name: blobs[vector] for name, blobs in contributions.items()}, count)
+            for vector, count in enumerate(self._count_sent(vectors, last))
         ]
 
-    def _add_vector(self, blobs: Mapping[str, bytes]) -> bytes:
-        """Add one ciphertext of each contributor modulo q."""
+    def _count_sent(self, vectors: int, last: int | None) -> list[int]:
+        """Return how many residues are sent of each ciphertext: of the last one c1, and c0 as far
+        as it holds numbers.
+        """
+        whole = self.residues.count
+        return [whole] * (vectors - 1) + [whole if last is None else self.degree + last]
+
+    def _add_vector(self, blobs: Mapping[str, bytes], count: int) -> bytes:
+        """Add one ciphertext of each contributor, of so many residues, modulo q."""
         modulus = np.uint64(self.residues.modulus)
-        addends = (self.residues.parse(blob, sender=name) for name, blob in blobs.items())
+        addends = (
+            self.residues.parse(blob, sender=name, count=count) for name, blob in blobs.items()
+        )
         total = next(addends)
         reduced = np.empty_like(total)
         for addend in addends:
@@ -386,32 +410,47 @@ class SealCipher(ABC):
         return self.residues.pack(total)
 
     def decrypt(
-        self, context: SealContext, blobs: Sequence[bytes], vectors: int, *, sender: str
+        self,
+        context: SealContext,
+        blobs: Sequence[bytes],
+        vectors: int,
+        *,
+        sender: str,
+        last: int | None = None,
     ) -> NDArray[Any]:
-        """Decrypt `vectors` ciphertexts to (vectors, S) numbers, joined in order. Raises
-        RemoteProtocolError: their number or residues are wrong, or SEAL cannot decrypt them.
+        """Decrypt `vectors` ciphertexts to S numbers each, `last` of the last one, joined in order.
+        Raises RemoteProtocolError: their number or residues are wrong, or SEAL cannot decrypt
+        them.
         """
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
         plain = seal.Plaintext()
         rows = []
-        loaded = self.load_ciphertexts(blobs, vectors, sender=sender)
+        loaded = self.load_ciphertexts(blobs, vectors, sender=sender, last=last)
         refusal = f"SEAL cannot decrypt the sum from {sender}"
         with _seal_errors_as(refusal), scratch_file() as scratch:
             for ciphertext in loaded:
                 context.decryptor.decrypt(ciphertext, plain)
                 rows.append(self.decode(plain, scratch))
+        # What was not sent of c0 counts as zero, and decrypts to what c1 alone says.
+        rows[-1] = rows[-1][:last]
         numbers = np.concatenate(rows)
         if not np.isfinite(numbers).all():
             raise RemoteProtocolError(f"the sum from {sender} decrypts to infinite numbers")
         return numbers
 
-    def load_ciphertexts(self, blobs: Sequence[bytes], vectors: int, *, sender: str) -> list[Any]:
+    def load_ciphertexts(
+        self, blobs: Sequence[bytes], vectors: int, *, sender: str, last: int | None = None
+    ) -> list[Any]:
         """Turn a peer's residues into SEAL's ciphertexts. Raises RemoteProtocolError: their number
         or their residues are wrong.
         """
         _require_count(blobs, vectors, sender)
-        parsed = [self.residues.parse(blob, sender=sender) for blob in blobs]
+        sizes = zip(blobs, self._count_sent(vectors, last), strict=True)
+        parsed = [
+            self._restore_zeros(self.residues.parse(blob, sender=sender, count=count))
+            for blob, count in sizes
+        ]
         loaded = [seal.Ciphertext(self._seal) for _ in blobs]
         refusal = f"SEAL refuses a ciphertext from {sender}"
         with _seal_errors_as(refusal), scratch_file() as scratch:
@@ -420,6 +459,15 @@ class SealCipher(ABC):
                     ciphertext, self._seal, numbers.tobytes(), scratch
                 )
         return loaded
+
+    def _restore_zeros(self, sent: Numbers) -> Numbers:
+        """Return the residues of a whole ciphertext, zeros where c0 was not sent."""
+        if len(sent) == self.residues.count:
+            return sent
+        numbers = np.zeros(self.residues.count, dtype=_WORD)
+        numbers[: len(sent) - self.degree] = sent[: -self.degree]
+        numbers[self.degree :] = sent[-self.degree :]
+        return numbers
 
 
 def _require_count(blobs: Sequence[bytes], vectors: int, sender: str) -> None:
