@@ -63,6 +63,10 @@ def party(
     end_with_stdin: Annotated[
         bool, typer.Option("--end-with-stdin", hidden=True, help="End where stdin ends.")
     ] = False,
+    report: Annotated[
+        bool,
+        typer.Option("--report/--no-report", hidden=True, help="Report and say what came of it."),
+    ] = True,
     as_json: AsJson = False,
     json_events: JsonEvents = False,
     json_events_schema: Annotated[
@@ -126,11 +130,11 @@ def party(
     with progress.show_work(me, **how):
         finished.attack_own(records[0], file.folder, quiet=quiet)
     if result is None or result.folder is None:
-        if not end_with_stdin:  # else the parent process reports
+        if report:  # else the parent process reports
             finished.tell_helper(file.folder, quiet=quiet)
         return
     settings = RunFolder(result.folder).load_config()
-    if not end_with_stdin:
+    if report:
         finished.finish_run(
             settings, result, baselines=baselines, quiet=quiet, json_events=json_events
         )

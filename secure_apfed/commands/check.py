@@ -31,13 +31,19 @@ from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 if TYPE_CHECKING:
     from secure_apfed.data import OwnData
     from secure_apfed.exchange import Links
+    from secure_apfed.organisations.party import Connect
 
 _FEW_DAYS = 30
 _LITTLE_DISK = 2**30
 _APART_S = 300.0
 _NOT_UP = ("nobody listens there", "reached nobody", "did not come to the relay")
+_SETTINGS = 2
 _DATA = 3
 _REFUSED = 4
+SUBMIT_CHECK = (
+    "start all sites, then the organiser submits nvflare/job-check of its folder, and check.txt of "
+    "each party's folder says what was found"
+)
 _PATTERNS = "patterns of IDs"
 _MOST_PATTERNS = 12
 _LONGEST_PATTERN = 64
@@ -65,7 +71,7 @@ def check(
     A peer that is not running yet is not an error. An error ends with the exit code of a run that
     met it.
     """
-    checks = _Checks(config, is_quiet=as_json)
+    checks = Checks(config, is_quiet=as_json)
     findings = list(checks.run_checks(meet))
     if as_json:
         reported = [
@@ -89,10 +95,15 @@ def check(
         raise typer.Exit(checks.code)
 
 
-class _Checks:
-    """The checks of one party; `code` is the exit code of the first failure, or 0."""
+class Checks:
+    """The checks of one party; `code` is the exit code of the first failure, or 0.
 
-    def __init__(self, path: Path, *, is_quiet: bool = False) -> None:
+    `meet` connects it to the others; unless given, the link of the party's file does.
+    """
+
+    def __init__(
+        self, path: Path, *, is_quiet: bool = False, meet: "Connect | None" = None
+    ) -> None:
         """Load the party's file, settings, role, identity and sealed project."""
         from secure_apfed.base.faults import FaultList
         from secure_apfed.config.file import load_config
@@ -102,6 +113,7 @@ class _Checks:
 
         self.path = path
         self.is_quiet = is_quiet
+        self.meet = meet
         self.faults = FaultList()
         self.patterns: dict[str, int] = {}
         self.file = file = PartyFile.from_file(path)
@@ -141,13 +153,20 @@ class _Checks:
             self._certificate,
         ):
             yield from self._try_check(examine.__name__.strip("_").replace("_", " "), examine)
-        if meet_s is not None and not self.code:
+        if meet_s is not None and self.file.link == "nvflare" and self.meet is None:
+            self.code = self.code or _SETTINGS
+            text = f"the parties of a job of NVFlare's meet inside it: {SUBMIT_CHECK}"
+            yield Finding("meeting", "meeting", "missing", text)
+        elif meet_s is not None and not self.code:
             yield from self._try_check("meeting", partial(self._meet_peers, meet_s))
         elif not self.code:
             yield from self._try_check("peers", self._check_peers)
-            yield Finding(
-                "peers", "clock, version", "optional", "compared by project check --meet 60"
+            how = (
+                f"compared inside NVFlare: {SUBMIT_CHECK}"
+                if self.file.link == "nvflare"
+                else "compared by project check --meet 60"
             )
+            yield Finding("peers", "clock, version", "optional", how)
 
     def _try_check(self, name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         """Run one check; yield its findings, its failure, and its warnings."""
@@ -190,9 +209,14 @@ class _Checks:
     def _contract(self) -> Iterator[Finding]:
         """Check that the contract this party would sign agrees with the sealed project."""
         from secure_apfed.exchange.agreement import find_differences
-        from secure_apfed.organisations.project import SEALED, list_shared_settings
+        from secure_apfed.organisations.project import (
+            SEALED,
+            list_shared_settings,
+            require_agreed_link,
+        )
 
         file = self.file
+        require_agreed_link(file)
         sealed = self.sealed
         if sealed is None:
             text = f"{file.folder} holds no {SEALED} to compare with"
@@ -431,7 +455,8 @@ class _Checks:
         status.start_session(me, list(file.peers), None, meet_s=meet_s)
         board = progress.Board(lambda: (status.build_status(),))
         with progress.show_board(board, as_json=self.is_quiet):
-            transport = connect_peers(waits, self.identity, self.identities, status.observe_missing)
+            meet = self.meet or connect_peers
+            transport = meet(waits, self.identity, self.identities, status.observe_missing)
         links = Links(me, list(file.peers), transport.send_frame, lambda envelope, size: None)
         mine = {
             "version": _get_version(),
@@ -544,6 +569,13 @@ async def _compare_peers(
                 f"{peer} came for the run, and not to compare; all run project check --meet at once"
             ) from error
     return reports
+
+
+def spell_findings(checks: Checks, findings: Sequence[Finding]) -> str:
+    """Return the findings as lines of text, under whether the party is ready."""
+    title = f"{checks.file.party}: {'not ready' if checks.code else 'ready'}"
+    lines = [f"{_MARKS[finding.state]:6}{finding.name}: {finding.value}" for finding in findings]
+    return "\n".join([title, *lines, ""])
 
 
 def share_patterns(counts: Mapping[str, int]) -> dict[str, int]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from apfed_experiments.report.who_learns import RunFacts
     from secure_apfed.config import Config
     from secure_apfed.organisations.ending import EndPlan
+    from secure_apfed.organisations.engines import EngineName
     from secure_apfed.organisations.project import Proposal, SealedProject
     from secure_apfed.planning.forecast import Link
     from secure_apfed.settings.data import TableShape
@@ -76,6 +77,13 @@ def new(
         list[str] | None,
         typer.Option(metavar="NAME=ORGANISATION", help="Who runs the aggregator, or the dealer."),
     ] = None,
+    over: Annotated[
+        str, typer.Option(metavar="grpc|nvflare|flower", help="What carries or starts the parties.")
+    ] = "grpc",
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Of NVFlare's server, or of Flower's SuperLink."),
+    ] = None,
     together: _Together = None,
     folder: _Folder = None,
     columns: _Columns = False,
@@ -87,6 +95,7 @@ def new(
     from secure_apfed.config.file import load_config
     from secure_apfed.organisations.project import PROPOSAL, propose_project
 
+    engine = _parse_engine(over)
     config = load_config(config_file, overrides=overrides or (), own=True)
     home = folder or Path(party)
     relays = _parse_pairs("--relay", [relay] if relay else [])
@@ -101,6 +110,8 @@ def new(
         relay=relay_address,
         addresses=_parse_pairs("--at", at or ()),
         run_by=_parse_pairs("--run-by", run_by or ()),
+        over=engine,
+        server=server,
         together=_parse_groups(together or ()),
         show=partial(_show_proposal, party=party, as_json=as_json),
     )
@@ -128,6 +139,10 @@ def join(
         typer.Option(help="What to do about its empty cells; error unless given."),
     ] = None,
     columns: _Columns = False,
+    over: Annotated[
+        str | None,
+        typer.Option(metavar="grpc|nvflare|flower", help="The engine that was agreed on."),
+    ] = None,
     words: Annotated[
         str | None,
         typer.Option(help="The organiser's or the whole project's, as told by telephone."),
@@ -150,6 +165,8 @@ def join(
     )
     if words is not None:
         _check_words(words, file, organiser)
+    if over is not None:
+        _check_engine(over, file, organiser)
     if sealed:
         next_step = f"Next: secure-apfed project check --config {home / 'party.yaml'}"
         _show_sealed_project(
@@ -301,6 +318,17 @@ def _check_words(words: str, file: Path, organiser: "SealedProject | Proposal") 
         )
 
 
+def _check_engine(over: str, file: Path, organiser: "SealedProject | Proposal") -> None:
+    from secure_apfed.organisations.project import SealedProject
+
+    proposal = organiser.proposal_document if isinstance(organiser, SealedProject) else organiser
+    if _parse_engine(over) != proposal.over:
+        raise ConfigError(
+            f"--over {over}: {file} is over {proposal.over}; say --over {proposal.over}, or ask "
+            f"{proposal.party} for another proposal"
+        )
+
+
 @identity_app.command("new")
 def new_identity(folder: Annotated[Path, typer.Option()], as_json: AsJson = False) -> None:
     """Make identity.pem in a party's folder (mode 600), which must not have one."""
@@ -339,6 +367,15 @@ def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     if len(pairs) < len(texts) or not all(name and value for name, value in pairs.items()):
         raise ConfigError(f"{option} {' '.join(texts)}: expected NAME=VALUE, and each name once")
     return pairs
+
+
+def _parse_engine(text: str) -> "EngineName":
+    from secure_apfed.organisations.engines import find_engine
+
+    try:
+        return find_engine(text)
+    except ValueError as error:
+        raise ConfigError(f"--over: {error}") from None
 
 
 def _parse_groups(options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -436,12 +473,15 @@ def _describe_request(
     size = terminal.format_size
     yield "organiser", f"{proposal.party}, by telephone: {proposal.words}"
     yield "role", f"{proposal.roles[party]} of {config.method.title}"
+    no_address = "over the engine" if proposal.over == "nvflare" else "dials out only"
     for name, role in proposal.roles.items():
-        address = proposal.addresses.get(name, "dials out only")
+        address = proposal.addresses.get(name, no_address)
         organisation = proposal.run_by.get(name)
         yield f"{name} ({role})", f"{address}, run by {organisation}" if organisation else address
     if proposal.relay is not None:
         yield "relay", f"{proposal.relay}, run by {proposal.relay_by}"
+    if proposal.server is not None:
+        yield "engine", _describe_engine(proposal)
     if party in proposal.list_names("active", "passive"):
         labels = f", labels in {data.label_column}" if data.holds_labels(party) else ""
         ids = ", ".join(data.id_columns(party)) if data.parties else data.id_column
@@ -461,6 +501,21 @@ def _describe_request(
     guess = "" if own_shape is not None or not data.parties else ", for tables of 1,000 rows"
     yield "bytes", f"sends about {size(sends)}, gets about {size(gets)}{guess}"
     yield from _describe_serving(config, party, own_shape, role=proposal.roles[party])
+
+
+def _describe_engine(proposal: "Proposal") -> str:
+    """Return the engine, its server, who runs that, and what that organisation sees."""
+    from secure_apfed.organisations.engines import SERVER, TITLES
+
+    sees = {
+        "nvflare": "it sees who takes part, and times and sizes of sealed frames, and reads none",
+        "flower": "it sees who takes part, when, and how each party ended, and gets no frames; "
+        "who submits a run sends code to each SuperNode: see docs/flower.md",
+    }
+    return (
+        f"{TITLES[proposal.over]}, whose server is at {proposal.server}, run by "
+        f"{proposal.run_by[SERVER]}: {sees[proposal.over]}"
+    )
 
 
 def _describe_serving(
@@ -543,3 +598,6 @@ def _show_sealed_project(
             f"{allowed}"
         )
     typer.echo(next_step)
+    over = sealed.proposal_document.over
+    if over != "grpc":
+        typer.echo(f"Its engine: commands for this party are in {folder / over / 'README.md'}.")

@@ -421,7 +421,7 @@ def _start_processes(
     try:
         for name, file in files.items():
             command = [*_PROGRAM, "party", "--config", str(file), "--json-events"]
-            command += ["--end-with-stdin", *options]
+            command += ["--end-with-stdin", "--no-report", *options]
             with os.fdopen(open_regular(file.parent / _LOG, create=True), "ab") as log:
                 process = subprocess.Popen(  # noqa: S603 - this very program
                     command,

@@ -39,7 +39,11 @@ except ImportError as error:
         f"missing ({error}); run: {install_extra('nvflare')}"
     ) from error
 
-ALLOWED_CLASSES = ("nvflare.collab.runtime.", "secure_apfed.organisations.nvflare_site.")
+ALLOWED_CLASSES = (
+    "nvflare.collab.runtime.",
+    "secure_apfed.organisations.nvflare_site.",
+    "secure_apfed.commands.nvflare_check.",
+)
 """What `class_allow_list` has to hold at every site and at the server."""
 
 _LIST = "class_allow_list"

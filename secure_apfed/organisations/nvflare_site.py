@@ -83,7 +83,7 @@ class Site:
         threading.Thread(target=self._watch_abort, args=watch, daemon=True).start()
         _LOGGER.info("%s: its party begins", site)
         try:
-            self._run_party(site, partial(self._open_links, peers))
+            self.run_party(site, partial(self._open_links, peers))
         except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
             failure = _shareable_error(error)
             _LOGGER.error("%s: %s", site, failure)
@@ -110,11 +110,14 @@ class Site:
         """
         return self._playing
 
-    def _run_party(self, site: str, meet: Connect) -> None:
-        """Run the party by its own file, and log progress and errors locally."""
+    def run_party(self, site: str, meet: Connect) -> None:
+        """Run the party by its own file, and log progress and errors locally.
+
+        `meet` connects it by this job's calls.
+        """
         folder: Path | None = None
         try:
-            file = _party_file(site)
+            file = find_party_file(site)
             settings = PartyFile.from_file(file)
             if settings.party != site:
                 raise WrongSiteError(
@@ -292,8 +295,8 @@ class WrongSiteError(ConfigError):
     """A site names no party, or another one; the message contains nothing private to the site."""
 
 
-def _party_file(site: str) -> Path:
-    """Return the path of the party's file, from this site's environment. Raises WrongSiteError."""
+def find_party_file(site: str) -> Path:
+    """Return the file that the site's environment names; WrongSiteError: it names none."""
     if not (path := os.environ.get(PARTY_FILE)):
         raise WrongSiteError(
             f"{site}: start this site with {PARTY_FILE} in its environment: the path of its "

@@ -667,7 +667,10 @@ def join_session(
 ) -> Iterator[ConnectedParty]:
     """Lock the party's folder, load its rows, and connect it to the peers; see `run_party`."""
     status = status or StatusTracker()
+    from secure_apfed.organisations.project import require_agreed_link  # which reads party files
+
     require_open_project(file.folder)
+    require_agreed_link(file)
     config = load_config(file.config)
     refuse_code(config, source=f"{file.party}: {file.config}, which all parties share,")
     require_own_limits(file, config)

@@ -45,6 +45,13 @@ from secure_apfed.exchange.sockets import parse_address, spell_address
 from secure_apfed.learning.own_code import refuse_code
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations.coalitions import Conflict, find_conflicts
+from secure_apfed.organisations.engines import (
+    SERVER,
+    EngineName,
+    EnginePlan,
+    check_engine,
+    write_engine_files,
+)
 from secure_apfed.organisations.party import (
     ANSWERED,
     PARTY_FILE,
@@ -94,6 +101,8 @@ _SAID_OF_TABLES = (
     "missing",
     "date_formats",
 )
+_LINKS: Mapping[EngineName, str] = {"grpc": "grpc", "nvflare": "nvflare", "flower": "grpc"}
+"""The link of the parties' files, by engine: Flower starts parties that use links of their own."""
 _DocumentT = TypeVar("_DocumentT", bound="Document")
 
 
@@ -132,7 +141,10 @@ class Proposal(Document):
         settings: of the run, as `list_shared_settings` returns them.
         addresses: "host:port" of the parties that listen; the others only dial out.
         relay: the address that all dial instead; relay_by: the party that runs it.
-        run_by: organisations that run an aggregator or a dealer, or a party under another name.
+        over: the engine that starts the parties, and its links; server: where its server is
+            reached.
+        run_by: organisations that run an aggregator or a dealer, an engine's `server`, or a party
+            under another name.
         together: groups of parties that one organisation may run although it then reads more;
             each party that joins allows them by name, too.
     """
@@ -142,6 +154,8 @@ class Proposal(Document):
     addresses: dict[Name, Place] = {}
     relay: Place | None = None
     relay_by: Name | None = None
+    over: EngineName = "grpc"
+    server: Place | None = None
     run_by: dict[Name, Annotated[str, Field(max_length=64, pattern="^[ -~]+$")]] = {}
     together: Annotated[tuple[tuple[Name, ...], ...], Field(max_length=64)] = ()
 
@@ -221,7 +235,16 @@ class Proposal(Document):
             raise ValueError(
                 f"settings: {', '.join(private_keys)} is what each party says for itself"
             )
+        runs_server = SERVER in self.run_by and SERVER not in self.roles
         named = {self.party, *self.addresses, *self.run_by, *filter(None, [self.relay_by])}
+        named -= {SERVER} if runs_server else set()
+        check_engine(
+            self.over,
+            parties=self.roles,
+            server=self.server,
+            is_run=runs_server,
+            has_addresses=bool(self.addresses or self.relay),
+        )
         if unknown := sorted(named - set(self.roles)):
             raise ValueError(f"{', '.join(unknown)} is none of {', '.join(self.roles)}")
         for name in self.list_names("aggregator", "dealer"):
@@ -246,7 +269,7 @@ class Proposal(Document):
                 "a relay has an address and a party that runs it, and no other has any"
             )
         dialling = [name for name in self.roles if name not in self.addresses]
-        if self.relay is None and len(dialling) > 1:
+        if self.over != "nvflare" and self.relay is None and len(dialling) > 1:
             raise ValueError(
                 f"{' and '.join(dialling)} have no address, so they do not reach each other: give "
                 "all parties but one an address, or all of them a relay"
@@ -480,7 +503,8 @@ def propose_project(
     """Write a proposal, and the organiser's own answer, into its folder; run by the organiser
     `party`.
 
-    `fields`: addresses, relay, relay_by and run_by of the proposal; see `answer_proposal`.
+    `fields`: addresses, relay, relay_by, over, server and run_by of the proposal; see
+    `answer_proposal`.
     """
     identity = _prepare_folder(folder, party)
     try:
@@ -739,7 +763,42 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     fields["tls"]["revoked"] = (previous_tls or {}).get("revoked") or REVOKED
     write_atomically(written, as_yaml({**previous, **fields}).encode())
     PartyFile.from_file(written)
+    write_engine_files(proposal.over, _plan_engine(sealed, party, folder, config))
     return sealed
+
+
+def _plan_engine(sealed: SealedProject, party: str, folder: Path, config: Config) -> EnginePlan:
+    proposal = sealed.proposal_document
+    return EnginePlan(
+        party=party,
+        organiser=proposal.party,
+        parties=tuple(proposal.roles),
+        server=parse_address(proposal.server or "localhost:8002"),
+        server_by=proposal.run_by.get(SERVER, ""),
+        run_by=proposal.run_by,
+        project=sealed.digest.hex(),
+        restarts=config.rules.restarts,
+        folder=folder.absolute(),
+    )
+
+
+def require_agreed_link(file: PartyFile) -> None:
+    """Refuse another link in a party's file than its sealed project has, where there is one.
+
+    Raises:
+        ConfigError: names both, and who can change the project.
+    """
+    path = file.folder / SEALED
+    if not path.is_file():
+        return
+    proposal = SignedFile.from_file(path).open_document(SealedProject, path).proposal_document
+    agreed = _LINKS[proposal.over]
+    if file.link != agreed:
+        raise ConfigError(
+            f"{file.party}: link: {file.link} in {file.folder / PARTY_FILE}, and the sealed "
+            f"project is over {proposal.over}, whose link is {agreed}: put that back, or ask "
+            f"{proposal.party} for another proposal"
+        )
 
 
 def _remove_renewals(folder: Path, sealed: SealedProject) -> None:
@@ -758,7 +817,7 @@ def _party_file(sealed: SealedProject, party: str) -> dict[str, Any]:
         "active": proposal.list_names("active")[0],
         "passives": list(proposal.list_names("passive")),
         "config": RUN,
-        "link": "grpc",
+        "link": _LINKS[proposal.over],
         "tls": {"ca": _CA, "certificate": _CERTIFICATE, "key": _KEY},
         "peers": {
             name: {"address": proposal.addresses.get(name), "identity": answer.identity}

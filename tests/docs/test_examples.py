@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, HOOK, ROOT, text_of
+from tests.links.flower import Flower
 
 EXAMPLES = DOCS / "examples"
 
@@ -25,7 +26,6 @@ def told_by(name: str, home: Path) -> str:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
             "HOME": str(home),
-            "FLWR_TELEMETRY_ENABLED": "0",
         },
         check=False,
         timeout=200,
@@ -150,12 +150,33 @@ def test_an_attack_of_ones_own_is_swept_and_drawn(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 @pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None,
     reason="flwr is missing: the extra `flwr`, see docs/examples.md",
 )
-def test_hosts_of_flowers_get_the_scores_of_one_process(tmp_path: Path) -> None:
-    told = told_by("flower_vertical", tmp_path)
-    assert figure("scores differ", told) < 1e-3
-    assert figure("answered as a host", told) > 1, "one process kept what it needed"
+def test_hosts_of_flowers_get_the_scores_of_one_process_though_one_is_killed(
+    tmp_path: Path,
+) -> None:
+    app = EXAMPLES / "flower_vertical"
+    settle = [sys.executable, str(app / "vertical" / "settle.py"), str(tmp_path / "disks")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(settle, env=environment, check=True)
+    with Flower(tmp_path / "flower") as flower:
+        for name in ("clinic", "laboratory", "pharmacy"):
+            disk = tmp_path / "disks" / name
+            flower.start_node(name, f'host="{name}" disk="{disk}"', {})
+        disk = tmp_path / "disks" / "server"
+        with flower.run_app(app, "--run-config", f'disk="{disk}"') as running:
+            flower.wait_for("step 4 of 30", timeout=900)
+            flower.kill("laboratory")
+            flower.start_again("laboratory")
+            told = flower.wait_for("s a step", timeout=1800)
+            assert running.wait(60) == 0
+    assert "step 30 of 30" in told
+    assert figure("asked again", told.replace(",", "")) >= 1
     assert figure("accuracy", told) > 0.95
+    compared = subprocess.run(
+        [*settle, "compare"], env=environment, check=True, capture_output=True, text=True
+    )
+    assert figure("scores differ", compared.stdout) < 1e-3

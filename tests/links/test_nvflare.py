@@ -44,9 +44,10 @@ SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 WAIT = {"silent_passive": "wait", "patience_s": 60.0, "restarts": 2}
 JOB = (
     "import json, sys; from pathlib import Path;"
-    "from secure_apfed.organisations.nvflare_job import simulate;"
+    "from secure_apfed.organisations.nvflare_job import simulate_job;"
     "files, workspace, resume = json.loads(sys.argv[1]);"
-    "simulate({name: Path(file) for name, file in files.items()}, Path(workspace), resume=resume)"
+    "files = {name: Path(file) for name, file in files.items()};"
+    "simulate_job(files, Path(workspace), resume=resume)"
 )
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
 DEALT = {"alignment": {"protocol": "circuit"}}

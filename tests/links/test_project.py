@@ -21,7 +21,7 @@ from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.base.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, format_as_words
 from secure_apfed.cli import execute
-from secure_apfed.commands.check import _Checks
+from secure_apfed.commands.check import Checks
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import as_yaml, parse_yaml
 from secure_apfed.errors import ConfigError
@@ -760,7 +760,7 @@ def test_one_check_names_all_faults_of_several_tables_and_the_lines_that_mend_th
 
 def certificate_findings(home: Path) -> dict[str, tuple[str, str]]:
     """Return what `project check` says of certificates, or why it is wrong."""
-    checks = _Checks(home / "party.yaml")
+    checks = Checks(home / "party.yaml")
     return {
         one.name: (one.state, one.value) for one in checks._try_check("tls", checks._certificate)
     }
@@ -930,7 +930,7 @@ MET: dict[str, tuple[dict[str, int], dict[str, int], str, int, str]] = {
 @pytest.mark.parametrize("case", MET)
 def test_patterns_that_cannot_match_are_no_readiness(case: str) -> None:
     own, theirs, state, code, advice = MET[case]
-    checks = _Checks.__new__(_Checks)
+    checks = Checks.__new__(Checks)
     checks.code = 0
     checks.config = SimpleNamespace(alignment=AlignmentSettings())  # type: ignore[assignment]
     checks.file = SimpleNamespace(party="bank", peers={"shop": None})  # type: ignore[assignment]

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import make_intersection
-from secure_apfed.commands.check import _Checks
+from secure_apfed.commands.check import Checks
 from secure_apfed.commands.project import _show_proposal
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import as_yaml
@@ -212,7 +212,7 @@ def go_through(settings: Mapping[str, Any], tables: Path, folder: Path) -> None:
         if name in roles:
             if name != "bank":
                 project.accept_project(home["bank"] / project.SEALED, name, home[name])
-            checks = _Checks(home[name] / "party.yaml")
+            checks = Checks(home[name] / "party.yaml")
             for finding in checks._contract():
                 assert finding.state != "missing", finding
 
@@ -292,7 +292,7 @@ def test_hidden_overlaps_go_through(
     run.write_text(
         run.read_text().replace("overlaps: hidden", "overlaps: shown\n  protocol: opprf_ot")
     )
-    checks = _Checks(tmp_path / "shop" / "party.yaml")
+    checks = Checks(tmp_path / "shop" / "party.yaml")
     with pytest.raises(ConfigError, match=r"differs .* in alignment\.pairwise_overlaps"):
         list(checks._contract())
     shutil.rmtree(tmp_path / "shop")

@@ -1,0 +1,478 @@
+"""The files by which an engine starts the parties of a sealed project: NVFlare's or Flower's.
+
+Run by: each party, when it takes over a sealed project. The organiser's folder also gets what is
+made once: a project and jobs of NVFlare's, or an app of Flower's. The files hold names, addresses,
+paths and digests, and no secret. Protects from: names and addresses of other parties that would
+become part of a command, or another value of a file. Each is checked for its form when the proposal
+is read, and is written as a quoted word of the shell, or as a value of YAML, JSON or TOML.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from secure_apfed.base.files import write_atomically
+from secure_apfed.config.plain_yaml import as_yaml
+from secure_apfed.exchange.sockets import Address, parse_address, spell_address
+from secure_apfed.settings import unknown_name
+
+__all__ = [
+    "ENGINES",
+    "SERVER",
+    "EngineName",
+    "EnginePlan",
+    "check_engine",
+    "find_engine",
+    "write_engine_files",
+]
+
+EngineName: TypeAlias = Literal["grpc", "nvflare", "flower"]
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+TITLES: Mapping[EngineName, str] = {
+    "grpc": "the parties' own links",
+    "nvflare": "NVFlare",
+    "flower": "Flower",
+}
+SERVER = "server"
+"""Whom `run_by` of a proposal names for the engine's server; no party is called so over NVFlare."""
+
+_Words: TypeAlias = Sequence[str | Path]
+_PARTY_VARIABLE = "SECURE_APFED_PARTY"
+_LOG_VARIABLE = "SECURE_APFED_LOG"
+_PARTY = "party.yaml"
+_LOG = "log.txt"
+_SITE = "secure_apfed.organisations.nvflare_site"
+_RUNTIME = "nvflare.collab.runtime"
+_THREADS = {"collab_obj_ids": [], "max_inbound_call_threads": 100, "max_outbound_call_threads": 100}
+_NO_FILTERS: Mapping[str, Any] = {"task_data_filters": [], "task_result_filters": []}
+_BUILDERS = "nvflare.lighter.impl"
+_HOST_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_CERTIFIED_HOST = re.compile(rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*")
+_APP = "apfed_run"
+_CONNECTION = "apfed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlan:
+    """What the files are made of.
+
+    Attributes:
+        party: whose folder it is; organiser: who proposed the project.
+        parties: all names of the run, the active first.
+        server: where NVFlare's server or Flower's SuperLink is reached; server_by: who runs it, in
+            the organiser's words.
+        run_by: organisations that run a party under another name.
+        project: SHA-256 of the sealed project, hex.
+        restarts: how often a party begins again by itself.
+        folder: the party's own, absolute.
+    """
+
+    party: str
+    organiser: str
+    parties: tuple[str, ...]
+    server: Address
+    server_by: str
+    run_by: Mapping[str, str]
+    project: str
+    restarts: int
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        """The name of the project at an engine; no text of a party is part of it."""
+        return f"apfed-{self.project[:12]}"
+
+
+def find_engine(text: str) -> EngineName:
+    """Return the engine of this name, in any capitals; ValueError: there is none."""
+    for name in ENGINES:
+        if text.casefold() == name:
+            return name
+    raise ValueError(f"engine {unknown_name(text, ENGINES)}")
+
+
+def check_engine(
+    over: EngineName,
+    *,
+    parties: Iterable[str],
+    server: str | None,
+    is_run: bool,
+    has_addresses: bool,
+) -> None:
+    """Raise ValueError: the engine cannot carry these parties, or its server is not named.
+
+    Args:
+        server: "host:port" of the engine's server.
+        is_run: whether the proposal says who runs it.
+        has_addresses: whether parties or a relay have addresses of their own.
+    """
+    title = TITLES[over]
+    if over == "grpc":
+        if server is not None or is_run:
+            raise ValueError(
+                "a server is of an engine: leave --server and --run-by server=... out, or say "
+                f"--over {' or '.join(ENGINES[1:])}"
+            )
+        return
+    if server is None:
+        raise ValueError(
+            f"over {title} all sites dial one server; say where: --server host.example:8002"
+        )
+    if not is_run:
+        raise ValueError(
+            f"it is not said who runs the server of {title}, who sees who takes part, when and how "
+            f"much; say --run-by {SERVER}=ORGANISATION"
+        )
+    host, _ = parse_address(server)
+    if not _CERTIFIED_HOST.fullmatch(host):
+        raise ValueError(
+            f"a certificate of {title} is for a host of letters, digits, '-' and '.': name the "
+            f"server so, not {host}"
+        )
+    if over == "nvflare":
+        _check_sites(parties, has_addresses=has_addresses)
+
+
+def _check_sites(parties: Iterable[str], *, has_addresses: bool) -> None:
+    for name in parties:
+        if "." in name:
+            raise ValueError(f"NVFlare takes no dots in names of sites; rename {name}")
+        if name.casefold() == SERVER:
+            raise ValueError(f"{name} is the name of NVFlare's own server; rename that party")
+    if has_addresses:
+        raise ValueError(
+            "over NVFlare its server carries the frames, so parties and relays have no addresses: "
+            "leave --at and --relay out"
+        )
+
+
+def write_engine_files(over: EngineName, plan: EnginePlan) -> Path | None:
+    """Write the engine's files below the party's folder; return the page with the next commands.
+
+    Without an engine nothing is written, and None returned. Files of the same names are replaced.
+    """
+    make = _MAKERS.get(over)
+    if make is None:
+        return None
+    home = plan.folder / over
+    for name, text in make(plan, home).items():
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+    return home / "README.md"
+
+
+def _make_nvflare_files(plan: EnginePlan, home: Path) -> dict[str, str]:
+    files = {"site.env": _make_environment({_PARTY_VARIABLE: plan.folder / _PARTY})}
+    if plan.party == plan.organiser:
+        files["project.yml"] = as_yaml(_build_nvflare_project(plan))
+        for job, (site, options) in _JOBS.items():
+            files |= _make_job(plan, job, site, options)
+    files["README.md"] = _make_nvflare_page(plan, home)
+    return files
+
+
+_JOBS: Mapping[str, tuple[str, Mapping[str, bool]]] = {
+    "job-check": ("secure_apfed.commands.nvflare_check.CheckSite", {}),
+    "job": (f"{_SITE}.Site", {}),
+    "job-resume": (f"{_SITE}.Site", {"resume": True}),
+}
+"""Folders of jobs, and the class and options of each site in them."""
+
+
+def _build_nvflare_project(plan: EnginePlan) -> dict[str, Any]:
+    """Return the project for `nvflare provision`, as plain values."""
+    host, port = plan.server
+    server = {
+        "name": host,
+        "type": "server",
+        "org": _spell_organisation(plan.server_by),
+        "fed_learn_port": port,
+        "admin_port": port,
+    }
+    clients = [
+        {"name": name, "type": "client", "org": _spell_organisation(plan.run_by.get(name, name))}
+        for name in plan.parties
+    ]
+    lead = {
+        "name": _name_lead(plan),
+        "type": "admin",
+        "org": _spell_organisation(plan.run_by.get(plan.organiser, plan.organiser)),
+        "role": "lead",
+    }
+    workspace = {"template_file": ["master_template.yml"]}
+    return {
+        "api_version": 3,
+        "name": plan.title,
+        "description": "Secure APFed between organisations",
+        "participants": [server, *clients, lead],
+        "builders": [
+            {"path": f"{_BUILDERS}.workspace.WorkspaceBuilder", "args": workspace},
+            {
+                "path": f"{_BUILDERS}.static_file.StaticFileBuilder",
+                "args": {"config_folder": "config"},
+            },
+            {"path": "secure_apfed.organisations.nvflare_job.PartyKits"},
+            {"path": f"{_BUILDERS}.cert.CertBuilder"},
+            {"path": f"{_BUILDERS}.signature.SignatureBuilder"},
+        ],
+    }
+
+
+def _name_lead(plan: EnginePlan) -> str:
+    """Return the name of the kit that submits jobs; NVFlare wants the form of an e-mail address."""
+    return f"lead@{plan.organiser.replace('_', '-')}.example"
+
+
+def _spell_organisation(text: str) -> str:
+    """Return an organisation in the letters that NVFlare takes."""
+    return re.sub("[^A-Za-z0-9]+", "_", text).strip("_") or "unnamed"
+
+
+def _make_job(
+    plan: EnginePlan, job: str, party: str, options: Mapping[str, bool]
+) -> dict[str, str]:
+    """Return a job's files, the same as `PartyRecipe` of `nvflare_job.py` exports.
+
+    `party`: the class that plays a site's party.
+    """
+    server = {
+        "format_version": 2,
+        "workflows": [
+            {
+                "id": "controller",
+                "path": f"{_RUNTIME}.controller.CollabController",
+                "args": {"server_obj_id": "server", **_THREADS},
+            }
+        ],
+        "components": [{"id": "server", "path": f"{_SITE}.Server", "args": {}}],
+        **_NO_FILTERS,
+        "dead_client_grace_period": 0,
+    }
+    site = {
+        "format_version": 2,
+        "executors": [
+            {
+                "tasks": ["*"],
+                "executor": {
+                    "path": f"{_RUNTIME}.executor.CollabExecutor",
+                    "args": {"client_obj_id": "party", **_THREADS},
+                },
+            }
+        ],
+        "components": [{"id": "party", "path": party, "args": dict(options)}],
+        **_NO_FILTERS,
+    }
+    meta = {
+        "name": plan.title,
+        "resource_spec": {},
+        "min_clients": len(plan.parties),
+        "deploy_map": {
+            "app_server": ["server"],
+            **{f"app_{name}": [name] for name in plan.parties},
+        },
+        "mandatory_clients": list(plan.parties),
+    }
+    contents = {
+        "meta.json": meta,
+        "app_server/config/config_fed_server.json": server,
+        **{f"app_{name}/config/config_fed_client.json": site for name in plan.parties},
+    }
+    return {f"{job}/{name}": json.dumps(content, indent=2) for name, content in contents.items()}
+
+
+def _make_nvflare_page(plan: EnginePlan, home: Path) -> str:
+    kits = home / "kits" / plan.title / "prod_00"
+    host, _ = plan.server
+    submit: _Words = ["nvflare", "job", "submit", "--startup-kit", kits / _name_lead(plan), "-j"]
+    start: _Words = ["bash", "kit/startup/start.sh"]
+    make_kits = _Step(
+        f"Make the startup kits. The kit `{host}` is for who runs the server; every other kit is "
+        "for the party of its name alone",
+        [["nvflare", "provision", "-p", home / "project.yml", "-w", home / "kits"]],
+    )
+    start_server = _Step(
+        "Who runs the server starts it, `kit` being the folder of its kit", [start]
+    )
+    start_site = _Step(
+        f"Start the site, `kit` being the folder of the kit `{plan.party}`",
+        [["."], start],
+        source=home / "site.env",
+    )
+    texts = (
+        "Once all sites are up, let the parties meet and compare",
+        "Run",
+        "Resume after a stop",
+    )
+    submissions = [
+        _Step(text, [[*submit, home / job]]) for text, job in zip(texts, _JOBS, strict=True)
+    ]
+    steps = [start_site]
+    if plan.party == plan.organiser:
+        steps = [make_kits, start_server, start_site, *submissions]
+    return _make_page(plan, "NVFlare", steps)
+
+
+def _make_flower_files(plan: EnginePlan, home: Path) -> dict[str, str]:
+    environment = {
+        _PARTY_VARIABLE: plan.folder / _PARTY,
+        _LOG_VARIABLE: plan.folder / _LOG,
+    }
+    files = {"site.env": _make_environment(environment)}
+    if plan.party == plan.organiser:
+        app: dict[str, dict[str, Any]] = {
+            "project": {
+                "name": plan.title,
+                "version": "1.0.0",
+                "description": "The parties of one project of Secure APFed",
+                "license": "Apache-2.0",
+                "dependencies": [],
+            },
+            "tool.flwr.app": {"publisher": "secure-apfed"},
+            "tool.flwr.app.components": {
+                "serverapp": f"{_APP}.app:server",
+                "clientapp": f"{_APP}.app:host",
+            },
+            "tool.flwr.app.config": {
+                "parties": ",".join(plan.parties),
+                "project": plan.project,
+                "restarts": plan.restarts,
+            },
+        }
+        connection: dict[str, Any] = {
+            "address": spell_address(plan.server),
+            "root-certificates": str(home / "superlink.pem"),
+        }
+        files["app/pyproject.toml"] = _as_toml(app)
+        files[f"app/{_APP}/__init__.py"] = '"""The app of one project."""\n'
+        files[f"app/{_APP}/app.py"] = (
+            '"""Both parts are of the library, as each site has it installed."""\n\n'
+            "from secure_apfed.organisations.flower_app import host, server\n\n"
+            '__all__ = ["host", "server"]\n'
+        )
+        files["config.toml"] = _as_toml(
+            {"superlink": {"default": _CONNECTION}, f"superlink.{_CONNECTION}": connection}
+        )
+    files["README.md"] = _make_flower_page(plan, home)
+    return files
+
+
+def _make_flower_page(plan: EnginePlan, home: Path) -> str:
+    key = home / "supernode-key"
+    certificate = home / "superlink.pem"
+    make_key = _Step(
+        "Make the key of the SuperNode, and send `supernode-key.pub` to the organiser",
+        [["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key]],
+    )
+    node: _Words = [
+        "flower-supernode",
+        *("--superlink", spell_address(plan.server)),
+        *("--root-certificates", certificate),
+        *("--auth-supernode-private-key", key),
+        *("--node-config", f'party="{plan.party}" project="{plan.project}"'),
+    ]
+    start_node = _Step(
+        f"Put the SuperLink's `superlink.pem` into `{home.name}`, and start the SuperNode",
+        [["."], node],
+        source=home / "site.env",
+    )
+    steps = [make_key, start_node]
+    if plan.party == plan.organiser:
+        flwr: _Words = ["env", f"FLWR_HOME={home}", "flwr"]
+        register = _Step(
+            "Register each SuperNode, by the key that its party sent",
+            [[*flwr, "supernode", "register", f"{name}.pub", _CONNECTION] for name in plan.parties],
+        )
+        run = _Step(
+            "Run once all SuperNodes are up",
+            [[*flwr, "run", home / "app", _CONNECTION, "--stream"]],
+        )
+        steps = [make_key, _start_superlink(plan), register, start_node, run]
+    return _make_page(plan, "Flower", steps)
+
+
+def _start_superlink(plan: EnginePlan) -> "_Step":
+    host, port = plan.server
+    key = "superlink.key"
+    certificate = "superlink.pem"
+    kind = "IP" if re.fullmatch("[0-9.]+", host) else "DNS"
+    request = [
+        *("openssl", "req", "-x509", "-newkey", "rsa:3072", "-nodes", "-days", "365"),
+        *("-keyout", key, "-out", certificate),
+        *("-subj", f"/CN={host}", "-addext", f"subjectAltName={kind}:{host}"),
+    ]
+    superlink = [
+        *("flower-superlink", "--host", "0.0.0.0", "--port", str(port)),  # noqa: S104 - for all sites
+        *("--ssl-ca-certfile", certificate, "--ssl-certfile", certificate, "--ssl-keyfile", key),
+        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+    ]
+    return _Step(
+        f"Who runs the SuperLink makes `{certificate}`, sends it to all, and starts it",
+        [request, superlink],
+    )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What to do, and the commands for it; `["."]` stands for reading the site's variables."""
+
+    text: str
+    commands: Sequence[_Words]
+    source: Path | None = None
+
+    def spell_out(self, number: int) -> str:
+        lines = [self._spell_command(command) for command in self.commands]
+        return "\n".join([f"{number}. {self.text}:", "", *(f"       {line}" for line in lines), ""])
+
+    def _spell_command(self, command: _Words) -> str:
+        if list(command) == ["."] and self.source is not None:
+            return f"set -a; . {shlex.quote(str(self.source))}; set +a"
+        return shlex.join(map(str, command))
+
+
+def _make_page(plan: EnginePlan, title: str, steps: Sequence[_Step]) -> str:
+    first = (
+        f"# {title} at {plan.party}\n\n"
+        f"What {plan.party} runs, in this order. Nothing here is secret.\n"
+    )
+    return "\n".join([first, *(step.spell_out(at) for at, step in enumerate(steps, 1))])
+
+
+def _make_environment(variables: Mapping[str, Path]) -> str:
+    """Return a file that a shell reads with `.`, and systemd as an EnvironmentFile."""
+    return "".join(f"{name}={shlex.quote(str(path))}\n" for name, path in variables.items())
+
+
+def _as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return tables of texts, whole numbers and lists of texts as TOML."""
+    lines: list[str] = []
+    for name, values in tables.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {_spell_toml(value)}" for key, value in values.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _spell_toml(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_spell_toml, value))}]"
+    if isinstance(value, str):
+        return '"' + "".join(map(_escape_in_toml, value)) + '"'
+    return str(value)
+
+
+def _escape_in_toml(character: str) -> str:
+    """Return one character as it stands in a basic string of TOML."""
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\U{ord(character):08X}"
+
+
+_MAKERS: Mapping[EngineName, Callable[[EnginePlan, Path], dict[str, str]]] = {
+    "nvflare": _make_nvflare_files,
+    "flower": _make_flower_files,
+}
