@@ -73,7 +73,7 @@ class Flower:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=self.environment | more,
+            env={**self.environment, **more},
             start_new_session=True,
         )
 

@@ -119,8 +119,8 @@ def test_over_nvflare_everybody_gets_a_site_and_the_organiser_a_project(
     assert content["participants"][0]["fed_learn_port"] == 8002
     for job in ("job", "job-resume", "job-check"):
         assert json.loads((home / job / "meta.json").read_bytes())["min_clients"] == 4
-        for file in (home / job).rglob("config_fed_*.json"):
-            paths = [one["path"] for one in json.loads(file.read_bytes())["components"]]
+        for part in (home / job).rglob("config_fed_*.json"):
+            paths = [one["path"] for one in json.loads(part.read_bytes())["components"]]
             assert all(path.startswith(SITES) for path in paths)
     words = commands_of(home / "README.md")
     assert [command[:2] for command in words] == [

@@ -17,7 +17,7 @@ from secure_apfed.config.file import load_config
 from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.organisations.engines import EngineName, EnginePlan, write_engine_files
 from secure_apfed.organisations.local import free_addresses, prepare_parties, run_locally
-from secure_apfed.runs.run import run
+from secure_apfed.runs.run import Way, run
 from tests.links.flower import Flower
 from tests.links.kits import Kits
 from tests.local.processes import model_digests
@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
 ]
 needs_nvflare = pytest.mark.skipif(
@@ -51,7 +51,7 @@ class Project:
     def __init__(self, config: Config, folder: Path, over: EngineName) -> None:
         self.run = folder / "run"
         make_private(self.run)
-        way = "nvflare" if over == "nvflare" else "grpc"
+        way: Way = "nvflare" if over == "nvflare" else "grpc"
         self.files = prepare_parties(config, self.run, over=way, timeout_s=60)
         names = tuple(self.files)
         (self.server,) = free_addresses(1)
@@ -110,7 +110,7 @@ def test_a_killed_site_ends_the_job_and_the_next_job_goes_on(tmp_path: Path) -> 
     project = Project(config_of(train={**SHORT, "epochs": 150}), tmp_path, "nvflare")
     with Kits(project.organiser, project.sites) as kits:
         first = kits.submit("job")
-        wait_until(lambda: project.has_trained(2))
+        wait_until(lambda: project.has_trained(2), "two epochs", within_s=600)
         kits.kill_job("passive-1")
         assert "FINISHED:COMPLETED" not in kits.wait_for(first)
         assert not (project.files["active"].parent / "result.json").exists()
@@ -124,7 +124,7 @@ def test_parties_at_supernodes_end_with_memorys_models(tmp_path: Path) -> None:
     with Flower(tmp_path / "flower", project.server) as flower:
         project.start_nodes(flower)
         with flower.run_app(project.organiser / "app") as app:
-            flower.wait_for("active: its party has ended", timeout=600)
+            flower.wait_for("active: its party has ended", timeout=900)
             assert app.wait(60) == 0
         told = flower.read("app")
         for name in project.files:
@@ -143,12 +143,12 @@ def test_a_killed_supernode_comes_back_and_the_run_ends_with_memorys_models(
     with Flower(tmp_path / "flower", project.server) as flower:
         project.start_nodes(flower)
         with flower.run_app(project.organiser / "app") as app:
-            flower.wait_for("active: its party begins", timeout=200)
-            wait_until(lambda: project.has_trained(2))
+            flower.wait_for("active: its party begins", timeout=400)
+            wait_until(lambda: project.has_trained(2), "two epochs", within_s=600)
             flower.kill("passive-1")
             assert not (project.files["active"].parent / "result.json").exists()
             flower.start_again("passive-1")
-            flower.wait_for("active: its party has ended", timeout=600)
+            flower.wait_for("active: its party has ended", timeout=900)
             assert app.wait(60) == 0
         assert flower.read("app").count("passive-1: its party begins") == 2
         assert flower.read("app").count("passive-2: its party begins") == 1
