@@ -145,7 +145,7 @@ def join(
     ] = None,
     words: Annotated[
         str | None,
-        typer.Option(help="The organiser's or the whole project's, as told by telephone."),
+        typer.Option(help="The organiser's or the project's words, as read out by telephone."),
     ] = None,
     certificates: _Certificates = None,
     together: _Together = None,
@@ -412,15 +412,17 @@ def _show_proposal(
         try:
             links = forecast(config, shapes).links
         except DataError as error:  # other parties' tables may still do
-            terminal.show_note(f"note: what is sent cannot be told from this table alone: {error}")
+            terminal.show_note(
+                f"note: what is sent cannot be predicted from this table alone: {error}"
+            )
     facts = RunFacts.from_settings(config, passives=len(proposal.list_names("passive")), apart=True)
     request = dict(_describe_request(proposal, config, party, own_shape, links))
-    by_others = f"What is learnt of {party}"
+    by_others = f"What others learn about {party}"
     by_party = f"What {party} learns"
     learnt: dict[str, list[tuple[str, ...]]] = {
         by_others: list(_describe_leaks(proposal, facts, links, sender=party)),
         by_party: list(_describe_leaks(proposal, facts, links, receiver=party)),
-        "Who puts together what it has": [
+        "What colluding parties learn": [
             (coalition.who, coalition.learns)
             for coalition in COALITIONS
             if coalition.holds_for(facts)
@@ -439,15 +441,15 @@ def _show_proposal(
             }
         )
         return
-    terminal.show_rows(f"{config.name}: what is asked of {party}", ("", ""), list(request.items()))
+    terminal.show_rows(f"{config.name}: what {party} is asked for", ("", ""), list(request.items()))
     terminal.show_departures(departures)
     for sentence in organisations:
         terminal.show_note(f"note: {sentence}")
-    first = {by_others: "by whom: of what", by_party: "from whom: what"}
+    first = {by_others: "by whom: from what", by_party: "from whom: what"}
     for title, rows in learnt.items():
-        columns = (first.get(title, "who"), "can read", "what remains open")[
-            : len(rows[0]) if rows else 1
-        ]
+        if not rows:
+            continue
+        columns = (first.get(title, "who"), "can read", "what remains open")[: len(rows[0])]
         terminal.show_rows(f"\n{title}", columns, rows)
 
 
@@ -486,11 +488,11 @@ def _describe_request(
         labels = f", labels in {data.label_column}" if data.holds_labels(party) else ""
         ids = ", ".join(data.id_columns(party)) if data.parties else data.id_column
         yield "columns", f"IDs in {ids}{labels}; features: numbers, dates or texts"
-        table_text = "of which nothing is told (--table)"
+        table_text = "nothing about it is disclosed (--table)"
         if own_shape is not None:
-            named = ", ".join(own_shape.columns or ()) or "whose names stay here"
+            named = ", ".join(own_shape.columns or ()) or "names not disclosed"
             table_text = (
-                f"told: about {own_shape.rows:,} rows, {own_shape.features} features, {named}"
+                f"disclosed: about {own_shape.rows:,} rows, {own_shape.features} features, {named}"
             )
         yield "table", table_text if data.parties else f"its part of {data.dataset}"
     yield "training", f"{train.epochs} epochs at most, batches of {train.batch_size}"
@@ -581,7 +583,7 @@ def _show_sealed_project(
         terminal.print_json({"words": words, "project_words": sealed.project_words})
         return
     terminal.show_rows("Who takes part", ("", "words of its identity"), list(words.items()))
-    typer.echo(f"The whole project, by telephone the same at all: {sealed.project_words}")
+    typer.echo(f"Project words, compare by telephone: {sealed.project_words}")
     address = sealed.proposal_document.relay
     if address is not None and (folder / "relay-key.pem").exists():
         files = {name: folder / f"{name}.pem" for name in ("ca", "relay-certificate", "relay-key")}

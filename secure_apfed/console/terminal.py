@@ -280,7 +280,7 @@ def show_departures(departures: Sequence["Departure"]) -> None:
     """Print the settings that protect less than by default, or that there are none."""
     title = "\nProtects less than by default"
     if departures:
-        columns = ("setting", "is", "default", "protects", "what less means")
+        columns = ("setting", "is", "default", "protects", "consequence")
         show_rows(title, columns, [departure.row for departure in departures])
     else:
         show_rows(f"{title}: nothing", (), [])

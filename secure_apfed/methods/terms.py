@@ -145,9 +145,9 @@ def make_sum(
     helping = [name for name in passives if config.settings_of(name).weight > 0]
     if 1 in (len(passives), len(helping)) and not settings.allow_single_passive:
         raise ConfigError(
-            "secure_sum.allow_single_passive: a sum to which one passive alone adds hides nothing, "
-            "the active reads its gradient; take more passives with a weight above 0, or say true "
-            "and accept that"
+            "secure_sum.allow_single_passive: a sum of one passive hides nothing: the active reads "
+            "that passive's gradients. Add passives with a weight above 0, or accept this by "
+            "secure_sum: {allow_single_passive: true}"
         )
     clip = clip_of(config)
     if clip is None and kind is not PlainSum:

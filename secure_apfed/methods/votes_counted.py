@@ -145,8 +145,8 @@ class VoteTerms(ABC):
             )
         if passives == 1 and not config.secure_sum.allow_single_passive:
             raise ConfigError(
-                "secure_sum.allow_single_passive: a sum of one passive's votes hides nothing; take "
-                "more passives, or say true and accept that"
+                "secure_sum.allow_single_passive: a sum of one passive's votes hides nothing. Add "
+                "passives, or accept this by secure_sum: {allow_single_passive: true}"
             )
         return honest
 

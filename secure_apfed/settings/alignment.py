@@ -74,7 +74,7 @@ class AlignmentSettings(Settings):
         bool,
         EACH_ALONE,
         other_is_less(
-            EVERYBODY, "together with any party a dealer opens IDs of the others", False, True
+            EVERYBODY, "the dealer and any one party together can read the others' IDs", False, True
         ),
     ] = False
     pairwise_overlaps: Annotated[
@@ -87,13 +87,16 @@ class AlignmentSettings(Settings):
     mode: Annotated[
         Literal["all", "pairwise"],
         other_is_less(
-            PASSIVES, "a person whom one of them alone knows is alone in the sum", "all", "pairwise"
+            PASSIVES,
+            "the sum of a person whom only one passive knows is that passive's part",
+            "all",
+            "pairwise",
         ),
     ] = "all"
-    minimum_rows: Annotated[
-        int, lower_is_less(EVERYBODY, "an overlap of few people is opened, too")
-    ] = Field(default=2, ge=1)
-    maximum_ids: Annotated[int, higher_is_less(EVERYBODY, "a peer may try out more IDs")] = Field(
+    minimum_rows: Annotated[int, lower_is_less(EVERYBODY, "a small overlap is revealed, too")] = (
+        Field(default=2, ge=1)
+    )
+    maximum_ids: Annotated[int, higher_is_less(EVERYBODY, "a peer can test more IDs")] = Field(
         default=10_000_000, ge=1, lt=2**32
     )
     normalisation: Annotated[tuple[IdRule, ...], NOBODY] = ("unicode_nfc", "strip")

@@ -295,5 +295,5 @@ class FormSettings(MethodSettings):
 
     form: Annotated[
         Literal["soft", "hard"],
-        other_is_less(PASSIVES, "a vote tells shares of all classes", "hard", "soft"),
+        other_is_less(PASSIVES, "a vote reveals a share for every class", "hard", "soft"),
     ] = "soft"

@@ -46,14 +46,14 @@ class GuardSettings(Settings):
         Literal["none", "gaussian", "frozen_gaussian"] | CodeName,
         other_is_less(
             ACTIVE,
-            "representations, where some are sent, leave as they are",
+            "representations, if any, are sent without noise",
             ("gaussian", "frozen_gaussian"),
             "none",
         ),
     ]
-    clip: Annotated[
-        float, higher_is_less(ACTIVE, "one row may be longer beside the same noise")
-    ] = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
+    clip: Annotated[float, higher_is_less(ACTIVE, "rows may be longer for the same noise")] = Field(
+        1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP
+    )
     sigma: Annotated[float | None, lower_is_less(ACTIVE, "less noise is in what leaves")] = Field(
         None, gt=0
     )
@@ -63,7 +63,10 @@ class GuardSettings(Settings):
     noise: Annotated[
         Literal["secret", "reproducible_insecure"],
         other_is_less(
-            ACTIVE, "whoever knows the seed takes the noise off", "secret", "reproducible_insecure"
+            ACTIVE,
+            "anybody who knows the seed can remove the noise",
+            "secret",
+            "reproducible_insecure",
         ),
     ] = "secret"
 
@@ -156,9 +159,9 @@ class LabelSettings(Settings):
             ACTIVE, "training reads true labels", ("randomised_response", "lp_mst"), "none"
         ),
     ] = "none"
-    epsilon: Annotated[
-        float | None, higher_is_less(ACTIVE, "fewer labels are answered falsely")
-    ] = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
+    epsilon: Annotated[float | None, higher_is_less(ACTIVE, "fewer labels are randomised")] = Field(
+        None, gt=0, le=LARGEST_LABEL_EPSILON
+    )
 
     @model_validator(mode="after")
     def _check_one_strength(self) -> Self:

@@ -430,7 +430,7 @@ class PassiveSettings(Settings):
         float,
         other_is_less(
             PASSIVES,
-            "who adds nothing to a sum hides nobody in it",
+            "a passive that adds nothing hides nobody in the sum",
             True,
             False,
             read=_adds_to_sums,
@@ -438,7 +438,7 @@ class PassiveSettings(Settings):
     ] = Field(1.0, ge=0)
     model: ModelSettings | None = None
     allow_reading_all: Annotated[
-        bool, other_is_less(PASSIVES, "who reads a sum reads their columns", False, True)
+        bool, other_is_less(PASSIVES, "readers of a sum can read all their columns", False, True)
     ] = False
 
     @field_validator("objective", mode="before")
@@ -510,7 +510,7 @@ class SumSettings(Settings):
         str,
         other_is_less(
             PASSIVES,
-            "fewer parties read single contributions together, or one alone",
+            "fewer parties together, or one alone, can read single contributions",
             *_SUMS,
             read=_sum_name,
         ),
@@ -523,10 +523,11 @@ class SumSettings(Settings):
         Field(None, ge=2, le=24)
     )
     allow_single_passive: Annotated[
-        bool, other_is_less(PASSIVES, "the active reads what the only one adds", False, True)
+        bool,
+        other_is_less(PASSIVES, "the active reads the only passive's contribution", False, True),
     ] = False
     threshold: Annotated[
-        int | None, lower_is_less(PASSIVES, "fewer of them open a sum", null="most")
+        int | None, lower_is_less(PASSIVES, "fewer passives suffice for a sum", null="most")
     ] = Field(None, ge=1)
     noise: NoiseSettings | None = None
 
@@ -579,7 +580,9 @@ class RuleSettings(Settings):
     ] = 0
     silent_passive: Annotated[
         SilentPassive | None,
-        other_is_less(PASSIVES, "sums of fewer are opened", ("stop", "wait", None), "recover"),
+        other_is_less(
+            PASSIVES, "sums of fewer passives are revealed", ("stop", "wait", None), "recover"
+        ),
     ] = None
     patience_s: Annotated[float | None, NOBODY] = Field(None, gt=0, le=86_400)
     restarts: Annotated[

@@ -243,7 +243,7 @@ def test_what_was_isolated_is_read_like_a_gradient() -> None:
 def test_no_contract_gives_weight_to_one_passive_alone() -> None:
     safe: Any = {"method": "apfed_c", "secure_sum": {"allow_single_passive": False}}
     silent: Any = {"default": {"weight": 0.0}}
-    with pytest.raises(ConfigError, match="one passive alone adds hides nothing"):
+    with pytest.raises(ConfigError, match="a sum of one passive hides nothing"):
         LiveRun(live_config(**safe, passives={"passive-1": {}, **silent}))
     assert len(LiveRun(live_config(**safe, passives=silent)).passives) == 3
 

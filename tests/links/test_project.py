@@ -504,9 +504,9 @@ def test_the_commands_show_what_is_asked_and_learnt(
     assert "bank: alignment" in dict(
         map(tuple, (row[:2] for row in said["learnt"]["What shop learns"]))
     )
-    assert said["learnt"]["What is learnt of shop"]
+    assert said["learnt"]["What others learn about shop"]
     assert execute([*map(str, (*call[:-1], tmp_path / "another", *table, "--words", words))]) == 0
-    heads = capsys.readouterr().out.partition("What is learnt of shop")[2].splitlines()
+    heads = capsys.readouterr().out.partition("What others learn about shop")[2].splitlines()
     assert heads[1].split()[:2] == ["by", "whom:"]
     learns = next(at for at, line in enumerate(heads) if line == "What shop learns")
     assert heads[learns + 1].startswith("from whom: what")
