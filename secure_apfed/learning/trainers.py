@@ -29,6 +29,7 @@ from secure_apfed.learning.descent import (
     BY_SETTINGS,
     EVERY,
     ActiveNetworks,
+    Compute,
     OwnSteps,
     Trainer,
     explain_failure,
@@ -111,10 +112,7 @@ class ActiveTrainer(Trainer):
         rows, if configured.
         """
         if self._weighs:
-            weights_K = compute_balanced_weights(
-                self.labels_N[rows.to(self.labels_N.device)], classes
-            )
-            self._weights_K = self.compute.move_tensor(weights_K)
+            self._weights_K = _balance_classes(self.compute, self.labels_N, rows, classes)
 
     def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
         """Run the forward pass of one batch.
@@ -386,6 +384,15 @@ class HeadTrainer(Trainer):
         super().__init__(owner, modules, train=train, seed=seed, own=own)
         self._passives = tuple(passives)
         self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
+        self._weighs = train.class_weights == "balanced"
+        self._weights_K: Tensor | None = None
+
+    def weigh_classes(self, rows: Tensor, classes: int) -> None:
+        """Weight all classes equally in the loss, by the label counts of these rows of its table,
+        if configured.
+        """
+        if self._weighs:
+            self._weights_K = _balance_classes(self.compute, self.labels_N, rows, classes)
 
     def train_on_parts(
         self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
@@ -399,7 +406,12 @@ class HeadTrainer(Trainer):
         with self._run_networks(features_B), self.forward_pass(step):
             scores_BK = self.compute_scores(self.encoder(features_B), parts)
         labels_B = self.labels_N[self.compute.move_batch(own_B)]
-        loss = F.cross_entropy(scores_BK.to(self.compute.dtype), labels_B)
+        scores_BK = scores_BK.to(self.compute.dtype)
+        loss = (
+            F.cross_entropy(scores_BK, labels_B)
+            if self._weights_K is None
+            else Classification().compute_loss(scores_BK, labels_B, self._weights_K)
+        )
         self.require_own_weights(loss, *parts.values())
         loss.backward()
         self.step()
@@ -481,6 +493,12 @@ class EncoderTrainer(Trainer):
             self.require_own_weights(loss)
             loss.backward()
         self.step()
+
+
+def _balance_classes(compute: Compute, labels_N: Tensor, rows: Tensor, classes: int) -> Tensor:
+    """Return weights (K,) by which all classes count equally among these rows of a table."""
+    weights_K = compute_balanced_weights(labels_N[rows.to(labels_N.device)], classes)
+    return compute.move_tensor(weights_K)
 
 
 def _require_finite(owner: str, what: str, *results: Tensor | None) -> None:

@@ -54,6 +54,7 @@ class SummedSplitNnSettings(MethodSettings):
     sums_representations = True
     returns_gradients = True
     stops_early = True
+    weighs_classes = True
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
         """Return how many linear numbers of a person are read: D in each epoch, by other weights.

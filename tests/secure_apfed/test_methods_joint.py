@@ -14,10 +14,12 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, pack_tensors
+from secure_apfed.learning.trainers import HeadTrainer, SumTrainer
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.joint import FILLS, TvflActive, TvflPassive
 from secure_apfed.runs.run import run
+from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.seats import (
     CLASSES,
     ROWS,
@@ -430,3 +432,53 @@ def test_the_head_of_selu_networks_has_the_layers_that_were_asked_for() -> None:
     assert [one.out_features for one in layers] == [12, 6, 10]
     assert layers[0].in_features == 4 * 8
     assert not isinstance(learner.trainer.head[-1], nn.SELU)
+
+
+@pytest.mark.parametrize("kind", [HeadTrainer, SumTrainer])
+def test_class_weights_scale_the_gradients_that_passives_get(kind: type[HeadTrainer]) -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows_NF = torch.randn(10, 3, generator=draw)
+    labels_N = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1, 0])
+    others_BD = torch.randn(5, 2, generator=draw)
+    width = 2 if kind is SumTrainer else 4
+    encoder = nn.Linear(3, 2)
+    head = nn.Linear(width, 2)
+    own_BD = encoder(rows_NF[:5]).detach()
+    read_BD = own_BD + others_BD if kind is SumTrainer else torch.cat([own_BD, others_BD], 1)
+    scores_BK = read_BD @ head.weight.detach().T + head.bias.detach()
+    errors_BK = scores_BK.softmax(1) - nn.functional.one_hot(labels_N[:5], 2)
+    weights_K = torch.tensor([10 / (2 * 2), 10 / (2 * 8)])  # as scikit-learn's "balanced"
+    expected_BD = weights_K[labels_N[:5], None] * errors_BK @ head.weight.detach()[:, -2:] / 5
+    trainer = kind(
+        "clinic",
+        encoder,
+        head,
+        features_N=rows_NF,
+        labels_N=labels_N,
+        passives=("lab",),
+        train=TrainSettings(class_weights="balanced", device="cpu"),
+        seed=0,
+    )
+    trainer.weigh_classes(torch.arange(10), 2)
+    _, gradients = trainer.train_on_parts(0, torch.arange(5), {"lab": others_BD})
+    torch.testing.assert_close(gradients["lab"], expected_BD)
+
+
+@pytest.mark.parametrize("method", ["tvfl", "split_nn", "split_nn_sum"])
+def test_joint_training_weighs_classes_by_the_rows_that_it_learns(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weighed = []
+    weigh = HeadTrainer.weigh_classes
+
+    def note(self: HeadTrainer, rows: torch.Tensor, classes: int) -> None:
+        weigh(self, rows, classes)
+        weighed.append((len(rows), self._weights_K))
+
+    monkeypatch.setattr(HeadTrainer, "weigh_classes", note)
+    train = {"class_weights": "balanced", "epochs": 1, "batch_size": 64, "device": "cpu"}
+    run(small_config(method, train=train), None)
+    ((rows, weights_K),) = weighed
+    assert rows > 0
+    assert weights_K is not None
+    assert weights_K[0] != weights_K[1]
