@@ -173,9 +173,16 @@ ADVISED: dict[str, tuple[dict[str, Any], str | None]] = {
             "secure_sum": {"scheme": "plain", "masks": "pairwise"},
             "model": {"network": "mlp"},
         },
+        "train.class_weights=balanced",
+    ),
+    "together": (
+        {"method": "tvfl", "model": {"network": "mlp"}},
+        "train.class_weights=balanced",
+    ),
+    "together, weighed": (
+        {"method": "tvfl", "model": {"network": "mlp"}, "train": {"class_weights": "balanced"}},
         None,
     ),
-    "together": ({"method": "tvfl", "model": {"network": "mlp"}}, None),
 }
 
 
