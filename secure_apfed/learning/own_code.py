@@ -339,6 +339,7 @@ class FreshFamily(OwnFamily):
 class OwnObjective(Objective):
     """A passive's own loss; its results are checked at each call."""
 
+    is_own: ClassVar[bool] = True
     row_wise: ClassVar[bool] = False
 
     def __init__(self, loss: LossSource, settings: OwnLossSettings, *, owner: str) -> None:

@@ -302,6 +302,7 @@ class PassiveTrainer(Trainer):
         super().__init__(owner, modules, train=train, seed=seed, own=own, may_be_fixed=True)
         self.objective = objective
         self.features_N = self.compute.move_tensor(features_N)
+        self._checks_gradients = bool(getattr(objective, "is_own", False))
         self._check_due = rests_on_rows
 
     def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
@@ -343,7 +344,8 @@ class PassiveTrainer(Trainer):
                 f"{self._owner}: no gradient of its loss reaches z, so that it contributes "
                 "nothing; compute the loss from z"
             )
-        if not bool(z_B.grad.isfinite().all()):
+        # Of a loss of ours the sum checks it, so that a GPU is not asked here.
+        if self._checks_gradients and not bool(z_B.grad.isfinite().all()):
             raise ModelError(
                 f"{self._owner}: the gradient of its loss by z is NaN or infinite; lower "
                 "train.learning_rate, or mend the loss, as a square root or a norm at 0"
