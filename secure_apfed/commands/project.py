@@ -507,6 +507,7 @@ def _describe_request(
 
 def _describe_engine(proposal: "Proposal") -> str:
     """Return the engine, its server, who runs that, and what that organisation sees."""
+    from secure_apfed.base.peer_text import quote_text
     from secure_apfed.organisations.engines import SERVER, TITLES
 
     sees = {
@@ -516,7 +517,7 @@ def _describe_engine(proposal: "Proposal") -> str:
     }
     return (
         f"{TITLES[proposal.over]}, whose server is at {proposal.server}, run by "
-        f"{proposal.run_by[SERVER]}: {sees[proposal.over]}"
+        f"{quote_text(proposal.run_by[SERVER])}: {sees[proposal.over]}"
     )
 
 

@@ -310,7 +310,7 @@ def test_who_joins_reads_which_engine_and_what_its_server_sees(
     words = ["project", "join", str(proposal), "--as", "aggregator", "--over", "flower"]
     assert execute([*words, "--folder", str(made.home("aggregator"))]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "Flower, whose server is at fl.example:9092, run by Neutral: it sees who takes" in told
+    assert "Flower, whose server is at fl.example:9092, run by 'Neutral': it sees who takes" in told
 
 
 @pytest.mark.skipif(

@@ -81,6 +81,8 @@ FIELDS = (
     "identity",
     "relay",
     "relay_by",
+    "over",
+    "server",
     "addresses.bank",
     "run_by.aggregator",
     "together.0.0",
