@@ -5,8 +5,10 @@ ledger, or a sealed link without this package's parties, configuration or comman
 public names are one dot further: `secure_apfed.sums`, `.psi`, `.privacy`, `.attacks`, `.exchange`
 (conversations and links) and `.errors`.
 Names are loaded when they are first used, so that importing one part does not load all.
+The logger `secure_apfed` writes nothing unless its user gives it a handler (docs/python.md).
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from apfed_protocols.lazy_names import give_names
@@ -167,6 +169,8 @@ _MOVED = {
     ),
 }
 """Names that this package gave, by the module that gives them now."""
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 if not TYPE_CHECKING:  # type checkers read the imports above
     __getattr__, __dir__ = give_names(

@@ -4,6 +4,7 @@ Knows nothing of neural networks, opens no socket, reads no clock. Names are loa
 first used, so that importing one part does not load all.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from apfed_protocols.lazy_names import give_names
@@ -109,6 +110,8 @@ __all__ = [
     "suspend_role",
     "take_part",
 ]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 if not TYPE_CHECKING:  # type checkers read the imports above
     __getattr__, __dir__ = give_names(

@@ -4,6 +4,7 @@ Run by: whoever owns a transport. A role says what it wants to send (`Outgoing`)
 caller carries the bytes, authenticated and in order, and hands over what arrives.
 """
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,8 @@ from typing import NoReturn, Protocol, runtime_checkable
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
 __all__ = ["Conversation", "Outgoing", "converse", "take_part"]
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ def converse(
     while queue:
         sender, out = queue.pop(0)
         sent += len(out.body)
+        _LOGGER.debug("%s sends %d bytes to %s", sender, len(out.body), out.receiver)
         if record is not None:
             record(sender, out)
         if out.receiver not in roles:
@@ -115,6 +119,7 @@ def take_part(
             outbox.put(out)
         while not role.is_finished and not failures:
             peer, body = receive(patience_s)
+            _LOGGER.debug("receives %d bytes from %s", len(body), peer)
             for out in role.receive(peer, body):
                 outbox.put(out)
     except (OSError, EOFError) as error:
@@ -137,6 +142,7 @@ def _send_outbox(
     """Send messages as they come until None; append what `send` raises to `failures`."""
     try:
         while (out := outbox.get()) is not None:
+            _LOGGER.debug("sends %d bytes to %s", len(out.body), out.receiver)
             send(out.receiver, out.body)
     except BaseException as error:  # noqa: BLE001 - the caller raises it
         failures.append(error)

@@ -5,6 +5,7 @@ Run by: a simulation of all parties in one process. Code reports the start of a 
 up. Peak memory is the maximum of the process up to the end of the phase.
 """
 
+import logging
 import os
 import resource
 import sys
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+_LOGGER = logging.getLogger(__name__)
 PhaseName: TypeAlias = Literal[
     "start", "read", "agree", "align", "train", "baselines", "attacks", "report"
 ]
@@ -86,5 +88,6 @@ def profile_phases() -> Iterator[Phases]:
 
 def begin_phase(name: PhaseName) -> None:
     """Report that this phase begins here."""
+    _LOGGER.debug("phase begins: %s", name)
     if (phases := _PHASES.get()) is not None:
         phases.begin_phase(name)

@@ -9,6 +9,7 @@ refused. A role is an `async def` over its links and has no other input or outpu
 see whole messages only.
 """
 
+import logging
 import struct
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ UNNAMED_SESSION = "unnamed"
 _LENGTH_BYTES = 2
 _TAG_BYTES = 16  # of AES-GCM
 _REASON_LETTERS = 500
+_LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 Frame: TypeAlias = tuple[str, bytes]
 """Who sent it, and the sealed bytes."""
@@ -118,6 +120,19 @@ class LinkObserver(Protocol):
 def count_overhead(envelope: Envelope, *, sealed: bool) -> int:
     """Return the bytes of an envelope's frame besides its payload: header and seal."""
     return _LENGTH_BYTES + len(envelope.header) + (_TAG_BYTES if sealed else 0)
+
+
+def _log_envelope(action: str, envelope: Envelope, size: int) -> None:
+    """Log who exchanges what with whom, and how many bytes on the wire; nothing of the content."""
+    _LOGGER.debug(
+        "%s %s: step %d, from %s to %s, %d bytes",
+        action,
+        envelope.kind,
+        envelope.step,
+        envelope.sender,
+        envelope.receiver,
+        size,
+    )
 
 
 class Links:
@@ -201,6 +216,7 @@ class Links:
             self._written[receiver] += 1
             frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + sealed
             self._record(envelope, len(frame))
+            _log_envelope("sends", envelope, len(frame))
             for observer in self._observers:
                 observer.observe_outgoing(envelope, frame)
             self._post(receiver, frame)
@@ -384,10 +400,12 @@ class Links:
                 seal = self._seals[sender]
                 body = seal.open(body, sequence=claimed.sequence, associated=header)
         except RemoteProtocolError:
+            _LOGGER.warning("%s refuses a frame of %d bytes from %s", self.me, len(frame), sender)
             for observer in self._observers:
                 observer.observe_refusal(sender, frame)
             raise
         envelope = replace(claimed, payload=body)
+        _log_envelope("receives", envelope, len(frame))
         for observer in self._observers:
             observer.observe_incoming(envelope, frame)
         return envelope

@@ -14,6 +14,7 @@ must return an authenticated and encrypted connection to the same peer each time
 """
 
 import contextlib
+import logging
 import math
 import struct
 import threading
@@ -63,6 +64,7 @@ _PRESENT_S = 15.0  # how long after its greeting a peer counts as waiting
 _LAST_WORDS_S = 4.0  # how long an awaited peer may still send after a needed one left
 ALL_AGAIN = "start all parties again with a new session"
 _LONGEST_WAIT_S = 3600.0  # systems take no time-out of months
+_LOGGER = logging.getLogger(__name__)
 
 
 class RelayAbsentError(ConnectionError):
@@ -357,6 +359,8 @@ class ResumableLink:
         `gives_up`: whether the link fails for good.
         """
         reason = str(error) or "the connection ended"
+        level = logging.DEBUG if self._wire is None else logging.WARNING
+        _LOGGER.log(level, "no connection to %s: %s", self._peer, reason)
         if isinstance(error, ConnectionRefusedError):
             self.refusal = reason
         self.without_relay = reason if isinstance(error, RelayAbsentError) else ""
@@ -409,6 +413,7 @@ class ResumableLink:
             self._broken_at = None
             wire.users += 1
             self._on_change()
+        _LOGGER.info("connected to %s", self._peer)
         threading.Thread(target=self._run_writer, args=(wire,), daemon=True).start()
 
     def _handle_frame(self, frame: bytes) -> None:
@@ -534,6 +539,7 @@ class ResumableLink:
 
     def _record_failure(self, cause: str) -> None:
         """Fail the link for good with this reason, and wake all who wait."""
+        _LOGGER.info("the link to %s is over: %s", self._peer, why)
         with self._changed:
             self._failure = self._failure or cause
             self._changed.notify_all()

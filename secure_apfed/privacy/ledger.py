@@ -28,6 +28,7 @@ their process, and for noise under a sum, which no later session draws again.
 import base64
 import hashlib
 import json
+import logging
 import math
 import os
 import zlib
@@ -74,6 +75,7 @@ _RELEASED: Mapping[ReleaseFigure, str] = {
     "epsilon_v": "vote",
     "epsilon_c": "contribution",
 }
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -502,6 +504,12 @@ class PrivacyLedger:
                 )
                 self._ask_others(self, mu=mu, step=step)
             counts.add_release(release)
+            _LOGGER.debug(
+                "step %d: %d rows charged; the row with most releases has %d",
+                step,
+                len(release.rows),
+                counts.most,
+            )
         self.charges += 1
 
     def sync(self) -> None:

@@ -5,6 +5,7 @@ Run by: the experimenter. Files are complete even if the process is killed: see 
 """
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -309,6 +310,7 @@ def _run_in_processes(over: Way, *args: Any, **options: Any) -> RunResult:
     return run_locally(*args, over=over, **options)
 
 
+_LOGGER = logging.getLogger(__name__)
 TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
     "memory": run_in_memory,
     **{name: partial(_run_in_processes, way) for name, way in WAYS.items()},
@@ -353,4 +355,7 @@ def run(
         raise ConfigError(f"transport: {unknown_name(transport, TRANSPORTS)}")
     play = TRANSPORTS[transport]
     place = None if folder is None else Path(folder)
-    return play(config, place, data=data, resume=resume, on_progress=on_progress, **options)
+    _LOGGER.info("run %s begins: method %s over %s", config.name, config.method.name, transport)
+    result = play(config, place, data=data, resume=resume, on_progress=on_progress, **options)
+    _LOGGER.info("run %s has ended: %d bytes on the wire", config.name, result.wire_bytes)
+    return result

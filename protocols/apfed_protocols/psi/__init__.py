@@ -15,6 +15,7 @@ Example:
     [(1, 1), (2, 0)]
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -83,6 +84,7 @@ IntersectionName: TypeAlias = Literal[
 _AUTO: Literal["auto"] = "auto"
 _DEALER = "dealer (in memory)"
 _MANY_IDS = 20_000
+_LOGGER = logging.getLogger(__name__)
 _AS_WRITTEN = IdNormalisation()
 
 
@@ -211,6 +213,7 @@ def _run_parties(
         require_comparable({party: map(text_of, ids[party]) for party in (hub, *members)})
         sizes = {party: len(rows) for party, rows in ids.items()}
         chosen = choose_protocol(sizes) if name == _AUTO else name
+        _LOGGER.info("%s intersects the lists of %s", chosen, ", ".join(ids_by_party))
         protocol = SET_INTERSECTIONS[chosen](
             IntersectionAgreement(
                 session=session,

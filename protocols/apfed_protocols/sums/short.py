@@ -6,6 +6,7 @@ process: with all roles in one process all secrets are in one memory, so that is
 the service of an honest host. Parties in separate processes use `SumSession.join`.
 """
 
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -77,6 +78,7 @@ _SHORT: Mapping[str, str] = {
     "recoverable": format_sum_name("plain", "recoverable"),
     "masked bfv": format_sum_name("bfv", "pairwise"),
 }
+_LOGGER = logging.getLogger(__name__)
 _LEAST_EXPONENT = -99
 _MOST_EXPONENT = 99
 _MOST_EARLY = 1024
@@ -248,6 +250,7 @@ class SumSession(KeepsSecrets):
                 name: contributors[name].answer(request) for name, request in requests.items()
             }
         self._left_out = {name for name in contributors if name not in flat}
+        _LOGGER.debug("step %d: %d of %d contribute", binding.step, len(flat), len(contributors))
         combined = hub[-1].combine(bodies, binding.digest)
         total = hub[0].decode(combined, first.matrix.shape, binding)
         return first.restore_tree(total, off=self.described.compute_rounding_error())
@@ -305,6 +308,7 @@ class SumSession(KeepsSecrets):
         }
         ends = {me: role_of(self.described, me) for me in (agreement.receiver, agreement.combiner)}
         converse({**contributors, **ends})
+        _LOGGER.info("%s set up among %s", self.described.name, ", ".join(agreement.contributors))
         return contributors, [*ends.values()]
 
     def describe(self, *, hub: bool = False, signed: bool = True) -> str:
