@@ -8,6 +8,7 @@ import sysconfig
 import tomllib
 import venv
 import zipfile
+from email.parser import Parser
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ LOCKS = {
         "browser",
         "dev",
     ),
+    "requirements-cluster.lock": ("dask", "ray"),
     "requirements-nvflare.lock": ("nvflare", "all"),
     "requirements-flwr.lock": ("flwr",),
 }
@@ -206,6 +208,58 @@ def test_packages_and_examples_run_beside_folders_with_the_names_of_ours(
     assert all(Path(place).is_relative_to(clean_bin.parent) for place in told[len(FOLDERS) :])
     for arguments in (["--help"], ["run", "--help"]):
         assert "Usage" in _run(str(clean_bin / "secure-apfed"), *arguments, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_metadata_of_a_wheel_says_what_the_project_says(
+    distribution: str, wheels: dict[str, Path]
+) -> None:
+    with zipfile.ZipFile(wheels[distribution]) as archive:
+        (place,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        told = Parser().parsestr(archive.read(place).decode())
+        entries = [name for name in archive.namelist() if name.endswith("/entry_points.txt")]
+        commands = [archive.read(name).decode() for name in entries]
+        content = b"".join(map(archive.read, archive.namelist()))
+    project = _project(DISTRIBUTIONS[distribution][0])
+    assert (told["Name"], told["Version"]) == (project["name"], project["version"])
+    assert told["Requires-Python"] == project["requires-python"]
+    assert told["License-Expression"] == project["license"]
+    assert set(told.get_all("Provides-Extra", [])) == {*project["optional-dependencies"]}
+    required = {Requirement(line.split(";")[0]) for line in told.get_all("Requires-Dist", [])}
+    assert {Requirement(line.split(";")[0]) for line in project["dependencies"]} <= required
+    page = (DISTRIBUTIONS[distribution][0] / project["readme"]).read_text("utf-8")
+    assert str(told.get_payload()).strip() == page.strip()
+    scripts = project.get("scripts", {})
+    assert all(f"{name} = {target}" in commands[0] for name, target in scripts.items())
+    assert str(ROOT).encode() not in content, "a path of the machine that built it"
+
+
+CLEAN_PYTHONS = os.environ.get("SECURE_APFED_CLEAN_PYTHONS", "").split()
+"""Interpreters, by their paths, in whose new environments all is installed from an index."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not CLEAN_PYTHONS, reason="SECURE_APFED_CLEAN_PYTHONS names no interpreters")
+@pytest.mark.parametrize("python", CLEAN_PYTHONS)
+def test_the_wheels_run_the_readme_in_a_clean_environment(
+    python: str, wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    _run(python, "-m", "venv", str(tmp_path / "venv"), cwd=tmp_path)
+    fresh = str(tmp_path / "venv" / "bin" / "python")
+    pip = (fresh, "-m", "pip", "install", "--quiet")
+    pins = ("--constraint", str(ROOT / "requirements.lock"))
+    wanted = (str(wheels["apfed_protocols"]), f"{wheels['secure_apfed']}[experiments]")
+    _run(*pip, *pins, *wanted, cwd=tmp_path)
+    for number, page in enumerate(("protocols/README.md", "README.md")):
+        script = tmp_path / f"page{number}.py"
+        script.write_text("\n".join(blocks(page, "python")))
+        _run(fresh, "-W", "error::DeprecationWarning:secure_apfed", script.name, cwd=tmp_path)
+    for name in PACKAGES:
+        place = _run(fresh, "-c", f"import {name}; print({name}.__file__)", cwd=tmp_path)
+        assert Path(place.strip()).is_relative_to(tmp_path / "venv")
+    listed = _run(str(tmp_path / "venv" / "bin" / "secure-apfed"), "doctor", cwd=tmp_path)
+    assert PROJECT["version"] in listed
 
 
 def _resolve(folder: Path, python: str, *requirements: str) -> subprocess.CompletedProcess[str]:

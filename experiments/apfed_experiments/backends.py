@@ -1,23 +1,27 @@
-"""Where the runs of a study are computed: processes of this machine, or a Dask cluster.
+"""Where the runs of a study are computed: processes of this machine, a Dask or a Ray cluster.
 
 joblib's own registry does the work. All workers need this package, and the study's folder at the
-same path, since each run is stored there as it ends.
+same path, since each run is stored there as it ends. A run whose worker dies is played again, from
+its last checkpoint where the study keeps run folders.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 
 import joblib
 from joblib.parallel import BACKENDS
 
+from apfed_protocols.installing import install_extra
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import unknown_name
 
 __all__ = ["use_backend"]
 
+_ANSWERS_S = 10.0
 _LOCAL = ("loky", "multiprocessing", "threading", "sequential")
-_CLUSTER = "dask"
 
 
 @contextmanager
@@ -25,24 +29,26 @@ def use_backend(choice: str) -> Iterator[None]:
     """Compute the runs of studies in this block there.
 
     Args:
-        choice: "loky" (processes of this machine), "dask" (a cluster that starts on this machine),
-            "dask:ADDRESS" (one that runs), or another name of joblib's registry.
+        choice: "loky" (processes of this machine), "dask" or "ray" (a cluster that starts on this
+            machine), "dask:ADDRESS" or "ray:ADDRESS" (one that runs), or another name of joblib's
+            registry.
 
     Raises:
-        ConfigError: no such backend, or its package is missing.
+        ConfigError: no such backend, its package is missing, or nothing answers at the address.
     """
     name, _, address = choice.removeprefix("joblib:").partition(":")
-    known = sorted({*_LOCAL, *BACKENDS, _CLUSTER})
+    known = sorted({*_LOCAL, *BACKENDS, *_CLUSTERS})
     if name not in known:
         raise ConfigError(f"--backend {unknown_name(name, known)}")
-    if name == _CLUSTER:
-        with _connect_to_dask(address or None), joblib.parallel_config(backend=name):
+    if name in _CLUSTERS:
+        _require_package(name)
+        with _CLUSTERS[name](address or None), joblib.parallel_config(backend=name):
             yield
         return
     if address:
         raise ConfigError(
             f"--backend {name} computes on this machine and takes no address, got {address!r}; an "
-            f"address belongs to {_CLUSTER}:ADDRESS"
+            f"address belongs to {' or '.join(f'{cluster}:ADDRESS' for cluster in _CLUSTERS)}"
         )
     with joblib.parallel_config(backend=name):
         yield
@@ -50,13 +56,70 @@ def use_backend(choice: str) -> Iterator[None]:
 
 @contextmanager
 def _connect_to_dask(address: str | None) -> Iterator[None]:
-    """Connect to a scheduler, or start workers of this machine."""
-    if find_spec("distributed") is None:
-        raise ConfigError(
-            "--backend dask needs Dask's package 'distributed', which is not installed here; all "
-            "workers need it, too"
-        )
+    """Connect to a scheduler of Dask's, or start workers of this machine."""
     from distributed import Client
 
-    with Client(address):
+    try:
+        client = Client(address)
+    except (OSError, ValueError) as error:
+        raise ConfigError(_describe_absence("dask", address, error)) from error
+    with client:
         yield
+
+
+@contextmanager
+def _connect_to_ray(address: str | None) -> Iterator[None]:
+    """Connect to a cluster of Ray's, or start workers of this machine.
+
+    These compute at the priority of this process, not at the lowest, and report to nobody.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    import ray
+    from ray.exceptions import RayError
+
+    from apfed_experiments.ray_backend import RayBackend
+
+    joblib.register_parallel_backend("ray", RayBackend)
+    if ray.is_initialized():  # by the caller, who also ends it
+        yield
+        return
+    options: dict[str, bool] = {} if address else {"include_dashboard": False}
+    try:
+        if address:
+            _require_listener(address)
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **options)
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        raise ConfigError(_describe_absence("ray", address, error)) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+_CLUSTERS: Mapping[str, Callable[[str | None], AbstractContextManager[None]]] = {
+    "dask": _connect_to_dask,
+    "ray": _connect_to_ray,
+}
+_PACKAGES = {"dask": "distributed", "ray": "ray"}
+
+
+def _require_listener(address: str) -> None:
+    """Raise OSError where nothing listens at a host and port: Ray itself looks for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_ANSWERS_S).close()
+
+
+def _require_package(cluster: str) -> None:
+    package = _PACKAGES[cluster]
+    if find_spec(package) is None:
+        raise ConfigError(
+            f"--backend {cluster} needs the package '{package}', which is not installed here; run "
+            f"{install_extra(cluster)} here and at all workers"
+        )
+
+
+def _describe_absence(cluster: str, address: str | None, error: Exception) -> str:
+    place = f"at {address}" if address else "on this machine"
+    return f"--backend {cluster}: no cluster answers {place}: {error}"

@@ -57,8 +57,8 @@ def choose_backend(
     backend: Annotated[
         str,
         typer.Option(
-            help="Where runs are computed: loky (this machine), dask (workers that start here), or "
-            "dask:ADDRESS of a cluster that runs. Written before the study's name.",
+            help="Where runs are computed: loky (this machine), dask or ray (workers that start "
+            "here), dask:ADDRESS or ray:ADDRESS of a cluster. Written before the study's name.",
         ),
     ] = "loky",
 ) -> None:

@@ -1,0 +1,93 @@
+"""joblib's backend of a Ray cluster, which hands over each result as it is there.
+
+Run by: the process of a study, with `--backend ray`. The backend that Ray itself brings
+(`ray.util.joblib`) returns nothing before all runs are done, so a study would show no progress, and
+it replaces a base class of joblib's for the whole process. This one submits each batch as a task
+of Ray's. A task whose worker dies is played again by Ray; an error that a task raises is the
+study's, as of every backend.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import ray
+from joblib.parallel import ParallelBackendBase
+from ray.exceptions import RayTaskError
+
+__all__ = ["RayBackend"]
+
+_REPEATS = 3
+"""How often Ray plays a task again whose worker died."""
+
+
+def _play_task(task: Callable[[], Any]) -> Any:
+    return task()
+
+
+class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no annotations
+    """joblib's backend over the Ray cluster that this process is connected to."""
+
+    supports_retrieve_callback = True
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._play = ray.remote(num_cpus=1, max_retries=_REPEATS)(_play_task)
+        self._waiters: ThreadPoolExecutor | None = None
+        self._running: set[Any] = set()
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """Return how many tasks are under way at once; below 0: one for each CPU of the cluster."""
+        if n_jobs is None:
+            return 1
+        if n_jobs > 0:
+            return n_jobs
+        return max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def configure(self, n_jobs: int = 1, parallel: Any = None, **_: Any) -> int:
+        """Return how many tasks are under way at once; each has a thread here that waits for it."""
+        self.parallel = parallel
+        jobs = self.effective_n_jobs(n_jobs)
+        self._waiters = ThreadPoolExecutor(jobs, thread_name_prefix="ray task")
+        return jobs
+
+    def submit(
+        self, func: Callable[[], Any], callback: Callable[[Any], None] | None = None
+    ) -> "Future[Any]":
+        """Start a task, and call `callback` with its future when it is done.
+
+        It is called in a thread of this process, where it starts further tasks: in Ray's own it
+        would wait for itself.
+        """
+        assert self._waiters is not None, "configured before"
+        future = self._waiters.submit(self._await_task, func)
+        if callback is not None:
+            future.add_done_callback(callback)
+        return future
+
+    def _await_task(self, func: Callable[[], Any]) -> Any:
+        """Return a task's result, or raise its error as the task raised it."""
+        reference = self._play.remote(func)
+        self._running.add(reference)
+        try:
+            return ray.get(reference)
+        except RayTaskError as error:
+            raise error.cause from error
+        finally:
+            self._running.discard(reference)
+
+    def retrieve_result_callback(self, out: "Future[Any]") -> Any:
+        return out.result()
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        """End the tasks that are under way: the study ends by an error or an interrupt."""
+        if self._waiters is not None:
+            self._waiters.shutdown(wait=False, cancel_futures=True)
+        for reference in list(self._running):
+            ray.cancel(reference, force=True)
+        if ensure_ready:
+            self.configure(self.parallel.n_jobs, self.parallel)
+
+    def terminate(self) -> None:
+        if self._waiters is not None:
+            self._waiters.shutdown(wait=False)
