@@ -539,7 +539,7 @@ class ResumableLink:
 
     def _record_failure(self, cause: str) -> None:
         """Fail the link for good with this reason, and wake all who wait."""
-        _LOGGER.info("the link to %s is over: %s", self._peer, why)
+        _LOGGER.info("the link to %s is over: %s", self._peer, cause)
         with self._changed:
             self._failure = self._failure or cause
             self._changed.notify_all()
