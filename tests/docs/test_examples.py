@@ -1,5 +1,6 @@
 """Each example as it stands, in a process of its own: what it prints, and what it adds."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -7,9 +8,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from apfed_protocols import hub_pump
+from apfed_protocols.errors import LocalProtocolError
 from tests.docs.pages import DOCS, HOOK, ROOT, text_of
 from tests.links.flower import Flower
 
@@ -180,3 +185,55 @@ def test_hosts_of_flowers_get_the_scores_of_one_process_though_one_is_killed(
         [*settle, "compare"], env=environment, check=True, capture_output=True, text=True
     )
     assert figure("scores differ", compared.stdout) < 1e-3
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("flwr") is None,
+    reason="flwr is missing: the extra `flwr`, see docs/examples.md",
+)
+def test_a_host_of_flowers_repeats_its_answer_and_after_a_lost_role_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES / "flower_vertical"))
+    host, common, settle = (
+        importlib.import_module(f"vertical.{name}") for name in ("host", "common", "settle")
+    )
+    settle.settle_parties(tmp_path)
+    labels = np.load(tmp_path / "server" / "table.npy")
+    answers: list[tuple[str, bytes]] = []
+    every_score: list[Any] = []
+
+    def begin_session(session: str) -> Any:
+        def send(name: str, packet: bytes) -> None:
+            first = host.answer_once(name, tmp_path / name, session, packet)
+            assert host.answer_once(name, tmp_path / name, session, packet) == first
+            answers.append((name, first))
+
+        ends = {"server": common.describe_sum(session).make_receiver()}
+        signed = common.load_identity(tmp_path / "server")
+        return hub_pump(ends, send, lambda: answers.pop(0), **signed)
+
+    def train(hub: Any) -> None:
+        residual = np.zeros_like(labels)
+        if every_score:
+            residual = labels - 1 / (1 + np.exp(-every_score[-1]))
+        step = len(every_score).to_bytes(8, "big")
+        every_score.append(hub.step(step + residual.tobytes(), labels.shape))
+
+    hub = begin_session("first")
+    for _ in range(3):
+        train(hub)
+    state = tmp_path / "laboratory" / "state.json"
+    before = state.read_bytes()
+    train(hub)
+    every_score.pop()
+    state.write_bytes(before)  # it died before this file was replaced
+    with pytest.raises(LocalProtocolError):
+        train(hub)
+    answers.clear()
+    hub = begin_session("second")
+    for _ in range(3):
+        train(hub)
+    np.save(tmp_path / "server" / "scores.npy", every_score)
+    assert len(every_score) == 6
+    assert settle.compare_scores(tmp_path) < 1e-3
