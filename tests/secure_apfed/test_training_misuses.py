@@ -965,3 +965,15 @@ def test_a_loss_changes_no_rows_of_its_party() -> None:
     rows = ROWS[:, 4:].clone()
     train(make_active(), [make_passive(rows=rows, loss=change_rows), make_passive("b")], **QUICK)
     assert torch.equal(rows, ROWS[:, 4:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_network_trains_in_place(backend: str) -> None:
+    inner = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+    before = parameters_of(inner)
+    encoder = torch.compile(inner, backend=backend)
+    passives = [make_passive(), make_passive("b")]
+    result = train(make_active(encoder=encoder), passives, **{**QUICK, "baselines": True})
+    assert not torch.equal(before, parameters_of(inner))
+    assert result.alone is not None
