@@ -1,11 +1,12 @@
 """The front of gain against features read: which lines of a comparison no other line beats.
 
 A line is dominated where another one gains as much or more while less is read of the passives'
-features, by means over the seeds. Only lines with both figures take part: a line that nobody
-attacked is neither on the front nor dominated.
+features, by means over the seeds. A line that shows labels to the passives does not dominate one
+that shows them none: it asks for more trust. Only lines with both figures take part: a line that
+nobody attacked is neither on the front nor dominated.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -23,11 +24,13 @@ class FrontLine:
     Attributes:
         gain: over the best local model, a share of rows.
         read: R2 of the passives' features that the best attack reads, over its baseline.
+        shows_labels: whether the passives are shown labels of the active's.
     """
 
     name: str
     gain: Interval
     read: Interval
+    shows_labels: bool = False
 
 
 def find_front(
@@ -52,14 +55,21 @@ def find_front(
 
 def find_dominating(line: FrontLine, lines: Sequence[FrontLine]) -> FrontLine | None:
     """Return the line that beats this one by most points of gain; None: it is on the front."""
-    better = [
-        other
-        for other in lines
-        if other.gain.mean >= line.gain.mean
-        and other.read.mean <= line.read.mean
-        and (other.gain.mean, other.read.mean) != (line.gain.mean, line.read.mean)
-    ]
+    better = [other for other in lines if _dominates(other, line)]
     return max(better, key=lambda other: other.gain.mean, default=None)
+
+
+def _dominates(other: FrontLine, line: FrontLine) -> bool:
+    """Return whether `other` is nowhere worse than `line`, labels shown included, and differs."""
+    if other.shows_labels and not line.shows_labels:
+        return False
+    is_as_good = other.gain.mean >= line.gain.mean and other.read.mean <= line.read.mean
+    is_equal = (other.gain.mean, other.read.mean, other.shows_labels) == (
+        line.gain.mean,
+        line.read.mean,
+        line.shows_labels,
+    )
+    return is_as_good and not is_equal
 
 
 def describe_front(lines: Sequence[FrontLine]) -> str:
@@ -80,6 +90,24 @@ def describe_front(lines: Sequence[FrontLine]) -> str:
     return " ".join(sentences)
 
 
+def describe_dominated(fronts: Mapping[str, Sequence[FrontLine]]) -> str:
+    """Return the names of the lines that are dominated on every data set where they have both
+    figures, of several data sets; `fronts` holds the lines by data set.
+    """
+    names = dict.fromkeys(line.name for lines in fronts.values() for line in lines)
+    dominated = []
+    for name in names:
+        places = [
+            find_dominating(line, lines)
+            for lines in fronts.values()
+            for line in lines
+            if line.name == name
+        ]
+        if len(places) > 1 and all(other is not None for other in places):
+            dominated.append(f"{name} ({len(places)} data sets)")
+    return f"{', '.join(dominated)}." if dominated else "No line."
+
+
 def _describe_lines(lines: Sequence[FrontLine]) -> str:
     """Return the names of these lines with their gain and R2."""
     return "; ".join(
@@ -89,19 +117,22 @@ def _describe_lines(lines: Sequence[FrontLine]) -> str:
 
 
 def draw_front(path: Path, lines: Sequence[FrontLine], *, title: str) -> Picture:
-    """Draw gain against features read, the front as a line."""
+    """Draw gain against features read: a front where no labels are shown, and one of all lines."""
     with open_figure(path, (7.5, 4.4)) as figure:
         axes = figure.subplots()
-        front = find_front(
-            lines, read=lambda line: line.read.mean, worth=lambda line: line.gain.mean
-        )
-        axes.plot(
-            [line.read.mean for line in front],
-            [100 * line.gain.mean for line in front],
-            color=OURS,
-            linewidth=1.5,
-            zorder=1,
-        )
+        without_labels = [line for line in lines if not line.shows_labels]
+        for compared, style in ((without_labels, "-"), (lines, "--")):
+            front = find_front(
+                compared, read=lambda line: line.read.mean, worth=lambda line: line.gain.mean
+            )
+            axes.plot(
+                [line.read.mean for line in front],
+                [100 * line.gain.mean for line in front],
+                color=OURS,
+                linestyle=style,
+                linewidth=1.5,
+                zorder=1,
+            )
         for number, line in enumerate(lines):
             is_dominated = find_dominating(line, lines) is not None
             colour = COLOURS[number % len(COLOURS)]
@@ -110,7 +141,7 @@ def draw_front(path: Path, lines: Sequence[FrontLine], *, title: str) -> Picture
                 100 * line.gain.mean,
                 xerr=line.read.compute_error_bars(),
                 yerr=line.gain.compute_error_bars(100),
-                fmt="o",
+                fmt="s" if line.shows_labels else "o",
                 color=colour,
                 markerfacecolor="white" if is_dominated else colour,
                 capsize=2.5,
@@ -125,6 +156,8 @@ def draw_front(path: Path, lines: Sequence[FrontLine], *, title: str) -> Picture
     return Picture(
         path=path,
         title=f"{title}: gain against features read",
-        caption="Means over the seeds with 95 % intervals. Hollow: dominated, since another line "
-        "gains as much or more while less is read.",
+        caption="Means over the seeds with 95 % intervals. Squares show labels to the passives, "
+        "circles do not. The solid line is the front of circles, the dashed one that of all. "
+        "Hollow: dominated, since another line that shows no more gains as much or more while less "
+        "is read.",
     )

@@ -1,11 +1,13 @@
 """The front of gain against features read."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from apfed_experiments.front import (
     FrontLine,
+    describe_dominated,
     describe_front,
     draw_front,
     find_dominating,
@@ -50,6 +52,19 @@ def test_equal_lines_do_not_dominate_each_other() -> None:
     assert [find_dominating(each, equal) for each in equal] == [None, None]
 
 
+@pytest.mark.parametrize("shows", [False, True])
+def test_a_line_that_shows_labels_does_not_dominate_one_that_shows_none(shows: bool) -> None:
+    better = replace(line("better", 0.06, 0.1), shows_labels=True)
+    worse = replace(line("worse", 0.05, 0.2), shows_labels=shows)
+    assert find_dominating(worse, [better, worse]) == (better if shows else None)
+
+
+def test_of_two_equal_lines_the_one_that_shows_labels_is_dominated() -> None:
+    silent = line("silent", 0.05, 0.1)
+    shown = replace(silent, name="shown", shows_labels=True)
+    assert [find_dominating(each, [silent, shown]) for each in (silent, shown)] == [None, silent]
+
+
 def test_the_front_is_the_lines_that_nobody_dominates_least_read_first() -> None:
     front = find_front(LINES, read=lambda line: line.read.mean, worth=lambda line: line.gain.mean)
     assert [line.name for line in front] == [
@@ -73,3 +88,19 @@ def test_the_front_is_drawn(tmp_path: Path) -> None:
     picture = draw_front(tmp_path / "front.png", LINES, title="numerals")
     assert picture.path.read_bytes().startswith(b"\x89PNG")
     assert "dominated" in picture.caption
+
+
+BETTER = line("better", 0.06, 0.1)
+WORSE = line("worse", 0.05, 0.2)
+OTHERS: dict[str, tuple[dict[str, list[FrontLine]], str]] = {
+    "on all data sets": ({"a": [BETTER, WORSE], "b": [BETTER, WORSE]}, "worse (2 data sets)."),
+    "on one of two": ({"a": [BETTER, WORSE], "b": [line("better", 0.0, 0.3), WORSE]}, "No line."),
+    "measured on one alone": ({"a": [BETTER, WORSE], "b": [BETTER]}, "No line."),
+    "no figures": ({"a": [], "b": []}, "No line."),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_line_is_named_where_it_is_dominated_on_every_data_set(name: str) -> None:
+    fronts, sentence = OTHERS[name]
+    assert describe_dominated(fronts) == sentence
