@@ -41,7 +41,6 @@ from secure_apfed.methods.method import (
     Method,
     SessionTerms,
     StepCounter,
-    pick_learnt_rows,
 )
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import Student, train_student
@@ -141,7 +140,7 @@ class TvflActive(ActiveRole):
         self._alone: Student | None = None
         self._aligned_test_rows = positions_of(aligned, own.data.test_rows)
         if own.config.method.weighs_classes:
-            trainer.weigh_classes(aligned[pick_learnt_rows(self, own.config)], self._classes)
+            trainer.weigh_classes(aligned[self.list_learnt_rows(own.config)], self._classes)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Request representations, train the head on them, and return gradients (3M envelopes).

@@ -205,6 +205,10 @@ class ActiveRole(Role, ABC):
         """
         raise LocalProtocolError(f"{self.name} has no model that could be asked for labels")
 
+    def list_learnt_rows(self, config: RunSettings) -> Tensor:
+        """Return its training rows except those that are held out."""
+        return pick_learnt_rows(self, config)
+
     def rows_with_label(self) -> Tensor:
         """Return a mask over `training_rows`: which have a label, so that they can serve as
         held-out rows.

@@ -29,7 +29,6 @@ from secure_apfed.methods.method import (
     Lockstep,
     Method,
     StepCounter,
-    pick_learnt_rows,
 )
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.settings.method import MethodSettings
@@ -106,7 +105,7 @@ class SingleViewActive(ActiveRole):
 
     @property
     def learnt(self) -> Tensor:
-        return pick_learnt_rows(self, self._own.config)
+        return self.list_learnt_rows(self._own.config)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Descend on the task loss of these rows of its own table.
