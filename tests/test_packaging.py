@@ -258,8 +258,10 @@ def test_the_wheels_run_the_readme_in_a_clean_environment(
     for name in PACKAGES:
         place = _run(fresh, "-c", f"import {name}; print({name}.__file__)", cwd=tmp_path)
         assert Path(place.strip()).is_relative_to(tmp_path / "venv")
-    listed = _run(str(tmp_path / "venv" / "bin" / "secure-apfed"), "doctor", cwd=tmp_path)
-    assert PROJECT["version"] in listed
+    version = _run(fresh, "-c", "import secure_apfed as s; print(s.__version__)", cwd=tmp_path)
+    assert version.strip() == PROJECT["version"]
+    command = str(tmp_path / "venv" / "bin" / "secure-apfed")
+    assert "This machine" in _run(command, "doctor", cwd=tmp_path)
 
 
 def _resolve(folder: Path, python: str, *requirements: str) -> subprocess.CompletedProcess[str]:
