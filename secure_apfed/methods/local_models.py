@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from secure_apfed.base.seeds import one_thread
+from secure_apfed.base.working import working_on
 from secure_apfed.data import PartyTable
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import ActiveNetworks
@@ -210,7 +211,8 @@ class LocalEnding:
 
     def fit_models(self, encoder: nn.Module, labels_N: Tensor) -> LocalModels:
         """Fit local models to the labels of its table; see `fit_local_models`."""
-        self.fitted = self._fit(encoder, self.make_task(labels_N))
+        with working_on("local models", "learning the labels"):
+            self.fitted = self._fit(encoder, self.make_task(labels_N))
         return self.fitted
 
     def refit_excluding(

@@ -13,7 +13,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from secure_apfed.base.working import working_on
 from secure_apfed.contract import Contract
 from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Links
@@ -118,8 +117,7 @@ class SingleViewActive(ActiveRole):
         """Fit local models with the labels, or spread labels over h, if configured."""
         trainer = self.trainer
         if self.ending is not None:
-            with working_on("local models", "learning the labels"):
-                fitted = self.ending.fit_models(trainer.networks.encoder, trainer.labels_N)
+            fitted = self.ending.fit_models(trainer.networks.encoder, trainer.labels_N)
             self.local_models = fitted.as_json()
         elif self._own.config.train.spread_labels:
             trainer.spread_labels(self.learnt)
