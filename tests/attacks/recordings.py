@@ -57,11 +57,11 @@ def live_config(method: str, *, views: int = 4, **changes: dict[str, Any]) -> Co
     return Config.model_validate(base | merged)
 
 
-def attacked(recording: Recording, name: str, seed: int = 0, **options: Any) -> tuple[Any, ...]:
+def run_attack(recording: Recording, name: str, seed: int = 0, **options: Any) -> tuple[Any, ...]:
     return run_attacks(recording, [AttackChoice(name=name, options=options)], seed=seed)
 
 
-def attacked_by(
+def run_attack_by(
     adversary: str,
     recording: Recording,
     name: str,
@@ -83,17 +83,17 @@ def play(
     return play_from(run, attack, "passive-1", seed=0)
 
 
-def with_opened(recording: Recording, opened: Mapping[int, Tensor]) -> Recording:
+def replace_opened_sums(recording: Recording, opened: Mapping[int, Tensor]) -> Recording:
     """The same, with these in the place of the sums that the active decoded, by step."""
     envelopes = recording.transcript.envelopes_by_epoch
     kept: Any = SimpleNamespace(envelopes_by_epoch=envelopes, sums_by_step=opened)
     return replace(recording, transcript=kept)
 
 
-def noise_opened(recording: Recording, seed: int = 0) -> Recording:
+def replace_sums_by_noise(recording: Recording, seed: int = 0) -> Recording:
     view = view_of(recording, ["active"], knowledge=Knowledge(classes=3))
     draw = torch.Generator().manual_seed(seed)
-    return with_opened(
+    return replace_opened_sums(
         recording,
         {
             step: torch.randn(z.shape, generator=draw)
@@ -103,7 +103,9 @@ def noise_opened(recording: Recording, seed: int = 0) -> Recording:
     )
 
 
-def _projected(recording: Recording, seed: int) -> Iterator[tuple[Any, Tensor, Tensor, Tensor]]:
+def _iter_projections(
+    recording: Recording, seed: int
+) -> Iterator[tuple[Any, Tensor, Tensor, Tensor]]:
     """Yield step, positions, what was sent, and a projection of passive-1's features, noised."""
     view = view_of(recording, ["active"], knowledge=Knowledge(classes=3))
     features = truth_of(recording).features["passive-1"].flatten(1).double()
@@ -115,29 +117,31 @@ def _projected(recording: Recording, seed: int) -> Iterator[tuple[Any, Tensor, T
             yield step, rows_B, z_BD.double().flatten(1), features[rows_B] @ weights + noise
 
 
-def with_projections(recording: Recording, seed: int = 0, *, along: float = 0.0) -> Recording:
+def replace_sums_by_projections(
+    recording: Recording, seed: int = 0, *, along: float = 0.0
+) -> Recording:
     """The same, whose sums are a projection of the first passive's features, noised every step.
 
     `along` times a linear image of what was sent is added, as a linear decoder's gradient has it.
     """
     opened = {
         step: projected_BD + along * z_BD @ normal(z_BD.shape[1], z_BD.shape[1], seed=seed + 1)
-        for step, _, z_BD, projected_BD in _projected(recording, seed)
+        for step, _, z_BD, projected_BD in _iter_projections(recording, seed)
     }
-    return with_opened(recording, opened)
+    return replace_opened_sums(recording, opened)
 
 
-def with_contrasts(recording: Recording, seed: int = 0) -> Recording:
+def replace_sums_by_contrasts(recording: Recording, seed: int = 0) -> Recording:
     """The same, whose sums are -(I - u u^T) p / |z|, p a projection of passive-1's features."""
     opened: dict[int, Tensor] = {}
-    for step, _, z_BD, p_BD in _projected(recording, seed):
+    for step, _, z_BD, p_BD in _iter_projections(recording, seed):
         length_B1 = z_BD.norm(dim=1, keepdim=True)
         u_BD = z_BD / length_B1
         opened[step] = -(p_BD - u_BD * (u_BD * p_BD).sum(dim=1, keepdim=True)) / length_B1
-    return with_opened(recording, opened)
+    return replace_opened_sums(recording, opened)
 
 
-def with_contributions(recording: Recording, *, planted: bool, seed: int = 0) -> Recording:
+def add_contributions(recording: Recording, *, planted: bool, seed: int = 0) -> Recording:
     """The same, where the aggregator got a frame of passive-1 in every step.
 
     A projection of its features under a plain sum, or words as masks make them.
@@ -146,7 +150,7 @@ def with_contributions(recording: Recording, *, planted: bool, seed: int = 0) ->
     draw = np.random.default_rng(seed)
     kept = {epoch: list(sent) for epoch, sent in recording.transcript.envelopes_by_epoch.items()}
     epoch_of = {one.step: epoch for epoch, sent in kept.items() for one in sent}
-    for step, rows_B, z_BD, projected_BD in _projected(recording, seed):
+    for step, rows_B, z_BD, projected_BD in _iter_projections(recording, seed):
         words = draw.integers(2**32, size=projected_BD.shape, dtype=np.uint32)
         sent_BD = projected_BD.float().numpy() if planted else words
         frame = Frame(
@@ -198,12 +202,12 @@ class ByHeart(nn.Module):
         return scores
 
 
-def trained_rows(recording: Recording) -> Tensor:
+def list_trained_rows(recording: Recording) -> Tensor:
     aligned = recording.alignment["active"]
     return torch.isin(aligned, recording.data.train_rows).nonzero().flatten()
 
 
-def _with(recording: Recording, **settings: Any) -> Recording:
+def _change_settings(recording: Recording, **settings: Any) -> Recording:
     """The same, said to have been made with these settings."""
     said = recording.config.model_dump(mode="json") | settings
     return replace(recording, config=Config.model_validate(said))
@@ -216,7 +220,7 @@ def ask(
 
     By epoch, `z` is sent of all aligned rows (A, C), and `opened` what the active opens (A, D).
     """
-    rows = trained_rows(empty).flip(0)
+    rows = list_trained_rows(empty).flip(0)
     for epoch in range(max(len(z), len(opened))):
         empty.transcript.begin_epoch(epoch)
         tensors = {"rows": rows} | ({"z": z[epoch][rows].double()} if z else {})
@@ -226,10 +230,10 @@ def ask(
             empty.transcript.record_sum(epoch, opened[epoch][rows].double())
     network = "identity" if METHODS[method].settings.averages else "mlp"
     sums = {"clip": 8.0, "scheme": "plain", "masks": "pairwise"}
-    return _with(empty, method=method, model={"network": network}, secure_sum=sums)
+    return _change_settings(empty, method=method, model={"network": network}, secure_sum=sums)
 
 
-def drawn_labels(empty: Recording) -> Recording:
+def fill_with_drawn_labels(empty: Recording) -> Recording:
     """MMVFL's pseudo-labels, which the labels have drawn, but for those of the first round."""
     labels_N = empty.data.active.labels
     assert labels_N is not None
@@ -238,11 +242,11 @@ def drawn_labels(empty: Recording) -> Recording:
     return ask(empty, "mmvfl", z=[noise[0], *(0.5 * truth_NC + of_NC for of_NC in noise[1:])])
 
 
-def decomposed(empty: Recording, *, true: bool, seed: int = 0) -> Recording:
+def fill_with_vectors(empty: Recording, *, true: bool, seed: int = 0) -> Recording:
     """Fill a recording in which nothing was sent with vectors of its tables, or of others."""
     draw = np.random.default_rng(seed)
     aligned = empty.alignment
-    rows = trained_rows(empty)
+    rows = list_trained_rows(empty)
     rows = rows[torch.from_numpy(draw.permutation(len(rows)))]
     parts = [table.features[aligned[table.name]][rows] for table in empty.data.tables]
     whole = torch.hstack(parts).double().numpy()
@@ -252,11 +256,11 @@ def decomposed(empty: Recording, *, true: bool, seed: int = 0) -> Recording:
     empty.transcript.begin_epoch(0)
     note(empty.transcript, Kind.REQUEST, "active", "passive-1", 0, rows=rows)
     empty.transcript.record_sum(0, torch.from_numpy(vectors))
-    return of_vectors(empty)
+    return make_vector_recording(empty)
 
 
-def of_vectors(recording: Recording) -> Recording:
-    return _with(recording, method="vfedtrans", model={"network": "enriched"})
+def make_vector_recording(recording: Recording) -> Recording:
+    return _change_settings(recording, method="vfedtrans", model={"network": "enriched"})
 
 
 Voting: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
@@ -277,7 +281,7 @@ def ballot_of(
     data = empty.data
     transcript = empty.transcript
     aligned = empty.alignment["active"]
-    rows = trained_rows(empty)
+    rows = list_trained_rows(empty)
     rows = rows[torch.randperm(len(rows), generator=draw)]
     assert data.active.labels is not None
     labels = data.active.labels[aligned][rows[:_LABELLED]]
@@ -297,4 +301,4 @@ def ballot_of(
             note(transcript, Kind.VOTES, passive, "active", 0, votes=answers)
     transcript.record_sum(0, votes.double())
     candidates = {"candidates": 20} if method == "votes_encrypted" else {}
-    return _with(empty, method={"name": method, "epsilon": 4.0, **candidates})
+    return _change_settings(empty, method={"name": method, "epsilon": 4.0, **candidates})

@@ -35,17 +35,17 @@ class NoAttack:
 
 
 @pytest.fixture
-def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def code_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "attacks_of_mine.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_an_attack_of_ones_own_is_mounted_on_a_run(beside: Path) -> None:
+def test_an_attack_of_ones_own_is_mounted_on_a_run(code_folder: Path) -> None:
     options = {"labels_per_class": 1, "iterations": 5}
     attacks: Any = [{"name": "attacks_of_mine:Mine", "options": options}]
-    run(small_config("apfed_c", attacks=attacks), beside / "run")
-    results = mount_attacks(beside / "run")
+    run(small_config("apfed_c", attacks=attacks), code_folder / "run")
+    results = mount_attacks(code_folder / "run")
     assert {result.attack for result in results} == {"mine"}
 
 
@@ -64,9 +64,9 @@ class Fails(ModelCompletion):
 
 
 def test_the_failure_of_an_attack_of_ones_own_names_its_line(
-    beside: Path, make_recording: Any
+    code_folder: Path, make_recording: Any
 ) -> None:
-    (beside / "failing_attacks.py").write_text(FAILING)
+    (code_folder / "failing_attacks.py").write_text(FAILING)
     choice = [AttackChoice(name="failing_attacks:Fails")]
     said = r"failing_attacks:Fails failed in line 11 of .*failing_attacks.py: IndexError: list"
     with pytest.raises(ModelError, match=said) as raised:
@@ -75,13 +75,13 @@ def test_the_failure_of_an_attack_of_ones_own_names_its_line(
 
 
 def test_an_installed_package_declares_attacks(
-    beside: Path, monkeypatch: pytest.MonkeyPatch
+    code_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    info = beside / "attacks_of_mine-1.0.dist-info"
+    info = code_folder / "attacks_of_mine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: attacks-of-mine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[secure_apfed.attacks]\nown = attacks_of_mine:Mine\n")
-    monkeypatch.syspath_prepend(beside)
+    monkeypatch.syspath_prepend(code_folder)
     assert ATTACKS.list_names()[-1] == "own"
     assert prepare_attack(AttackChoice(name="own")).name == "mine"
     with pytest.raises(ConfigError, match="did you mean 'own'"):
@@ -104,7 +104,7 @@ def test_an_installed_package_declares_attacks(
         ("model_completio", "did you mean 'model_completion'"),
     ],
 )
-def test_what_is_no_attack_is_refused(beside: Path, name: str, advice: str) -> None:
+def test_what_is_no_attack_is_refused(code_folder: Path, name: str, advice: str) -> None:
     with pytest.raises(ConfigError, match=advice):
         prepare_attack(AttackChoice(name=name))
 
@@ -185,8 +185,8 @@ class Restless(ModelCompletion):
         ("Restless", "scores differently each time"),
     ],
 )
-def test_an_attack_that_keeps_no_word_is_refused(beside: Path, name: str, advice: str) -> None:
-    (beside / "faulty_attacks.py").write_text(FAULTY)
+def test_an_attack_that_keeps_no_word_is_refused(code_folder: Path, name: str, advice: str) -> None:
+    (code_folder / "faulty_attacks.py").write_text(FAULTY)
     with pytest.raises(PromiseError, match=advice):
         check_attack(f"faulty_attacks:{name}", options={"labels_per_class": 4, "iterations": 30})
 

@@ -43,21 +43,21 @@ from tests.attacks import test_attacks_people as on_people
 from tests.attacks.conftest import Leak, leak_noised_afresh
 from tests.attacks.recordings import (
     TWO_TABLES,
+    add_contributions,
     ask,
-    attacked,
-    attacked_by,
     ballot_of,
-    decomposed,
-    drawn_labels,
+    fill_with_drawn_labels,
+    fill_with_vectors,
     live_config,
-    noise_opened,
+    make_vector_recording,
     normal,
-    of_vectors,
     play,
-    with_contrasts,
-    with_contributions,
-    with_opened,
-    with_projections,
+    replace_opened_sums,
+    replace_sums_by_contrasts,
+    replace_sums_by_noise,
+    replace_sums_by_projections,
+    run_attack,
+    run_attack_by,
 )
 from tests.attacks.test_attacks_live import UNPROTECTED, isolation_error
 from tests.secure_apfed.small_runs import small_config
@@ -69,12 +69,12 @@ pytestmark = [
 Make = Callable[[Any], Any]
 
 
-def _of(leak: str | Leak, **how: Any) -> Make:
+def _make_leak(leak: str | Leak, **how: Any) -> Make:
     return lambda make: make(leak, **how)
 
 
 def _gradients(gradient: str | Leak, **how: Any) -> Make:
-    return _of("nothing", method="tvfl", gradient=gradient, **how)
+    return _make_leak("nothing", method="tvfl", gradient=gradient, **how)
 
 
 def _cross_entropy(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
@@ -96,15 +96,15 @@ def _lengths(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> 
     return F.normalize(direction) * 10.0 ** -labels[:, None].float()
 
 
-def _filled(value: float) -> Leak:
+def _fill_with(value: float) -> Leak:
     return lambda labels, own, draw, epoch: torch.full((len(labels), 6), float(value))
 
 
-def _of_features(make: Any) -> Any:
+def _release_features(make: Any) -> Any:
     """An invertible function of the active's features is released."""
     features = truth_of(make("nothing")).features["active"]
     mix = torch.randn(5, 7, generator=torch.Generator().manual_seed(2))
-    return _of(lambda *_: torch.tanh(0.2 * features @ mix))(make)
+    return _make_leak(lambda *_: torch.tanh(0.2 * features @ mix))(make)
 
 
 def _through(*layers: Callable[[], nn.Module], released: bool = True) -> Make:
@@ -126,11 +126,11 @@ def _through(*layers: Callable[[], nn.Module], released: bool = True) -> Make:
 WIDE = (lambda: nn.Linear(4, 12), nn.Tanh, lambda: nn.Linear(12, 6))
 
 
-def _asked(method: str) -> Make:
+def _make_requests(method: str) -> Make:
     return lambda make: ask(make("nothing", epochs=0), method)
 
 
-def _summed(make: Any) -> Recording:
+def _sum_representations(make: Any) -> Recording:
     """Linear representations of all passives are summed."""
     empty = make("nothing", epochs=0)
     tables = [table.features[empty.alignment[table.name]] for table in empty.data.passives]
@@ -163,14 +163,14 @@ def _figures(result: AttackResult) -> dict[str, float | None]:
     return {**result.score, "advantage": result.advantage}
 
 
-def _mounted(name: str, make: Make, *by: tuple[str, str], **options: Any) -> Found:
+def _mount_attack(name: str, make: Make, *by: tuple[str, str], **options: Any) -> Found:
     """Figures of these adversaries, or of all; each knew as much as its options say."""
 
     def found(make_recording: Any) -> Iterable[Mapping[str, float | None]]:
         attack = ATTACKS[name].model_validate(options)
         recording = make(make_recording)
-        results = [attacked_by(who, recording, name, whom, **options) for who, whom in by]
-        for result in results or attacked(recording, name, **options):
+        results = [run_attack_by(who, recording, name, whom, **options) for who, whom in by]
+        for result in results or run_attack(recording, name, **options):
             known = attack.labels_per_class * result.knowledge["classes"] + attack.shadow_rows
             assert result.counts["known"] == known
             yield _figures(result)
@@ -178,7 +178,7 @@ def _mounted(name: str, make: Make, *by: tuple[str, str], **options: Any) -> Fou
     return found
 
 
-def _by_victim(results: Iterable[AttackResult], victim: str = "passive-1") -> Any:
+def _select_victim(results: Iterable[AttackResult], victim: str = "passive-1") -> Any:
     return [
         _figures(result)
         for result in results
@@ -194,49 +194,51 @@ def _linear_decoder(_: Any) -> Any:
     return [{way: result.variants[way]["r2"] for way in ("gram", "affine on answers")}]
 
 
-def _isolated(way: str) -> Found:
+def _isolate_part(way: str) -> Found:
     return lambda _: [{"precision": -isolation_error(UNPROTECTED, way=way)}]
 
 
-def _stuffed(role: str, protocol: str) -> Found:
+def _stuff_ids(role: str, protocol: str) -> Found:
     return lambda _: [_figures(on_people.stuff(role, protocol=protocol)[0])]
 
 
-def _opened(make: Any) -> Any:
+def _invert_opened(make: Any) -> Any:
     recording = make("nothing")
-    opened = with_opened(recording, on_features.opened_by(recording, ("passive-1",)))
-    return _by_victim(attacked(opened, "contrastive_inversion"))
+    opened = replace_opened_sums(recording, on_features.opened_by(recording, ("passive-1",)))
+    return _select_victim(run_attack(opened, "contrastive_inversion"))
 
 
-def _projected(make: Any) -> Any:
+def _open_projections(make: Any) -> Any:
     """Sums that are a projection of the first passive's features, under noise in every step."""
     recording = make("nothing")
-    return _by_victim(attacked(with_projections(recording), "gradient_regression", shadow_rows=60))
+    return _select_victim(
+        run_attack(replace_sums_by_projections(recording), "gradient_regression", shadow_rows=60)
+    )
 
 
 def _along_what_was_sent(make: Any) -> Any:
     """Sums in which what was sent drowns the projection, as under a linear decoder."""
-    recording = with_projections(make("nothing", method="apfed_r"), along=10.0)
-    return _by_victim(attacked(recording, "gradient_projection", shadow_rows=60))
+    recording = replace_sums_by_projections(make("nothing", method="apfed_r"), along=10.0)
+    return _select_victim(run_attack(recording, "gradient_projection", shadow_rows=60))
 
 
-def _contrasted(make: Any) -> Any:
+def _open_contrasts(make: Any) -> Any:
     """Sums that lack the part along what was sent, and are shorter where that is longer."""
-    recording = with_contrasts(make(_of_many_lengths))
-    return _by_victim(attacked(recording, "gradient_projection", shadow_rows=60))
+    recording = replace_sums_by_contrasts(make(_draw_many_lengths))
+    return _select_victim(run_attack(recording, "gradient_projection", shadow_rows=60))
 
 
-def _of_many_lengths(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+def _draw_many_lengths(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
     lengths = torch.exp(1.5 * torch.randn(len(labels), 1, generator=draw))
     return lengths * F.normalize(torch.randn(len(labels), 12, generator=draw), dim=1)
 
 
-def _contributed(make: Any) -> Any:
+def _make_contributions(make: Any) -> Any:
     """Contributions in the clear that are a projection of the first passive's features."""
-    recording = with_contributions(make("nothing"), planted=True)
+    recording = add_contributions(make("nothing"), planted=True)
     return [
         _figures(
-            attacked_by(
+            run_attack_by(
                 "aggregator", recording, "contribution_regression", "passive-1", shadow_rows=60
             )
         )
@@ -249,29 +251,35 @@ EXACT = {"r2": 0.999, "advantage": 0.2}
 SLOW = pytest.mark.slow
 # An attack, what it finds of a leak, the least of each figure, and whether that takes long.
 PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
-    (name, _mounted(name, make, *by, **options), least, ())
+    (name, _mount_attack(name, make, *by, **options), least, ())
     for name, make, by, options, least in (
         (
             "model_completion",
-            _of("labels"),
+            _make_leak("labels"),
             (),
             {"labels_per_class": 1},
             {"balanced_accuracy": 0.65, "advantage": 0.2},
         ),
-        ("model_completion", _of("labels"), (), {"labels_per_class": 4}, COMPLETED),
-        ("model_completion", _of("labels"), (SECOND,), {"labels_per_class": 0}, {"advantage": 0.3}),
-        ("model_completion", _of("labels", method="tvfl"), (), {}, {"advantage": 0.25}),
-        ("model_completion", _of("labels"), (FIRST,), {"components": 3}, {"advantage": 0.2}),
+        ("model_completion", _make_leak("labels"), (), {"labels_per_class": 4}, COMPLETED),
+        (
+            "model_completion",
+            _make_leak("labels"),
+            (SECOND,),
+            {"labels_per_class": 0},
+            {"advantage": 0.3},
+        ),
+        ("model_completion", _make_leak("labels", method="tvfl"), (), {}, {"advantage": 0.25}),
+        ("model_completion", _make_leak("labels"), (FIRST,), {"components": 3}, {"advantage": 0.2}),
         (
             "semi_supervised",
-            _of("labels"),
+            _make_leak("labels"),
             (SECOND,),
             {"labels_per_class": 2, "iterations": 300},
             {"balanced_accuracy": 0.8, "advantage": 0.2},
         ),
         (
             "temporal",
-            _of(leak_noised_afresh, epochs=12),
+            _make_leak(leak_noised_afresh, epochs=12),
             (SECOND,),
             {"labels_per_class": 10},
             {"balanced_accuracy": 0.85},
@@ -281,7 +289,7 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
         ("gradient_direction", _gradients(linear_head), (SECOND,), {"labels_per_class": 1}, FOUND),
         (
             "pseudo_labels",
-            lambda make: drawn_labels(make("nothing", epochs=0)),
+            lambda make: fill_with_drawn_labels(make("nothing", epochs=0)),
             (),
             {"labels_per_class": 0},
             {"balanced_accuracy": 0.98, "advantage": 0.2},
@@ -295,14 +303,14 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
         ),
         (
             "inverse_network",
-            _of_features,
+            _release_features,
             PASSIVES,
             {"shadow_rows": 60},
             {"r2": 0.9, "advantage": 0.4},
         ),
         (
             "inverse_network",
-            _of("copy", method="tvfl"),
+            _make_leak("copy", method="tvfl"),
             (OF_FIRST,),
             {},
             {"r2": 0.85, "advantage": 0.5},
@@ -314,10 +322,10 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
             {"iterations": 500, "hidden": 64},
             {"r2": 0.8, "advantage": 0.4},
         ),
-        ("sum_regression", _summed, (), {"shadow_rows": 40, "iterations": 20}, EXACT),
+        ("sum_regression", _sum_representations, (), {"shadow_rows": 40, "iterations": 20}, EXACT),
         (
             "vector_regression",
-            lambda make: decomposed(make("nothing", epochs=0), true=True),
+            lambda make: fill_with_vectors(make("nothing", epochs=0), true=True),
             (),
             {"shadow_rows": 30, "iterations": 50},
             EXACT,
@@ -354,11 +362,11 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
     )
 ]
 PLANTED += [
-    ("contrastive_inversion", _opened, {"r2": 0.5, "advantage": 0.3}, SLOW),
-    ("gradient_regression", _projected, {"r2": 0.9, "advantage": 0.3}, ()),
+    ("contrastive_inversion", _invert_opened, {"r2": 0.5, "advantage": 0.3}, SLOW),
+    ("gradient_regression", _open_projections, {"r2": 0.9, "advantage": 0.3}, ()),
     ("gradient_projection", _along_what_was_sent, {"r2": 0.9, "advantage": 0.3}, ()),
-    ("gradient_projection", _contrasted, {"r2": 0.7, "advantage": 0.3}, ()),
-    ("contribution_regression", _contributed, {"r2": 0.9, "advantage": 0.5}, ()),
+    ("gradient_projection", _open_contrasts, {"r2": 0.7, "advantage": 0.3}, ()),
+    ("contribution_regression", _make_contributions, {"r2": 0.9, "advantage": 0.5}, ()),
     (
         "unpaired_inversion",
         lambda make: [_figures(on_features.skewed_and_inverted(on_features.skewed(make)))],
@@ -393,7 +401,7 @@ PLANTED += [
     ),
     ("decoder_extraction", _linear_decoder, {"gram": 1 - 1e-6, "affine on answers": 1 - 1e-6}, ()),
     *(
-        ("isolation", _isolated(way), {"precision": -error}, ())
+        ("isolation", _isolate_part(way), {"precision": -error}, ())
         for way, error in (
             ("weight", 1e-6),
             ("unequal", 1e-5),
@@ -403,12 +411,12 @@ PLANTED += [
     ),
     (
         "averaged_membership",
-        lambda _: _by_victim(on_people.average_by_heart("passive-1")),
+        lambda _: _select_victim(on_people.average_by_heart("passive-1")),
         {"auc": 0.95, "advantage": 0.3},
         (),
     ),
     *(
-        ("id_stuffing", _stuffed(role, protocol), {"auc": 0.999, "advantage": 0.499}, ())
+        ("id_stuffing", _stuff_ids(role, protocol), {"auc": 0.999, "advantage": 0.499}, ())
         for role in ("active", "passive")
         for protocol in ("ecdh", "circuit")
     ),
@@ -436,7 +444,9 @@ def test_a_planted_leak_is_found(
 
 
 def test_gradients_of_nothing_are_no_crash(make_recording: Any) -> None:
-    result = attacked_by("passive-2", _gradients(_filled(0))(make_recording), "gradient_direction")
+    result = run_attack_by(
+        "passive-2", _gradients(_fill_with(0))(make_recording), "gradient_direction"
+    )
     assert result.advantage is None or result.advantage < 0.15
 
 
@@ -446,30 +456,42 @@ ALL = slice(None)
 FIRST_OF = slice(1)
 SECOND_OF = slice(1, 2)
 ABOUT_ROWS = tuple(name for name, kind in ATTACKS.items() if kind.target != "membership")
-NOISE = _of("nothing")
-LEAK = _of("labels")
-JOINT = _of("nothing", method="tvfl")
-RECONSTRUCTING = _of("nothing", method="apfed_r")
+NOISE = _make_leak("nothing")
+LEAK = _make_leak("labels")
+JOINT = _make_leak("nothing", method="tvfl")
+RECONSTRUCTING = _make_leak("nothing", method="apfed_r")
 # Attacks, a recording, a part of the reason of every chosen result, which results, options.
 REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
-    (ABOUT_ROWS, _of("nothing", method="single_view"), "single_view: nobody is aligned", ALL, {}),
+    (
+        ABOUT_ROWS,
+        _make_leak("nothing", method="single_view"),
+        "single_view: nobody is aligned",
+        ALL,
+        {},
+    ),
     (("chosen_representations", "isolation", "reversed_hijack"), NOISE, "in a live run", ALL, {}),
     (("decoder_extraction",), RECONSTRUCTING, "played in a live run", ALL, {}),
     (("decoder_extraction",), NOISE, "another objective", ALL, {}),
     (("hijack",), NOISE, "returns no gradient", ALL, {}),
     (("hijack",), JOINT, "played in a live run", ALL, {}),
     (("id_stuffing",), NOISE, "stuffed IDs are played", ALL, {}),
-    (("id_stuffing",), _of("nothing", method="single_view"), "there is no intersection", ALL, {}),
+    (
+        ("id_stuffing",),
+        _make_leak("nothing", method="single_view"),
+        "there is no intersection",
+        ALL,
+        {},
+    ),
     (("reversed_hijack",), JOINT, "no answer of a passive trains the active's", ALL, {}),
-    (("hijack",), _asked("split_nn_sum"), "reads a sum of representations", ALL, {}),
+    (("hijack",), _make_requests("split_nn_sum"), "reads a sum of representations", ALL, {}),
     (
         ("isolation", "chosen_representations", "decoder_extraction"),
-        _asked("mmvfl"),
+        _make_requests("mmvfl"),
         "contribute no gradients of objectives",
         ALL,
         {},
     ),
-    (("model_completion",), _asked("mmvfl"), "no party releases a representation", ALL, {}),
+    (("model_completion",), _make_requests("mmvfl"), "no party releases a representation", ALL, {}),
     (
         ("contrastive_inversion", "gradient_regression", "gradient_projection"),
         NOISE,
@@ -489,22 +511,34 @@ REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
     (("contribution_regression",), NOISE, "the transcript kept no contribution", ALL, {}),
     (
         ("contribution_regression",),
-        lambda make: with_contributions(make("nothing"), planted=True),
+        lambda make: add_contributions(make("nothing"), planted=True),
         "passive-2 contributes nothing to a sum",
         SECOND_OF,
         {},
     ),
-    (("model_completion",), _of("nothing", epochs=0), "set transcript.keep to first", ALL, {}),
+    (
+        ("model_completion",),
+        _make_leak("nothing", epochs=0),
+        "set transcript.keep to first",
+        ALL,
+        {},
+    ),
     (("model_completion",), LEAK, "lower labels_per_class", ALL, {"labels_per_class": 200}),
     (
         ("model_completion",),
-        _of(_filled(math.nan)),
+        _make_leak(_fill_with(math.nan)),
         "are not finite; there is nothing to fit",
         FIRST_OF,
         {},
     ),
     (GRADIENTS, LEAK, "apfed_c: a passive receives no gradient of the task loss", ALL, {}),
-    (("label_gradients",), _gradients(_filled(0)), "either all rows' are the same", FIRST_OF, {}),
+    (
+        ("label_gradients",),
+        _gradients(_fill_with(0)),
+        "either all rows' are the same",
+        FIRST_OF,
+        {},
+    ),
     (("semi_supervised",), LEAK, "has no network to train further", ALL, {"own_network": True}),
     (
         ("inverse_network", "unpaired_inversion", "representation_network"),
@@ -534,20 +568,20 @@ REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
     (("sum_regression",), LEAK, "no sum of representations, projections or pseudo", ALL, {}),
     (("vector_regression",), LEAK, "no table is decomposed", ALL, {}),
     (("vote_regression", "shown_labels"), LEAK, "nobody votes", ALL, {}),
-    (("temporal",), _of("labels", epochs=1), "only one epoch was released", ALL, {}),
+    (("temporal",), _make_leak("labels", epochs=1), "only one epoch was released", ALL, {}),
     (("temporal",), _forgotten, "kept 3 of 4 epochs", ALL, {}),
-    (("pseudo_labels",), _asked("mmvfl"), "set transcript.keep", ALL, {}),
-    (("sum_regression",), _asked("split_nn_sum"), "set transcript.keep", ALL, {}),
+    (("pseudo_labels",), _make_requests("mmvfl"), "set transcript.keep", ALL, {}),
+    (("sum_regression",), _make_requests("split_nn_sum"), "set transcript.keep", ALL, {}),
     (
         ("vector_regression",),
-        lambda make: of_vectors(make("nothing", epochs=0)),
+        lambda make: make_vector_recording(make("nothing", epochs=0)),
         "set transcript.keep",
         ALL,
         {},
     ),
     (
         ("vote_regression", "shown_labels"),
-        _of("nothing", method="votes", epochs=0),
+        _make_leak("nothing", method="votes", epochs=0),
         "set transcript.keep",
         ALL,
         {},
@@ -567,7 +601,7 @@ def test_what_does_not_apply_says_why(
 ) -> None:
     recording = make(make_recording)
     results = {
-        name: attacked(recording, name, **{"iterations": 5, **options})[of] for name in names
+        name: run_attack(recording, name, **{"iterations": 5, **options})[of] for name in names
     }
     assert [name for name, found in results.items() if not found] == []
     every = [(name, result) for name, found in results.items() for result in found]
@@ -580,9 +614,9 @@ def test_what_does_not_apply_says_why(
 @pytest.mark.parametrize(
     ("name", "make", "options"),
     [
-        ("model_completion", _of("labels"), {}),
-        ("semi_supervised", _of("labels"), {"iterations": 20}),
-        ("inverse_network", _of_features, {"shadow_rows": 60, "iterations": 20}),
+        ("model_completion", _make_leak("labels"), {}),
+        ("semi_supervised", _make_leak("labels"), {"iterations": 20}),
+        ("inverse_network", _release_features, {"shadow_rows": 60, "iterations": 20}),
         ("representation_network", _through(*WIDE), {"iterations": 5}),
         ("semi_supervised", _through(*WIDE), {"iterations": 5, "own_network": True}),
     ],
@@ -593,7 +627,7 @@ def test_results_are_a_function_of_the_seed(
     recording = make(make_recording)
     who = OF_FIRST if name == "representation_network" else FIRST
     first, again, other = (
-        attacked_by(who[0], recording, name, who[1], seed, **options) for seed in (1, 1, 2)
+        run_attack_by(who[0], recording, name, who[1], seed, **options) for seed in (1, 1, 2)
     )
     assert first.applicable
     assert first == again != other
@@ -601,7 +635,7 @@ def test_results_are_a_function_of_the_seed(
 
 def test_one_epoch_is_enough(make_recording: Any) -> None:
     recording = _gradients(_cross_entropy, epochs=1)(make_recording)
-    result = attacked_by("passive-1", recording, "label_gradients")
+    result = run_attack_by("passive-1", recording, "label_gradients")
     assert result.applicable
     assert not any("last epoch" in name for name in result.variants)
 
@@ -621,7 +655,7 @@ def _interval(figures: Sequence[float]) -> tuple[float, float]:
     return float(values.mean()), quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
-def why_not_zero(advantages: Sequence[float]) -> str | None:
+def explain_difference_from_zero(advantages: Sequence[float]) -> str | None:
     """Return how the mean of these independent figures differs from 0, or None.
 
     Too wide an interval shows nothing, and is an answer as well.
@@ -649,7 +683,7 @@ def why_not_zero(advantages: Sequence[float]) -> str | None:
     ],
 )
 def test_a_bias_is_found_and_luck_is_not_one(advantages: list[float], reason: str | None) -> None:
-    found = why_not_zero(advantages)
+    found = explain_difference_from_zero(advantages)
     assert (found is None) is (reason is None)
     assert (reason or "") in (found or "")
 
@@ -680,7 +714,7 @@ def _narrow(make: Any, seed: int) -> Any:
     return _through(lambda: nn.Linear(4, 1), lambda: nn.Linear(1, 6))(partial(make, seed=seed))
 
 
-def _encoded(party: str, features: int) -> OfSeed:
+def _record_noise_release(party: str, features: int) -> OfSeed:
     """Record joint training in which noise is released and one party's network never trained."""
 
     def made(make: Any, seed: int) -> Any:
@@ -690,7 +724,7 @@ def _encoded(party: str, features: int) -> OfSeed:
     return made
 
 
-def _noise_asked(method: str, *, sent: bool, opened: bool) -> OfSeed:
+def _request_noise(method: str, *, sent: bool, opened: bool) -> OfSeed:
     def made(make: Any, seed: int) -> Any:
         empty = make("nothing", epochs=0, seed=seed)
         rows = len(empty.alignment["active"])
@@ -710,7 +744,7 @@ def _ballot(method: str, *, true_labels: bool = True) -> OfSeed:
     )
 
 
-def _hijacked(trial: Trial) -> Trial:
+def _play_hijack(trial: Trial) -> Trial:
     """Play the attack against a victim that releases what was recorded, whatever it hears."""
     assert isinstance(trial.attack, AnsweringAttack)
     knowledge, truth = trial.reveal_knowledge()
@@ -744,42 +778,47 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
     (
         "semi_supervised",
         {"own_network": True, "iterations": 30, "hidden": 32},
-        _encoded("passive-2", 2),
+        _record_noise_release("passive-2", 2),
         SECOND,
     ),
     ("label_gradients", {"labels_per_class": 0}, _joint, SECOND),
     ("label_gradients", {"labels_per_class": 4, "iterations": 20}, _joint, FIRST),
     ("gradient_direction", {"labels_per_class": 4, "iterations": 20}, _joint, SECOND),
-    ("inverse_network", {"shadow_rows": 40, "iterations": 40}, _encoded("passive-1", 4), OF_FIRST),
+    (
+        "inverse_network",
+        {"shadow_rows": 40, "iterations": 40},
+        _record_noise_release("passive-1", 4),
+        OF_FIRST,
+    ),
     (
         "unpaired_inversion",
         {**FEW, "iterations": 20, "hidden": 16, "starts": 1, "batch": 32},
-        _encoded("passive-1", 4),
+        _record_noise_release("passive-1", 4),
         OF_FIRST,
     ),
     (
         "representation_network",
         {"shadow_rows": 40, "iterations": 40, "hidden": 32},
-        _encoded("passive-1", 4),
+        _record_noise_release("passive-1", 4),
         OF_FIRST,
     ),
     (
         "contrastive_inversion",
         {"shadow_rows": 40, "iterations": 10},
-        lambda make, seed: noise_opened(make("nothing", epochs=1, seed=seed), seed),
+        lambda make, seed: replace_sums_by_noise(make("nothing", epochs=1, seed=seed), seed),
         OF_FIRST,
     ),
     (
         "gradient_regression",
         {**FEW, "iterations": 20},
-        lambda make, seed: noise_opened(make("nothing", epochs=1, seed=seed), seed),
+        lambda make, seed: replace_sums_by_noise(make("nothing", epochs=1, seed=seed), seed),
         OF_FIRST,
     ),
     *(
         (
             "gradient_projection",
             {**FEW, "iterations": 20},
-            lambda make, seed, method=method: noise_opened(
+            lambda make, seed, method=method: replace_sums_by_noise(
                 make("nothing", method=method, epochs=1, seed=seed), seed
             ),
             OF_FIRST,
@@ -789,7 +828,7 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
     (
         "contribution_regression",
         {**FEW, "iterations": 20},
-        lambda make, seed: with_contributions(
+        lambda make, seed: add_contributions(
             make("nothing", epochs=1, seed=seed), planted=False, seed=seed
         ),
         ("aggregator", "passive-1"),
@@ -817,7 +856,7 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
         (
             "pseudo_labels",
             {"labels_per_class": known, "iterations": 20},
-            _noise_asked("v_fedmv", sent=True, opened=False),
+            _request_noise("v_fedmv", sent=True, opened=False),
             SECOND,
         )
         for known in (0, 4)
@@ -826,7 +865,7 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
         (
             "sum_regression",
             {**FEW, "iterations": 20},
-            _noise_asked(method, sent=sent, opened=True),
+            _request_noise(method, sent=sent, opened=True),
             OF_FIRST,
         )
         for method, sent in (("split_nn_sum", False), ("mmvfl", True))
@@ -834,7 +873,9 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
     (
         "vector_regression",
         FEW,
-        lambda make, seed: decomposed(make("nothing", epochs=0, seed=seed), true=False, seed=seed),
+        lambda make, seed: fill_with_vectors(
+            make("nothing", epochs=0, seed=seed), true=False, seed=seed
+        ),
         OF_FIRST,
     ),
     *(
@@ -860,9 +901,9 @@ def test_where_nothing_leaked_nothing_is_told(
     advantages = []
     for seed in SEEDS:
         trial = Trial(attack, make(make_recording, seed), by[:1], by[1], seed=seed)
-        trial = _hijacked(trial) if isinstance(attack, AnsweringAttack) else trial
+        trial = _play_hijack(trial) if isinstance(attack, AnsweringAttack) else trial
         advantages.append(_advantage(trial.compute_result()))
-    assert why_not_zero(advantages) is None
+    assert explain_difference_from_zero(advantages) is None
 
 
 # Figures of leaks of what the adversary has anyway, and the mean of two seeds at most.
@@ -895,7 +936,7 @@ def test_what_the_adversary_has_anyway_is_next_to_no_advantage(
     make_recording: Any, name: str, make: OfSeed, by: Any, options: Any, figure: str, most: float
 ) -> None:
     recording = make(make_recording, 5)
-    results = [attacked_by(by[0], recording, name, by[1], seed, **options) for seed in range(2)]
+    results = [run_attack_by(by[0], recording, name, by[1], seed, **options) for seed in range(2)]
     found = [one.advantage if figure == "advantage" else one.score[figure] for one in results]
     assert sum(found) / len(found) < most, found
 
@@ -912,7 +953,7 @@ def test_a_leak_that_would_drown_own_features_is_found(make_recording: Any) -> N
     for seed in SEEDS:
         recording = make_recording(weak, epochs=1, seed=seed)
         options: Any = {"labels_per_class": 10, "iterations": 40}
-        result = attacked_by("passive-1", recording, "model_completion", seed=seed, **options)
+        result = run_attack_by("passive-1", recording, "model_completion", seed=seed, **options)
         advantages.append(result.advantage)
         # What was compared before: no weights, no stacking, no falling back on one's own.
         figures = {name: one["balanced_accuracy"] or 0 for name, one in result.variants.items()}
@@ -924,7 +965,7 @@ def test_a_leak_that_would_drown_own_features_is_found(make_recording: Any) -> N
     assert np.mean(unweighted) < -0.02, unweighted
 
 
-def _in_order(data: VerticalData) -> dict[str, torch.Tensor]:
+def _align_in_order(data: VerticalData) -> dict[str, torch.Tensor]:
     """Return the people of all parties, in an order that repeats, unlike a set intersection's."""
     rows = {table.name: {one: row for row, one in enumerate(table.ids)} for table in data.tables}
     common = sorted(set.intersection(*(set(row_of) for row_of in rows.values())))
@@ -959,12 +1000,12 @@ def test_noise_in_the_place_of_answers_rebuilds_no_feature(
     few: Any = {"data": {**TWO_TABLES, "columns": columns}, "model": {"projection": 12}}
     config = live_config(method, **few)
     data = load_data(config.data, seed=config.seed)
-    run = _Deaf(config, data, rules=frozenset(), alignment=_in_order(data))
+    run = _Deaf(config, data, rules=frozenset(), alignment=_align_in_order(data))
     advantages = []
     for seed in SEEDS:
         run.draw = torch.Generator().manual_seed(seed)
         advantages.append(_advantage(play_from(run, attack, "passive-1", seed=seed)))
-    assert why_not_zero(advantages) is None
+    assert explain_difference_from_zero(advantages) is None
 
 
 @pytest.mark.null
@@ -981,7 +1022,7 @@ def test_where_no_id_opens_no_candidate_is_told(monkeypatch: pytest.MonkeyPatch)
         tried.append(len(stuffed.tried))
         advantages.append(_advantage(result))
     assert set(tried) == {40}
-    assert why_not_zero(advantages) is None
+    assert explain_difference_from_zero(advantages) is None
 
 
 def test_every_attack_is_shown_on_a_planted_leak_and_where_nothing_was_leaked() -> None:
@@ -1037,7 +1078,7 @@ def recorded(method: str) -> Recording:
     return run(small_config(method, **changes), None).recording
 
 
-def attacked_in(method: str, name: str, **options: Any) -> tuple[AttackResult, ...]:
+def attack_run(method: str, name: str, **options: Any) -> tuple[AttackResult, ...]:
     options = {"iterations": 3, **CHEAP.get(name, {}), **options}
     return run_attacks(recorded(method), [AttackChoice(name=name, options=options)], seed=0)
 
@@ -1045,7 +1086,7 @@ def attacked_in(method: str, name: str, **options: Any) -> tuple[AttackResult, .
 @pytest.mark.sampled(every=19)
 @pytest.mark.parametrize("method", METHODS)
 def test_attacks_apply_where_a_method_gives_them_something_to_read(method: str) -> None:
-    results = {name: attacked_in(method, name) for name in ATTACKS}
+    results = {name: attack_run(method, name) for name in ATTACKS}
     every = [(name, result) for name, found in results.items() for result in found]
     assert [name for name, result in every if not (result.applicable or result.reason)] == []
     assert {name for name, result in every if result.applicable} == APPLIES[method]
@@ -1091,7 +1132,7 @@ def kind_of(result: AttackResult) -> str:
 
 
 def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:
-    results = attacked_in("split_nn_sum", "semi_supervised", own_network=True)
+    results = attack_run("split_nn_sum", "semi_supervised", own_network=True)
     assert [result.applicable for result in results] == [True, True]
     assert "own network, trained further" in results[0].variants
 
@@ -1110,7 +1151,7 @@ def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:
 def test_a_real_run_gives_away(
     method: str, name: str, options: dict[str, Any], figure: str, least: float
 ) -> None:
-    results = attacked_in(method, name, **options)
+    results = attack_run(method, name, **options)
     found = [one.advantage if figure == "advantage" else one.score[figure] for one in results]
     assert [value for value in found if value is None or not value > least] == []
     variants = {one.variant for one in results}

@@ -29,7 +29,14 @@ from secure_apfed.exchange import Kind, TensorSpec, unpack_tensors
 from secure_apfed.networks.objectives import contrastive_loss
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.settings.training import ContrastiveSettings
-from tests.attacks.recordings import ask, attacked, attacked_by, live_config, normal, with_opened
+from tests.attacks.recordings import (
+    ask,
+    live_config,
+    normal,
+    replace_opened_sums,
+    run_attack,
+    run_attack_by,
+)
 
 PASSIVES = ("passive-1", "passive-2")
 SPEC = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, None))}
@@ -46,7 +53,7 @@ def _gradient(h_BD: Tensor, p_BD: Tensor, anchors: str = "both") -> Tensor:
     return gradient
 
 
-def _agreed(
+def _make_terms(
     anchors: Any = "both", *, weight: float = 1.0, clip: float | None = None
 ) -> AgreedTerms:
     return AgreedTerms(objective=ContrastiveSettings(anchors=anchors), weight=weight, clip=clip)
@@ -64,7 +71,7 @@ def _likeness(sum_BD: Tensor, agreed: AgreedTerms, truth_BD: Tensor, passives: i
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("anchors", ["both", "active"])
 def test_one_passives_representations_are_recovered_from_one_step(anchors: str) -> None:
-    agreed = _agreed(anchors, weight=0.5)
+    agreed = _make_terms(anchors, weight=0.5)
     assert _likeness(0.5 * _gradient(H_BD, P_BD, anchors), agreed, P_BD)[1] > 0.93
 
 
@@ -73,7 +80,7 @@ def test_clipped_rows_are_matched_as_the_passive_clips_them() -> None:
     real_BD = _gradient(H_BD, P_BD)
     bound = float(real_BD.norm(dim=1).median())
     sent_BD = real_BD * (bound / real_BD.norm(dim=1, keepdim=True)).clamp(max=1)
-    agreed = _agreed(clip=bound)
+    agreed = _make_terms(clip=bound)
     assert torch.allclose(contrastive_sum(H_BD, P_BD, [agreed]), sent_BD, atol=1e-12)
     assert _likeness(sent_BD, agreed, P_BD)[1] > 0.85
 
@@ -81,13 +88,13 @@ def test_clipped_rows_are_matched_as_the_passive_clips_them() -> None:
 def test_a_sum_of_several_passives_gives_a_mixture_only() -> None:
     several = [P_BD, *(normal(64, 32, seed=seed) for seed in range(2, 6))]
     total = torch.stack([_gradient(H_BD, p_BD, "active") for p_BD in several]).sum(dim=0)
-    found, likeness = _likeness(total, _agreed("active"), P_BD, passives=5)
+    found, likeness = _likeness(total, _make_terms("active"), P_BD, passives=5)
     assert likeness < 0.5
     # It explains the sum all the same: leakage is weakened, not absent.
     assert torch.allclose(5 * _gradient(H_BD, found, "active"), total, atol=5e-4)
 
 
-def opened_by(recording: Recording, passives: tuple[str, ...]) -> Mapping[int, Tensor]:
+def compute_opened_sums(recording: Recording, passives: tuple[str, ...]) -> Mapping[int, Tensor]:
     """The sums of real contrastive gradients of fixed encoders of the passives."""
     features = truth_of(recording).features
     draw = torch.Generator().manual_seed(7)
@@ -111,50 +118,52 @@ def opened_by(recording: Recording, passives: tuple[str, ...]) -> Mapping[int, T
 @pytest.mark.slow
 def test_sums_that_are_zero_hide_no_others(make_recording: Any) -> None:
     recording = make_recording("nothing")
-    opened = opened_by(recording, ("passive-1",))
+    opened = compute_opened_sums(recording, ("passive-1",))
 
-    def mounted(opened: Mapping[int, Tensor]) -> Any:
-        return attacked(with_opened(recording, opened), "contrastive_inversion", iterations=25)
+    def mount_inversion(opened: Mapping[int, Tensor]) -> Any:
+        return run_attack(
+            replace_opened_sums(recording, opened), "contrastive_inversion", iterations=25
+        )
 
-    whole, other = mounted(opened)
+    whole, other = mount_inversion(opened)
     assert other.advantage < 0.05  # passive-2 contributed nothing
     last = max(opened)
     empty = torch.zeros_like(opened[last])
-    first = mounted({**opened, last: empty})[0]
+    first = mount_inversion({**opened, last: empty})[0]
     # The last batch is missing, and those to whom the decoy attributes it.
     assert 0 < whole.counts["scored"] - first.counts["scored"] <= 2 * len(empty)
     assert first.advantage > 0.3
     epoch = {item.step for item in recording.transcript.kept[1]}
     opened = {step: sums * (step not in epoch) for step, sums in opened.items()}
-    assert mounted(opened)[0].advantage > 0.3
-    empty_sums = mounted({step: 0 * sums for step, sums in opened.items()})
+    assert mount_inversion(opened)[0].advantage > 0.3
+    empty_sums = mount_inversion({step: 0 * sums for step, sums in opened.items()})
     assert [one.reason for one in empty_sums if "zero everywhere" not in one.reason] == []
 
 
 # Unpaired inversion, of skewed features, whose shapes say which is which.
 
 
-def _skewed(own: Tensor) -> Tensor:
+def _skew_features(own: Tensor) -> Tensor:
     """Two features, one with a long tail above, one below."""
     return torch.stack([own[:, 1].exp(), -own[:, 2].exp()], dim=1).clamp(-6, 6)
 
 
-def skewed(make_recording: Any) -> Recording:
+def make_skewed_recording(make_recording: Any) -> Recording:
     """passive-1 holds the skewed features and releases a function of them."""
 
     def leak(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> Tensor:
-        x = _skewed(own)
+        x = _skew_features(own)
         mixed = torch.stack([x[:, 1] - 0.3 * x[:, 0], x[:, 0], x[:, 0] + x[:, 1]], dim=1)
         return torch.tanh(0.2 * mixed)
 
     recording: Recording = make_recording(leak, method="tvfl")
     table, *others = recording.data.passives
     encoding = ColumnEncoding.for_numeric_columns(["above", "below"])
-    victim = replace(table, features=_skewed(table.features), encoding=encoding)
+    victim = replace(table, features=_skew_features(table.features), encoding=encoding)
     return replace(recording, data=replace(recording.data, passives=(victim, *others)))
 
 
-def skewed_and_inverted(recording: Recording) -> Any:
+def invert_skewed(recording: Recording) -> Any:
     attack = UnpairedInversion(
         iterations=500,
         shadow_rows=90,
@@ -173,7 +182,7 @@ def skewed_and_inverted(recording: Recording) -> Any:
 def test_whose_the_public_rows_are_makes_no_difference_where_it_is_not_told(
     make_recording: Any,
 ) -> None:
-    recording = skewed(make_recording)
+    recording = make_skewed_recording(make_recording)
     shadow = reveal_features(recording, "passive-1", 60, 0)
     attack = UnpairedInversion(iterations=20, starts=1, hidden=16, conditioned=False)
     # The same rows of features in the same order, said to be of the same people in another one.
@@ -197,7 +206,7 @@ def test_rounds_of_few_columns_add_up_beneath_the_pseudo_labels_sent(make_record
     sent = [normal(len(whole), 3, seed=epoch) for epoch in range(2)]
     opened = [z + whole @ normal(6, 3, seed=7 + epoch) / 100 for epoch, z in enumerate(sent)]
     recording = ask(empty, "mmvfl", z=sent, opened=opened)
-    results = attacked(recording, "sum_regression", shadow_rows=40, iterations=20)
+    results = run_attack(recording, "sum_regression", shadow_rows=40, iterations=20)
     reached = [{name: one["r2"] for name, one in result.variants.items()} for result in results]
     assert [one for one in reached if not one["ridge on all epochs"] > 0.95] == []
     assert [one for one in reached if not one["ridge on rest of the sums"] < 0.9] == []
@@ -210,7 +219,7 @@ def test_own_labels_are_no_news(make_recording: Any) -> None:
     labels_N = empty.data.active.labels[empty.alignment["active"]]
     recording = ask(empty, "split_nn_sum", opened=[F.one_hot(labels_N, 3).double()])
     options = {"shadow_rows": 60, "iterations": 20}
-    result = attacked_by("active", recording, "sum_regression", "passive-1", **options)
+    result = run_attack_by("active", recording, "sum_regression", "passive-1", **options)
     assert result.variants["ridge on sums"]["r2"] > result.baselines["ridge on x"]["r2"] > 0
     assert result.advantage < 0.02
 
@@ -274,7 +283,9 @@ def _times(factor: float) -> Any:
     return SimpleNamespace(forge_gradient=lambda step, rows_B, z_BD: z_BD * factor)
 
 
-def _decoded(adversary: Hijack, encoder: nn.Module, secret: torch.Tensor, steps: int) -> Any:
+def _decode_trained_victim(
+    adversary: Hijack, encoder: nn.Module, secret: torch.Tensor, steps: int
+) -> Any:
     """Train a victim that only hears the adversary; return what its features decode to."""
     sgd = torch.optim.SGD(encoder.parameters(), lr=0.1)
     batches = len(secret) // 64
@@ -287,7 +298,7 @@ def _decoded(adversary: Hijack, encoder: nn.Module, secret: torch.Tensor, steps:
     return adversary.space.decode_rows(encoder(secret).detach())
 
 
-def played_hijack(strength: float, epochs: int = 60) -> Any:
+def play_hijack(strength: float, epochs: int = 60) -> Any:
     attack = FeatureSpaceHijack(strength=strength, hidden=64, penalty=0.1, rounds=2, ahead=300)
     result = play_answers(attack, _config(epochs), "passive-1", data=_data())
     assert (result.adversary, result.victim, result.role) == ("active", "passive-1", "active")
@@ -321,7 +332,7 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
 # The reversed hijack: by a passive, through a sum.
 
 
-def explained_by_hijack(strength: float, steps: int) -> float:
+def measure_hijack(strength: float, steps: int) -> float:
     """Hijack a victim that has nothing else to learn; return R^2 of what its features decode to.
 
     One skewed feature: its distribution alone says which way up it is.
@@ -331,7 +342,9 @@ def explained_by_hijack(strength: float, steps: int) -> float:
         encoder = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 8))
     attack = ReversedHijack(strength=strength, penalty=0.1, rounds=2, hidden=64, ahead=300)
     adversary = Hijack(attack, (8,), known, known, known[:, :0], seed=0)
-    error = float((_decoded(adversary, encoder, secret, steps) - secret).square().sum())
+    error = float(
+        (_decode_trained_victim(adversary, encoder, secret, steps) - secret).square().sum()
+    )
     return 1 - error / float((secret - secret.mean()).square().sum())
 
 

@@ -125,7 +125,7 @@ def test_arrays_that_do_not_belong_together_are_refused(given: Any, says: str) -
         evaluate(**{"h": NOISE[0], "labels": Y, **given})
 
 
-def _sent(kind: Kind, sender: str, **tensors: torch.Tensor) -> Envelope:
+def _make_envelope(kind: Kind, sender: str, **tensors: torch.Tensor) -> Envelope:
     ends: Any = {"sender": sender, "receiver": "a" if sender == "v" else "v"}
     return Envelope(
         session="x", step=0, kind=kind, sequence=0, payload=pack_tensors(tensors), **ends
@@ -137,12 +137,18 @@ def _views(name: str, rows: torch.Tensor, h: torch.Tensor) -> Any:
     ballot = {"rows": rows, "labelled": rows[:4] + 0}
     seen = [
         (),
-        (_sent(Kind.REPRESENTATIONS, "v", rows=rows, z=h),),
-        (_sent(Kind.REPRESENTATIONS, "v", rows=rows + 30, z=h),),
-        (_sent(Kind.REPRESENTATIONS, "a", rows=rows, z=h), _sent(Kind.GRADIENTS, "v", gradient=h)),
-        (_sent(Kind.REQUEST, "a", rows=rows, z=h),),
-        (_sent(Kind.LABELS, "v", labels=rows[:4] % 2, **ballot),),
-        (_sent(Kind.LABELS, "a", **ballot), _sent(Kind.VOTES, "v", votes=(rows % 2).short())),
+        (_make_envelope(Kind.REPRESENTATIONS, "v", rows=rows, z=h),),
+        (_make_envelope(Kind.REPRESENTATIONS, "v", rows=rows + 30, z=h),),
+        (
+            _make_envelope(Kind.REPRESENTATIONS, "a", rows=rows, z=h),
+            _make_envelope(Kind.GRADIENTS, "v", gradient=h),
+        ),
+        (_make_envelope(Kind.REQUEST, "a", rows=rows, z=h),),
+        (_make_envelope(Kind.LABELS, "v", labels=rows[:4] % 2, **ballot),),
+        (
+            _make_envelope(Kind.LABELS, "a", **ballot),
+            _make_envelope(Kind.VOTES, "v", votes=(rows % 2).short()),
+        ),
     ]
     every = {"labels": KnownRows(rows, rows % 2), "shadow": KnownRows(rows, h)}
     knowledge: list[Any] = [{}, every, {"shadow": KnownRows(rows[:3], h[:3])}]

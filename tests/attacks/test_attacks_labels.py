@@ -22,9 +22,9 @@ from apfed_attacks.recorded import reveal_labels, view_of
 from apfed_attacks.scoring import DECOY
 from apfed_attacks.view import AttackError, Knowledge, KnownRows
 from tests.attacks.conftest import leak_noised_afresh
-from tests.attacks.recordings import attacked, attacked_by, ballot_of, drawn_labels
+from tests.attacks.recordings import ballot_of, fill_with_drawn_labels, run_attack, run_attack_by
 
-completed = partial(attacked_by, "passive-1", name="model_completion")
+completed = partial(run_attack_by, "passive-1", name="model_completion")
 
 
 def test_clusters_are_named_by_priors_only_where_these_are_known(make_recording: Any) -> None:
@@ -54,11 +54,11 @@ def test_colluders_pool_features_a_limit_keeps_known_rows_and_another_role_is_sa
     make_recording: Any,
 ) -> None:
     recording = make_recording("labels")
-    (result,) = attacked(recording, "model_completion", coalition="all")
+    (result,) = run_attack(recording, "model_completion", coalition="all")
     assert result.adversary == "passive-1 + passive-2"
     assert result.knowledge["own_features"] == 6
     assert completed(recording, most_rows=60).counts == {"known": 12, "scored": 48}
-    other = attacked_by("active", recording, "model_completion")
+    other = run_attack_by("active", recording, "model_completion")
     assert other.reason == "model_completion is mounted by the passive party, not by the active"
 
 
@@ -74,13 +74,13 @@ def test_known_labels_of_one_class_only_are_a_reason(make_recording: Any) -> Non
 @pytest.mark.slow
 def test_what_was_sent_is_read_as_it_is(make_recording: Any) -> None:
     empty = make_recording("nothing", epochs=0)
-    for result in attacked(drawn_labels(empty), "pseudo_labels", labels_per_class=4):
+    for result in run_attack(fill_with_drawn_labels(empty), "pseudo_labels", labels_per_class=4):
         assert {"largest of z", "largest of mean z"} < set(result.variants)
         (first,) = result.references.values()
         assert first["balanced_accuracy"] < 0.5
     voting = lambda own, draw: torch.rand(len(own), 3, generator=draw)  # noqa: E731
     recording = ballot_of(make_recording("nothing", epochs=0), method="votes", voting=voting)
-    for result in attacked(recording, "shown_labels", labels_per_class=4):
+    for result in run_attack(recording, "shown_labels", labels_per_class=4):
         share = 60 / result.counts["scored"]
         assert min(one["accuracy"] or 0 for one in result.variants.values()) > share
 
@@ -90,7 +90,7 @@ def test_what_was_sent_is_read_as_it_is(make_recording: Any) -> None:
 
 def _both(recording: Any, **options: Any) -> list[Any]:
     names = ("temporal", "model_completion")
-    return [attacked_by("passive-2", recording, name, **options) for name in names]
+    return [run_attack_by("passive-2", recording, name, **options) for name in names]
 
 
 @pytest.mark.sampled(every=2)
@@ -119,9 +119,9 @@ def test_a_course_of_time_is_found_that_no_epoch_shows(make_recording: Any) -> N
 @pytest.mark.slow
 def test_a_row_that_missed_an_epoch_is_still_guessed(make_recording: Any) -> None:
     recording = make_recording("labels", epochs=3)
-    whole = attacked_by("passive-2", recording, "temporal")
+    whole = run_attack_by("passive-2", recording, "temporal")
     del recording.transcript._epochs[1].envelopes[:4]  # two batches to two passives
-    result = attacked_by("passive-2", recording, "temporal")
+    result = run_attack_by("passive-2", recording, "temporal")
     assert 200 < result.counts["scored"] <= whole.counts["scored"]
     assert result.score["balanced_accuracy"] > 0.8
     assert result.advantage > 0.3
@@ -135,7 +135,7 @@ FRESH = "own network, fresh weights"
 
 def _mount(recording: Any, **options: Any) -> Any:
     wanted = {"iterations": 200, "labels_per_class": 4, "own_network": True, **options}
-    return attacked(recording, "semi_supervised", **wanted)
+    return run_attack(recording, "semi_supervised", **wanted)
 
 
 def _labels_of(recording: Any) -> torch.Tensor:
@@ -148,7 +148,7 @@ def _network() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def in_sectors(make_recording: Any) -> Any:
+def sector_recording(make_recording: Any) -> Any:
     """passive-1 has features that show a label by the sector of a circle, of 12, alone."""
     recording = make_recording("nothing", method="tvfl")
     labels = _labels_of(recording)
@@ -178,10 +178,10 @@ def _taught(recording: Any) -> nn.Module:
 
 
 @pytest.mark.slow
-def test_a_network_that_learned_labels_gives_them_away(in_sectors: Any) -> None:
-    encoder = _taught(in_sectors)
+def test_a_network_that_learned_labels_gives_them_away(sector_recording: Any) -> None:
+    encoder = _taught(sector_recording)
     before = copy.deepcopy(encoder.state_dict())
-    known = replace(in_sectors, encoders={"passive-1": encoder})
+    known = replace(sector_recording, encoders={"passive-1": encoder})
     first, _ = _mount(known, iterations=400, unlabelled_weight=5)
     assert list(first.variants) == [FURTHER]
     assert {FRESH, "MixMatch on x", "mlp on x"} <= set(first.baselines)
@@ -192,11 +192,11 @@ def test_a_network_that_learned_labels_gives_them_away(in_sectors: Any) -> None:
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
 
 
-def test_a_coalition_needs_the_networks_of_all(in_sectors: Any) -> None:
+def test_a_coalition_needs_the_networks_of_all(sector_recording: Any) -> None:
     both = {"passive-2": nn.Linear(2, 3), "passive-1": _network().double()}
     first = {"passive-1": both["passive-1"]}
     (whole,), (lacking,) = (
-        _mount(replace(in_sectors, encoders=encoders), iterations=2, coalition="all")
+        _mount(replace(sector_recording, encoders=encoders), iterations=2, coalition="all")
         for encoders in (both, first)
     )
     assert whole.adversary == "passive-1 + passive-2"
@@ -254,19 +254,19 @@ TRUTH = np.eye(CLASSES)[LABELS]
 Array = NDArray[np.float64]
 
 
-def _known(rows: int = KNOWN) -> NDArray[np.int64]:
+def _make_known_labels(rows: int = KNOWN) -> NDArray[np.int64]:
     """The labels of the first rows; -1 for the others."""
     return np.where(np.arange(ROWS) < rows, LABELS, -1)
 
 
-def _told(strength: float, width: int, seed: int = 1) -> Array:
+def _draw_columns(strength: float, width: int, seed: int = 1) -> Array:
     """Noise, and the label in the first columns as far as `strength` says; standardised."""
     columns = np.random.default_rng(seed).normal(size=(ROWS, width))
     columns[:, :CLASSES] += strength * TRUTH
     return np.asarray((columns - columns.mean(axis=0)) / columns.std(axis=0))
 
 
-def _probed(columns: Array) -> Any:
+def _run_probe(columns: Array) -> Any:
     """Return what a probe finds with the known rows."""
     return LogisticRegression().fit(columns[:KNOWN], LABELS[:KNOWN]).predict_proba(columns)
 
@@ -275,42 +275,51 @@ def _accuracy(scores: Array) -> float:
     return float((scores.argmax(axis=1) == LABELS)[KNOWN:].mean())
 
 
-OWN = _told(1.3, 3, seed=0)
-PRIOR = _probed(OWN)
+OWN = _draw_columns(1.3, 3, seed=0)
+PRIOR = _run_probe(OWN)
 
 
 @pytest.mark.parametrize("trust", [trust for trust in TRUST if trust < 1])
 def test_noise_corrects_little(trust: float) -> None:
-    noise = _told(0, 30)
-    found = _accuracy(correct_priors(PRIOR, noise, _known(), trust))
+    noise = _draw_columns(0, 30)
+    found = _accuracy(correct_priors(PRIOR, noise, _make_known_labels(), trust))
     assert found == pytest.approx(_accuracy(PRIOR), abs=0.05)
     # Noise of unit variance beside own columns does more harm.
-    assert found > _accuracy(_probed(np.hstack([noise, OWN])))
+    assert found > _accuracy(_run_probe(np.hstack([noise, OWN])))
 
 
 def test_what_holds_the_label_is_believed_as_far_as_it_is_trusted() -> None:
     before = PRIOR.copy()
-    released = _told(6, 6)
-    found = [_accuracy(correct_priors(PRIOR, released, _known(), trust)) for trust in TRUST]
+    released = _draw_columns(6, 6)
+    found = [
+        _accuracy(correct_priors(PRIOR, released, _make_known_labels(), trust)) for trust in TRUST
+    ]
     assert found == sorted(found)
     assert found[0] > _accuracy(PRIOR)
     assert found[-1] > _accuracy(PRIOR) + 0.15
-    np.testing.assert_allclose(correct_priors(PRIOR, released, _known(), 0.0), PRIOR, atol=1e-9)
+    np.testing.assert_allclose(
+        correct_priors(PRIOR, released, _make_known_labels(), 0.0), PRIOR, atol=1e-9
+    )
     np.testing.assert_array_equal(PRIOR, before)
 
 
 def test_a_class_that_nobody_knows_is_not_guessed() -> None:
     prior = np.zeros((ROWS, 5))
-    known = np.where(_known() == 1, -1, _known())
+    known = np.where(_make_known_labels() == 1, -1, _make_known_labels())
     prior[:, [0, 2]] = 0.5
-    found = correct_priors(prior, _told(1, 30), known, 0.3)
+    found = correct_priors(prior, _draw_columns(1, 30), known, 0.3)
     assert set(found.argmax(axis=1)) == {0, 2}
     assert found[:, [1, 3, 4]].max() < 1e-6
 
 
 @pytest.mark.parametrize(
     "released",
-    [TRUTH, np.zeros((ROWS, 0)), _told(2, 2_000), np.where(np.arange(ROWS) == 7, 1e6, 0)[:, None]],
+    [
+        TRUTH,
+        np.zeros((ROWS, 0)),
+        _draw_columns(2, 2_000),
+        np.where(np.arange(ROWS) == 7, 1e6, 0)[:, None],
+    ],
     ids=["sure", "none", "wide", "outlier"],
 )
 def test_scores_are_probabilities(released: Array) -> None:
@@ -318,7 +327,7 @@ def test_scores_are_probabilities(released: Array) -> None:
         [
             correct_priors(prior, released, known, max(TRUST))
             for prior in (TRUTH, np.full((ROWS, CLASSES), 1 / CLASSES))
-            for known in (_known(), _known(0), _known(ROWS))
+            for known in (_make_known_labels(), _make_known_labels(0), _make_known_labels(ROWS))
         ]
     )
     assert np.isfinite(found).all()

@@ -120,7 +120,7 @@ def test_where_the_sum_is_one_passives_nothing_is_isolated() -> None:
 # Chosen representations.
 
 
-def _recovered(run: LiveRun, **options: Any) -> tuple[Any, Any]:
+def _recover_representations(run: LiveRun, **options: Any) -> tuple[Any, Any]:
     """Play, and return what was recovered beside the truth before the question."""
     run.train_epochs(2)
     attack = ChosenRepresentations(**options)
@@ -139,7 +139,7 @@ def _recovered(run: LiveRun, **options: Any) -> tuple[Any, Any]:
 def test_of_one_passive_all_and_of_several_the_centred_sum_is_read_exactly(
     views: int, people: int
 ) -> None:
-    found, truth = _recovered(_run("apfed_c", views, UNPROTECTED), people=people)
+    found, truth = _recover_representations(_run("apfed_c", views, UNPROTECTED), people=people)
     total = truth.sum(dim=0)
     expected = total if views == 2 else total - total.mean(dim=0)
     assert float((found - expected).norm(dim=1).max()) < 5e-6
@@ -147,7 +147,7 @@ def test_of_one_passive_all_and_of_several_the_centred_sum_is_read_exactly(
 
 @pytest.mark.parametrize("evasion", [{"spread": 0.2}, {"decoys": 0.55}])
 def test_what_spreads_a_little_more_is_answered_and_tells(evasion: dict[str, Any]) -> None:
-    found, (truth,) = _recovered(_run("apfed_c"), people=28, **evasion)
+    found, (truth,) = _recover_representations(_run("apfed_c"), people=28, **evasion)
     # An honest limit of the rule: centred, well above what a guess at the mean gives (0).
     middle = [z - z.mean(dim=0) for z in (found, truth)]
     assert float(torch.nn.functional.cosine_similarity(*middle).mean()) > 0.5
@@ -316,7 +316,7 @@ config_of = partial(
 
 
 @pytest.fixture(scope="module")
-def aligned() -> dict[str, Any]:
+def shared_alignment() -> dict[str, Any]:
     """Data and alignment, which all sessions here share."""
     run = VotesRun(config_of("votes", data=DIGITS))
     return {"data": run.data, "alignment": run.alignment}
@@ -331,9 +331,9 @@ def one_against_all(run: VotesRun, person: int) -> dict[int, int]:
 
 
 def test_one_label_against_all_reads_a_column_of_the_passives_matrices(
-    aligned: dict[str, Any],
+    shared_alignment: dict[str, Any],
 ) -> None:
-    run = open_run(aligned, "sum")
+    run = open_run(shared_alignment, "sum")
     ballot, votes = run.request_votes(labels=one_against_all(run, int(run.ballot.rows[7])))
     columns_U = np.zeros(len(ballot.rows))
     for name in run.voters:
@@ -344,8 +344,10 @@ def test_one_label_against_all_reads_a_column_of_the_passives_matrices(
 
 
 @pytest.mark.parametrize("opening", ASKED)
-def test_a_second_question_in_a_session_is_refused(aligned: dict[str, Any], opening: str) -> None:
-    run = open_run(aligned, opening)
+def test_a_second_question_in_a_session_is_refused(
+    shared_alignment: dict[str, Any], opening: str
+) -> None:
+    run = open_run(shared_alignment, opening)
     run.request_votes()
     with pytest.raises(RemoteProtocolError, match="votes once more in one session"):
         run.request_votes(labels=one_against_all(run, int(run.ballot.rows[0])))
@@ -353,21 +355,21 @@ def test_a_second_question_in_a_session_is_refused(aligned: dict[str, Any], open
 
 @pytest.mark.parametrize("opening", ["sum, noise", "each"])
 def test_a_resumed_run_charges_again_and_stops_at_its_budget(
-    aligned: dict[str, Any], opening: str, tmp_path: Path
+    shared_alignment: dict[str, Any], opening: str, tmp_path: Path
 ) -> None:
-    open_run(aligned, opening, logs=tmp_path).request_votes()
+    open_run(shared_alignment, opening, logs=tmp_path).request_votes()
     with pytest.raises(BudgetExhaustedError, match="release 2 of one row would cost epsilon"):
-        open_run(aligned, opening, logs=tmp_path).request_votes()
+        open_run(shared_alignment, opening, logs=tmp_path).request_votes()
 
 
 def test_without_noise_a_run_answers_as_often_as_agreed_over_all_its_sessions(
-    aligned: dict[str, Any], tmp_path: Path
+    shared_alignment: dict[str, Any], tmp_path: Path
 ) -> None:
     agreed = 3  # one, and rules.spare_answers
     for person in range(agreed):
-        run = open_run(aligned, "sum", logs=tmp_path)
+        run = open_run(shared_alignment, "sum", logs=tmp_path)
         run.request_votes(labels=one_against_all(run, int(run.ballot.rows[person])))
-    run = open_run(aligned, "sum", logs=tmp_path)
+    run = open_run(shared_alignment, "sum", logs=tmp_path)
     with pytest.raises(RemoteProtocolError, match="more than 3 times"):
         run.request_votes(labels=one_against_all(run, int(run.ballot.rows[agreed])))
 
@@ -375,10 +377,10 @@ def test_without_noise_a_run_answers_as_often_as_agreed_over_all_its_sessions(
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("opening", "way"), [("each", "rotate"), ("sum", "flip")])
 def test_poisoned_votes_are_not_refused_and_show_where_answers_are_single(
-    aligned: dict[str, Any], opening: str, way: Poison
+    shared_alignment: dict[str, Any], opening: str, way: Poison
 ) -> None:
-    honest = open_run(aligned, opening)
-    spoilt = open_run(aligned, opening)
+    honest = open_run(shared_alignment, opening)
+    spoilt = open_run(shared_alignment, opening)
     passive = spoilt.voters[0]
     voter = spoilt.get_voter(passive)
     voter.labeller = PoisonedVotes(honest=voter.labeller, way=way)

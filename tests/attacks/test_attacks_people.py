@@ -20,7 +20,7 @@ from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.training import TrainSettings
-from tests.attacks.recordings import ByHeart, attacked
+from tests.attacks.recordings import ByHeart, run_attack
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -104,7 +104,7 @@ def model_by_heart(make_recording: Any) -> Recording:
 
 
 def test_an_outsider_is_told_how_sure_the_model_is(make_recording: Any) -> None:
-    (result,) = attacked(model_by_heart(make_recording), "membership", shadow_models=4, epochs=1)
+    (result,) = run_attack(model_by_heart(make_recording), "membership", shadow_models=4, epochs=1)
     assert (result.adversary, result.metric, result.target) == ("outsider", "auc", "membership")
     assert result.roc[0] == (0.0, 0.0)
     assert {"auc of aligned members", "auc of unaligned members"} >= set(result.risk)
@@ -124,7 +124,7 @@ def test_candidates_are_half_members_in_an_order_that_says_nothing(make_recordin
 
 
 @cache
-def averaged(method: str = "h_fedmv", clients: int = 3) -> Recording:
+def run_averaging(method: str = "h_fedmv", clients: int = 3) -> Recording:
     changes: dict[str, Any] = {}
     if method == "h_fedmv":
         data = {"dataset": "breast_cancer", "partition": "horizontal", "clients": clients}
@@ -133,43 +133,46 @@ def averaged(method: str = "h_fedmv", clients: int = 3) -> Recording:
     return run(small_config(method, **changes), None).recording
 
 
-def with_model(found: Recording, network: nn.Module) -> Recording:
+def replace_model(found: Recording, network: nn.Module) -> Recording:
     return replace(found, model=nn.Sequential(nn.Flatten(), network))
 
 
 def average_by_heart(*names: str, **options: Any) -> Any:
     """Results where the average fits these parties' people."""
-    found = averaged()
+    found = run_averaging()
     tables = [table for table in found.data.passives if table.name in names]
     labels = [table.labels for table in tables if table.labels is not None]
     known = torch.cat([table.features for table in tables]), torch.cat(labels)
     learnt = ByHeart(*known, lambda rows: torch.full((rows, 2), 0.5), torch.eye(2) - 0.5)
-    return attacked(with_model(found, learnt), "averaged_membership", **options)
+    return run_attack(replace_model(found, learnt), "averaged_membership", **options)
 
 
 @pytest.mark.slow
 def test_what_is_learnt_of_all_passives_says_not_at_whom() -> None:
     """The others trained at the other passive, so the average fits them as well."""
 
-    def of_active(*names: str, strangers: str) -> dict[str, Any]:
+    def select_active_results(*names: str, strangers: str) -> dict[str, Any]:
         results = average_by_heart(*names, strangers=strangers)
         return {result.victim: result for result in results if result.adversary == "active"}
 
-    assert of_active("passive-1", strangers="outside")["passive-2"].advantage < 0.1
+    assert select_active_results("passive-1", strangers="outside")["passive-2"].advantage < 0.1
     both = "passive-1", "passive-2"
-    assert of_active(*both, strangers="outside")["passive-1"].score["auc"] > 0.95
-    assert of_active(*both, strangers="elsewhere")["passive-1"].variants["fit"]["auc"] == 0.5
+    assert select_active_results(*both, strangers="outside")["passive-1"].score["auc"] > 0.95
+    assert (
+        select_active_results(*both, strangers="elsewhere")["passive-1"].variants["fit"]["auc"]
+        == 0.5
+    )
 
 
 @pytest.mark.parametrize("strangers", ["outside", "elsewhere"])
 def test_half_of_the_people_trained_at_the_victim_and_the_others_where_it_says(
     strangers: membership.Strangers,
 ) -> None:
-    data = averaged().data
+    data = run_averaging().data
     tables = {table.name: {tuple(row.tolist()) for row in table.features} for table in data.tables}
     tested = {tuple(row.tolist()) for row in data.active.features[data.test_rows]}
     whose = {"outside": tested, "elsewhere": tables["passive-2"]}[strangers]
-    people, members = reveal_people(averaged(), "active", "passive-1", 40, 0, strangers)
+    people, members = reveal_people(run_averaging(), "active", "passive-1", 40, 0, strangers)
     assert int(members[:, 0].sum()) == 20
     rows = [tuple(row.tolist()) for row in people.features]
     sources = [tables["passive-1"] if member else whose for member in members[:, 0].tolist()]
@@ -179,7 +182,9 @@ def test_half_of_the_people_trained_at_the_victim_and_the_others_where_it_says(
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("clients", [2, 3])
 def test_elsewhere_needs_a_third_party_and_nobody_asks_about_itself(clients: int) -> None:
-    results = attacked(averaged(clients=clients), "averaged_membership", strangers="elsewhere")
+    results = run_attack(
+        run_averaging(clients=clients), "averaged_membership", strangers="elsewhere"
+    )
     passives = [f"passive-{at}" for at in range(1, clients)]
     pairs = [*(("active", name) for name in passives), *((name, "active") for name in passives)]
     assert [(result.adversary, result.victim) for result in results] == pairs
@@ -190,7 +195,7 @@ def test_elsewhere_needs_a_third_party_and_nobody_asks_about_itself(clients: int
 
 @pytest.mark.slow
 def test_averaged_recurrent_networks_are_taken_as_they_are() -> None:
-    results = attacked(averaged("s_fedmv"), "averaged_membership", candidates=40)
+    results = run_attack(run_averaging("s_fedmv"), "averaged_membership", candidates=40)
     assert len(results) == 6
     assert all(result.applicable for result in results)
 

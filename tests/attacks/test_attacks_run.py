@@ -125,7 +125,7 @@ def _right(truth: Any, rows: torch.Tensor, share: float) -> Any:
     return scores
 
 
-def _judged(parts: Any, rows: torch.Tensor, **guessed: dict[str, Any]) -> AttackResult:
+def _score_parts(parts: Any, rows: torch.Tensor, **guessed: dict[str, Any]) -> AttackResult:
     view, truth, _ = parts
     guess = {
         kind: {name: Prediction(values) for name, values in of.items()}
@@ -137,7 +137,9 @@ def _judged(parts: Any, rows: torch.Tensor, **guessed: dict[str, Any]) -> Attack
 def test_a_perfect_guess_is_compared_with_its_floor(parts: Any) -> None:
     _, truth, rows = parts
     constant = {"floor": np.tile([1.0, 0, 0], (len(rows), 1))}
-    result = _judged(parts, rows, attacks={"guess": _right(truth, rows, 1)}, baselines=constant)
+    result = _score_parts(
+        parts, rows, attacks={"guess": _right(truth, rows, 1)}, baselines=constant
+    )
     assert result.score == {"accuracy": 1.0, "balanced_accuracy": 1.0, "auc": 1.0}
     assert result.baselines["floor"]["auc"] == 0.5
     assert result.advantage == pytest.approx(2 / 3)
@@ -163,7 +165,7 @@ def test_the_best_is_compared_with_the_best_that_saw_nothing(
         kind: {name: _right(truth, rows, share) for name, share in of.items()}
         for kind, of in shares.items()
     }
-    result = _judged(parts, rows, **guessed)
+    result = _score_parts(parts, rows, **guessed)
     assert (result.variant, result.baseline) == expected[:2]
     assert result.advantage == pytest.approx(expected[2], abs=0.02)
     assert result.score == {**result.baselines, **result.variants}[expected[0]]
@@ -198,7 +200,7 @@ def test_a_guess_that_cannot_be_scored_is_refused(
     values = np.zeros((len(rows), width))
     guessed = {"attacks": {"guess": values}, "baselines": {"floor": values}, **changes}
     with pytest.raises(AttackError, match=says):
-        _judged(parts, rows, **guessed)
+        _score_parts(parts, rows, **guessed)
 
 
 def test_rows_that_did_not_train_are_left_out(parts: Any) -> None:
@@ -207,7 +209,7 @@ def test_rows_that_did_not_train_are_left_out(parts: Any) -> None:
     # Right about every training row, wrong about every test row.
     rows = torch.cat([unknown, test])
     scores = _right(truth, rows, len(unknown) / len(rows))
-    result = _judged(parts, rows, attacks={"guess": scores}, baselines={"floor": scores})
+    result = _score_parts(parts, rows, attacks={"guess": scores}, baselines={"floor": scores})
     assert result.score["accuracy"] == 1.0
     assert result.counts["scored"] == len(unknown)
 

@@ -15,7 +15,13 @@ from apfed_attacks.view import iter_batches
 from apfed_protocols.sums.frames import Frame, FrameKind
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
-from tests.attacks.recordings import attacked, attacked_by, live_config, normal, with_opened
+from tests.attacks.recordings import (
+    live_config,
+    normal,
+    replace_opened_sums,
+    run_attack,
+    run_attack_by,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
@@ -40,7 +46,7 @@ MIXES: dict[str, list[str]] = {
 QUICK: dict[str, Any] = {"iterations": 5, "hidden": 8}
 
 
-def agreed_on(objectives: list[str]) -> dict[str, Any]:
+def make_objectives(objectives: list[str]) -> dict[str, Any]:
     return {
         f"passive-{at}": {"objective": {"name": name}, "weight": 10.0}
         for at, name in enumerate(objectives, start=1)
@@ -48,35 +54,37 @@ def agreed_on(objectives: list[str]) -> dict[str, Any]:
 
 
 @cache
-def played(total: str, mix: str = "two of three") -> Recording:
+def record_run(total: str, mix: str = "two of three") -> Recording:
     config = live_config(
         "apfed",
         secure_sum=SUMS[total],
-        passives=agreed_on(MIXES[mix]),
+        passives=make_objectives(MIXES[mix]),
         train={"epochs": 2},
         transcript={"keep": "all"},
     )
     return run(config, None).recording
 
 
-def read_by_aggregator(total: str) -> AttackResult:
+def attack_as_aggregator(total: str) -> AttackResult:
     name = "contribution_regression"
     reader = "aggregator"
     victim = "passive-1"
-    result: AttackResult = attacked_by(reader, played(total), name, victim, shadow_rows=60, **QUICK)
+    result: AttackResult = run_attack_by(
+        reader, record_run(total), name, victim, shadow_rows=60, **QUICK
+    )
     return result
 
 
 @pytest.mark.parametrize("total", ["plain", "fixed point"])
 def test_an_aggregator_reads_a_sum_in_the_clear(total: str) -> None:
-    result = read_by_aggregator(total)
+    result = attack_as_aggregator(total)
     assert result.advantage is not None
     assert result.advantage > 0.5
 
 
 @pytest.mark.parametrize("total", ["masked", "recoverable"])
 def test_an_aggregator_reads_masked_words_and_finds_nothing(total: str) -> None:
-    result = read_by_aggregator(total)
+    result = attack_as_aggregator(total)
     assert result.applicable, result.reason
     assert result.counts["scored"] > 50, "words were there to be read"
     assert result.advantage is not None
@@ -84,7 +92,7 @@ def test_an_aggregator_reads_masked_words_and_finds_nothing(total: str) -> None:
 
 
 def test_an_aggregator_of_ciphertexts_says_that_there_is_nothing_to_read() -> None:
-    result = read_by_aggregator("ckks")
+    result = attack_as_aggregator("ckks")
     assert not result.applicable
     assert result.reason == "nothing to read: ciphertexts (ckks)"
 
@@ -93,7 +101,7 @@ def test_an_aggregator_of_ciphertexts_says_that_there_is_nothing_to_read() -> No
 @pytest.mark.parametrize("mix", [*MIXES][::-1])
 @pytest.mark.parametrize("name", ["gradient_regression", "gradient_projection"])
 def test_an_active_reads_sums_of_any_mix(name: str, mix: str) -> None:
-    results = attacked(played("masked", mix), name, shadow_rows=60, **QUICK)
+    results = run_attack(record_run("masked", mix), name, shadow_rows=60, **QUICK)
     assert [result.victim for result in results] == ["passive-1", "passive-2", "passive-3"]
     assert [result.reason for result in results] == [None] * 3
 
@@ -101,7 +109,7 @@ def test_an_active_reads_sums_of_any_mix(name: str, mix: str) -> None:
 @pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("mix", [*MIXES][::-1])
 def test_a_projection_under_any_mix_is_found(mix: str) -> None:
-    recording = played("masked", mix)
+    recording = record_run("masked", mix)
     features = truth_of(recording).features["passive-2"].flatten(1).double()
     weights = normal(features.shape[1], 64, seed=1)
     opened = {
@@ -109,9 +117,9 @@ def test_a_projection_under_any_mix_is_found(mix: str) -> None:
         for epoch in (0, 1)
         for step, rows_B, _ in iter_batches(active_view(recording), epoch)
     }
-    found = with_opened(recording, opened)
+    found = replace_opened_sums(recording, opened)
     attack = "gradient_regression"
-    result = attacked_by("active", found, attack, "passive-2", shadow_rows=60, **QUICK)
+    result = run_attack_by("active", found, attack, "passive-2", shadow_rows=60, **QUICK)
     assert result.advantage > 0.3
 
 

@@ -46,7 +46,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind, pack_tensors
 from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import run
-from tests.attacks.recordings import TWO_TABLES, live_config, noise_opened
+from tests.attacks.recordings import TWO_TABLES, live_config, replace_sums_by_noise
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -107,7 +107,7 @@ def test_roles_see_their_own_kinds(
 ) -> None:
     encoder = nn.Linear(4, 3)
     known = replace(recording, encoders={"passive-1": encoder})
-    view = _view(noise_opened(known), *parties)
+    view = _view(replace_sums_by_noise(known), *parties)
     assert view.role == role
     assert {item.kind for epoch in view.envelopes.values() for item in epoch} == kinds
     # Only a coalition with the active gets opened sums, nobody another's network.
@@ -231,17 +231,17 @@ OTHERS = torch.arange(1, ROWS, 3)
 @pytest.fixture(scope="module")
 def pairwise(make_recording: Any) -> Any:
     """passive-1 does not hold a third of the people, passive-2 does not hold another third."""
-    return _without(make_recording("nothing"), {"passive-1": SOME, "passive-2": OTHERS})
+    return _remove_people(make_recording("nothing"), {"passive-1": SOME, "passive-2": OTHERS})
 
 
-def _without(recording: Any, unknown: Mapping[str, Tensor]) -> Any:
+def _remove_people(recording: Any, unknown: Mapping[str, Tensor]) -> Any:
     alignment = {name: rows.clone() for name, rows in recording.alignment.items()}
     for name, positions in unknown.items():
         alignment[name][positions] = -1
     return replace(recording, alignment=alignment)
 
 
-def _held(recording: Any, party: str) -> Any:
+def _find_present(recording: Any, party: str) -> Any:
     return recording.alignment[party] >= 0
 
 
@@ -251,7 +251,7 @@ def test_there_is_no_truth_about_people_whom_the_victim_does_not_hold(pairwise: 
     active = _view(pairwise, "active")
     passive = _view(pairwise, "passive-1")
     for party in ("passive-1", "passive-2"):
-        held = _held(pairwise, party)
+        held = _find_present(pairwise, party)
         assert torch.equal(whole.features[party].isnan().all(dim=1), ~held)
         assert torch.equal(truth_of(pairwise, party).trained, whole.trained[held[whole.trained]])
         assert torch.equal(active.has_rows(party, everybody), held)
@@ -283,7 +283,7 @@ def test_own_columns_of_unknown_people_are_means_and_say_so(
 ) -> None:
     view = _view(pairwise, "passive-1", "passive-2")
     own_A = pairwise.data.passives[0].features[pairwise.alignment["passive-1"]]
-    mean = own_A[_held(pairwise, "passive-1")].mean(dim=0)
+    mean = own_A[_find_present(pairwise, "passive-1")].mean(dim=0)
     columns = own_columns(view, SOME)
     assert columns.shape == (len(SOME), 4 + 1 + 2 + 1)
     assert torch.allclose(columns[:, :4], mean.expand(len(SOME), 4))
@@ -296,7 +296,7 @@ def test_own_columns_of_unknown_people_are_means_and_say_so(
     whole = _view(recording, "active", "passive-1")
     assert not whole.held
     assert own_columns(whole, torch.arange(ROWS)).shape == (ROWS, 5 + 4)
-    nobody = _without(make_recording("nothing"), {"passive-2": torch.arange(ROWS)})
+    nobody = _remove_people(make_recording("nothing"), {"passive-2": torch.arange(ROWS)})
     columns = own_columns(_view(nobody, "passive-2"), SOME)
     assert torch.equal(columns, torch.tensor([0.0, 0.0, 1.0]).expand(len(SOME), 3))
 
@@ -316,7 +316,7 @@ def test_only_people_whom_the_victim_holds_are_guessed_and_scored(
     attack = ATTACKS[name].model_validate({"iterations": 20})
     trial = Trial(
         attack,
-        noise_opened(pairwise),
+        replace_sums_by_noise(pairwise),
         (adversary,),
         victim,
         seed=0,
@@ -324,9 +324,9 @@ def test_only_people_whom_the_victim_holds_are_guessed_and_scored(
     )
     assert trial.compute_result().applicable
     (result, guess), *_ = found
-    assert _held(pairwise, victim)[guess.positions].all()
+    assert _find_present(pairwise, victim)[guess.positions].all()
     # Labels are guessed of everybody whose representations a passive got.
-    assert _held(pairwise, "passive-1")[guess.positions].all() == (victim == "passive-1")
+    assert _find_present(pairwise, "passive-1")[guess.positions].all() == (victim == "passive-1")
     assert result.counts["scored"] + known == len(truth_of(pairwise, victim).trained)
 
 
@@ -356,7 +356,7 @@ def _decoy(view: AdversaryView, seed: int = 0) -> tuple[AdversaryView, Tensor]:
     return decoy, decoy.stands_for
 
 
-def _asked_about(people: list[int]) -> PlayedAttack:
+def _make_played_attack(people: list[int]) -> PlayedAttack:
     return PlayedAttack("isolation", {"people": torch.tensor(people, dtype=torch.int64)})
 
 
@@ -403,7 +403,7 @@ def test_people_are_exchanged_among_those_of_whom_as_much_was_seen(
     assert torch.equal(stands_for[rest].sort().values, rest)
     assert torch.equal(collect_gradients(decoy, 0).positions, trained)
     # And those whom the victim holds among themselves.
-    held = _held(pairwise, "passive-1")
+    held = _find_present(pairwise, "passive-1")
     observed = truth_of(pairwise).trained
     taken = _decoy(_view(pairwise, "active", victim="passive-1"))[0].attribute_positions(observed)
     assert torch.equal(held[taken], held[observed])
@@ -415,7 +415,7 @@ def test_people_who_were_asked_about_are_exchanged_among_themselves(
     make_recording: Any, recording: Any
 ) -> None:
     people = torch.tensor([40, 3, 17, 80, 3, 41, 60, 99])
-    view = _view(recording, "active", played=_asked_about(people.tolist()))
+    view = _view(recording, "active", played=_make_played_attack(people.tolist()))
     _, stands_for = _decoy(view)
     assert set(stands_for[people].tolist()) == set(people.tolist())
     assert not torch.equal(stands_for[people], people)
@@ -425,7 +425,7 @@ def test_people_who_were_asked_about_are_exchanged_among_themselves(
     # Also where nobody kept their releases.
     empty = make_recording("nothing", epochs=0)
     people = torch.arange(300, 320)
-    _, stands_for = _decoy(_view(empty, "active", played=_asked_about(people.tolist())))
+    _, stands_for = _decoy(_view(empty, "active", played=_make_played_attack(people.tolist())))
     assert torch.equal(stands_for[people].sort().values, people)
     assert torch.equal(stands_for[:300], torch.arange(300))
 
@@ -433,7 +433,7 @@ def test_people_who_were_asked_about_are_exchanged_among_themselves(
 def test_a_view_of_no_two_rows_has_no_decoy(make_recording: Any) -> None:
     empty = make_recording("nothing", epochs=0)
     assert exchange_releases(_view(empty, "passive-1"), 0) is None
-    assert exchange_releases(_view(empty, "active", played=_asked_about([3, 3])), 0) is None
+    assert exchange_releases(_view(empty, "active", played=_make_played_attack([3, 3])), 0) is None
 
 
 def _guess(positions: list[int], value: float) -> Guess:

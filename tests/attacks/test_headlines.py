@@ -102,7 +102,7 @@ _TOLD: Mapping[tuple[Kind, Role], str] = {
 }
 
 
-def told_by_who_learns(method: str) -> set[str]:
+def list_directions_of_rules(method: str) -> set[str]:
     """The directions in which the tables of who learns what say that something is read."""
     config = small_config(method)
     facts = RunFacts.from_settings(config, passives=2, apart=False)
@@ -123,7 +123,7 @@ def told_by_who_learns(method: str) -> set[str]:
 @pytest.mark.parametrize("method", METHODS)
 def test_what_who_learns_tells_is_attacked_or_said_not_to_be(method: str) -> None:
     headlines = worst_by_kind(headlines_by_direction([], small_config(method)))
-    told = told_by_who_learns(method)
+    told = list_directions_of_rules(method)
     assert told <= set(headlines)
     states = {kind: headlines[kind].state for kind in told}
     assert states == dict.fromkeys(told, "not attacked")

@@ -36,7 +36,7 @@ def labels_of(run: LiveSession[Any]) -> Tensor:
     return active.labels[run.alignment[active.name]]
 
 
-def train_steered(method: str, harm: Harm, *, people: bool = True) -> LiveRun | SummedRun:
+def train_with_harm(method: str, harm: Harm, *, people: bool = True) -> LiveRun | SummedRun:
     """Train a run in which a passive does harm; without `people` it has nobody to choose."""
     run = open_run(method)
     labels_N = labels_of(run)
@@ -84,7 +84,7 @@ def active_parameters(run: LiveRun | SummedRun) -> Tensor:
 def test_a_backdoor_for_nobody_is_an_honest_run(
     method: str, train_honestly: Callable[[str], LiveRun | SummedRun]
 ) -> None:
-    run = train_steered(method, "backdoor", people=False)
+    run = train_with_harm(method, "backdoor", people=False)
     assert torch.equal(active_parameters(run), active_parameters(train_honestly(method)))
 
 
@@ -93,14 +93,14 @@ def test_a_backdoor_for_nobody_is_an_honest_run(
 def test_no_rule_of_the_protocol_refuses_the_harm_and_it_moves_the_model(
     method: str, harm: Harm, train_honestly: Callable[[str], LiveRun | SummedRun]
 ) -> None:
-    run = train_steered(method, harm)
+    run = train_with_harm(method, harm)
     assert not torch.equal(active_parameters(run), active_parameters(train_honestly(method)))
 
 
 def test_a_backdoor_in_summed_representations_is_found(
     train_honestly: Callable[[str], LiveRun | SummedRun],
 ) -> None:
-    run = train_steered("split_nn_sum", "backdoor")
+    run = train_with_harm("split_nn_sum", "backdoor")
     honest = train_honestly("split_nn_sum")
     assert isinstance(run, SummedRun)
     assert isinstance(honest, SummedRun)

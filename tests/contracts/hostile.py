@@ -16,7 +16,7 @@ from apfed_protocols.sums.homomorphic import HomomorphicSum
 from apfed_protocols.sums.seal_cipher import DEGREE, SMALL_DEGREE
 
 
-def mutated(rng: random.Random, data: bytes, *, edge: int = 256) -> bytes:
+def mutate_bytes(rng: random.Random, data: bytes, *, edge: int = 256) -> bytes:
     """These bytes with one to eight changes, most of them in the first `edge` bytes."""
     body = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 8))):
@@ -38,7 +38,7 @@ def mutated(rng: random.Random, data: bytes, *, edge: int = 256) -> bytes:
     return bytes(body)
 
 
-def altered(frame: bytes, **changes: Any) -> bytes:
+def alter_frame(frame: bytes, **changes: Any) -> bytes:
     return replace(Frame.parse(frame, sender="peer"), **changes).pack()
 
 
@@ -49,7 +49,7 @@ def looks_uniform(words: NDArray[np.unsignedinteger[Any]]) -> bool:
     return bool((np.abs(share - 0.5) < 6 * 0.5 / np.sqrt(words.size)).all())
 
 
-def said_in_a_fork(actions: Mapping[str, Callable[[], object]]) -> dict[str, str]:
+def run_in_fork(actions: Mapping[str, Callable[[], object]]) -> dict[str, str]:
     """The LocalProtocolError of each action in a forked copy of this process, or "done"."""
     reading, writing = os.pipe()
     if os.fork() == 0:

@@ -23,10 +23,10 @@ Change = Callable[[str, Outgoing], bytes]
 """Of sender and message, the body that arrives."""
 
 
-def of_kind(sender: str, kind: int, change: Callable[[bytes], bytes]) -> Change:
+def change_kind(sender: str, kind: int, change: Callable[[bytes], bytes]) -> Change:
     """Another body, whose length its header tells truly, in all messages of one kind."""
 
-    def changed(who: str, out: Outgoing) -> bytes:
+    def change_message(who: str, out: Outgoing) -> bytes:
         head = out.body[: HEADER - 4]
         body = out.body[HEADER:]
         if (who, head[1]) != (sender, kind):
@@ -34,7 +34,7 @@ def of_kind(sender: str, kind: int, change: Callable[[bytes], bytes]) -> Change:
         body = change(body)
         return head + len(body).to_bytes(4, "big") + body
 
-    return changed
+    return change_message
 
 
 def deliver(

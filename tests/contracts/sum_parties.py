@@ -113,7 +113,7 @@ class Parties:
 
 
 @cache
-def _shared(choice: str, passives: int, bits: int) -> Parties:
+def _share_parties(choice: str, passives: int, bits: int) -> Parties:
     return Parties(make(choice, agreement(passives, bits=bits)))
 
 
@@ -124,7 +124,7 @@ def parties(choice: str, passives: int = 3, bits: int = 16) -> Parties:
     """
     if SECURE_SUMS.get(choice, PlainSum).rounds == 2:
         return Parties(make(choice, agreement(passives, bits=bits)))
-    return _shared(choice, passives, bits)
+    return _share_parties(choice, passives, bits)
 
 
 def fresh_parties(choice: str) -> Parties:
@@ -190,7 +190,7 @@ class Reactions:
         return True
 
 
-def shifted(played: Parties, blobs: tuple[bytes, ...], offset: int) -> tuple[bytes, ...]:
+def shift_sum(played: Parties, blobs: tuple[bytes, ...], offset: int) -> tuple[bytes, ...]:
     """The sum in these blobs with a constant added to its first number; needs no key."""
     described = played.sum
     if isinstance(described, MaskedSum):
@@ -306,7 +306,7 @@ class SealKeys:
         return [content[-32:], content[-32 * 512 :][:32]]
 
 
-def shown_in(secrets: Iterable[bytes], told: bytes) -> list[bytes]:
+def find_secrets(secrets: Iterable[bytes], told: bytes) -> list[bytes]:
     """The secrets that `told` shows: raw, in hexadecimal, in base64, or as Python prints them."""
     return [
         secret

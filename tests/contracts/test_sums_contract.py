@@ -16,7 +16,7 @@ from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import FrameKind
 from apfed_protocols.sums.interface import StepBinding, SumAgreement, format_sum_name
-from tests.contracts.hostile import altered
+from tests.contracts.hostile import alter_frame
 from tests.contracts.sum_parties import (
     CHOICES,
     Overheard,
@@ -306,12 +306,12 @@ def still_opens(
     good = played.combine(played.contribute(values, bound))
     body = harmed(good) if harmed else good
 
-    def stopped(*_: object) -> None:
+    def raise_error(*_: object) -> None:
         raise error
 
     with pytest.MonkeyPatch.context() as patch:
         if harmed is None:
-            patch.setattr(played.receiver, "_open", stopped)
+            patch.setattr(played.receiver, "_open", raise_error)
         with pytest.raises(error):
             played.receiver.decode(body, (3, 5), bound)
     refused = f"active refused the sum of step {bound.step}, and threw away"
@@ -557,12 +557,12 @@ def test_altered_requests_and_answers_are_refused(
 ) -> None:
     message = said.format(name=choice).replace("+", r"\+")
     step = Step(choice)
-    asked = altered(step.requests["passive_1"], **change)
+    asked = alter_frame(step.requests["passive_1"], **change)
     with pytest.raises(RemoteProtocolError, match=message):
         step.played.contributors["passive_1"].answer(asked)
     other = Step(choice)
     answers = other.answers()
-    bad = answers | {"passive_1": altered(answers["passive_1"], **change)}
+    bad = answers | {"passive_1": alter_frame(answers["passive_1"], **change)}
     with pytest.raises(RemoteProtocolError, match=message.replace("a request", "an answer")):
         other.played.combiner.combine(bad)
     other.played.combiner.combine(answers)

@@ -24,7 +24,7 @@ def noisy(choice: str, noise: int = NOISE, passives: int = 3, bits: int = 16) ->
     return Parties(make(choice, agreement(passives, noise=noise, bits=bits)))
 
 
-def opened(
+def open_noisy_sum(
     played: Parties, contributions: dict[str, bytes], bound: StepBinding, shape: tuple[int, int]
 ) -> NDArray[Any]:
     return played.receiver.decode(played.combine(contributions, bound.digest), shape, bound)
@@ -45,7 +45,7 @@ def test_the_sum_is_that_of_values_and_noise(passives: int, choice: str) -> None
         name: played.contributors[name].contribute(value, bound, drawn)
         for name, value, drawn in zip(played.names, values, noise, strict=True)
     }
-    total = opened(played, contributions, bound, (40, 5))
+    total = open_noisy_sum(played, contributions, bound, (40, 5))
     quiet = replace(fixed_point, noise=0)
     integers = np.sum([quiet.quantise_rows(value) for value in values] + noise, axis=0)
     assert np.array_equal(total, fixed_point.dequantise_sum(integers))
@@ -63,7 +63,7 @@ def test_how_noise_lies_in_memory_does_not_matter(choice: str) -> None:
             name: role.contribute(np.asfortranarray(values), bound, laid)
             for name, role in played.contributors.items()
         }
-        sums.append(opened(played, contributions, bound, (6, 4)))
+        sums.append(open_noisy_sum(played, contributions, bound, (6, 4)))
     assert np.array_equal(sums[0], sums[1])
     assert np.array_equal(sums[0], sums[2])
 
@@ -81,7 +81,7 @@ def test_the_largest_values_and_noise_do_not_leave_the_range(choice: str) -> Non
     }
     fixed_point = FixedPoint.from_agreement(played.sum.agreement)
     assert fixed_point.limit == 3 * (fixed_point.levels + most)
-    total = opened(played, contributions, bound, (6, 1))
+    total = open_noisy_sum(played, contributions, bound, (6, 1))
     assert np.array_equal(total, fixed_point.dequantise_sum(np.full((6, 1), fixed_point.limit)))
 
 

@@ -34,7 +34,7 @@ secure = pytest.mark.parametrize("choice", usable_secure_sums())
 
 
 @pytest.fixture(autouse=True)
-def _what_lived_before() -> Iterator[None]:
+def _collect_garbage() -> Iterator[None]:
     """Collect what other tests left: it is no secret of these sums, and long to look through."""
     gc.freeze()
     yield
@@ -70,16 +70,16 @@ def test_no_key_seed_or_mask_is_sent_shown_logged_or_copied(
     wire = played.wire
     secrets = played.secrets | keys.numbers()
     assert len(secrets) >= 4
-    assert sum_parties.shown_in(secrets, wire + shown) == []
+    assert sum_parties.find_secrets(secrets, wire + shown) == []
     assert not any(mask in wire for mask in masks(played.secrets, sum_parties.binding(1)))
     assert not any(mask in wire for mask in masks(played.secrets, sum_parties.binding(2)))
     if isinstance(played.sum, HomomorphicSum):
         context = vars(played.roles["active"])["_context"]
-        assert sum_parties.shown_in(keys.numbers_of(context.public_key), wire), (
+        assert sum_parties.find_secrets(keys.numbers_of(context.public_key), wire), (
             "the judge reads what SEAL wrote"
         )
     else:
-        assert sum_parties.shown_in(secrets, wire + next(iter(played.secrets)))
+        assert sum_parties.find_secrets(secrets, wire + next(iter(played.secrets)))
     holders = [role for me, role in played.roles.items() if me != "aggregator"]
     holders += sum_parties.alive(KeepsSecrets, RunKey, SealedLink)
     assert len(holders) > 4

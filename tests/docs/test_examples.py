@@ -21,7 +21,7 @@ from tests.links.flower import Flower
 EXAMPLES = DOCS / "examples"
 
 
-def told_by(name: str, home: Path) -> str:
+def run_example(name: str, home: Path) -> str:
     told = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         cwd=home,
@@ -52,8 +52,8 @@ def test_what_protects_is_at_most_25_lines_and_the_page_shows_them() -> None:
 
 @pytest.mark.slow
 def test_apfed_under_a_sum_is_apfed_and_the_guard_spends_its_epsilon(tmp_path: Path) -> None:
-    plain = told_by("apfed_plain", tmp_path)
-    secure = told_by("apfed_secure", tmp_path)
+    plain = run_example("apfed_plain", tmp_path)
+    secure = run_example("apfed_secure", tmp_path)
     first, _, guarded, *attacks = secure.splitlines()
     assert figure("accuracy", plain) == figure("accuracy", first) > 0.6
     assert figure("weights differ", secure) < 1e-3
@@ -78,15 +78,15 @@ def test_the_page_shows_what_changes_in_a_loop_that_merges_by_cat(loop: str) -> 
 def test_a_loop_that_merges_by_cat_has_the_same_weights_under_a_sum(
     loop: str, tmp_path: Path
 ) -> None:
-    plain = told_by(f"{loop}_plain", tmp_path)
-    summed = told_by(f"{loop}_summed", tmp_path)
+    plain = run_example(f"{loop}_plain", tmp_path)
+    summed = run_example(f"{loop}_summed", tmp_path)
     assert figure("accuracy", summed) == figure("accuracy", plain) > 0.9
     assert figure("weights differ", summed) < 1e-4
 
 
 @pytest.mark.slow
 def test_vertical_models_are_those_of_one_table(tmp_path: Path) -> None:
-    lines = told_by("vertical_glm", tmp_path).splitlines()
+    lines = run_example("vertical_glm", tmp_path).splitlines()
     models = [line for line in lines if " rows, " in line]
     assert len(models) == 4
     for line in models:
@@ -97,7 +97,7 @@ def test_vertical_models_are_those_of_one_table(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_opacus_epsilon_is_the_same_under_a_sum(tmp_path: Path) -> None:
-    plain, summed, last = told_by("opacus_beside_sum", tmp_path).splitlines()
+    plain, summed, last = run_example("opacus_beside_sum", tmp_path).splitlines()
     assert figure("epsilon", plain) == figure("epsilon", summed) == pytest.approx(6.25, abs=0.01)
     assert figure("accuracy", summed) > 0.85
     assert figure("weights differ", last) < 1e-3
@@ -106,14 +106,14 @@ def test_opacus_epsilon_is_the_same_under_a_sum(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_hosts_of_one_packet_each_add_up_to_the_counts(tmp_path: Path) -> None:
-    lines = told_by("hub_over_files", tmp_path).splitlines()
+    lines = run_example("hub_over_files", tmp_path).splitlines()
     assert [figure("counts differ", line) for line in lines] == [0, 0, 0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["text_encoder", "graph_network"])
 def test_a_network_of_ones_own_learns_behind_a_guard(name: str, tmp_path: Path) -> None:
-    told = told_by(name, tmp_path)
+    told = run_example(name, tmp_path)
     assert figure("accuracy:", told.replace(" on ", "  on ")) > 0.6
     assert "epsilon_x, one row's releases: epsilon 8" in told
 
@@ -122,9 +122,9 @@ def test_a_network_of_ones_own_learns_behind_a_guard(name: str, tmp_path: Path) 
 def test_resnet_and_a_transformer_train_or_name_the_extra(tmp_path: Path) -> None:
     if importlib.util.find_spec("torchvision") is None:
         with pytest.raises(AssertionError, match="torchvision is not installed; run: "):
-            told_by("resnet_and_vit", tmp_path)
+            run_example("resnet_and_vit", tmp_path)
         return
-    told = told_by("resnet_and_vit", tmp_path)
+    told = run_example("resnet_and_vit", tmp_path)
     assert told.rstrip().endswith("is result.model[0]: True")
     assert figure("moved by at most", told) > 1e-4
 

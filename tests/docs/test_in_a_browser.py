@@ -104,7 +104,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @contextmanager
-def opened(
+def open_page(
     browser: "Browser", path: Path, **options: Any
 ) -> "Iterator[tuple[Page, list[str], list[str]]]":
     """The page, what it says on its console, and what it asks of others."""
@@ -130,7 +130,7 @@ def test_a_page_is_whole_on_a_phone_and_a_desk_by_day_and_night(
     name: str, width: int, scheme: str, browser: "Browser", pages: dict[str, Path]
 ) -> None:
     size = {"width": width, "height": 900}
-    with opened(browser, pages[name], viewport=size, color_scheme=scheme) as (page, said, asked):
+    with open_page(browser, pages[name], viewport=size, color_scheme=scheme) as (page, said, asked):
         assert page.evaluate(SIDEWAYS) <= 0
         assert page.evaluate(UNDRAWN) == []
         assert page.evaluate(UNNAMED) == []
@@ -147,7 +147,7 @@ def test_no_table_hides_its_last_column(
     name: str, width: int, browser: "Browser", pages: dict[str, Path]
 ) -> None:
     size = {"width": width, "height": 900}
-    with opened(browser, pages[name], viewport=size) as (page, _, _):
+    with open_page(browser, pages[name], viewport=size) as (page, _, _):
         assert page.locator(".wide").count()
         assert page.evaluate(CUT) == []
         assert page.evaluate(SIDEWAYS) <= 0
@@ -158,7 +158,7 @@ def test_no_table_hides_its_last_column(
 def test_pictures_fit_the_page_or_scroll_in_a_frame_of_their_own(
     name: str, width: int, browser: "Browser", pages: dict[str, Path]
 ) -> None:
-    with opened(browser, pages[name], viewport={"width": width, "height": 900}) as (page, _, _):
+    with open_page(browser, pages[name], viewport={"width": width, "height": 900}) as (page, _, _):
         assert page.locator("figure").count()
         assert page.evaluate(OUTSIDE) == []
         assert page.evaluate(SIDEWAYS) <= 0
@@ -168,7 +168,7 @@ def test_pictures_fit_the_page_or_scroll_in_a_frame_of_their_own(
 def test_the_keyboard_reaches_all_that_can_be_used(
     name: str, browser: "Browser", pages: dict[str, Path]
 ) -> None:
-    with opened(browser, pages[name]) as (page, _, _):
+    with open_page(browser, pages[name]) as (page, _, _):
         usable = page.locator("a[href], button, input, select, summary").count()
         reached = set[str]()
         for _ in range(usable):
@@ -182,7 +182,7 @@ def test_the_keyboard_reaches_all_that_can_be_used(
 def test_a_list_of_runs_is_sorted_and_filtered_by_hand(
     browser: "Browser", pages: dict[str, Path]
 ) -> None:
-    with opened(browser, pages["list"]) as (page, said, _):
+    with open_page(browser, pages["list"]) as (page, said, _):
         rows = page.locator("tbody tr:visible")
         assert rows.count() == 2
         page.locator("input").first.fill("guarded")

@@ -208,7 +208,7 @@ def write_run(
 CONFIG: Config = config_of()
 
 
-def on_few_labels(**changes: Any) -> Config:
+def make_votes_config(**changes: Any) -> Config:
     """A run of votes on digits, with these sections in place of its own."""
     settings: dict[str, Any] = {
         "name": "few-labels",
@@ -223,7 +223,7 @@ def on_few_labels(**changes: Any) -> Config:
     return Config.model_validate({**settings, **changes})
 
 
-def attacked(advantage: float, **changed: Any) -> AttackResult:
+def make_attack_result(advantage: float, **changed: Any) -> AttackResult:
     """An attack on labels over a baseline of 0.5."""
     settings: dict[str, Any] = {
         "variant": "x",
@@ -236,7 +236,7 @@ def attacked(advantage: float, **changed: Any) -> AttackResult:
     return AttackResult(**attack_result(**settings))
 
 
-def finished(
+def make_finished_run(
     accuracy: float | Mapping[str, float],
     *,
     epsilon: float = math.inf,
@@ -278,7 +278,7 @@ def own_tables(folder: Path) -> dict[str, Any]:
     return {"dataset": "tables", "folder": str(folder), "parties": parties}
 
 
-def assert_all_directions_attacked(config: Config) -> None:
+def check_all_directions(config: Config) -> None:
     """Check that a run names an attack for every direction in which something leaves."""
     attacked = {
         (role, ATTACKS[choice.name].target)

@@ -34,7 +34,7 @@ def digits(**settings: Any) -> VerticalData:
     return load_data(DataSettings.model_validate(data), seed=3)
 
 
-def judged(*, own_view: bool = False, epochs: int = 2) -> dict[str, float]:
+def judge_run(*, own_view: bool = False, epochs: int = 2) -> dict[str, float]:
     config = {**SETTINGS, "train": {**SETTINGS["train"], "epochs": epochs}}
     return dict(judge_training(seed=3, config=config, held_out=HELD_OUT, reads_own_view=own_view))
 
@@ -68,7 +68,7 @@ def test_the_control_is_refused_where_a_passive_has_people_of_its_own() -> None:
 
 @pytest.mark.parametrize("own_view", [False, True], ids=["APFed-R", "active_dec"])
 def test_figures_are_those_of_a_run_without_the_rows_held_out(own_view: bool) -> None:
-    figures = judged(own_view=own_view)
+    figures = judge_run(own_view=own_view)
     own = {"seed": 3, "party_seeds": "shared_for_comparison"}
     config = Config.model_validate({**SETTINGS, **own})
     whole = load_data(config.data, seed=3)
@@ -80,7 +80,7 @@ def test_figures_are_those_of_a_run_without_the_rows_held_out(own_view: bool) ->
 
 
 def test_half_way_is_the_end_of_half_the_epochs() -> None:
-    assert judged(epochs=4)["held out, half-way"] == judged(epochs=2)["held out"]
+    assert judge_run(epochs=4)["held out, half-way"] == judge_run(epochs=2)["held out"]
 
 
 def configs_of(table: str, *, full: bool) -> list[Config]:

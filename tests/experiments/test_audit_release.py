@@ -35,7 +35,7 @@ def guard_for(epsilon: float, releases: int) -> GaussianGuard:
     return GaussianGuard(clip=CLIP, sigma=sigma, key=KEY)
 
 
-def sent(guard: GaussianGuard) -> Release:
+def release_with(guard: GaussianGuard) -> Release:
     return lambda h_BD, step, rows: guard.release(h_BD, step=step, rows=rows)
 
 
@@ -44,10 +44,10 @@ def audit(release: Release, releases: int) -> Audit:
 
 
 BUGS: dict[str, Callable[[GaussianGuard], Release]] = {
-    "too little noise": lambda guard: sent(
+    "too little noise": lambda guard: release_with(
         GaussianGuard(clip=CLIP, sigma=guard.sigma * 2 / 3, key=KEY)
     ),
-    "clipped at the batch's maximum": lambda guard: sent(
+    "clipped at the batch's maximum": lambda guard: release_with(
         GaussianGuard(clip=1e3, sigma=guard.sigma, key=KEY)
     ),
     "every row twice": lambda guard: (
@@ -87,7 +87,7 @@ def test_planted_bugs_are_caught(bug: str) -> None:
 
 def test_the_same_bytes_again_tell_no_more() -> None:
     """What the ledger does not charge for: 50 times the release of step 0, at the price of one."""
-    release = sent(guard_for(4.0, 1))
+    release = release_with(guard_for(4.0, 1))
     assert not audit(lambda h_BD, step, rows: release(h_BD, 0, rows), 50).contradicts(4.0)
 
 

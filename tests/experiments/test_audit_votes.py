@@ -33,7 +33,7 @@ Scores = Callable[[int, int, int], Floats]
 LEVEL = 0.005
 
 
-def audited(name: str, **planted: Any) -> Result:
+def audit_case(name: str, **planted: Any) -> Result:
     """One case, or the same claim with something planted in what is played."""
     case = replace(VOTE_CASES[name], **planted)
     # Labelling takes a millisecond a run; what is answered for at once takes nothing.
@@ -44,7 +44,7 @@ def audited(name: str, **planted: Any) -> Result:
 @pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", VOTE_CASES)
 def test_each_claim_stands_or_falls_as_expected(name: str) -> None:
-    result = audited(name)
+    result = audit_case(name)
     assert result.exceeded == result.case.exceeded
     # The attack is a real one: where it proves nothing, it would catch no bug either.
     assert result.figures["epsilon_low"] > 0.2 * result.case.claim
@@ -83,7 +83,7 @@ def private(kind: type[labellers.PrivateLogistic], key: bytes) -> labellers.Priv
     return kind(epsilon=6.0, delta=DELTA, key=key)
 
 
-def added(noise: int) -> NoisySum:
+def make_noisy_sum(noise: int) -> NoisySum:
     return NoisySum(point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=noise), honest=2)
 
 
@@ -99,15 +99,15 @@ def long_person() -> TwoTables:
     return replace(tables, features=(stretch_U1 * first, stretch_U1 * second))
 
 
-def in_a_sum(sums: NoisySum, other: Floats = OTHER) -> Scores:
+def score_sum(sums: NoisySum, other: Floats = OTHER) -> Scores:
     return partial(one_vote_in_a_sum, sums, (ONE, other))
 
 
-def in_weights(kind: type[labellers.PrivateLogistic], tables: TwoTables) -> Scores:
+def score_weights(kind: type[labellers.PrivateLogistic], tables: TwoTables) -> Scores:
     return partial(record_in_weights, partial(private, kind), tables)
 
 
-def in_answers(labeller: labellers.Labeller, tables: TwoTables) -> Scores:
+def score_answers(labeller: labellers.Labeller, tables: TwoTables) -> Scores:
     return partial(record_in_answers, labeller, VoteResponse(epsilon=1.0, classes=2), tables)
 
 
@@ -119,29 +119,31 @@ PLANTED: dict[str, tuple[str, Scores]] = {
         "one answer",
         partial(one_answer, KeepsTooOften(epsilon=2.0, classes=3)),
     ),
-    "half of the noise on the sum": ("one vote in a sum", in_a_sum(added(64))),
+    "half of the noise on the sum": ("one vote in a sum", score_sum(make_noisy_sum(64))),
     "noise of one honest party fewer than is counted": (
         "one vote in a sum",
-        in_a_sum(replace(added(90), honest=1)),
+        score_sum(replace(make_noisy_sum(90), honest=1)),
     ),
-    "sqrt 2 for votes with signs": ("one vote in a sum", in_a_sum(added(127), -ONE)),
-    "half of the noise on the weights": ("private weights", in_weights(HalfTheNoise, PERSON)),
-    "rows that are not clipped": ("private weights", in_weights(Unclipped, long_person())),
+    "sqrt 2 for votes with signs": ("one vote in a sum", score_sum(make_noisy_sum(127), -ONE)),
+    "half of the noise on the weights": ("private weights", score_weights(HalfTheNoise, PERSON)),
+    "rows that are not clipped": ("private weights", score_weights(Unclipped, long_person())),
     "the sensitivity of another n": (
         "private weights",
-        in_weights(RowsAsIfTheyWereMany, PERSON),
+        score_weights(RowsAsIfTheyWereMany, PERSON),
     ),
     "a labelled person's own vote forgotten": (
         "private weights",
-        partial(weights_and_sum, partial(private, labellers.PrivateLogistic), added(64), PERSON),
+        partial(
+            weights_and_sum, partial(private, labellers.PrivateLogistic), make_noisy_sum(64), PERSON
+        ),
     ),
     "a labelled person claimed as one without": (
         "inductive, no label",
-        in_answers(labellers.Logistic(), LABELLED),
+        score_answers(labellers.Logistic(), LABELLED),
     ),
     "a transductive labeller claimed as inductive": (
         "inductive, no label",
-        in_answers(labellers.Spreading(neighbours=2), UNLABELLED),
+        score_answers(labellers.Spreading(neighbours=2), UNLABELLED),
     ),
 }
 
@@ -149,10 +151,10 @@ PLANTED: dict[str, tuple[str, Scores]] = {
 @pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("bug", [*PLANTED, "none: a long person, clipped"])
 def test_planted_bugs_are_caught(bug: str) -> None:
-    clipped = "private weights", in_weights(labellers.PrivateLogistic, long_person())
+    clipped = "private weights", score_weights(labellers.PrivateLogistic, long_person())
     name, scores = PLANTED.get(bug, clipped)
     assert not VOTE_CASES[name].exceeded
-    assert audited(name, scores=scores).exceeded == (bug in PLANTED)
+    assert audit_case(name, scores=scores).exceeded == (bug in PLANTED)
 
 
 def test_the_worlds_differ_in_one_person_who_moves_as_many_votes_as_told() -> None:
@@ -162,7 +164,7 @@ def test_the_worlds_differ_in_one_person_who_moves_as_many_votes_as_told() -> No
         assert np.flatnonzero((first != second).any(axis=1)).tolist() == [tables.person]
         assert (tables.person in tables.labelled) == (tables is not UNLABELLED)
 
-    def moved(labeller: Any) -> int:
+    def count_moved_votes(labeller: Any) -> int:
         known = UNLABELLED.labelled, UNLABELLED.labels, UNLABELLED.classes
         votes = [
             labellers.harden_votes(labeller.label_rows(x_UF, *known))
@@ -170,8 +172,8 @@ def test_the_worlds_differ_in_one_person_who_moves_as_many_votes_as_told() -> No
         ]
         return int((votes[0] != votes[1]).any(axis=1).sum())
 
-    assert moved(labellers.Spreading(neighbours=2)) == 10
-    assert moved(labellers.Logistic()) == moved(labellers.Ridge()) == 1
+    assert count_moved_votes(labellers.Spreading(neighbours=2)) == 10
+    assert count_moved_votes(labellers.Logistic()) == count_moved_votes(labellers.Ridge()) == 1
 
 
 def test_claims_are_the_guarantees_of_the_table() -> None:

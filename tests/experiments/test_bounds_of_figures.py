@@ -112,7 +112,7 @@ def test_an_interval_within_its_bounds_stays_as_it_is() -> None:
     assert share_of_rows()(Interval(0.478, 0.399, 0.556)) == "47.8 [39.9, 55.6]"
 
 
-def scored_rows(task: str, draw: np.random.Generator) -> Scored:
+def draw_scored_rows(task: str, draw: np.random.Generator) -> Scored:
     """Return rows that a model says something extreme, or anything, of."""
     if task == "regression":
         return Scored(truth=draw.normal(size=9), scores=100 * draw.normal(size=9))
@@ -126,7 +126,7 @@ def test_the_bounds_of_a_measure_hold(measure: Measure) -> None:
     draw = np.random.default_rng(3)
     for task in measure.tasks:
         assert measure.name in names_of(task)
-        values = [measure.compute_value(scored_rows(task, draw)) for _ in range(20)]
+        values = [measure.compute_value(draw_scored_rows(task, draw)) for _ in range(20)]
         assert all(measure.least <= value <= measure.most for value in values)
 
 

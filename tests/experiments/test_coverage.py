@@ -56,7 +56,7 @@ def hits(x_BF: Floats, y_B: Floats, w_F: Floats, offset: float) -> Floats:
     return found.astype(np.float64)
 
 
-def told(x_BF: Floats, y_B: Floats, w_F: Floats, offset: float) -> Scored:
+def predict_rows(x_BF: Floats, y_B: Floats, w_F: Floats, offset: float) -> Scored:
     share_B = norm.cdf(x_BF[:, : len(w_F)] @ w_F + offset)
     return Scored(truth=y_B, scores=np.column_stack([1 - share_B, share_B]))
 
@@ -200,7 +200,7 @@ def test_an_interval_over_the_rows_of_one_run_holds_what_its_two_models_differ_b
     truth = accuracy(*fits[0]) - accuracy(*fits[1])
     for table in range(TABLES):
         x_B, y_B = people(rng, 200)
-        one, other = (told(x_B, y_B, *fit) for fit in fits)
+        one, other = (predict_rows(x_B, y_B, *fit) for fit in fits)
         gain = gain_between(one, other, ACCURACY, seed=table)
         assert gain is not None
         held += gain.low <= truth <= gain.high

@@ -45,7 +45,7 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.methods import METHODS
 from secure_apfed.settings.data import DataSettings
-from tests.experiments.run_folder import APFED, on_few_labels, own_tables
+from tests.experiments.run_folder import APFED, make_votes_config, own_tables
 
 
 def test_intervals_of_one_of_equal_and_of_several_values() -> None:
@@ -302,7 +302,7 @@ def test_numbers_and_people_apart_are_cases_too(tmp_path: Path) -> None:
 
 
 def test_baselines_are_of_the_data_and_of_the_actives_own_table(tmp_path: Path) -> None:
-    config = on_few_labels(**APFED, data=own_tables(tmp_path))
+    config = make_votes_config(**APFED, data=own_tables(tmp_path))
     path = tmp_path / "solo.json"
     record = keep_solo(config, path)
     assert load_solo(config, path) == record

@@ -81,10 +81,10 @@ def test_numbers_become_means_and_texts_are_listed_once() -> None:
 
 
 def test_a_refusal_is_a_figure() -> None:
-    def refused(seed: int) -> Row:
+    def refuse_seed(seed: int) -> Row:
         raise RemoteProtocolError("near-constant batch")
 
-    line = live.Setting(columns={"M": 1}, measure=refused).measure_row()
+    line = live.Setting(columns={"M": 1}, measure=refuse_seed).measure_row()
     assert line == {"M": 1, "refused": "near-constant batch"}
 
 
@@ -121,7 +121,7 @@ def test_the_stored_figures_are_of_what_is_played() -> None:
     assert [row for row in rows if "advantage" not in row] == []
 
 
-def measured(table: Callable[[], Iterator[live.Setting]], **columns: Any) -> Row:
+def measure_line(table: Callable[[], Iterator[live.Setting]], **columns: Any) -> Row:
     """The figures of seed 0 in the line that these columns name, of breast cancer unless said."""
     wanted = {"data": "breast_cancer", **columns}
     (line,) = (setting for setting in table() if wanted.items() <= setting.columns.items())
@@ -131,7 +131,7 @@ def measured(table: Callable[[], Iterator[live.Setting]], **columns: Any) -> Row
 @pytest.mark.slow
 def test_chosen_labels_name_the_nearest_of_passives_until_noise_hides_them() -> None:
     clear, noisy = (
-        measured(chosen_labels, data="digits", opened="sum", epsilon=epsilon, runs=1)
+        measure_line(chosen_labels, data="digits", opened="sum", epsilon=epsilon, runs=1)
         for epsilon in (None, 4.0)
     )
     assert clear["found"] > clear["baseline"] + 0.1
@@ -141,14 +141,14 @@ def test_chosen_labels_name_the_nearest_of_passives_until_noise_hides_them() -> 
 
 def test_new_runs_read_more_and_spend_more() -> None:
     once, often = (
-        measured(repeated_votes, opened="each", epsilon=1.0, runs=runs) for runs in (1, 4)
+        measure_line(repeated_votes, opened="each", epsilon=1.0, runs=runs) for runs in (1, 4)
     )
     assert often["class read"] > once["class read"] + 0.05
     assert (once["epsilon spent"], often["epsilon spent"]) == (1.0, 4.0)
 
 
 def test_an_honest_passive_changes_nothing() -> None:
-    row = measured(poisoned_votes, opened="each", adversary="none")
+    row = measure_line(poisoned_votes, opened="each", adversary="none")
     assert row["change"] == 0
     assert row["its agreement"] > 0.5
-    assert measured(poisoned_votes, opened="each", adversary="rotate")["its agreement"] < 0.5
+    assert measure_line(poisoned_votes, opened="each", adversary="rotate")["its agreement"] < 0.5

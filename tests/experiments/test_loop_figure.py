@@ -27,7 +27,7 @@ def _numbers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apfed_experiments.tradeoff.adjust_text", lambda *_, **__: None)
 
 
-def found(advantage: float, *, attack: str = "norm", target: str = "labels") -> Finding:
+def make_finding(advantage: float, *, attack: str = "norm", target: str = "labels") -> Finding:
     result: Any = SimpleNamespace(
         attack=attack,
         target=target,
@@ -78,8 +78,8 @@ def test_nothing_of_the_process_changes() -> None:
 
 def test_of_evaluations_the_attack_of_the_highest_mean_is_drawn() -> None:
     seeds = [
-        Evaluation((found(0.5, attack="a"), found(0.3, attack="b")), {}),
-        Evaluation((found(0.0, attack="a"), found(0.4, attack="b")), {}),
+        Evaluation((make_finding(0.5, attack="a"), make_finding(0.3, attack="b")), {}),
+        Evaluation((make_finding(0.0, attack="a"), make_finding(0.4, attack="b")), {}),
     ]
     figure = tradeoff_figure([{**OPEN, "attack": seeds}])
     assert advantages_in(figure) == pytest.approx([0.35])
@@ -87,7 +87,7 @@ def test_of_evaluations_the_attack_of_the_highest_mean_is_drawn() -> None:
 
 
 def test_a_target_is_asked_for_where_evaluations_have_two() -> None:
-    both = Evaluation((found(0.5), found(0.2, target="features")), {})
+    both = Evaluation((make_finding(0.5), make_finding(0.2, target="features")), {})
     point = {**OPEN, "attack": both}
     with pytest.raises(DataError, match="attacked features, labels; say which one is drawn"):
         tradeoff_figure([point])

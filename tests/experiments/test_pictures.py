@@ -20,7 +20,7 @@ from apfed_experiments.report.page import _make_environment
 from apfed_experiments.summary import Interval
 from apfed_experiments.tradeoff import describe_protection
 from secure_apfed.runs.outcome import Calibration
-from tests.experiments.run_folder import attacked, config_of, write_run
+from tests.experiments.run_folder import config_of, make_attack_result, write_run
 
 
 @pytest.fixture
@@ -184,8 +184,10 @@ def test_a_page_shows_a_picture_as_wide_as_its_letters_need(
 
 
 def test_attacks_are_drawn_with_their_variant() -> None:
-    long = attacked(0.1, adversary="passive-2", variant="a variant of a very long name " * 3)
-    drawn = pictures._draw_attacks([attacked(0.2, variant="h and x"), long])
+    long = make_attack_result(
+        0.1, adversary="passive-2", variant="a variant of a very long name " * 3
+    )
+    drawn = pictures._draw_attacks([make_attack_result(0.2, variant="h and x"), long])
     assert drawn is not None
     labels = names_of(drawn[0].axes[0])
     assert labels[0].endswith("by passive-1, h and x")
@@ -199,11 +201,11 @@ def names_of(axes: Axes) -> list[str]:
 
 # Attacks whose picture must fit a phone, whatever they are called and however many they are.
 ATTACKS: dict[str, list[AttackResult]] = {
-    "one": [attacked(0.2)],
-    "many": [attacked(advantage / 10) for advantage in range(12)],
+    "one": [make_attack_result(0.2)],
+    "many": [make_attack_result(advantage / 10) for advantage in range(12)],
     "of several measures": [
-        attacked(0.2),
-        attacked(
+        make_attack_result(0.2),
+        make_attack_result(
             0.1,
             metric="auc",
             score={"auc": 0.6},
@@ -211,9 +213,9 @@ ATTACKS: dict[str, list[AttackResult]] = {
             baseline="guess",
         ),
     ],
-    "a long variant": [attacked(0.1, variant="a variant of a very long name " * 3)],
-    "a long adversary": [attacked(0.1, adversary="-".join(["organisation"] * 5))],
-    "many adversaries": [attacked(0.1, adversary=" and ".join(["organisation"] * 9))],
+    "a long variant": [make_attack_result(0.1, variant="a variant of a very long name " * 3)],
+    "a long adversary": [make_attack_result(0.1, adversary="-".join(["organisation"] * 5))],
+    "many adversaries": [make_attack_result(0.1, adversary=" and ".join(["organisation"] * 9))],
 }
 
 
@@ -237,7 +239,7 @@ def test_a_picture_of_attacks_fits_a_phone_with_all_names_in_it(case: str, tmp_p
 
 
 def test_the_curve_of_membership_names_attack_adversary_and_variant() -> None:
-    result = attacked(
+    result = make_attack_result(
         0.1,
         target="membership",
         attack="membership",

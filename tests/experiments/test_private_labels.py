@@ -56,7 +56,7 @@ def config_of(**settings: Any) -> Config:
     return load_config_text(json.dumps({**usual, "train": TRAIN, **settings}))
 
 
-def answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def make_answers_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the chances of both worlds had fallen so that the answers are the same."""
     for mechanism in (LabelResponse, MultiStageResponse):
         monkeypatch.setattr(
@@ -66,7 +66,7 @@ def answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def told(
+def collect_outputs(
     case: Mapping[str, Any], folder: Path, flipped: int | None, capsys: pytest.CaptureFixture[str]
 ) -> dict[str, str]:
     """All that a run says where the label of this training row is another one, by file."""
@@ -102,9 +102,9 @@ def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
 def test_all_that_is_written_follows_from_the_answers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answered_alike(monkeypatch)
-    before = told(CASES[name], tmp_path, None, capsys)
-    after = told(CASES[name], tmp_path, 3, capsys)
+    make_answers_equal(monkeypatch)
+    before = collect_outputs(CASES[name], tmp_path, None, capsys)
+    after = collect_outputs(CASES[name], tmp_path, 3, capsys)
     assert differing(before, after) == set()
     assert {"printed", "result.json", "solo.json", "report.html"} <= set(before)
     record = json.loads(before["solo.json"])
@@ -113,33 +113,33 @@ def test_all_that_is_written_follows_from_the_answers(
     assert "by the answers for its labels" in before["report.html"]
 
 
-def fitted_on_true_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+def fit_on_true_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = solo._measure_baselines
 
-    def planted(config: Any, path: Path, own: Any, **more: Any) -> Any:
+    def plant_leak(config: Any, path: Path, own: Any, **more: Any) -> Any:
         known = load_data(config.data, seed=config.seed).select_party("active")
         assert known is not None
         return measured(config, path, known)
 
-    monkeypatch.setattr(solo, "_measure_baselines", planted)
+    monkeypatch.setattr(solo, "_measure_baselines", plant_leak)
 
 
-def counted_in_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def count_in_card(monkeypatch: pytest.MonkeyPatch) -> None:
     card = RunWriter._build_card
 
-    def planted(self: Any, session: Any, data: Any, *more: Any) -> dict[str, Any]:
+    def plant_leak(self: Any, session: Any, data: Any, *more: Any) -> dict[str, Any]:
         counts = data.table.labels[data.labelled_rows].bincount().tolist()
         return {**card(self, session, data, *more), "labels": counts}
 
-    monkeypatch.setattr(RunWriter, "_build_card", planted)
+    monkeypatch.setattr(RunWriter, "_build_card", plant_leak)
 
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("plant", "found"),
     [
-        (fitted_on_true_labels, {"printed", "solo.json", "report.html", "privacy.json"}),
-        (counted_in_the_card, {"model.json"}),
+        (fit_on_true_labels, {"printed", "solo.json", "report.html", "privacy.json"}),
+        (count_in_card, {"model.json"}),
     ],
 )
 def test_a_planted_figure_of_true_labels_is_found(
@@ -149,10 +149,10 @@ def test_a_planted_figure_of_true_labels_is_found(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    answered_alike(monkeypatch)
+    make_answers_equal(monkeypatch)
     plant(monkeypatch)
     case = CASES["stages"]
-    before, after = (told(case, tmp_path, flipped, capsys) for flipped in (None, 3))
+    before, after = (collect_outputs(case, tmp_path, flipped, capsys) for flipped in (None, 3))
     assert differing(before, after) == found
 
 
@@ -160,7 +160,7 @@ def test_dp_sgd_leaves_out_what_its_noise_does_not_cover(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     case = {"method": "single_view", "dp_sgd": {"noise_multiplier": 2.0}}
-    found = told(case, tmp_path, None, capsys)
+    found = collect_outputs(case, tmp_path, None, capsys)
     assert "solo.json" not in found
     assert json.loads(found["printed"])["solo"] is None
     assert "What the active does alone is left out" in found["report.html"]

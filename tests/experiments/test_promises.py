@@ -1,6 +1,7 @@
 """No surface shows a finite epsilon where nothing bounds it: all methods, guards, noise, labels.
 
-The oracle is `bounded_in`, which reads the settings alone and shares no code with what is tested.
+The oracle is `list_bounded_figures`, which reads the settings alone and shares no code with what is
+tested.
 """
 
 import html
@@ -89,7 +90,7 @@ CASES = {
 }
 
 
-def bounded_in(config: Config) -> set[str]:
+def list_bounded_figures(config: Config) -> set[str]:
     """The figures that these settings bound, by what each method is known to do."""
     method = config.method
     found = set()
@@ -104,7 +105,7 @@ def bounded_in(config: Config) -> set[str]:
     return found
 
 
-def charged(config: Config) -> SimpleNamespace:
+def make_charged_session(config: Config) -> SimpleNamespace:
     """A session of which each party with a ledger let one row out once."""
     method = config.method
     ledgers = dict[str, PrivacyLedger]()
@@ -137,7 +138,7 @@ def charged(config: Config) -> SimpleNamespace:
     )
 
 
-def in_text(text: str) -> Iterator[tuple[str, float]]:
+def iter_text_figures(text: str) -> Iterator[tuple[str, float]]:
     """Every figure that a text gives with a number behind its name or its title."""
     what = "|".join(re.escape(title) for title, _ in FIGURES.values())
     form = rf"(epsilon_[a-z]+)(?: of [\w-]+)?(?:, (?:{what}))?(?:, \w+ held fixed)?[\s:=]+"
@@ -145,7 +146,7 @@ def in_text(text: str) -> Iterator[tuple[str, float]]:
         yield figure, float(number.rstrip("."))
 
 
-def in_json(document: Any, config: Config, name: str = "") -> Iterator[tuple[str, float]]:
+def iter_json_figures(document: Any, config: Config, name: str = "") -> Iterator[tuple[str, float]]:
     """Every figure that a document gives as a finite number."""
     keys = {
         **dict(zip(FIGURES, FIGURES, strict=True)),
@@ -159,10 +160,10 @@ def in_json(document: Any, config: Config, name: str = "") -> Iterator[tuple[str
             figure = keys.get(key, "")
             if key == "epsilon":
                 figure = document.get("figure", "epsilon_x")
-            yield from in_json(value, config, figure)
+            yield from iter_json_figures(value, config, figure)
     elif isinstance(document, list):
         for value in document:
-            yield from in_json(value, config)
+            yield from iter_json_figures(value, config)
     elif name and isinstance(document, int | float) and math.isfinite(document):
         yield name, float(document)
 
@@ -266,13 +267,17 @@ def _envelope(sender: str) -> Envelope:
     )
 
 
-def unpromised(surfaces: Mapping[str, Any], config: Config) -> list[str]:
+def list_unpromised_figures(surfaces: Mapping[str, Any], config: Config) -> list[str]:
     """Each finite figure that a surface shows and these settings do not bound."""
-    allowed = bounded_in(config)
+    allowed = list_bounded_figures(config)
     trains_alone = not config.method.has_passives
     found = []
     for name, surface in surfaces.items():
-        figures = in_text(surface) if isinstance(surface, str) else in_json(surface, config)
+        figures = (
+            iter_text_figures(surface)
+            if isinstance(surface, str)
+            else iter_json_figures(surface, config)
+        )
         for figure, value in figures:
             is_zero_of_nothing = trains_alone and figure == "epsilon_x" and value == 0
             if figure not in allowed and not (
@@ -287,10 +292,10 @@ def unpromised(surfaces: Mapping[str, Any], config: Config) -> list[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_no_surface_shows_a_finite_epsilon_that_nothing_bounds(name: str) -> None:
     config = CASES[name]
-    surfaces = surfaces_of(config, charged(config))
-    assert unpromised(surfaces, config) == []
-    shown = {of for of, _ in in_text(surfaces["terminal"])}
-    assert bounded_in(config) - {"epsilon_y"} <= shown, "what is bounded is shown as such"
+    surfaces = surfaces_of(config, make_charged_session(config))
+    assert list_unpromised_figures(surfaces, config) == []
+    shown = {of for of, _ in iter_text_figures(surfaces["terminal"])}
+    assert list_bounded_figures(config) - {"epsilon_y"} <= shown, "what is bounded is shown as such"
 
 
 def test_each_method_is_walked_with_and_without_what_it_takes() -> None:
@@ -315,7 +320,7 @@ def test_a_planted_zero_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) ->
             lambda session, delta: PrivacySpent.for_no_release(delta=delta),
         )
     config = CASES[SUMMED]
-    assert unpromised(surfaces_of(config, charged(config)), config)
+    assert list_unpromised_figures(surfaces_of(config, make_charged_session(config)), config)
 
 
 def real_surfaces_of(config: Config, folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
@@ -366,7 +371,7 @@ def test_a_run_without_noise_writes_no_finite_epsilon(tmp_path: Path) -> None:
         on_progress=lambda progress: lines.append(shown.describe_figures(progress)),
     )
     surfaces = {"progress": "\n".join(lines), **files_of(tmp_path)}
-    assert unpromised(surfaces, config) == []
+    assert list_unpromised_figures(surfaces, config) == []
     assert surfaces["result.json"]["privacy"]["epsilon_x"] == "inf"
     assert "epsilon_c no guarantee" in lines[-1]
 
@@ -387,4 +392,6 @@ def test_no_line_says_nothing_is_sent_of_a_run_that_sends(
 def test_no_run_writes_or_prints_a_finite_epsilon_that_nothing_bounds(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert unpromised(real_surfaces_of(CASES[name], tmp_path, capsys), CASES[name]) == []
+    assert (
+        list_unpromised_figures(real_surfaces_of(CASES[name], tmp_path, capsys), CASES[name]) == []
+    )

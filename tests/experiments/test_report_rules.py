@@ -68,7 +68,7 @@ def coalitions_in(run: RunFacts) -> dict[str, str]:
     return {each.who: each.learns for each in COALITIONS if each.holds_for(run)}
 
 
-def told(run: RunFacts, received: str = "") -> str:
+def describe_limits(run: RunFacts, received: str = "") -> str:
     """All limits and coalitions, and the rules of these messages."""
     rules = (rule_for(kind, role, run) for kind, role in messages(received))
     return " ".join(
@@ -141,8 +141,8 @@ def test_every_message_about_votes_has_a_rule_that_speaks_of_votes(opening: Vote
             said = f"{rule.reads} {rule.protects} {rule.remains}"
             assert "gradient" not in said
             assert "representation" not in said
-        assert "Gradients carry no noise" not in told(run)
-        assert "passive's gradient, " not in told(run)
+        assert "Gradients carry no noise" not in describe_limits(run)
+        assert "passive's gradient, " not in describe_limits(run)
 
 
 SUM = "SUM active"
@@ -279,7 +279,7 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
 def test_what_protects_and_what_does_not_is_told_of_each_run(
     run: Any, received: str, says: tuple[str, ...], never: tuple[str, ...]
 ) -> None:
-    text = told(run, received)
+    text = describe_limits(run, received)
     assert [said for said in says if said not in text] == []
     assert [said for said in never if said in text] == []
 
@@ -297,5 +297,5 @@ def test_computed_noise_is_told_once_wherever_a_figure_rests_on_it(
 ) -> None:
     run = facts(method, guarded=guarded, private=private)
     used = private or (guarded and method != "single_view")
-    assert told(run).count("what floating point leaves") == used
-    assert told(run).count("of this run alone, and of one row") == 1
+    assert describe_limits(run).count("what floating point leaves") == used
+    assert describe_limits(run).count("of this run alone, and of one row") == 1

@@ -131,7 +131,7 @@ def test_on_other_systems_processes_start_as_ever(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("runs") / "small"
     with pytest.warns(UnsafeChoiceWarning):
         run(
@@ -149,20 +149,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_attacks_are_mounted_and_kept_beside_earlier_ones(
-    finished: Path, capsys: pytest.CaptureFixture[str]
+    finished_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = ("--option", "temporal.labels_per_class=4")
-    first = told(capsys, "attack", finished, "--attacks", "temporal", *few)["attacks"]
+    first = told(capsys, "attack", finished_folder, "--attacks", "temporal", *few)["attacks"]
     assert {one["attack"] for one in first} == {"temporal"}
-    both = told(capsys, "attack", finished, "--attacks", "inverse_network")["attacks"]
+    both = told(capsys, "attack", finished_folder, "--attacks", "inverse_network")["attacks"]
     assert {one["attack"] for one in both} == {"temporal", "inverse_network"}
-    assert (finished / "report.html").is_file()
-    assert execute(["attack", str(finished), "--attacks", "label_gradients"]) == 0
+    assert (finished_folder / "report.html").is_file()
+    assert execute(["attack", str(finished_folder), "--attacks", "label_gradients"]) == 0
     assert "label_gradients declined: apfed_c" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_refused(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, says in (
         (["--attacks", "tempral"], "did you mean 'temporal'"),
@@ -170,27 +170,29 @@ def test_wrong_arguments_are_refused(
         (["--option", "temporal.windw=3"], "did you mean 'window'"),
         (["--option", "temporal.window=[3"], "is not YAML"),
     ):
-        assert says in told(capsys, "attack", finished, *arguments, code=2)["error"]["message"]
+        assert (
+            says in told(capsys, "attack", finished_folder, *arguments, code=2)["error"]["message"]
+        )
     assert "holds no finished run" in told(capsys, "attack", tmp_path, code=3)["error"]["message"]
 
 
-def test_damaged_files_are_told(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(name: str) -> str:
-        assert execute(["attack", str(finished), "--attacks", name]) != 0
+def test_damaged_files_are_told(finished_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run_refused_command(name: str) -> str:
+        assert execute(["attack", str(finished_folder), "--attacks", name]) != 0
         return said_to_people(capsys)
 
     for content in ("[{", '[{"attack": "temporal"}]', "3"):
-        (finished / "attacks.json").write_text(content)
-        assert "remove it and attack again" in refused("label_gradients")
-    (finished / "attacks.json").unlink()
-    path = finished / "alignment.safetensors"
-    digests = finished / "SHA256SUMS"
+        (finished_folder / "attacks.json").write_text(content)
+        assert "remove it and attack again" in run_refused_command("label_gradients")
+    (finished_folder / "attacks.json").unlink()
+    path = finished_folder / "alignment.safetensors"
+    digests = finished_folder / "SHA256SUMS"
     whole = path.read_bytes()
     noted = digests.read_bytes()
     path.write_bytes(whole[:100])
-    assert "is not as the run left it" in refused("label_gradients")
+    assert "is not as the run left it" in run_refused_command("label_gradients")
     digests.unlink()
-    assert "cannot be read as this version writes them" in refused("label_gradients")
+    assert "cannot be read as this version writes them" in run_refused_command("label_gradients")
     digests.write_bytes(noted)
     path.write_bytes(whole)
 

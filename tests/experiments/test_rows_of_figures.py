@@ -39,7 +39,7 @@ from secure_apfed.measures.table import ACCURACY, MEASURES, Scored
 from secure_apfed.runs.folder import RunFolder, load_tested_rows, save_scores
 from secure_apfed.runs.outcome import Outcome, count_measured_rows
 from secure_apfed.runs.run import run
-from tests.experiments.run_folder import config_of, on_few_labels, own_tables, write_run
+from tests.experiments.run_folder import config_of, make_votes_config, own_tables, write_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 JOINT: dict[str, Any] = {
@@ -62,7 +62,7 @@ def tables_of_fewer(folder: Path) -> dict[str, Any]:
 
 def play(folder: Path, **settings: Any) -> Path:
     """Play a run with its baselines; return its folder."""
-    config = on_few_labels(**settings)
+    config = make_votes_config(**settings)
     result = run(config, folder)
     assert measure_run_baselines(config, folder, result.trained) is not None
     return folder
@@ -134,10 +134,10 @@ def test_the_gain_is_one_on_every_surface(joint: Path) -> None:
     assert listed.gain == gain.value
     assert listed.gain_text == gain.points
     assert stored == gain
-    assert measure_gain(RunFolder(joint), run_read.config, stored_without_gain(joint)) == gain
+    assert measure_gain(RunFolder(joint), run_read.config, store_without_gain(joint)) == gain
 
 
-def stored_without_gain(folder: Path) -> SoloRecord:
+def store_without_gain(folder: Path) -> SoloRecord:
     record = SoloRecord.model_validate_json(RunFolder(folder).solo.read_bytes())
     return record.model_copy(update={"gain": None})
 
@@ -157,7 +157,7 @@ def test_every_tile_of_a_figure_counts_its_own_rows(joint: Path) -> None:
 
 @pytest.mark.slow
 def test_several_seeds_compare_on_the_models_rows(tmp_path: Path) -> None:
-    config = on_few_labels(**JOINT, data=tables_of_fewer(tmp_path), measure="auc")
+    config = make_votes_config(**JOINT, data=tables_of_fewer(tmp_path), measure="auc")
     study = declare_study(config, tmp_path / "out", seeds=2)
     found = study.measure(jobs=1, on_done=lambda done, total: None)
     gain = found.summary.gain
@@ -195,11 +195,11 @@ COUNTS = {
 @pytest.mark.parametrize("case", COUNTS)
 def test_rows_are_told_as_they_are_known(case: str) -> None:
     method, counts, expected = COUNTS[case]
-    outcome = made_outcome({method: 0.5}, measured_rows=counts, test_rows=10)
+    outcome = make_outcome({method: 0.5}, measured_rows=counts, test_rows=10)
     assert describe_tested_rows(config_of(method), outcome, method) == expected
 
 
-def made_outcome(accuracy: Mapping[str, float], **changed: Any) -> Outcome:
+def make_outcome(accuracy: Mapping[str, float], **changed: Any) -> Outcome:
     privacy = {"epsilon_x": None, "epsilon_y": None, "epsilon_model": None}
     told = {"method": next(iter(accuracy)), "accuracy": accuracy, "privacy": privacy}
     return Outcome.model_validate({**told, "wire_bytes": 1, "seconds": 1.0, **changed})
@@ -269,7 +269,7 @@ def test_an_interval_is_not_invented() -> None:
 def test_figures_of_a_study_tell_baselines_of_the_same_rows() -> None:
     best = BaselineResult(name="ridge", title="Ridge", validation=0.8, test=0.6)
     solo = SoloRecord(settings="x", baselines=(best,), rows=250)
-    outcome = made_outcome({"tvfl": 0.9}, measured_rows={"tvfl": 250}, test_rows=410)
+    outcome = make_outcome({"tvfl": 0.9}, measured_rows={"tvfl": 250}, test_rows=410)
     finished = FinishedRun(config=config_of("tvfl"), outcome=outcome, attacks=None, solo=solo)
     rows = {figure["target"]: figure["rows"] for figure in figures_of(finished)}
     assert rows == {"task": 250, "solo": 250}
@@ -284,7 +284,7 @@ def test_the_screen_says_whether_votes_are_used(
 ) -> None:
     method = {"name": "votes", "prior": "labeller", "help": helps}
     data = {"dataset": "digits", "views": 4, "labelled": 30, "limit": 120, "rows": 200}
-    (tmp_path / "run.yaml").write_text(dump_settings(on_few_labels(method=method, data=data)))
+    (tmp_path / "run.yaml").write_text(dump_settings(make_votes_config(method=method, data=data)))
     folder = tmp_path / "run"
     call = ["run", str(tmp_path / "run.yaml"), "--output", str(folder), "--no-baselines"]
     assert execute(call) == 0

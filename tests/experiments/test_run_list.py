@@ -33,7 +33,7 @@ def write_solo(path: Path, config: Config, test: float) -> None:
     path.write_text(record.model_dump_json())
 
 
-def dated(path: Path, day: int) -> None:
+def set_date(path: Path, day: int) -> None:
     seconds = DAY.timestamp() + 86_400 * day
     os.utime(path, (seconds, seconds))
 
@@ -72,12 +72,12 @@ def top(tmp_path: Path) -> Path:
     (top / "not-a-run").mkdir()
     (top / "not-a-run" / "config.yaml").write_text("name: mine")
     for day, name in enumerate(("guarded", "study/alone", "cut", "unset", "misread")):
-        dated(top / name / "result.json", day)
-    dated(begun / "metrics.jsonl", 9)
+        set_date(top / name / "result.json", day)
+    set_date(begun / "metrics.jsonl", 9)
     return top
 
 
-def by_name(top: Path) -> dict[str, ListedRun]:
+def list_by_name(top: Path) -> dict[str, ListedRun]:
     return {run.name: run for run in list_runs(top)}
 
 
@@ -85,7 +85,7 @@ def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: 
     """The newest comes first, and links are not followed."""
     write_run(tmp_path / "elsewhere" / "run", config_of(), accuracy={"apfed_c": 0.5})
     (top / "link").symlink_to(tmp_path / "elsewhere")
-    runs = by_name(top)
+    runs = list_by_name(top)
     assert list(runs) == ["begun", "misread", "unset", "cut", "study/alone", "guarded"]
     run = runs["guarded"]
     assert run.state is State.FINISHED
@@ -116,7 +116,7 @@ def test_a_broken_folder_is_a_row_that_names_the_file(top: Path) -> None:
         ("unset", "config.yaml"),
         ("misread", "attacks.json: is"),
     ):
-        run = by_name(top)[name]
+        run = list_by_name(top)[name]
         assert run.state is State.BROKEN
         assert run.reason.startswith(beginning)
         assert str(top) not in run.reason
@@ -124,7 +124,7 @@ def test_a_broken_folder_is_a_row_that_names_the_file(top: Path) -> None:
     record = json.loads(file.read_text())
     for key, wrong in (("measure", "x"), ("baselines", [])):
         file.write_text(json.dumps({**record, key: wrong}))
-        run = by_name(top)["guarded"]
+        run = list_by_name(top)["guarded"]
         assert run.state is State.BROKEN
         assert SOLO in run.reason
 
@@ -134,7 +134,7 @@ def test_a_run_is_told_by_the_measure_that_judges_it(top: Path) -> None:
     result = top / "guarded" / "result.json"
     told = {**json.loads(file.read_text()), "measure": "brier"}
     file.write_text(json.dumps(told))
-    run = by_name(top)["guarded"]
+    run = list_by_name(top)["guarded"]
     assert (run.score_text, run.gain_text, run.gain) == (
         "70.0 %",
         "alone measured by Brier score",
@@ -142,12 +142,12 @@ def test_a_run_is_told_by_the_measure_that_judges_it(top: Path) -> None:
     )
     judged = {"measure": "brier", "measures": {"apfed_c": {"brier": 0.6}}}
     result.write_text(json.dumps({**json.loads(result.read_text()), **judged}))
-    run = by_name(top)["guarded"]
+    run = list_by_name(top)["guarded"]
     assert (run.score_text, run.gain_text) == ("Brier score 0.600", "+0.050")
     file.unlink()
-    assert by_name(top)["guarded"].gain_text == "alone not measured"
+    assert list_by_name(top)["guarded"].gain_text == "alone not measured"
     result.write_text(json.dumps({**json.loads(result.read_text()), "measures": {}}))
-    assert by_name(top)["guarded"].score_text == "Brier score undefined"
+    assert list_by_name(top)["guarded"].score_text == "Brier score undefined"
 
 
 def test_names_and_clocks_of_others_are_shown(
@@ -187,7 +187,7 @@ def test_a_folder_that_may_not_be_entered_is_a_row(
 
     monkeypatch.setattr(os, "scandir", refuse)
     monkeypatch.setattr(os, "access", may)
-    assert "may not be entered" in by_name(top)["guarded"].reason
+    assert "may not be entered" in list_by_name(top)["guarded"].reason
 
 
 def test_the_command_prints_a_table_one_object_or_a_note(
@@ -234,7 +234,7 @@ def test_the_page_holds_every_row_links_to_reports_alone_and_names_stay_text(
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Path:
+def guarded_folder(tmp_path: Path) -> Path:
     return write_run(
         tmp_path / "c",
         config_of(guard="{mechanism: gaussian, epsilon: 8.0}"),
@@ -257,10 +257,10 @@ def text_of(folder: Path) -> str:
     return write_report(folder).read_text(encoding="utf-8")
 
 
-def test_the_page_is_well_formed_and_holds_everything_itself(guarded: Path) -> None:
-    (guarded / "pictures").mkdir()
-    (guarded / "pictures" / "old.png").write_bytes(b"")
-    text = text_of(guarded)
+def test_the_page_is_well_formed_and_holds_everything_itself(guarded_folder: Path) -> None:
+    (guarded_folder / "pictures").mkdir()
+    (guarded_folder / "pictures" / "old.png").write_bytes(b"")
+    text = text_of(guarded_folder)
     links = Page(text).links
     assert len(links) == 2  # learning curves and attacks
     assert all(value.startswith("data:image/png;base64,") for value in links)
@@ -281,11 +281,11 @@ def test_the_page_is_well_formed_and_holds_everything_itself(guarded: Path) -> N
         "The hub learns its pairwise intersection with every member",
     )
     assert [part for part in parts if part not in text] == []
-    flows = json.loads((guarded / "transcript.json").read_text())
+    flows = json.loads((guarded_folder / "transcript.json").read_text())
     sent = sum(one["messages"] for one in flows if one["receiver"] == "aggregator")
     rows = re.findall(r'data-name="messages">([^<]*)<', text.split("<h3>Aggregator</h3>")[1])
     assert sum(int(row) for row in rows) == sent
-    pictures = sorted(path.name for path in (guarded / "pictures").iterdir())
+    pictures = sorted(path.name for path in (guarded_folder / "pictures").iterdir())
     assert pictures == ["attacks.png", "learning.png"]
 
 
@@ -329,13 +329,13 @@ def test_single_view_and_tvfl_have_reports_too(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_folder_names_the_file(
-    guarded: Path, name: str, content: str | None, message: str
+    guarded_folder: Path, name: str, content: str | None, message: str
 ) -> None:
-    (guarded / name).unlink(missing_ok=True)
+    (guarded_folder / name).unlink(missing_ok=True)
     if content is not None:
-        (guarded / name).write_text(content)
+        (guarded_folder / name).write_text(content)
     with pytest.raises(CheckpointError, match=re.escape(message)):
-        write_report(guarded)
+        write_report(guarded_folder)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -354,17 +354,17 @@ def test_the_settings_say_what_each_defence_does(tmp_path: Path) -> None:
 
 
 def test_the_guards_claim_is_audited_and_who_fell_silent_told(
-    guarded: Path, tmp_path: Path
+    guarded_folder: Path, tmp_path: Path
 ) -> None:
-    result = json.loads((guarded / "result.json").read_text())
+    result = json.loads((guarded_folder / "result.json").read_text())
     result["attendance"] = {"left": {"passive-2": 17}, "steps_without_all": 79}
-    (guarded / "result.json").write_text(json.dumps(result))
-    text = text_of(guarded)
+    (guarded_folder / "result.json").write_text(json.dumps(result))
+    text = text_of(guarded_folder)
     silent = "passive-2 fell silent in step 17: of the steps from then on 79 went on without all"
     assert silent in text
     assert "audit of the guard, 10\u202f000 canaries, each released 6 times" in text
     assert "below the claim" in text
-    told = json.loads((guarded / "privacy.json").read_bytes())["accounting"]["audit"]
+    told = json.loads((guarded_folder / "privacy.json").read_bytes())["accounting"]["audit"]
     assert told["claimed"] == 7.98
     assert 2 < told["audit"]["epsilon_rows"] < 7.98
     assert told["contradicted"] is False
@@ -375,13 +375,13 @@ def test_the_guards_claim_is_audited_and_who_fell_silent_told(
     assert "CONTRADICTS the claim" in text_of(less)
 
 
-def test_an_accountant_that_was_left_out_says_so_in_its_place(guarded: Path) -> None:
+def test_an_accountant_that_was_left_out_says_so_in_its_place(guarded_folder: Path) -> None:
     checks = {"gdp": 7.98, "pld": "left out: its grid would take 2.1e+10 points (bound 4,194,304)"}
-    (guarded / "accountants.json").write_text(json.dumps(checks))
-    text = text_of(guarded)
+    (guarded_folder / "accountants.json").write_text(json.dumps(checks))
+    text = text_of(guarded_folder)
     assert f"cross-check, pld accountant: {checks['pld']}" in text
     assert "cross-check, gdp accountant: epsilon_x 7.98" in text
-    figures = json.loads((guarded / "privacy.json").read_bytes())["accounting"]["figures"]
+    figures = json.loads((guarded_folder / "privacy.json").read_bytes())["accounting"]["figures"]
     assert figures["accountants"] == checks
 
 

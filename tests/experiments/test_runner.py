@@ -16,7 +16,7 @@ from apfed_experiments.study import Failure, Found, OnDone, Point, base_config
 from apfed_experiments.summary import Row
 from secure_apfed.commands import finished
 from secure_apfed.commands import study as commands
-from tests.experiments.run_folder import on_few_labels
+from tests.experiments.run_folder import make_votes_config
 
 ROWS: list[Row] = [{"data": "digits", "r2": 0.5}, {"data": "wine", "r2": 0.25}]
 STORED = Path(__file__).parents[1] / "data" / "studies" / "gains"
@@ -121,7 +121,7 @@ def find_points(folder: Path) -> dict[str, Point]:
         "ablation": ablation,
         "gains": case.make_point(folder),
         "control": case.control.make_point(folder),
-        "who helped": who_helped.points_of(on_few_labels(), folder, ("passive-1",))[1],
+        "who helped": who_helped.points_of(make_votes_config(), folder, ("passive-1",))[1],
     }
 
 

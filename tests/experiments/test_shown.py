@@ -25,7 +25,7 @@ def plain(section: BaseModel, **changes: Any) -> dict[str, Any]:
     return {**section.model_dump(mode="json", exclude_defaults=True), **changes}
 
 
-def shown(settings: Mapping[str, Any]) -> Config:
+def make_run_config(settings: Mapping[str, Any]) -> Config:
     """Return a run of APFed-R with these settings."""
     usual = {"name": "x", "method": "apfed_r", "data": {"dataset": "digits"}}
     return Config.model_validate({**usual, "guard": {"mechanism": "none"}, **settings})
@@ -34,7 +34,7 @@ def shown(settings: Mapping[str, Any]) -> Config:
 @pytest.mark.parametrize("name", main_job.MAIN.configs)
 def test_the_main_job_trains_as_gains_are_measured(name: str) -> None:
     base = base_config(name)
-    expected = shown(LABELS_AFTER)
+    expected = make_run_config(LABELS_AFTER)
     assert plain(base.train, device="auto") == plain(expected.train, device="auto")
     assert plain(base.model, projection=0) == plain(expected.model, projection=0)
     assert base.passives == expected.passives
@@ -42,9 +42,9 @@ def test_the_main_job_trains_as_gains_are_measured(name: str) -> None:
 
 def test_a_case_of_gains_says_the_shown_settings() -> None:
     after = CASES["apfed_r-after/digits/n50/eps1"].config
-    assert after.train == shown(LABELS_AFTER).train
+    assert after.train == make_run_config(LABELS_AFTER).train
     joint = CASES["apfed_r/handwritten-zer/n50"].config
-    assert joint.train == shown(NETWORK).train
+    assert joint.train == make_run_config(NETWORK).train
 
 
 SETS: Mapping[str, Mapping[str, Any]] = {

@@ -29,7 +29,7 @@ from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.methods import method_settings
 from secure_apfed.settings import plugins
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
-from tests.experiments.run_folder import attacked, finished
+from tests.experiments.run_folder import make_attack_result, make_finished_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
@@ -231,14 +231,16 @@ def lines_of(runs: Mapping[Line, Sequence[FinishedRun]]) -> Table:
 def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path) -> None:
     lines = lines_of(
         {
-            SINGLE: [finished(0.9, epsilon=0.0, releases=0, wire_bytes=0)],
-            TVFL: [finished({"tvfl": 0.9, "tvfl_0": 0.2}, attacks=[attacked(0.1)])],
-            GUARDED: [finished(0.9, epsilon=epsilon) for epsilon in (8.0, 7.5)],
+            SINGLE: [make_finished_run(0.9, epsilon=0.0, releases=0, wire_bytes=0)],
+            TVFL: [
+                make_finished_run({"tvfl": 0.9, "tvfl_0": 0.2}, attacks=[make_attack_result(0.1)])
+            ],
+            GUARDED: [make_finished_run(0.9, epsilon=epsilon) for epsilon in (8.0, 7.5)],
         }
     )
     assert [row[0] for row in lines.cells] == ["SingleVL", "TVFL, all parties", "TVFL-0", "APFed-C"]
     assert lines.rows[3]["summary"].epsilon_x == 8
-    (line,) = lines_of({NOISY: [finished(0.9, epsilon=0.0)]}).rows
+    (line,) = lines_of({NOISY: [make_finished_run(0.9, epsilon=0.0)]}).rows
     assert line["epsilon"] == math.inf  # this outcome has no account of a passive
     lines = dataclasses.replace(lines, title="digits <4>")
     picture = main_job.draw_table(tmp_path / "digits.png", lines)
@@ -274,7 +276,7 @@ def test_the_first_line_of_the_main_job_is_described_in_a_sentence(
         for point in main_job.points_of(base, Path("out"))
         if point.line.key == main_job.MAIN.first
     )
-    run = dataclasses.replace(finished(0.9), solo=solo)
+    run = dataclasses.replace(make_finished_run(0.9), solo=solo)
     text = main_job._describe_first(base, point, results_of([(point.make_trial(0), run)]), seeds=1)
     assert text.startswith("First line of handwritten, 1 seed: APFed-C (CKKS + guard, epsilon 1)")
     assert sentence in text
@@ -283,7 +285,9 @@ def test_the_first_line_of_the_main_job_is_described_in_a_sentence(
 def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
     def lines(*seeds: Mapping[str, float]) -> Table:
         runs = [
-            finished(0.9, attacks=[attacked(gain, adversary=who) for who, gain in seed.items()])
+            make_finished_run(
+                0.9, attacks=[make_attack_result(gain, adversary=who) for who, gain in seed.items()]
+            )
             for seed in seeds
         ]
         return lines_of({GUARDED: runs})

@@ -21,7 +21,7 @@ from apfed_experiments.sum_by_guard import (
     share_baselines,
 )
 from secure_apfed.config import Config
-from tests.experiments.run_folder import assert_all_directions_attacked
+from tests.experiments.run_folder import check_all_directions
 
 BASE = base_config("main-digits")
 KINDS = {key: direction.kind for key, direction in READERS.items()}
@@ -47,7 +47,7 @@ def figure(point: Point, seed: int, target: str, **more: Any) -> Mapping[str, An
     return {**row, **more}
 
 
-def planted(points: list[Point], read: Mapping[str, float]) -> Results:
+def make_results(points: list[Point], read: Mapping[str, float]) -> Results:
     """Results of two seeds, in which these directions were read by so much."""
     rows = []
     for point in points:
@@ -89,13 +89,13 @@ def test_cells_match_people_the_cheapest_way_and_keep_whom_they_match(tmp_path: 
 def test_every_direction_in_which_something_leaves_is_attacked(line: Any, tmp_path: Path) -> None:
     usual = BASE.model_dump(mode="json", exclude_defaults=True)
     config = line.build_config(usual, name="cell")
-    assert_all_directions_attacked(config)
+    check_all_directions(config)
 
 
 def test_a_cell_says_what_was_read_or_that_nobody_attacked(tmp_path: Path) -> None:
     points = points_of(BASE, tmp_path)[:1]
     read = {KINDS["active_features"]: 0.4, KINDS["passive_labels"]: 0.0}
-    table = compare_points(points, planted(points, read), seeds=2)
+    table = compare_points(points, make_results(points, read), seeds=2)
     row = dict(zip(table.header, table.cells[0], strict=True))
     assert row["active: features of a passive, R2"].startswith("0.55 (+0.45 [")
     assert row["passive: labels, balanced accuracy"].startswith("0.15 (+0.05 [")
@@ -131,7 +131,7 @@ def test_an_aggregator_of_ciphertexts_has_nothing_to_read(
 ) -> None:
     monkeypatch.setattr(sum_by_guard, "SUMS", {"ckks": {"scheme": "ckks", "masks": "none"}})
     points = points_of(BASE, tmp_path)[:1]
-    table = compare_points(points, planted(points, {}), seeds=2)
+    table = compare_points(points, make_results(points, {}), seeds=2)
     told = dict(zip(table.header, table.cells[0], strict=True))
     said = "not applicable: nothing to read: ciphertexts (ckks)"
     assert told["aggregator: features of a passive, R2"] == said

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 VALUES = {("a", 0): 10.0, ("a", 1): 12.0, ("b", 0): 7.0, ("b", 1): 7.0}
 
 
-def measured(*, seed: int, name: str) -> Mapping[str, float]:
+def measure_figures(*, seed: int, name: str) -> Mapping[str, float]:
     return {"found": VALUES[name, seed]}
 
 
@@ -42,11 +42,13 @@ def impossible(*, seed: int, name: str) -> Mapping[str, float]:
     raise DataError(f"no data for {name}")
 
 
-def job(name: str, measure: Callable[..., Mapping[str, float]] = measured) -> Job:
+def job(name: str, measure: Callable[..., Mapping[str, float]] = measure_figures) -> Job:
     return Job(label=name, measure=measure, settings={"name": name})
 
 
-def line(name: str, measure: Callable[..., Mapping[str, float]] = measured, **more: Any) -> Line:
+def line(
+    name: str, measure: Callable[..., Mapping[str, float]] = measure_figures, **more: Any
+) -> Line:
     cells = {"method": name}
     return Line(cells=cells, job=job(name, measure), figure="found", series=name, **more)
 

@@ -30,7 +30,7 @@ from apfed_experiments.tradeoff import (
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.solo import BASELINES
-from tests.experiments.run_folder import assert_all_directions_attacked, attacked, finished
+from tests.experiments.run_folder import check_all_directions, make_attack_result, make_finished_run
 from tests.secure_apfed.small_runs import told
 
 AGGREGATOR_READS = Direction(reader="aggregator", target="features").kind
@@ -64,7 +64,7 @@ def study_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, Path, Answer]:
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, Path, Answer]:
     """A study one of whose defences diverges."""
     place = tmp_path_factory.mktemp("tradeoff")
     (place / "base.yaml").write_text(BASE)
@@ -86,7 +86,7 @@ def board_of(tradeoff: TradeOff, **by_defence: tuple[float, float]) -> Board:
     points = points_of(tradeoff, Path("out"))
     for point in points:
         accuracy, advantage = by_defence.get(point.defence, (0.7, 0.1))
-        run = finished(accuracy, releases=3, attacks=[attacked(advantage)])
+        run = make_finished_run(accuracy, releases=3, attacks=[make_attack_result(advantage)])
         found += [(point.make_trial(seed), run) for seed in range(2)]
     return Board.from_results(points, results_of(found))
 
@@ -156,9 +156,9 @@ def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Pat
 
 @pytest.mark.slow
 def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
-    played: tuple[TradeOff, Path, Answer],
+    finished_study: tuple[TradeOff, Path, Answer],
 ) -> None:
-    study, folder, answer = played
+    study, folder, answer = finished_study
     (part,) = answer.parts
     assert [picture.title for picture in part.pictures] == [
         "Accuracy against leakage: passive reads features of active",
@@ -183,11 +183,11 @@ def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
 
 
 def test_the_folder_of_another_study_or_of_a_run_is_refused(
-    played: tuple[TradeOff, Path, Answer], tmp_path: Path
+    finished_study: tuple[TradeOff, Path, Answer], tmp_path: Path
 ) -> None:
-    study = played[0]
+    study = finished_study[0]
     out = tmp_path / "out"
-    shutil.copytree(played[1], out)
+    shutil.copytree(finished_study[1], out)
 
     def files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
@@ -317,4 +317,4 @@ def test_the_card_attacks_every_direction_in_which_something_leaves() -> None:
     study = tradeoff_of(config)
     undefended = next(point for point in points_of(study, Path()) if point.undefended)
     for of in (config, undefended.config):
-        assert_all_directions_attacked(of)
+        check_all_directions(of)

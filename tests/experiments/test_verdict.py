@@ -25,7 +25,7 @@ from secure_apfed.learning.votes import Help
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Outcome, promises_in
 from secure_apfed.settings.promises import FIGURES
-from tests.experiments.run_folder import attacked, config_of
+from tests.experiments.run_folder import config_of, make_attack_result
 from tests.secure_apfed.small_runs import small_config
 
 ANSWERS = (
@@ -51,7 +51,7 @@ AVERAGED = Help(rows=30, gain=-0.1, deviation=0.05, right=0.5, alone=0.7, averag
 USED = Help(rows=30, gain=0.2, deviation=0.05, right=0.8, alone=0.7)
 
 
-def finished_run(
+def make_finished_run(
     config: Config,
     *,
     attacks: Sequence[AttackResult] | None = None,
@@ -89,7 +89,7 @@ def lines_of(run: FinishedRun) -> dict[str, str]:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_four_lines_that_name_every_promise(method: str) -> None:
     config = small_config(method)
-    run = finished_run(config)
+    run = make_finished_run(config)
     lines = lines_of(run)
     assert tuple(lines) == ANSWERS
     protected = lines[ANSWERS[0]]
@@ -103,7 +103,7 @@ def test_every_method_has_four_lines_that_name_every_promise(method: str) -> Non
 
 
 def test_a_finite_epsilon_is_told_by_name_with_whose_and_from_whom() -> None:
-    run = finished_run(config_of(guard="{mechanism: gaussian, epsilon: 8.0}"), epsilon=7.98)
+    run = make_finished_run(config_of(guard="{mechanism: gaussian, epsilon: 8.0}"), epsilon=7.98)
     protected = lines_of(run)[ANSWERS[0]]
     assert protected.startswith(
         "Bounded: one row's releases of the active, from the passives: epsilon_x 7.98 at delta "
@@ -111,24 +111,26 @@ def test_a_finite_epsilon_is_told_by_name_with_whose_and_from_whom() -> None:
     )
     assert "No guarantee for" in protected
     noisy = {"p1": {"figure": "epsilon_c", "epsilon": 2.0, "delta": 1e-5, "releases": 3}}
-    of_passive = lines_of(finished_run(config_of(), contributions=noisy))[ANSWERS[0]]
+    of_passive = lines_of(make_finished_run(config_of(), contributions=noisy))[ANSWERS[0]]
     assert "one person in sums of p1, from whoever reads the sum: epsilon_c 2 at" in of_passive
 
 
 def test_a_run_without_a_guard_bounds_nothing_and_says_so() -> None:
-    protected = lines_of(finished_run(config_of()))[ANSWERS[0]]
+    protected = lines_of(make_finished_run(config_of()))[ANSWERS[0]]
     assert protected.startswith("No epsilon bounds anything. No guarantee for one row's releases")
     assert "representations are sent without a guard" in protected
 
 
 def test_nothing_is_said_to_be_hidden_where_one_passive_sums_alone() -> None:
     summed = {"secure_sum": "{scheme: plain, masks: pairwise, allow_single_passive: true}"}
-    assert "hides single contributions" in lines_of(finished_run(config_of(**summed)))[ANSWERS[0]]
+    assert (
+        "hides single contributions" in lines_of(make_finished_run(config_of(**summed)))[ANSWERS[0]]
+    )
     two = "{dataset: digits, views: 2}"
-    alone = lines_of(finished_run(config_of(data=two, **summed)))[ANSWERS[0]]
+    alone = lines_of(make_finished_run(config_of(data=two, **summed)))[ANSWERS[0]]
     assert "its sum is its own contribution" in alone
     assert "hides single" not in alone
-    plain = lines_of(finished_run(config_of(secure_sum="{scheme: plain, masks: none}")))
+    plain = lines_of(make_finished_run(config_of(secure_sum="{scheme: plain, masks: none}")))
     assert "hides nothing from the aggregator" in plain[ANSWERS[0]]
 
 
@@ -193,13 +195,13 @@ WORTH: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
 @pytest.mark.parametrize("case", WORTH)
 def test_what_help_was_worth_is_told_with_its_rows_or_why_not(case: str) -> None:
     changed, expected, absent = WORTH[case]
-    text = lines_of(finished_run(config_of("votes"), **changed))[ANSWERS[1]]
+    text = lines_of(make_finished_run(config_of("votes"), **changed))[ANSWERS[1]]
     assert expected in text
     assert absent not in text
 
 
 def test_the_active_alone_had_no_help() -> None:
-    lines = lines_of(finished_run(config_of("single_view")))
+    lines = lines_of(make_finished_run(config_of("single_view")))
     assert lines[ANSWERS[1]].startswith("No party helped, the active trained alone.")
     assert "Nothing is sent of one row's releases" in lines[ANSWERS[0]]
     assert "nothing that depends on the active's labels is sent" in lines[ANSWERS[3]]
@@ -208,12 +210,15 @@ def test_the_active_alone_had_no_help() -> None:
 def test_private_training_has_no_gain_and_says_why() -> None:
     private = "{noise_multiplier: 1.0, clip: 1.0}"
     config = config_of("single_view", dp_sgd=private)
-    text = lines_of(finished_run(config, solo=None, gain=None))[ANSWERS[1]]
+    text = lines_of(make_finished_run(config, solo=None, gain=None))[ANSWERS[1]]
     assert "the gain is not known; what the active does alone is left out" in text
 
 
 def test_attacks_are_told_by_direction_with_their_variant() -> None:
-    run = finished_run(config_of(), attacks=[attacked(0.2), attacked(0.3, adversary="passive-2")])
+    run = make_finished_run(
+        config_of(),
+        attacks=[make_attack_result(0.2), make_attack_result(0.3, adversary="passive-2")],
+    )
     lines = lines_of(run)
     assert (
         "passive reads labels +0.300, balanced accuracy by model completion (x)"
@@ -224,21 +229,23 @@ def test_attacks_are_told_by_direction_with_their_variant() -> None:
 
 
 def test_attacks_that_found_nothing_prove_nothing() -> None:
-    lines = lines_of(finished_run(config_of(), attacks=[attacked(-0.01)]))
+    lines = lines_of(make_finished_run(config_of(), attacks=[make_attack_result(-0.01)]))
     assert lines[ANSWERS[2]].startswith("The attacks that ran found nothing, which proves no")
 
 
 def test_who_declined_is_not_attacked_with_the_reason() -> None:
-    declined = replace(attacked(0.1), applicable=False, reason="nothing was kept", advantage=None)
-    lines = lines_of(finished_run(config_of(), attacks=[declined]))
+    declined = replace(
+        make_attack_result(0.1), applicable=False, reason="nothing was kept", advantage=None
+    )
+    lines = lines_of(make_finished_run(config_of(), attacks=[declined]))
     assert lines[ANSWERS[2]] == "Not known: no attack ran."
     assert "passive reads labels: 1 of 1 attacks declined: nothing was kept" in lines[ANSWERS[3]]
 
 
 def test_membership_is_named_where_nobody_chose_it_and_not_where_it_ran() -> None:
     asked = {"target": "membership", "role": "outsider", "adversary": "outsider", "victim": None}
-    without = lines_of(finished_run(config_of(), attacks=[attacked(0.1)]))
-    ran = lines_of(finished_run(config_of(), attacks=[attacked(0.1, **asked)]))
+    without = lines_of(make_finished_run(config_of(), attacks=[make_attack_result(0.1)]))
+    ran = lines_of(make_finished_run(config_of(), attacks=[make_attack_result(0.1, **asked)]))
     assert "outsider reads who trained: no attack" in without[ANSWERS[3]]
     assert "outsider reads who trained +0.100" in ran[ANSWERS[2]]
     assert "outsider" not in ran[ANSWERS[3]]
@@ -300,8 +307,8 @@ def test_an_empty_comparison_is_four_lines_too() -> None:
 
 
 def test_text_of_others_stays_text(tmp_path: Path) -> None:
-    hostile = attacked(0.1, victim="<b>x</b>", variant="<script>", target="features")
-    run = finished_run(config_of(), attacks=[hostile])
+    hostile = make_attack_result(0.1, victim="<b>x</b>", variant="<script>", target="features")
+    run = make_finished_run(config_of(), attacks=[hostile])
     part = Part(name="p", table=Table([], []), lines=describe_run(run))
     write_comparison(tmp_path / "page.html", title="t", reading="", parts=[part])
     page = (tmp_path / "page.html").read_text("utf-8")

@@ -46,7 +46,7 @@ from secure_apfed.runs.worth import (
     leave_out,
     leave_out_settings,
 )
-from tests.experiments.run_folder import on_few_labels, own_tables
+from tests.experiments.run_folder import make_votes_config, own_tables
 from tests.secure_apfed.small_runs import said_to_people, small_config, told
 
 pytestmark = [
@@ -59,7 +59,7 @@ PLANTED = ("signal", "noise", "more-noise")
 WITH_PASSIVES = [name for name, method in METHODS.items() if method.public_facts.has_passives]
 
 
-def planted(*names: str) -> VerticalData:
+def make_tables(*names: str) -> VerticalData:
     """The label is a sum of the active's columns, and `signal` has that sum; others have noise."""
     ids = tuple(map(str, range(ROWS)))
     with seed_draws(0, "planted"):
@@ -85,18 +85,18 @@ def planted(*names: str) -> VerticalData:
 def votes_config(**changes: Any) -> Config:
     own = {"method": {"name": "votes", "help": "always"}, "party_seeds": "shared_for_comparison"}
     network = {"network": "random_features", "random_features": 100}
-    return on_few_labels(**{"model": network, **own, **changes})
+    return make_votes_config(**{"model": network, **own, **changes})
 
 
 @pytest.fixture(scope="module")
 def whole() -> RunResult:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return run(votes_config(), None, data=planted(*PLANTED))
+        return run(votes_config(), None, data=make_tables(*PLANTED))
 
 
 @pytest.fixture(scope="module")
-def found(whole: RunResult) -> WhoHelped:
+def measured_worth(whole: RunResult) -> WhoHelped:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return measure_worth(whole)
@@ -106,8 +106,8 @@ def worth_of(found: WhoHelped, name: str) -> PassiveWorth:
     return next(one for one in found.passives if one.passive == name)
 
 
-def test_a_passive_with_the_labels_signal_is_worth_much(found: WhoHelped) -> None:
-    signal = worth_of(found, "signal")
+def test_a_passive_with_the_labels_signal_is_worth_much(measured_worth: WhoHelped) -> None:
+    signal = worth_of(measured_worth, "signal")
     interval = interval_of(signal)
     assert interval is not None
     assert interval.mean > 0.1
@@ -115,18 +115,20 @@ def test_a_passive_with_the_labels_signal_is_worth_much(found: WhoHelped) -> Non
 
 
 @pytest.mark.parametrize("name", ["noise", "more-noise"])
-def test_a_passive_with_noise_is_worth_nothing(found: WhoHelped, name: str) -> None:
-    interval = interval_of(worth_of(found, name))
+def test_a_passive_with_noise_is_worth_nothing(measured_worth: WhoHelped, name: str) -> None:
+    interval = interval_of(worth_of(measured_worth, name))
     assert interval is not None
     assert interval.low <= 0
     assert interval.mean < 0.05
 
 
-def test_a_worth_is_the_difference_of_two_runs_by_hand(whole: RunResult, found: WhoHelped) -> None:
+def test_a_worth_is_the_difference_of_two_runs_by_hand(
+    whole: RunResult, measured_worth: WhoHelped
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        others = run(votes_config(), None, data=planted("noise", "more-noise"))
-    signal = worth_of(found, "signal")
+        others = run(votes_config(), None, data=make_tables("noise", "more-noise"))
+    signal = worth_of(measured_worth, "signal")
     assert signal.without == others.accuracy["votes"]
     assert signal.value == pytest.approx(whole.accuracy["votes"] - others.accuracy["votes"])
     assert signal.wire_bytes == pytest.approx(whole.wire_bytes - others.wire_bytes, abs=200)
@@ -139,14 +141,14 @@ def test_sums_that_differ_by_one_passive_show_its_votes() -> None:
         secure_sum={"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
     )
 
-    def opened(*names: str) -> torch.Tensor:
-        recording = run(config, None, data=planted(*names)).recording
+    def list_opened_sums(*names: str) -> torch.Tensor:
+        recording = run(config, None, data=make_tables(*names)).recording
         return torch.cat(list(recording.transcript.sums_by_step.values()))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        difference = opened(*PLANTED) - opened("noise", "more-noise")
-        alone = opened("signal")
+        difference = list_opened_sums(*PLANTED) - list_opened_sums("noise", "more-noise")
+        alone = list_opened_sums("signal")
     assert torch.allclose(difference, alone, atol=1e-4)
     assert float(alone.abs().max()) > 0.1
     assert "difference is that passive's part" in describe_cost(config, 3)
@@ -217,7 +219,7 @@ def test_a_run_that_cannot_be_compared_is_refused_before_it_begins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], why: str
 ) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text(dump_settings(on_few_labels()))
+    file.write_text(dump_settings(make_votes_config()))
     folder = tmp_path / "r"
     call = ["run", str(file), "--output", str(folder), "--contributions", *more]
     assert execute(call) == 2
@@ -301,15 +303,17 @@ def test_what_an_interval_shows(interval: tuple[float, float, float], said: str)
     assert describe_worth(Interval(*interval)) == said
 
 
-def test_secret_seeds_are_said_beside_the_intervals(found: WhoHelped) -> None:
-    assert "the same initial weights" in describe_interval(found)
-    secret = found.model_copy(update={"party_seeds": "secret"})
+def test_secret_seeds_are_said_beside_the_intervals(measured_worth: WhoHelped) -> None:
+    assert "the same initial weights" in describe_interval(measured_worth)
+    secret = measured_worth.model_copy(update={"party_seeds": "secret"})
     assert "draws initial weights of its own" in describe_interval(secret)
 
 
-def test_a_worth_on_other_test_rows_is_no_figure(found: WhoHelped) -> None:
-    unknown = found.passives[0].model_copy(update={"value": None, "low": None, "high": None})
-    told = rows_of_worth(found.model_copy(update={"passives": (unknown,)}))
+def test_a_worth_on_other_test_rows_is_no_figure(measured_worth: WhoHelped) -> None:
+    unknown = measured_worth.passives[0].model_copy(
+        update={"value": None, "low": None, "high": None}
+    )
+    told = rows_of_worth(measured_worth.model_copy(update={"passives": (unknown,)}))
     assert told[0][2:4] == ("not known: measured on other test rows", "")
 
 
@@ -336,7 +340,7 @@ def test_a_worth_over_seeds_is_paired_by_seed() -> None:
 
 
 def test_points_of_a_study_are_the_whole_and_each_left_out(tmp_path: Path) -> None:
-    config = on_few_labels(attacks=[{"name": "feature_inversion"}])
+    config = make_votes_config(attacks=[{"name": "feature_inversion"}])
     whole, *without = points_of(config, tmp_path, ("passive-1", "passive-2", "passive-3"))
     names = {table.name for table in whole.load_tables(0).passives}
     assert whole.config.attacks == ()
@@ -365,7 +369,7 @@ def test_the_worth_of_frames_is_measured_when_their_files_are_gone() -> None:
 
 @pytest.mark.slow
 def test_a_study_writes_a_table_a_page_and_goes_on(tmp_path: Path) -> None:
-    study = declare_study(on_few_labels(), tmp_path, seeds=2)
+    study = declare_study(make_votes_config(), tmp_path, seeds=2)
     (table,) = run_study(study).tables
     assert [row["passive"] for row in table.rows][:3] == ["passive-1", "passive-2", "passive-3"]
     assert table.rows[3]["passive"].startswith("all 3, over the best local model")

@@ -40,7 +40,7 @@ from secure_apfed.exchange.sealed_connection import (
     receive_before,
 )
 from secure_apfed.exchange.sockets import SocketConnection, parse_address, spell_address
-from tests.contracts.hostile import mutated
+from tests.contracts.hostile import mutate_bytes
 from tests.links.pair import (
     Pair,
     Proxy,
@@ -794,10 +794,13 @@ def test_mutated_frames_leave_honest_peers_unaffected(frames: int, plain: Pair) 
     with busy(plain) as exchanges:
         for number in range(frames // 5):
             genuine = hellos()
-            talk(plain, [mutated(chance, genuine[number % len(genuine)]), *genuine[: number % 3]])
+            talk(
+                plain,
+                [mutate_bytes(chance, genuine[number % len(genuine)]), *genuine[: number % 3]],
+            )
         for number in range(frames - frames // 5):
             body = PREFACE + SETTINGS + chance.randbytes(60)
-            shout(plain, mutated(chance, body if number % 4 else hellos()[0]))
+            shout(plain, mutate_bytes(chance, body if number % 4 else hellos()[0]))
     assert exchanges
     for name, links in before.items():
         assert [vars(link)["_wire"] for link in links.values()] == wires[name]

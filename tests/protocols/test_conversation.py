@@ -106,7 +106,7 @@ class Died(Exception):  # noqa: N818  # no error of the protocol
     """The process of one party is gone."""
 
 
-def played_apart(
+def play_in_threads(
     parties: Mapping[str, Conversation], *, shop_dies_after: int | None = None
 ) -> dict[str, str]:
     """Play each party in a thread of its own; return what the errors of each said."""
@@ -140,7 +140,7 @@ def played_apart(
 @pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
 def test_parties_in_threads_of_their_own_align(protocol: str) -> None:
     parties = roles(protocol)
-    assert played_apart(parties) == {}
+    assert play_in_threads(parties) == {}
     assert all(role.is_finished for role in parties.values())
     chosen = [[IDS[name][row] for row in parties[name].rows] for name in IDS]  # type: ignore[attr-defined]  # aligners have rows
     assert chosen[0] == chosen[1] == chosen[2]
@@ -150,7 +150,7 @@ def test_parties_in_threads_of_their_own_align(protocol: str) -> None:
 @pytest.mark.parametrize(("protocol", "after"), [("ecdh", 0), ("circuit", 5)])
 def test_a_party_that_dies_is_an_error_at_the_others_in_time(protocol: str, after: int) -> None:
     parties = roles(protocol)
-    said = played_apart(parties, shop_dies_after=after)
+    said = play_in_threads(parties, shop_dies_after=after)
     assert not parties["shop"].is_finished
     assert said.keys() == parties.keys() - {"shop"}
     silent = "a peer fell silent before the protocol was finished (nothing came"

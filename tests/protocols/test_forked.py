@@ -15,7 +15,7 @@ from apfed_protocols.seal import fresh_run_key
 from apfed_protocols.sums.homomorphic import HomomorphicSum, centred_binomial, ternary
 from apfed_protocols.sums.recoverable import split_secret
 from tests.contracts import product_parties
-from tests.contracts.hostile import said_in_a_fork
+from tests.contracts.hostile import run_in_fork
 from tests.contracts.product_parties import ProductParties
 from tests.contracts.sum_parties import CHOICES, Parties, agreement, binding, make
 from tests.protocols.test_seal import ends, pair_of_links
@@ -26,8 +26,8 @@ pytestmark = [
 ]
 
 
-def refused(**actions: Callable[[], object]) -> None:
-    said = said_in_a_fork(actions)
+def check_refusals(**actions: Callable[[], object]) -> None:
+    said = run_in_fork(actions)
     assert set(said) == set(actions)
     assert all("belongs to the process that made it" in text for text in said.values()), said
 
@@ -36,14 +36,14 @@ def refused(**actions: Callable[[], object]) -> None:
 def test_a_forked_copy_of_a_role_is_refused_and_the_original_goes_on(choice: str) -> None:
     played, values = Parties(make(choice, agreement(2))), [np.zeros((1, 2))] * 2
     bound = played.next()
-    refused(contribute=lambda: played.contribute(values, bound))
+    check_refusals(contribute=lambda: played.contribute(values, bound))
     bodies = played.contribute(values, bound)
     if played.sum.rounds == 2:
         asked = played.combiner.ask(bodies)
-        refused(answer=lambda: played.contributors["passive_1"].answer(asked["passive_1"]))
+        check_refusals(answer=lambda: played.contributors["passive_1"].answer(asked["passive_1"]))
         bodies = {me: role.answer(asked[me]) for me, role in played.contributors.items()}
     combined = played.combiner.combine(bodies)
-    refused(decode=lambda: played.receiver.decode(combined, (1, 2), bound))
+    check_refusals(decode=lambda: played.receiver.decode(combined, (1, 2), bound))
     played.receiver.decode(combined, (1, 2), bound)
 
 
@@ -62,7 +62,7 @@ def test_a_role_made_before_the_fork_is_not_set_up_after_it() -> None:
         for name, hello in hellos.items():
             bfv.receive(name, hello)
 
-    refused(
+    check_refusals(
         start=masked.start,
         start_bfv=bfv.start,
         receive=lambda: bfv.receive("passive_2", hellos["passive_2"]),
@@ -70,7 +70,7 @@ def test_a_role_made_before_the_fork_is_not_set_up_after_it() -> None:
     )
     set_up()
     words = np.zeros((1, 4), dtype=np.uint64)
-    refused(mask=lambda: bfv._seeds.add_stream("passive_2", binding(1), words, sign=1))
+    check_refusals(mask=lambda: bfv._seeds.add_stream("passive_2", binding(1), words, sign=1))
     bfv.contribute(np.ones((1, 4)) / 9, binding(1))
 
 
@@ -78,7 +78,7 @@ def test_a_forked_process_is_no_second_end_of_a_link() -> None:
     alice, bob = ends()
     begun, _ = pair_of_links()
     sealed = bob.seal(b"", sequence=0, associated=b"")
-    refused(
+    check_refusals(
         seal=lambda: alice.seal(b"", sequence=0, associated=b""),
         open=lambda: alice.open(sealed, sequence=0, associated=b""),
         agree=lambda: begun.agree(bytes(32), bytes(32)),
@@ -91,10 +91,10 @@ def test_a_copy_of_a_role_of_an_intersection_is_refused() -> None:
     agreed = IntersectionAgreement(session="s", dealer="d")
     ecdh = EcdhIntersection(agreed).make_hub("hub", ["p"], [b"1"])
     script = CircuitIntersection(agreed).make_hub("hub", ["p"], [b"1"])
-    refused(start=ecdh.start, start_script=script.start)
+    check_refusals(start=ecdh.start, start_script=script.start)
     ecdh.start()
     script.start()
-    refused(receive=lambda: ecdh.receive("p", b""), script=lambda: script.receive("p", b""))
+    check_refusals(receive=lambda: ecdh.receive("p", b""), script=lambda: script.receive("p", b""))
 
 
 def test_a_copy_of_a_role_of_products_is_refused_and_opens_no_candidate() -> None:
@@ -103,7 +103,7 @@ def test_a_copy_of_a_role_of_products_is_refused_and_opens_no_candidate() -> Non
     combined = played.combiner.combine_block(0, played.answers(0, product_parties.matrices(agreed)))
     audited = ProductParties(product_parties.agreement(candidates=2), accept=False)
     told = audited.challenges()
-    refused(
+    check_refusals(
         answer=lambda: answering.answer_block(0, np.zeros((30, 4))),
         open=lambda: played.receiver.open_block(0, combined),
         audit=lambda: audited.receiver.make_request(told),
@@ -116,12 +116,12 @@ def test_a_copy_with_the_number_of_the_original_is_refused(monkeypatch: pytest.M
     number = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: number)
     same = ForkCheck("it")
-    refused(require=same.require_own_process)
+    check_refusals(require=same.require_own_process)
     same.require_own_process()
 
 
 def test_forked_processes_draw_other_numbers() -> None:
-    def encrypted(choice: str) -> Callable[[], bytes]:
+    def make_encryption(choice: str) -> Callable[[], bytes]:
         described = make(choice, agreement(2))
         assert isinstance(described, HomomorphicSum)
         context = described.cipher.key_pair()
@@ -135,8 +135,8 @@ def test_forked_processes_draw_other_numbers() -> None:
         "ternary": lambda: ternary(100).tobytes(),
         "centred binomial": lambda: centred_binomial(100).tobytes(),
         "shares": lambda: b"".join(split_secret(bytes(16), threshold=2, holders=3)),
-        "error of ckks": encrypted("ckks"),
-        "error of bfv": encrypted("bfv"),
+        "error of ckks": make_encryption("ckks"),
+        "error of bfv": make_encryption("bfv"),
     }
     drawn = []
     for name, draw in draws.items():

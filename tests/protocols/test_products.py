@@ -29,7 +29,7 @@ from apfed_protocols.products.ring import (
 from apfed_protocols.sums.fixed_point import SECURE_MODULUS_BITS
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
 from tests.refusals import list_unrefused
-from tests.vectors.recorded import fixed_randomness
+from tests.vectors.recorded import fix_randomness
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"people": 1, "columns": 1, "labelled": 1},
@@ -212,7 +212,7 @@ def test_a_recorded_run_repeats_byte_for_byte(candidates: int | None) -> None:
         for place, name in enumerate(agreed.contributors)
     }
     labels = np.array([[0, 1, 0], [1, 0, 0]])
-    with fixed_randomness():
+    with fix_randomness():
         played = ProductParties(agreed, labels)
         answers = played.answers(0, rows)
         combined = played.combiner.combine_block(0, answers)

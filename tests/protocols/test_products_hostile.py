@@ -16,7 +16,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.products import SumOfProducts, encrypt_labels
 from apfed_protocols.sums.frames import Frame, FrameKind
 from apfed_protocols.sums.interface import IntArray
-from tests.contracts.hostile import mutated
+from tests.contracts.hostile import mutate_bytes
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
 from tests.refusals import list_unrefused
 
@@ -126,7 +126,7 @@ def test_the_combiner_refuses_what_is_not_this_block_of_these_parties() -> None:
         played.combiner.combine_block(0, first)
 
 
-def resized(frame: bytes, change: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]) -> bytes:
+def change_blobs(frame: bytes, change: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]) -> bytes:
     parsed = Frame.parse(frame, sender="the test")
     return replace(parsed, blobs=change(parsed.blobs)).pack()
 
@@ -149,12 +149,12 @@ def test_words_of_other_sizes(change: Any) -> None:
     played = ProductParties(agreed)
     rows = matrices(agreed)
     answers = played.answers(0, rows)
-    bad = {**answers, "passive_2": resized(answers["passive_2"], change)}
+    bad = {**answers, "passive_2": change_blobs(answers["passive_2"], change)}
     with pytest.raises(RemoteProtocolError, match=r"parts in|other sizes"):
         played.combiner.combine_block(0, bad)
     combined = ProductParties(agreed).sum.make_combiner().combine_block(0, answers)
     with pytest.raises(RemoteProtocolError, match=r"parts in|other sizes"):
-        played.receiver.open_block(0, resized(combined, change))
+        played.receiver.open_block(0, change_blobs(combined, change))
 
 
 def test_the_receiver_refuses_once_and_then_opens_nothing() -> None:
@@ -210,7 +210,7 @@ def test_mutated_frames() -> None:
     refused = 0
     for _ in range(40):
         played = ProductParties(agreed, accept=False)
-        request = mutated(rng, played.receiver.make_request())
+        request = mutate_bytes(rng, played.receiver.make_request())
         with pytest.raises(RemoteProtocolError):
             played.contributors["passive_1"].accept_request(request[: rng.randrange(len(request))])
         try:
@@ -220,11 +220,11 @@ def test_mutated_frames() -> None:
             played.contributors["passive_1"].accept_request(played.receiver.make_request())
         played.contributors["passive_2"].accept_request(played.receiver.make_request())
         answers = played.answers(0, rows)
-        bad = {**answers, "passive_2": mutated(rng, answers["passive_2"])}
+        bad = {**answers, "passive_2": mutate_bytes(rng, answers["passive_2"])}
         for bodies in (bad, answers):
             try:
                 combined = played.combiner.combine_block(0, bodies)
-                opened = played.receiver.open_block(0, mutated(rng, combined))
+                opened = played.receiver.open_block(0, mutate_bytes(rng, combined))
             except (RemoteProtocolError, LocalProtocolError):
                 refused += 1
             else:
@@ -327,7 +327,7 @@ def test_a_request_that_was_made_otherwise_is_found_out(
         assert list_unrefused(RemoteProtocolError, accept, cases) == []
 
 
-def changed(
+def change_request(
     played: ProductParties, request: bytes, change: Callable[[list[bytes]], object]
 ) -> bytes:
     parts = list(played.sum.open_request(request, 4 + played.sum.products.labelled))
@@ -357,7 +357,7 @@ def test_requests_that_were_altered(which: str) -> None:
     request = played.audited()
     role = played.contributors["passive_1"]
     with pytest.raises(RemoteProtocolError, match=says):
-        role.accept_request(changed(played, request, change))
+        role.accept_request(change_request(played, request, change))
     role.accept_request(request)
     with pytest.raises(RemoteProtocolError, match="second request"):
         role.accept_request(request)
@@ -495,7 +495,7 @@ def test_mutated_messages_of_an_audit() -> None:
             except RemoteProtocolError:
                 refused += 1
 
-    def told_by_all(played: ProductParties, body: bytes) -> None:
+    def send_challenge(played: ProductParties, body: bytes) -> None:
         played.receiver.make_request(dict.fromkeys(agreed.contributors, body))
 
     for _ in range(60):
@@ -507,7 +507,7 @@ def test_mutated_messages_of_an_audit() -> None:
         promise = next(iter(coins["passive_2"].start())).body
         attempt(partial(coins["passive_1"].receive, "passive_2"), promise)
         told = honest.contributors["passive_1"].pack_challenge()
-        attempt(partial(told_by_all, played), told)
+        attempt(partial(send_challenge, played), told)
         attempt(honest.contributors["passive_1"].accept_request, request)
     # But for a changed bit in what is only checked later: hashes, and the bytes of a promise.
     assert refused > 60 * (4 + 2)

@@ -38,7 +38,7 @@ def packing_weights(described: SumOfProducts) -> NDArray[np.int64]:
     return np.array([[inverse * 2**place % 2**plain] for place in places])
 
 
-def read(
+def read_votes(
     labelled: int, noise: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], SumOfProducts]:
     """Votes per person and label as they are, and as a packing active reads them."""
@@ -77,7 +77,7 @@ def test_one_number_tells_the_votes_of_many_labels(
     labelled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nine labels fill t; whatever a tenth is multiplied with lands on their digits."""
-    votes, found, described = read(labelled, None, monkeypatch)
+    votes, found, described = read_votes(labelled, None, monkeypatch)
     assert np.array_equal(found, votes)
     assert described.headroom.plain_bits == 18
     assert DIGIT * labelled <= 18 < described.readable_bits
@@ -85,7 +85,7 @@ def test_one_number_tells_the_votes_of_many_labels(
 
 @pytest.mark.parametrize("noise", [100, 3000])
 def test_noise_takes_the_lower_digits(noise: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    votes, found, described = read(7, noise, monkeypatch)
+    votes, found, described = read_votes(7, noise, monkeypatch)
     right = (votes == found).mean(axis=0)
     usable = int((right > 0.99).sum())
     assert DIGIT * usable <= described.readable_bits

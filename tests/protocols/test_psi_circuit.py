@@ -63,7 +63,7 @@ class Stage(Intersection):
         return [(a, out.receiver, Kind(out.body[1]), out.body[HEADER:]) for a, out in self.sent]
 
 
-def framed(
+def frame_message(
     kind: Kind,
     body: bytes,
     agreement: IntersectionAgreement = AGREEMENT,
@@ -271,17 +271,17 @@ def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
     member.start()
     said = "hub sent tokens when the protocol expects commit"
     with pytest.raises(RemoteProtocolError, match=said):
-        member.receive("hub", framed(Kind.TOKENS, b""))
+        member.receive("hub", frame_message(Kind.TOKENS, b""))
     dealer.start()
-    early = framed(Kind.COUNT, bytes(8))
+    early = frame_message(Kind.COUNT, bytes(8))
     assert [dealer.receive("p0", early) for _ in range(4)] == [[]] * 4
     with pytest.raises(RemoteProtocolError, match="p0 is too far ahead"):
-        dealer.receive("p0", framed(Kind.COUNT, bytes(8)))
+        dealer.receive("p0", frame_message(Kind.COUNT, bytes(8)))
     stage = Stage(ids_of(1, 2), ids_of(1, 2)).play()
     assert all(role.is_finished for role in stage.roles.values())
     peers = {name: "p0" if name == "hub" else "hub" for name in stage.roles}
     cases = [(f"{peer} sent a message when .* is over", name, peer) for name, peer in peers.items()]
-    late = framed(Kind.MASKED, b"")
+    late = frame_message(Kind.MASKED, b"")
     receive = lambda name, peer: stage.roles[name].receive(peer, late)  # noqa: E731
     assert list_unrefused(RemoteProtocolError, receive, cases) == []
 
@@ -342,16 +342,16 @@ def test_the_dealer_fills_what_the_agreed_sizes_take_and_no_more(
     dealt: list[int] = []
     real = hashing.deal_triples
 
-    def noted(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
+    def deal_few(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
         dealt.append(count)
         return real(parties, min(count, 64))
 
-    monkeypatch.setattr(circuit, "deal_triples", noted)
+    monkeypatch.setattr(circuit, "deal_triples", deal_few)
     agreement = IntersectionAgreement(session="s", maximum_ids=most, dealer="d")
     members = ["p0", "p1"] if backend is OpprfIntersection else ["p0"]
     dealer = backend(agreement).make_dealer("hub", members)
     dealer.start()
-    *filled, last = (framed(*order, agreement, version=backend.version) for order in orders)
+    *filled, last = (frame_message(*order, agreement, version=backend.version) for order in orders)
     for order in filled:
         list(dealer.receive("hub", order))
     before = len(dealt)
@@ -447,7 +447,7 @@ class Liar:
         self._agreement = agreement
 
     def send(self, kind: Kind, body: bytes, sender: str = "hub") -> Sequence[bytes]:
-        answers = self.member.receive(sender, framed(kind, body, self._agreement))
+        answers = self.member.receive(sender, frame_message(kind, body, self._agreement))
         return [answer.body[HEADER:] for answer in answers]
 
     def meet(self, hub_size: int, members: int, size: int) -> None:

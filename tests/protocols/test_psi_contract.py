@@ -29,14 +29,14 @@ from apfed_protocols.psi.interface import (
 from apfed_protocols.psi.ot import Kind as OtKind
 from apfed_protocols.psi.vole import Kind as VoleKind
 from apfed_protocols.psi.vole import member_dealt_bytes
-from tests.contracts.hostile import mutated
+from tests.contracts.hostile import mutate_bytes
 from tests.contracts.intersections import (
     DEALER,
     HEADER,
     Intersection,
     Sets,
+    change_kind,
     deliver,
-    of_kind,
 )
 from tests.refusals import list_unrefused
 from tests.with_crypten import usable
@@ -234,7 +234,7 @@ def test_altered_messages_parse_or_are_refused(backend: str) -> None:
         numbers = itertools.count()
 
         def change(_: str, out: Outgoing, target: int = target, at: Any = numbers) -> bytes:
-            return mutated(rng, out.body) if next(at) == target else out.body
+            return mutate_bytes(rng, out.body) if next(at) == target else out.body
 
         try:
             Intersection(backend, sets, change=change).play()
@@ -324,7 +324,7 @@ def test_what_cannot_be_is_refused_by_name(
     backend: str, sender: str, kind: int, message: str, body: Callable[[bytes], bytes]
 ) -> None:
     sets = {HUB: ids_of(0, 10), "p": ids_of(2, 22)}
-    change = of_kind(sender, kind, body)
+    change = change_kind(sender, kind, body)
     altered = Intersection(backend, sets, minimum_rows=3, maximum_ids=1000, change=change)
     with pytest.raises(RemoteProtocolError, match=message):
         altered.play()
@@ -379,7 +379,7 @@ COMBINATIONS = [
 ]
 
 
-def opened(aligner: Aligner) -> dict[str, object]:
+def collect_results(aligner: Aligner) -> dict[str, object]:
     """Return all that a party's result gives."""
     found: dict[str, object] = {}
     for what in ("rows", "size", "membership"):
@@ -396,7 +396,7 @@ def test_each_party_gets_what_was_agreed_and_no_more(
 ) -> None:
     common = set.intersection(*map(set, sets.values()))
     aligners = play_for(backend, output, sets).aligners
-    found = {name: opened(aligner) for name, aligner in aligners.items()}
+    found = {name: collect_results(aligner) for name, aligner in aligners.items()}
     whole = ("rows", "size")
     named: dict[Output, dict[str, tuple[str, ...]]] = {
         Output.ROWS: dict.fromkeys(sets, whole),
@@ -514,7 +514,7 @@ def test_an_impossible_size_is_refused(size: int) -> None:
 
 @pytest.mark.parametrize("verdict", [-3, 0, 41, 2**40])
 def test_an_impossible_verdict_of_the_dealer_is_refused(verdict: int) -> None:
-    lie = of_kind(DEALER, Kind.VERDICT, lambda _: verdict.to_bytes(8, "big", signed=True))
+    lie = change_kind(DEALER, Kind.VERDICT, lambda _: verdict.to_bytes(8, "big", signed=True))
     with pytest.raises(RemoteProtocolError, match=f"dealer announces {verdict} common IDs"):
         play_for("circuit", Output.SIZE, PAIR, minimum_rows=2, change=lie)
 
@@ -557,7 +557,7 @@ def test_a_peer_that_announces_another_size_is_refused(
     who: str, kind: Kind, body: Callable[[bytes], bytes]
 ) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{who} announces 7 IDs, the parties agreed"):
-        Intersection("circuit", THREE, sizes=SIZES, change=of_kind(who, kind, body)).play()
+        Intersection("circuit", THREE, sizes=SIZES, change=change_kind(who, kind, body)).play()
 
 
 def test_ecdh_takes_no_agreed_sizes() -> None:
@@ -595,7 +595,7 @@ def test_progress_of_the_circuit_counts_bins(monkeypatch: pytest.MonkeyPatch) ->
 # What each party sees.
 
 
-def named(prefix: str, *ranges: range) -> list[bytes]:
+def make_names(prefix: str, *ranges: range) -> list[bytes]:
     return [f"{prefix} {k}".encode() for each in ranges for k in each]
 
 
@@ -605,7 +605,7 @@ def test_with_ecdh_the_hub_learns_pairwise_overlaps(prefix: str, overlap: int) -
 
     Nothing is common to all; p shares all of the hub's IDs in one world, none in the other.
     """
-    sets = {me: named(of, range(200)) for me, of in ((HUB, "h"), ("p", prefix), ("q", "q"))}
+    sets = {me: make_names(of, range(200)) for me, of in ((HUB, "h"), ("p", prefix), ("q", "q"))}
     hub = Intersection("ecdh", sets).play().aligners[HUB]
     assert len(hub.rows) == 0
     assert isinstance(hub, EcdhHub)
@@ -620,11 +620,15 @@ def test_pairwise_overlaps_are_named_as_a_leak_where_there_are_any(backend: Any)
 # Views bit by bit: the same small sets again and again, under one hash key, which the member knows
 
 SMALL_FOR_A_MEMBER = [
-    {HUB: [*named("c", range(2)), *others], "p": named("c", range(5))}
-    for others in (named("hub", range(4)), [bytes([k + 2]) * 40 for k in range(4)])
+    {HUB: [*make_names("c", range(2)), *others], "p": make_names("c", range(5))}
+    for others in (make_names("hub", range(4)), [bytes([k + 2]) * 40 for k in range(4)])
 ]
 SMALL_FOR_THE_HUB = [
-    {HUB: named("h", range(5)), "p": named(prefix, range(5)), "q": named("q", range(5))}
+    {
+        HUB: make_names("h", range(5)),
+        "p": make_names(prefix, range(5)),
+        "q": make_names("q", range(5)),
+    }
     for prefix in ("h", "p")
 ]
 RUNS = 60
@@ -699,7 +703,7 @@ def test_neither_ids_nor_their_hashes_travel(backend: str, monkeypatch: pytest.M
     spy(monkeypatch, secrets, ecdh, "digest_ids")
     spy(monkeypatch, secrets, ecdh, "to_curve")
     spy(monkeypatch, secrets, hashing, "fingerprints")
-    sets = {HUB: named("person", range(60)), "p": named("person", range(30, 90))}
+    sets = {HUB: make_names("person", range(60)), "p": make_names("person", range(30, 90))}
     everything = b"".join(out.body for out in play(backend, sets)[1])
     secrets |= {identity for ids in sets.values() for identity in ids}
     hashed = {"ecdh": 2 * 60, "vole": 0, "ot": 0}.get(backend, 60)
@@ -711,7 +715,7 @@ def spy(monkeypatch: pytest.MonkeyPatch, seen: set[bytes], module: ModuleType, n
     """Keep what a function returns, in pieces of 32 bytes, or the tags that it returns first."""
     real: Callable[..., Any] = getattr(module, name)
 
-    def watched(*arguments: object, **named: object) -> Any:
+    def watch_call(*arguments: object, **named: object) -> Any:
         found = real(*arguments, **named)
         if isinstance(found, tuple):
             seen.update(tag.tobytes() for tag in found[0])
@@ -719,7 +723,7 @@ def spy(monkeypatch: pytest.MonkeyPatch, seen: set[bytes], module: ModuleType, n
             seen.update(ecdh.split_points(found) if isinstance(found, bytes) else found)
         return found
 
-    monkeypatch.setattr(module, name, watched)
+    monkeypatch.setattr(module, name, watch_call)
 
 
 ANNOUNCED = 300_000

@@ -49,14 +49,14 @@ class Played:
         return [out.body for body in bodies for out in self.hub.receive("p", body)]
 
 
-def told_first(body: bytes) -> None:
+def replace_first_list(body: bytes) -> None:
     """Let a member that waits for the hub's list get this in its place."""
     member = make_roles()[1]
     member.start()
     list(member.receive("hub", body))
 
 
-def framed(like: bytes, items: Sequence[bytes], *, kind: int | None = None) -> bytes:
+def frame_items(like: bytes, items: Sequence[bytes], *, kind: int | None = None) -> bytes:
     head = like[:1] + (like[1:2] if kind is None else bytes([kind])) + like[2:18]
     return head + len(items).to_bytes(4, "big") + b"".join(items)
 
@@ -127,11 +127,11 @@ def test_the_digests_that_give_points_of_low_order() -> None:
     assert found == {r: [number(u)] for r, u in points.items()}
     cases = [("library error", fresh_key(), number(r)) for r in points]
     assert list_unrefused(RuntimeError, ecdh.blind_digests, cases) == []
-    images = [u for u in LOW_ORDER if is_on_curve(number(u)) and reached(u)]
+    images = [u for u in LOW_ORDER if is_on_curve(number(u)) and is_reached(u)]
     assert images == [1]
 
 
-def reached(u: int) -> bool:
+def is_reached(u: int) -> bool:
     """Return whether Elligator 2 gives u: -2 u (u + A) is a square other than 0."""
     return pow(-2 * u * (u + 486662), (PRIME - 1) // 2, PRIME) == 1
 
@@ -140,10 +140,10 @@ def test_half_of_the_points_are_reached() -> None:
     """As `ladder` says; and every hashed point is one of these."""
     rng = np.random.default_rng(5)
     numbers = [int.from_bytes(p, "little") % PRIME for p in split_points(rng.bytes(32 * 4000))]
-    share = np.mean([reached(u) for u in numbers if is_on_curve(number(u))])
+    share = np.mean([is_reached(u) for u in numbers if is_on_curve(number(u))])
     assert abs(share - 0.5) < 0.06
     hashed = ecdh.to_curve(rng.bytes(32 * 200))
-    assert all(reached(int.from_bytes(p, "little")) for p in hashed)
+    assert all(is_reached(int.from_bytes(p, "little")) for p in hashed)
 
 
 def test_message_kinds_and_sizes() -> None:
@@ -178,9 +178,9 @@ def test_low_order_points_annihilate_and_are_refused(u: int) -> None:
         ecdh.multiply_points(fresh_key(), number(u))
     played = Played()
     with pytest.raises(RemoteProtocolError, match="p sent a point of low order"):
-        played.told(framed(played.to_hub, [*points_of(played.to_hub), number(u)]))
+        played.told(frame_items(played.to_hub, [*points_of(played.to_hub), number(u)]))
     with pytest.raises(RemoteProtocolError, match="hub sent a point of low order"):
-        told_first(framed(played.to_member, [number(u)]))
+        replace_first_list(frame_items(played.to_member, [number(u)]))
 
 
 def test_points_of_the_twist_match_nothing() -> None:
@@ -189,9 +189,9 @@ def test_points_of_the_twist_match_nothing() -> None:
     member = make_roles()[1]
     twisted = [number(u) for u in range(2, 200) if not is_on_curve(number(u))][:6]
     member.start()
-    (answer,) = member.receive("hub", framed(played.to_member, twisted))
+    (answer,) = member.receive("hub", frame_items(played.to_member, twisted))
     assert len({answer.body[HEADER + k :][:16] for k in range(0, 96, 16)}) == 6
-    played.told(framed(played.to_hub, twisted), answer.body)
+    played.told(frame_items(played.to_hub, twisted), answer.body)
     assert played.hub.size == 0
 
 
@@ -209,10 +209,10 @@ def test_lists_of_points_that_are_none_are_refused() -> None:
         ("p sent one blinded ID in two ways", [*points, twin]),
         (r"announces 101 items, .* accepts at most 100", [number(k + 2) for k in range(101)]),
     ]
-    tell = lambda items: Played().told(framed(good.to_hub, items))  # noqa: E731
+    tell = lambda items: Played().told(frame_items(good.to_hub, items))  # noqa: E731
     assert list_unrefused(RemoteProtocolError, tell, lists) == []
     with pytest.raises(RemoteProtocolError, match="hub sent one blinded ID in two ways"):
-        told_first(framed(good.to_member, [points[1], twin]))
+        replace_first_list(frame_items(good.to_member, [points[1], twin]))
     ecdh.check_points("p", number(PRIME - 2) + number(2))
     with pytest.raises(RemoteProtocolError, match="p sent 33 bytes of points"):
         ecdh.check_points("p", bytes(33))
@@ -231,23 +231,23 @@ def test_malformed_early_and_repeated_messages_are_refused() -> None:
         ("announces 4 items of 32 bytes and sent 129 bytes", blinded + b"0"),
         ("version 9", b"\x09" + blinded[1:]),
         ("kind 9", blinded[:1] + b"\x09" + blinded[2:]),
-        ("announces 0 items of 0 bytes and sent 1 bytes", framed(blinded, [], kind=4) + b"0"),
+        ("announces 0 items of 0 bytes and sent 1 bytes", frame_items(blinded, [], kind=4) + b"0"),
         ("sent tags when the protocol expects blinded", tags),
         ("sent blinded when the protocol expects tags", blinded, blinded),
-        (no_tags, blinded, framed(tags, cut[:-1])),
-        (no_tags, blinded, framed(tags, [*cut[:-1], cut[0]])),
+        (no_tags, blinded, frame_items(tags, cut[:-1])),
+        (no_tags, blinded, frame_items(tags, [*cut[:-1], cut[0]])),
         ("the intersection is over", blinded, tags, tags),
     ]
     tell = lambda *bodies: Played().told(*bodies)  # noqa: E731
     assert list_unrefused(RemoteProtocolError, tell, to_hub) == []
     first = [
-        ("sent rows when", framed(good.to_hub, [], kind=3)),
-        ("sent refusal when", framed(good.to_hub, [], kind=4)),
+        ("sent rows when", frame_items(good.to_hub, [], kind=3)),
+        ("sent refusal when", frame_items(good.to_hub, [], kind=4)),
     ]
-    assert list_unrefused(RemoteProtocolError, told_first, first) == []
+    assert list_unrefused(RemoteProtocolError, replace_first_list, first) == []
     last = [
         ("hub sent blinded when the protocol expects rows", good.to_member),
-        ("hub sent refusal when the protocol expects rows", framed(tags, [], kind=4)),
+        ("hub sent refusal when the protocol expects rows", frame_items(tags, [], kind=4)),
     ]
     receive = lambda body: Played().member.receive("hub", body)  # noqa: E731
     assert list_unrefused(RemoteProtocolError, receive, last) == []
@@ -255,7 +255,7 @@ def test_malformed_early_and_repeated_messages_are_refused() -> None:
 
 def test_a_refusal_names_the_sizes_at_the_hub_only() -> None:
     played = Played(minimum_rows=5)
-    assert played.told(played.to_hub, played.tags) == [framed(played.to_hub, [], kind=4)]
+    assert played.told(played.to_hub, played.tags) == [frame_items(played.to_hub, [], kind=4)]
     with pytest.raises(IntersectionTooSmallError, match=r"\(4 in common to all; 4 with p\)"):
         _ = played.hub.rows
 

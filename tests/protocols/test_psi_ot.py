@@ -28,7 +28,7 @@ from apfed_protocols.psi.ot import (
     rows_to_columns,
 )
 from apfed_protocols.randomness import fresh_key
-from tests.contracts.intersections import HEADER, Change, Sets, deliver, of_kind
+from tests.contracts.intersections import HEADER, Change, Sets, change_kind, deliver
 
 SESSION = bytes(32)
 LENGTH = code.LENGTH
@@ -328,11 +328,11 @@ def test_every_message_is_as_recorded() -> None:
     assert digests == RECORDED
 
 
-def flipped(place: int) -> Callable[[bytes], bytes]:
+def flip_byte(place: int) -> Callable[[bytes], bytes]:
     return lambda body: body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
 
 
-def flipped_in_columns(body: bytes) -> bytes:
+def flip_columns(body: bytes) -> bytes:
     """Flip the first row's bit of 20 columns of 256 rows; the member's bits there are not all 0."""
     changed = bytearray(body)
     for column in range(20):
@@ -341,13 +341,13 @@ def flipped_in_columns(body: bytes) -> bytes:
 
 
 TAMPERED: Mapping[str, tuple[str, Kind, Callable[[bytes], bytes], str]] = {
-    "point of the hub": ("hub", Kind.HELLO, flipped(40), "hub sent a vector that is of no store"),
+    "point of the hub": ("hub", Kind.HELLO, flip_byte(40), "hub sent a vector that is of no store"),
     "points of the member": ("p", Kind.CHOICES, lambda b: b[:4] + b[68:] + b[4:68], "no store"),
     "all of the vector": ("hub", Kind.VECTOR, lambda b: bytes(255 - x for x in b), "of no store"),
-    "a row of the vector": ("hub", Kind.VECTOR, flipped_in_columns, "of no store"),
-    "challenge": ("p", Kind.CHALLENGE, flipped(0), "hub sent a vector that is of no store"),
-    "a hash of T0": ("hub", Kind.PROOF, flipped(0), "or does not prove it"),
-    "a hash of D": ("hub", Kind.PROOF, flipped(16 * LENGTH), "and was sent no tag"),
+    "a row of the vector": ("hub", Kind.VECTOR, flip_columns, "of no store"),
+    "challenge": ("p", Kind.CHALLENGE, flip_byte(0), "hub sent a vector that is of no store"),
+    "a hash of T0": ("hub", Kind.PROOF, flip_byte(0), "or does not prove it"),
+    "a hash of D": ("hub", Kind.PROOF, flip_byte(16 * LENGTH), "and was sent no tag"),
 }
 
 
@@ -355,7 +355,7 @@ TAMPERED: Mapping[str, tuple[str, Kind, Callable[[bytes], bytes], str]] = {
 def test_a_tampered_message_is_refused(case: str) -> None:
     sender, kind, change, says = TAMPERED[case]
     with pytest.raises(RemoteProtocolError, match=says):
-        play(of_kind(sender, kind, change))
+        play(change_kind(sender, kind, change))
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_what_cannot_be_told_apart_from_another_set_loses_ids(
     sender: str, kind: Kind, place: int, missing: int
 ) -> None:
     """Of the tags the altered one may be of an ID that is not shared."""
-    ends, _ = play(of_kind(sender, kind, flipped(place)))
+    ends, _ = play(change_kind(sender, kind, flip_byte(place)))
     assert len(SHARED) - missing <= len(ends["hub"].rows) <= len(SHARED) - (kind is Kind.HELLO)
 
 

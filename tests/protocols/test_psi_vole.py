@@ -46,7 +46,7 @@ from apfed_protocols.psi.vole import (
     tag_bytes,
 )
 from apfed_protocols.randomness import fresh_key
-from tests.contracts.intersections import HEADER, Change, Intersection, of_kind
+from tests.contracts.intersections import HEADER, Change, Intersection, change_kind
 from tests.refusals import list_unrefused
 
 IDS = [b"person %d" % k for k in range(3000)]
@@ -56,7 +56,7 @@ def as_ints(elements: NDArray[np.uint64]) -> list[int]:
     return [int.from_bytes(to_bytes(one[None]), "little") for one in elements]
 
 
-def multiplied(left: int, right: int) -> int:
+def multiply_elements(left: int, right: int) -> int:
     """By the definition: carry-less, then modulo x^128 + x^7 + x^2 + x + 1."""
     found = 0
     for bit in range(128):
@@ -72,7 +72,9 @@ def test_products_are_those_of_the_field() -> None:
     factor = secrets.token_bytes(16)
     elements = random_elements(fresh_key(), b"test", 40)
     elements = np.concatenate([elements, from_bytes(bytes(16) + b"\xff" * 16 + b"\1" + bytes(15))])
-    expected = [multiplied(one, int.from_bytes(factor, "little")) for one in as_ints(elements)]
+    expected = [
+        multiply_elements(one, int.from_bytes(factor, "little")) for one in as_ints(elements)
+    ]
     assert as_ints(Multiplier(factor).multiply_elements(elements)) == expected
 
 
@@ -105,7 +107,7 @@ def test_dependent_rows_are_refused() -> None:
         Encoder(one, cells_for(2)).encode(random_elements(fresh_key(), b"test", 2))
 
 
-def expected_dependent_sets(ids: int, cells: int) -> float:
+def count_dependent_sets(ids: int, cells: int) -> float:
     """The expected number of sets of rows whose sparse parts add up to nothing.
 
     The mean over all vectors of GF(2)^m of (1 + r)^n, where r is the correlation of a row of three
@@ -143,13 +145,13 @@ def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
             )
         except DependentRowsError:
             failed += 1
-    expected = tries * (expected_dependent_sets(count, cells) - 1) / 2**dense
+    expected = tries * (count_dependent_sets(count, cells) - 1) / 2**dense
     assert abs(failed - 0.95 * expected) < 4 * math.sqrt(expected)
 
 
 @pytest.mark.parametrize("count", [1, 3, 30, 1000, 20_000])
 def test_real_parameters_fail_below_two_to_the_minus_forty_seven(count: int) -> None:
-    assert 1 <= expected_dependent_sets(count, cells_for(count)) < 2
+    assert 1 <= count_dependent_sets(count, cells_for(count)) < 2
     assert DENSE == 48
 
 
@@ -207,14 +209,14 @@ KINDS: Mapping[str, Any] = {
 BOTH = pytest.mark.parametrize("name", ["vole", "opprf"])
 
 
-def _agreed(**more: Any) -> IntersectionAgreement:
+def _make_agreement(**more: Any) -> IntersectionAgreement:
     return IntersectionAgreement(session="s", dealer="dealer", **more)
 
 
 def _playing(
     name: str, change: Change | None = None, agreement: IntersectionAgreement | None = None
 ) -> Intersection:
-    return Intersection(KINDS[name], SETS, agreement or _agreed(), change=change).play()
+    return Intersection(KINDS[name], SETS, agreement or _make_agreement(), change=change).play()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -229,7 +231,7 @@ def test_bodies_of_another_length_are_refused_by_the_senders_name(name: str, lia
         def tamper(sender: str, out: Outgoing) -> bytes:
             if sender != liar or next(left) != place:
                 return out.body
-            change = of_kind(liar, out.body[1], lambda b: b + b"\0" if longer else b[:-1])
+            change = change_kind(liar, out.body[1], lambda b: b + b"\0" if longer else b[:-1])
             return change(sender, out)
 
         return _playing(name, tamper)
@@ -247,8 +249,8 @@ def test_bodies_of_another_length_are_refused_by_the_senders_name(name: str, lia
 def test_orders_of_another_size_than_agreed_are_refused(size: int, name: str) -> None:
     """Also of a smaller one: members expand what they were dealt to the agreed size."""
     order = {"vole": Kind.DEAL, "opprf": CircuitKind.CORRELATE}[name]
-    agreement = _agreed(sizes={"hub": 20, "p": 30})
-    change = of_kind("hub", order, lambda _: DEAL.pack(size))
+    agreement = _make_agreement(sizes={"hub": 20, "p": 30})
+    change = change_kind("hub", order, lambda _: DEAL.pack(size))
     with pytest.raises(RemoteProtocolError, match=f"hub orders a vector for {size} IDs.*on 20"):
         _playing(name, change, agreement)
 
@@ -265,7 +267,7 @@ def test_what_was_dealt_another_time_is_refused(name: str) -> None:
         return body if at_member else bytes(DEALING_BYTES) + body[DEALING_BYTES:]
 
     with pytest.raises(RemoteProtocolError, match="hub uses what was dealt another time"):
-        _playing(name, of_kind("dealer", kind, to_the_hub))
+        _playing(name, change_kind("dealer", kind, to_the_hub))
     assert len(lengths) == 2
 
 
@@ -292,10 +294,10 @@ def test_the_hubs_store_solves_as_many_equations_as_the_printed_bound() -> None:
 @pytest.mark.parametrize("backend", [OpprfIntersection, CircuitIntersection])
 def test_the_minimum_stops_no_hub_that_alters_its_share_of_the_count(backend: Any) -> None:
     """As `leaks` of both say: the dealer counts bits that the hub turned over."""
-    agreement = _agreed(minimum_rows=15, output=Output.HUB_ROWS)
+    agreement = _make_agreement(minimum_rows=15, output=Output.HUB_ROWS)
     with pytest.raises(IntersectionTooSmallError):
         _ = Intersection(backend, SETS, agreement).play(refusing=True).aligners["hub"].rows
-    turned = of_kind("hub", CircuitKind.COUNT, lambda body: bytes(255 - byte for byte in body))
+    turned = change_kind("hub", CircuitKind.COUNT, lambda body: bytes(255 - byte for byte in body))
     rows = Intersection(backend, SETS, agreement, change=turned).play().aligners["hub"].rows
     assert sorted(rows) == list(range(10, 20))
     assert any("also below the minimum" in leak for leak in backend.leaks)

@@ -31,7 +31,7 @@ def link(me: str, peer: str, key: RunKey, contract_hash: bytes = CONTRACT) -> Se
     return SealedLink(me=me, peer=peer, run_key=key, contract_hash=contract_hash)
 
 
-def agreed(
+def agree_links(
     first: SealedLink, first_key: RunKey, second: SealedLink, second_key: RunKey
 ) -> tuple[SealedLink, SealedLink]:
     """Both ends, after each heard the other's hello."""
@@ -51,7 +51,7 @@ def ends(**changes: Any) -> tuple[SealedLink, SealedLink]:
     alice = fresh_run_key()
     bob = fresh_run_key()
     usual = {"me": "bob", "peer": "alice", "key": bob}
-    return agreed(link("alice", "bob", alice), alice, link(**{**usual, **changes}), bob)
+    return agree_links(link("alice", "bob", alice), alice, link(**{**usual, **changes}), bob)
 
 
 @given(bodies=st.lists(st.tuples(st.booleans(), st.binary(), st.binary()), max_size=8))
@@ -125,8 +125,8 @@ def test_nobody_else_opens_a_message_and_no_other_contract_or_name() -> None:
             for changes in ({"contract_hash": b"d" * 32}, {"me": "bobby"}, {"peer": "alicia"})
         ),
         # names are framed before they are hashed
-        agreed(link("ab", "c", one), one, link("bc", "a", two), two),
-        agreed(link("alice", "bob", one), one, link("bob", "alice", carol), two),
+        agree_links(link("ab", "c", one), one, link("bc", "a", two), two),
+        agree_links(link("alice", "bob", one), one, link("bob", "alice", carol), two),
     ]
     alice, _ = ends()
 
@@ -173,7 +173,7 @@ def key_and_links(number: int) -> tuple[RunKey, RunKey, list[tuple[SealedLink, S
 def test_one_fresh_hello_is_enough_for_another_key(repeats: str) -> None:
     """Whoever plays a former session's hello again meets other keys: nothing of it opens."""
     alice, bob, ((first, second), (again, other)) = key_and_links(2)
-    agreed(first, alice, second, bob)
+    agree_links(first, alice, second, bob)
     old = first.seal(b"pay", sequence=0, associated=b"")
     back = second.seal(b"paid", sequence=0, associated=b"")
     of_alice = (other, alice, first, old)
@@ -222,7 +222,7 @@ def test_a_hello_is_32_bytes_of_another_party() -> None:
 def test_keys_are_agreed_once() -> None:
     """A second time the numbers, and with the same hello the nonces, would restart."""
     alice, bob, ((first, second),) = key_and_links(1)
-    agreed(first, alice, second, bob)
+    agree_links(first, alice, second, bob)
     with pytest.raises(LocalProtocolError, match="agreed its keys already"):
         first.agree(bob.public, second.hello)
 

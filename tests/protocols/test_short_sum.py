@@ -17,7 +17,7 @@ import pytest
 
 import apfed_protocols as ap
 from apfed_protocols import LocalProtocolError, RemoteProtocolError, SecureSum, SumName, secure_sum
-from tests.contracts.hostile import said_in_a_fork
+from tests.contracts.hostile import run_in_fork
 from tests.refusals import list_unrefused
 from tests.with_crypten import usable
 
@@ -99,12 +99,12 @@ MISUSES: dict[str, Any] = {
         "recoverable", [*NAMES, "d"], to="x", clip=1, threshold=3
     ),
     "hub, which is x and y, alone can read .*Take a sum under masks": lambda: ap.hub_pump(
-        {"x": unmasked().make_receiver(), "y": unmasked().make_combiner()},
+        {"x": make_unmasked_sum().make_receiver(), "y": make_unmasked_sum().make_combiner()},
         print,
         lambda: ("a", b""),
     ),
     "y and x|x and y, alone can read one": lambda: ap.answer_hub(
-        unmasked().make_contributor("a"), b"\0\0\0\5start"
+        make_unmasked_sum().make_contributor("a"), b"\0\0\0\5start"
     ),
     "allow_single_reader of MaskedSum is of type bool": lambda: secure_sum(
         "masked",
@@ -145,9 +145,9 @@ MISUSES: dict[str, Any] = {
         short().make_contributor("a"), b"1", book=ap.BookInMemory()
     ),
     "no role of b": lambda: short().resume_role(
-        "b", put_in_memory(short().make_contributor("a")), bytes(32), book=ap.BookInMemory()
+        "b", suspend_in_memory(short().make_contributor("a")), bytes(32), book=ap.BookInMemory()
     ),
-    "holds shares for the next step": lambda: put_in_memory(
+    "holds shares for the next step": lambda: suspend_in_memory(
         secure_sum("recoverable", NAMES, to="x", clip=1).make_contributor("a")
     ),
     "a hub has the receiver": lambda: ap.hub_pump({}, print, lambda: ("a", b"")),
@@ -164,7 +164,7 @@ def short() -> ap.SumSession:
     return secure_sum("masked", NAMES, to="x", clip=1, session="short")
 
 
-def unmasked() -> ap.SumSession:
+def make_unmasked_sum() -> ap.SumSession:
     return secure_sum("ckks", NAMES, to="x", by="y", clip=1, session="short")
 
 
@@ -191,7 +191,7 @@ def test_misuse_costs_a_session_nothing_and_a_fork_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="d was left out of an earlier step"):
         four({**GOOD, "d": GOOD["a"]})
     if hasattr(os, "fork"):
-        said = said_in_a_fork({"step": lambda: session(GOOD)})
+        said = run_in_fork({"step": lambda: session(GOOD)})
         assert "belongs to the process that made it" in said["step"]
 
 
@@ -233,7 +233,7 @@ def test_a_sum_with_noise_says_nothing_of_numbers_below_the_rounding() -> None:
     assert not warnings_of(lambda: session(dict.fromkeys(NAMES, np.full(4, 1e-5))))
 
 
-def of_norm(norm: float, seed: int = 0, rows: int = 5) -> Any:
+def draw_rows_of_norm(norm: float, seed: int = 0, rows: int = 5) -> Any:
     drawn = np.random.default_rng(seed).normal(size=(rows, 8))
     return norm * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
@@ -244,9 +244,9 @@ def relative_error(found: Any, right: Any) -> float:
 
 def test_an_agreed_clip_has_headroom() -> None:
     session = secure_sum("masked", NAMES, to="x", clip="agree")
-    session({name: of_norm(2.0) for name in NAMES})
+    session({name: draw_rows_of_norm(2.0) for name in NAMES})
     assert session.clip == 8.0
-    assert not warnings_of(lambda: session({name: of_norm(7.9) for name in NAMES}))
+    assert not warnings_of(lambda: session({name: draw_rows_of_norm(7.9) for name in NAMES}))
     assert (session.clip, session.clipping["a"].clipped) == (8.0, 0)
 
 
@@ -261,7 +261,7 @@ def test_a_clip_is_agreed_anew_where_values_outgrow_or_fall_below_it(
     errors: list[float] = []
     for step in range(steps):
         values = {
-            name: of_norm(growth ** (step * 7 / steps), seed=place)
+            name: draw_rows_of_norm(growth ** (step * 7 / steps), seed=place)
             for place, name in enumerate(NAMES)
         }
         warned += warnings_of(lambda given=values: found.append(session(given)))  # type: ignore[misc]
@@ -278,16 +278,16 @@ def test_a_clip_is_agreed_anew_where_values_outgrow_or_fall_below_it(
 def test_one_contributor_moves_the_agreed_clip_by_256_at_most(
     lie: float, seed: int, others: int
 ) -> None:
-    honest = {f"p{place}": of_norm(3.0, seed=seed + place) for place in range(others)}
+    honest = {f"p{place}": draw_rows_of_norm(3.0, seed=seed + place) for place in range(others)}
     names = ["liar", *honest] if seed else [*honest, "liar"]
     session = secure_sum("masked", names, to="x", clip="agree")
-    values = {**honest, "liar": of_norm(lie)}
+    values = {**honest, "liar": draw_rows_of_norm(lie)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ap.ClippingWarning)
         total = session(values)
         session(values)
     assert 4 * 4 <= session.clip <= 256 * 4
-    added = of_norm(session.clip) if lie else 0
+    added = draw_rows_of_norm(session.clip) if lie else 0
     right = sum(honest.values())
     assert relative_error(total - added, right) < 1e-3
     assert {session.clipping[name].clipped for name in honest} == {0}
@@ -298,7 +298,7 @@ def test_a_tiny_size_clips_the_other_of_two_which_is_told_and_nobody_of_three(
     count: int, is_clipped: bool
 ) -> None:
     session = secure_sum("masked", NAMES[:count], to="x", clip="agree")
-    values = {name: of_norm(1e-20 if name == "a" else 1.0) for name in NAMES[:count]}
+    values = {name: draw_rows_of_norm(1e-20 if name == "a" else 1.0) for name in NAMES[:count]}
     said = warnings_of(lambda: session(values))
     assert any(each.startswith("b clipped 5 of 5 rows") for each in said) is is_clipped
     assert any(each.startswith("a: 40 of 40 numbers") for each in said) is not is_clipped
@@ -337,7 +337,7 @@ def play_apart(session_of: Callable[[], ap.SumSession], values: Any) -> list[Any
 
 def test_parties_apart_agree_anew_on_what_one_process_agrees_on() -> None:
     sizes = (1.0, 3.0, 100.0, 100.0, 1e-4)
-    values = [{name: of_norm(size, seed=ord(name)) for name in NAMES} for size in sizes]
+    values = [{name: draw_rows_of_norm(size, seed=ord(name)) for name in NAMES} for size in sizes]
     total, *clips = play_apart(
         lambda: secure_sum("masked", NAMES, to="x", clip="agree", session="s", bits=16), values
     )
@@ -355,7 +355,7 @@ def test_parties_apart_agree_anew_on_what_one_process_agrees_on() -> None:
 def test_messages_that_run_ahead_of_an_agreement_are_kept_for_what_they_belong_to() -> None:
     session = secure_sum("masked", NAMES, to="x", clip="agree", session="s")
     other = secure_sum("masked", NAMES, to="x", clip="agree", session="s")
-    other({name: of_norm(1.5) for name in NAMES})  # settles on the same clip
+    other({name: draw_rows_of_norm(1.5) for name in NAMES})  # settles on the same clip
     ahead = next(iter(other.make_contributor("b").start())).body
     fits = b"\x65"  # what b and c say of the next agreement, which a has not begun
     arriving = iter(
@@ -370,9 +370,9 @@ def test_messages_that_run_ahead_of_an_agreement_are_kept_for_what_they_belong_t
         ]
     )
     links: Any = {"send": lambda *_: None, "receive": lambda: next(arriving)}
-    role = session.join("a", first=of_norm(1.5), **links)
+    role = session.join("a", first=draw_rows_of_norm(1.5), **links)
     assert role.is_finished
-    assert session.agree_anew(role, "a", values=of_norm(1.5), **links) is role
+    assert session.agree_anew(role, "a", values=draw_rows_of_norm(1.5), **links) is role
 
 
 BAD_SIZES = {"nothing": b"", "two bytes": b"\1\1", "no exponent": b"\x65", "a flag": b"\x66"}
@@ -507,7 +507,7 @@ BAD_BOOKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "device": (lambda folder: os.devnull, "no plain file"),
     "no folder": (lambda folder: folder / "none" / "book", "is no book of sealed roles"),
     "garbage": (lambda folder: written(folder, b"no database" * 99), "is no book of sealed roles"),
-    "link": (lambda folder: linked(folder), "is a link"),
+    "link": (lambda folder: make_link(folder), "is a link"),
 }
 
 
@@ -516,12 +516,12 @@ def written(folder: Path, content: bytes) -> Path:
     return folder / "book"
 
 
-def linked(folder: Path) -> Path:
+def make_link(folder: Path) -> Path:
     (folder / "link").symlink_to(folder / "elsewhere")
     return folder / "link"
 
 
-def put_in_memory(role: Any) -> bytes:
+def suspend_in_memory(role: Any) -> bytes:
     return ap.suspend_role(role, bytes(32), book=ap.BookInMemory())
 
 
@@ -569,7 +569,7 @@ def test_a_book_in_memory_serves_nobody_in_a_forked_copy() -> None:
     session, book = short(), ap.BookInMemory()
     sealed = ap.suspend_role(session.make_contributor("a"), bytes(32), book=book)
     action = lambda: session.resume_role("a", sealed, bytes(32), book=book)  # noqa: E731
-    assert "belongs to the process that made it" in said_in_a_fork({"take up": action})["take up"]
+    assert "belongs to the process that made it" in run_in_fork({"take up": action})["take up"]
 
 
 SMALL_BATCH: tuple[tuple[SumName, int, int | None, str], ...] = (

@@ -18,14 +18,14 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import CryptenSum, StepBinding
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.masked import StepSeals
-from tests.contracts.hostile import altered, looks_uniform
+from tests.contracts.hostile import alter_frame, looks_uniform
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
 
 SHAPE = (64, 32)
 
 
 @pytest.fixture
-def played() -> Parties:
+def crypten_parties() -> Parties:
     return Parties(CryptenSum(agreement(3)))
 
 
@@ -48,7 +48,7 @@ def answers(played: Parties, values: list[Any], bound: StepBinding) -> dict[str,
     return {name: played.contributors[name].answer(requests[name]) for name in requests}
 
 
-def _sealed(frame: bytes) -> tuple[bytes, ...]:
+def _list_seals(frame: bytes) -> tuple[bytes, ...]:
     return Frame.parse(frame, sender="peer").blobs
 
 
@@ -58,50 +58,52 @@ def shares_of_the_sum(
     """Return what the active opens, one share of each passive."""
     active = seals(played, "active")
     return [
-        np.frombuffer(active.open(name, bound, SHAPE, _sealed(body)[0]), "<u8")
+        np.frombuffer(active.open(name, bound, SHAPE, _list_seals(body)[0]), "<u8")
         for name, body in answers(played, values, bound).items()
     ]
 
 
-def test_a_party_seals_once_a_step_for_each_peer(played: Parties) -> None:
-    mine = seals(played, played.names[0])
-    bound = played.next()
-    later = played.next()
-    mine.seal(played.names[1], later, SHAPE, b"first")
-    mine.seal(played.names[2], later, SHAPE, b"another peer, another key")
+def test_a_party_seals_once_a_step_for_each_peer(crypten_parties: Parties) -> None:
+    mine = seals(crypten_parties, crypten_parties.names[0])
+    bound = crypten_parties.next()
+    later = crypten_parties.next()
+    mine.seal(crypten_parties.names[1], later, SHAPE, b"first")
+    mine.seal(crypten_parties.names[2], later, SHAPE, b"another peer, another key")
     said = "a nonce is never used twice"
-    cases = [(said, played.names[1], again, SHAPE, b"second") for again in (later, bound)]
+    cases = [(said, crypten_parties.names[1], again, SHAPE, b"second") for again in (later, bound)]
     assert list_unrefused(LocalProtocolError, mine.seal, cases) == []
 
 
-def test_the_active_opens_uniform_shares_that_only_together_make_the_sum(played: Parties) -> None:
+def test_the_active_opens_uniform_shares_that_only_together_make_the_sum(
+    crypten_parties: Parties,
+) -> None:
     values = [np.full(SHAPE, 0.001)] * 3
-    first, second, third = shares_of_the_sum(played, values, played.next())
+    first, second, third = shares_of_the_sum(crypten_parties, values, crypten_parties.next())
     parts = (first, second, third, first + second, second + third, first + third)
     assert [looks_uniform(part) for part in parts] == [True] * 6
     assert np.unique(first + second + third).tolist() == [99]  # 3 * round(0.001 * 32767)
-    again = shares_of_the_sum(played, values, played.next())
+    again = shares_of_the_sum(crypten_parties, values, crypten_parties.next())
     assert (again[0] != first).all()
 
 
 def test_an_active_an_aggregator_and_a_passive_learn_only_the_sum_of_the_other_two(
-    played: Parties,
+    crypten_parties: Parties,
 ) -> None:
     """They take off the shares that the passive held or gave; each remainder is uniform."""
-    bound = played.next()
+    bound = crypten_parties.next()
     small = np.full(SHAPE, 0.001)
-    frames = played.contribute([small, 3 * small, small], bound)
-    requests = played.combiner.ask(frames, bound.digest)
-    traitor = seals(played, "passive_3")
-    active = seals(played, "active")
+    frames = crypten_parties.contribute([small, 3 * small, small], bound)
+    requests = crypten_parties.combiner.ask(frames, bound.digest)
+    traitor = seals(crypten_parties, "passive_3")
+    active = seals(crypten_parties, "active")
     rests = []
     for place, name in enumerate(("passive_1", "passive_2")):
-        held = traitor.open(name, bound, SHAPE, _sealed(requests["passive_3"])[place])
-        gave = seals(played, name).open(
-            "passive_3", bound, SHAPE, _sealed(frames["passive_3"])[place]
+        held = traitor.open(name, bound, SHAPE, _list_seals(requests["passive_3"])[place])
+        gave = seals(crypten_parties, name).open(
+            "passive_3", bound, SHAPE, _list_seals(frames["passive_3"])[place]
         )
-        answer = played.contributors[name].answer(requests[name])
-        opened = np.frombuffer(active.open(name, bound, SHAPE, _sealed(answer)[0]), "<u8")
+        answer = crypten_parties.contributors[name].answer(requests[name])
+        opened = np.frombuffer(active.open(name, bound, SHAPE, _list_seals(answer)[0]), "<u8")
         known = draw_share(held, SHAPE) - draw_share(gave, SHAPE)
         rests.append(opened + known.reshape(-1))
     assert all(map(looks_uniform, rests))
@@ -109,26 +111,28 @@ def test_an_active_an_aggregator_and_a_passive_learn_only_the_sum_of_the_other_t
     assert np.unique(rests[0] + rests[1]).tolist() == [131]
 
 
-def test_crypten_does_the_adding(played: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crypten_does_the_adding(crypten_parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
     from crypten.mpc.primitives import ArithmeticSharedTensor
 
     genuine = ArithmeticSharedTensor.__add__
     add = create_autospec(genuine, side_effect=genuine)
     monkeypatch.setattr(ArithmeticSharedTensor, "__add__", add)
-    played.add(random_values(3))
+    crypten_parties.add(random_values(3))
     added = [tuple(map(type, pair)) for pair, _ in add.call_args_list]
     assert added == [(ArithmeticSharedTensor,) * 2] * 6  # three passives, each three shares
 
 
-def test_a_colluding_aggregator_cannot_join_answers_to_different_messages(played: Parties) -> None:
-    bound = played.next()
+def test_a_colluding_aggregator_cannot_join_answers_to_different_messages(
+    crypten_parties: Parties,
+) -> None:
+    bound = crypten_parties.next()
     other = binding(bound.step, message=1)
-    frames = played.contribute(
-        random_values(3), dict.fromkeys(played.names, bound) | {"passive_1": other}
+    frames = crypten_parties.contribute(
+        random_values(3), dict.fromkeys(crypten_parties.names, bound) | {"passive_1": other}
     )
-    frames["passive_1"] = altered(frames["passive_1"], binding=bound.digest)
-    requests = played.combiner.ask(frames, bound.digest)
-    answer = lambda name: played.contributors[name].answer(requests[name])  # noqa: E731
+    frames["passive_1"] = alter_frame(frames["passive_1"], binding=bound.digest)
+    requests = crypten_parties.combiner.ask(frames, bound.digest)
+    answer = lambda name: crypten_parties.contributors[name].answer(requests[name])  # noqa: E731
     cases = [
         (f"passive_1 sealed for {name} .* different", name) for name in ("passive_2", "passive_3")
     ]
@@ -136,52 +140,56 @@ def test_a_colluding_aggregator_cannot_join_answers_to_different_messages(played
 
 
 @pytest.mark.parametrize("change", ["swap", "repeat", "other recipient", "old step", "drop", "add"])
-def test_a_relay_that_mixes_up_shares_is_refused(played: Parties, change: str) -> None:
+def test_a_relay_that_mixes_up_shares_is_refused(crypten_parties: Parties, change: str) -> None:
     values = random_values(3)
-    before = played.next()
-    old = played.combiner.ask(played.contribute(values, before), before.digest)
-    bound = played.next()
-    requests = dict(played.combiner.ask(played.contribute(values, bound), bound.digest))
-    first, second = _sealed(requests["passive_1"])
+    before = crypten_parties.next()
+    old = crypten_parties.combiner.ask(crypten_parties.contribute(values, before), before.digest)
+    bound = crypten_parties.next()
+    requests = dict(
+        crypten_parties.combiner.ask(crypten_parties.contribute(values, bound), bound.digest)
+    )
+    first, second = _list_seals(requests["passive_1"])
     blobs = {
         "swap": (second, first),
         "repeat": (first, first),
-        "other recipient": (_sealed(requests["passive_3"])[1], second),
-        "old step": (_sealed(old["passive_1"])[0], second),
+        "other recipient": (_list_seals(requests["passive_3"])[1], second),
+        "old step": (_list_seals(old["passive_1"])[0], second),
         "drop": (first,),
         "add": (first, second, second),
     }[change]
     with pytest.raises(RemoteProtocolError, match=r"does not authenticate|relays [13] shares"):
-        played.contributors["passive_1"].answer(altered(requests["passive_1"], blobs=blobs))
-    played.contributors["passive_1"].answer(requests["passive_1"])
+        crypten_parties.contributors["passive_1"].answer(
+            alter_frame(requests["passive_1"], blobs=blobs)
+        )
+    crypten_parties.contributors["passive_1"].answer(requests["passive_1"])
 
 
-def test_an_answer_for_another_step_is_not_opened(played: Parties) -> None:
+def test_an_answer_for_another_step_is_not_opened(crypten_parties: Parties) -> None:
     values = random_values(3)
-    bound = played.next()
-    stale = _sealed(played.combiner.combine(answers(played, values, bound)))
-    again = played.next()
-    fresh = played.combiner.combine(answers(played, values, again))
+    bound = crypten_parties.next()
+    stale = _list_seals(crypten_parties.combiner.combine(answers(crypten_parties, values, bound)))
+    again = crypten_parties.next()
+    fresh = crypten_parties.combiner.combine(answers(crypten_parties, values, again))
     with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-        played.receiver.decode(altered(fresh, blobs=stale), (3, 5), again)
+        crypten_parties.receiver.decode(alter_frame(fresh, blobs=stale), (3, 5), again)
 
 
-def test_a_relay_cannot_turn_a_sum_into_another_shape(played: Parties) -> None:
-    bound = played.next()
-    combined = played.combiner.combine(answers(played, random_values(3), bound))
+def test_a_relay_cannot_turn_a_sum_into_another_shape(crypten_parties: Parties) -> None:
+    bound = crypten_parties.next()
+    combined = crypten_parties.combiner.combine(answers(crypten_parties, random_values(3), bound))
     with pytest.raises(RemoteProtocolError, match=r"sealed for active .* does not authenticate"):
-        played.receiver.decode(altered(combined, rows=5, columns=3), (5, 3), bound)
+        crypten_parties.receiver.decode(alter_frame(combined, rows=5, columns=3), (5, 3), bound)
 
 
-def test_what_a_lying_passive_seals_is_checked(played: Parties) -> None:
-    bound = played.next()
-    frames = played.contribute(random_values(3), bound)
-    short = sealing_again(played, "passive_1").seal("passive_2", bound, (3, 5), b"no key")
-    _, good = _sealed(frames["passive_1"])
-    frames["passive_1"] = altered(frames["passive_1"], blobs=(short, good))
-    requests = played.combiner.ask(frames, bound.digest)
+def test_what_a_lying_passive_seals_is_checked(crypten_parties: Parties) -> None:
+    bound = crypten_parties.next()
+    frames = crypten_parties.contribute(random_values(3), bound)
+    short = sealing_again(crypten_parties, "passive_1").seal("passive_2", bound, (3, 5), b"no key")
+    _, good = _list_seals(frames["passive_1"])
+    frames["passive_1"] = alter_frame(frames["passive_1"], blobs=(short, good))
+    requests = crypten_parties.combiner.ask(frames, bound.digest)
     with pytest.raises(RemoteProtocolError, match="passive_1 sealed 6 bytes, expected a key"):
-        played.contributors["passive_2"].answer(requests["passive_2"])
+        crypten_parties.contributors["passive_2"].answer(requests["passive_2"])
 
 
 @pytest.mark.parametrize(
@@ -191,28 +199,32 @@ def test_what_a_lying_passive_seals_is_checked(played: Parties) -> None:
         (np.full(15, 2**40, "<u8").tobytes(), "beyond the range of its contributions"),
     ],
 )
-def test_what_a_lying_passive_answers_is_checked(played: Parties, share: bytes, error: str) -> None:
-    bound = played.next()
-    given = answers(played, [np.zeros((3, 5))] * 3, bound)
-    sealed = sealing_again(played, "passive_2").seal("active", bound, (3, 5), share)
-    given["passive_2"] = altered(given["passive_2"], blobs=(sealed,))
-    combined = played.combiner.combine(given)
+def test_what_a_lying_passive_answers_is_checked(
+    crypten_parties: Parties, share: bytes, error: str
+) -> None:
+    bound = crypten_parties.next()
+    given = answers(crypten_parties, [np.zeros((3, 5))] * 3, bound)
+    sealed = sealing_again(crypten_parties, "passive_2").seal("active", bound, (3, 5), share)
+    given["passive_2"] = alter_frame(given["passive_2"], blobs=(sealed,))
+    combined = crypten_parties.combiner.combine(given)
     with pytest.raises(RemoteProtocolError, match=error):
-        played.receiver.decode(combined, (3, 5), bound)
+        crypten_parties.receiver.decode(combined, (3, 5), bound)
 
 
-def test_wrong_numbers_of_shares_are_named_by_the_aggregator(played: Parties) -> None:
-    bound = played.next()
-    frames = played.contribute(random_values(3), bound)
-    one = altered(frames["passive_2"], blobs=_sealed(frames["passive_2"])[:1])
+def test_wrong_numbers_of_shares_are_named_by_the_aggregator(crypten_parties: Parties) -> None:
+    bound = crypten_parties.next()
+    frames = crypten_parties.contribute(random_values(3), bound)
+    one = alter_frame(frames["passive_2"], blobs=_list_seals(frames["passive_2"])[:1])
     with pytest.raises(RemoteProtocolError, match="passive_2 sealed 1 shares, expected one for"):
-        played.combiner.ask({**frames, "passive_2": one})
-    bound = played.next()
-    given = answers(played, random_values(3), bound)
-    given["passive_3"] = altered(given["passive_3"], blobs=_sealed(given["passive_3"]) * 2)
+        crypten_parties.combiner.ask({**frames, "passive_2": one})
+    bound = crypten_parties.next()
+    given = answers(crypten_parties, random_values(3), bound)
+    given["passive_3"] = alter_frame(given["passive_3"], blobs=_list_seals(given["passive_3"]) * 2)
     with pytest.raises(RemoteProtocolError, match="passive_3 answered with 2 shares of the sum"):
-        played.combiner.combine(given)
-    again = played.next()
-    told = played.combiner.combine(answers(played, random_values(3), again))
+        crypten_parties.combiner.combine(given)
+    again = crypten_parties.next()
+    told = crypten_parties.combiner.combine(answers(crypten_parties, random_values(3), again))
     with pytest.raises(RemoteProtocolError, match="gathered 2 shares of the sum, expected 3"):
-        played.receiver.decode(altered(told, blobs=_sealed(told)[:2]), (3, 5), again)
+        crypten_parties.receiver.decode(
+            alter_frame(told, blobs=_list_seals(told)[:2]), (3, 5), again
+        )

@@ -41,18 +41,18 @@ from apfed_protocols.sums.seal_cipher import (
 )
 
 
-def fixed_point(passives: int, bits: int = 16) -> FixedPoint:
+def make_fixed_point(passives: int, bits: int = 16) -> FixedPoint:
     return FixedPoint(clip_norm=1.0, bits=bits, contributors=passives)
 
 
 def test_the_published_parameters() -> None:
-    found = solve_ckks(fixed_point(16))
+    found = solve_ckks(make_fixed_point(16))
     assert (found.bits, found.packing.fields, found.packing.field_bits) == (19, 2, 20)
     assert found.primes == (60, 49)
-    assert solve_ckks(fixed_point(8)).primes == (60,)  # the noise fits without the other
-    assert solve_ckks(fixed_point(23)).packing.fields == 2
-    assert solve_ckks(fixed_point(24)).packing.fields == 1
-    assert solve_bfv(fixed_point(65)).packing.fields == 1
+    assert solve_ckks(make_fixed_point(8)).primes == (60,)  # the noise fits without the other
+    assert solve_ckks(make_fixed_point(23)).packing.fields == 2
+    assert solve_ckks(make_fixed_point(24)).packing.fields == 1
+    assert solve_bfv(make_fixed_point(65)).packing.fields == 1
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_the_published_parameters() -> None:
     [(2, 2048, 54, 41), (16, 2048, 54, 40), (17, 4096, 60, 45), (64, 4096, 60, 44)],
 )
 def test_the_published_parameters_of_bfv(passives: int, degree: int, prime: int, bits: int) -> None:
-    fast = solve_bfv(fixed_point(passives))
+    fast = solve_bfv(make_fixed_point(passives))
     assert (fast.primes, fast.bits, fast.degree) == ((prime,), bits, degree)
     assert (fast.packing.fields, fast.packing.slots) == (2, degree)
 
 
 @pytest.mark.parametrize(("passives", "most"), [(2, 19), (3, 18), (10, 16)])
 def test_the_smaller_ring_of_bfv_carries_so_many_bits_and_no_more(passives: int, most: int) -> None:
-    assert solve_bfv(fixed_point(passives, most)).degree == SMALL_DEGREE
-    assert solve_bfv(fixed_point(passives, most + 1)).degree == DEGREE
+    assert solve_bfv(make_fixed_point(passives, most)).degree == SMALL_DEGREE
+    assert solve_bfv(make_fixed_point(passives, most + 1)).degree == DEGREE
 
 
 @pytest.mark.parametrize(("degree", "most"), [(SMALL_DEGREE, 54), (DEGREE, 109)])
@@ -85,7 +85,7 @@ def test_seal_takes_no_larger_modulus_in_a_ring(degree: int, most: int) -> None:
 @pytest.mark.parametrize("passives", [2, 10])
 def test_the_noise_limit_of_the_smaller_ring_is_real(passives: int, more: int, exact: bool) -> None:
     """The largest numbers decrypt in it; of a plain modulus of four bits more they do not."""
-    found = solve_bfv(fixed_point(passives))
+    found = solve_bfv(make_fixed_point(passives))
     highest = np.full((1, SMALL_DEGREE), 2 ** (found.bits - 1) // passives - 1)
     cipher = BfvCipher(found.primes, found.bits + more, found.degree)
     keys = cipher.key_pair()
@@ -96,7 +96,7 @@ def test_the_noise_limit_of_the_smaller_ring_is_real(passives: int, more: int, e
 
 @pytest.mark.parametrize("values", [1, 5, 4080, 4096, 4097])
 def test_only_coefficients_that_hold_numbers_are_sent(values: int) -> None:
-    found = solve_bfv(fixed_point(2))
+    found = solve_bfv(make_fixed_point(2))
     cipher = BfvCipher(found.primes, found.bits, found.degree)
     keys = cipher.key_pair()
     numbers = np.arange(values) - 7
@@ -121,7 +121,7 @@ def test_only_coefficients_that_hold_numbers_are_sent(values: int) -> None:
 @pytest.mark.parametrize("passives", [1, 2, 7, 64, 1024])
 @pytest.mark.parametrize("bits", [2, 8, 16, 24])
 def test_every_sum_that_is_accepted_has_room(passives: int, bits: int) -> None:
-    wanted = fixed_point(passives, bits)
+    wanted = make_fixed_point(passives, bits)
     one = wanted.limit
     two = wanted.limit * (1 + 2**wanted.field_bits)
     found = solve_ckks(wanted)
@@ -137,14 +137,14 @@ def test_every_sum_that_is_accepted_has_room(passives: int, bits: int) -> None:
 
 def test_margins_are_exceeded_once_in_2_to_the_40_slots() -> None:
     """The tails of the error's distribution, from the deviation that the solver reports."""
-    switched = solve_ckks(fixed_point(16))
-    fresh = solve_ckks(fixed_point(8))
+    switched = solve_ckks(make_fixed_point(16))
+    fresh = solve_ckks(make_fixed_point(8))
     assert (len(switched.primes), len(fresh.primes)) == (2, 1)
     laplace = switched.deviation * 2**switched.bits / slot_noise(16)
     assert math.exp(-math.sqrt(2) * laplace) < 2**-40
     two_products = fresh.deviation * 2**fresh.bits / fresh_slot_noise(8)
     assert (1 + two_products) * math.exp(-2 * two_products) < 2**-40
-    found = solve_bfv(fixed_point(64))
+    found = solve_bfv(make_fixed_point(64))
     deviation = fresh_noise(64)
     gaussian = 2 ** (found.primes[0] - 1 - found.bits) / deviation
     assert math.erfc(gaussian / math.sqrt(2)) < 2**-40
@@ -161,7 +161,7 @@ def slots_of_sum(found: Headroom, slot: int, addends: int = 1) -> NDArray[np.flo
 
 def test_one_bit_more_scale_wraps_around() -> None:
     """The solver leaves less than one bit of the modulus unused."""
-    wanted = fixed_point(7)
+    wanted = make_fixed_point(7)
     found = solve_ckks(wanted)
     one = wanted.levels * (1 + 2**found.packing.field_bits)
     exact = slots_of_sum(found, one, 7)
@@ -172,7 +172,7 @@ def test_one_bit_more_scale_wraps_around() -> None:
 
 def test_the_noise_limit_of_the_scale_is_real() -> None:
     """The solver stays twenty deviations below the tolerance; four bits less leave three."""
-    found = solve_ckks(fixed_point(16))
+    found = solve_ckks(make_fixed_point(16))
     slots = slots_of_sum(found, 1, 16)
     assert (nearest_integers(slots, sender="the test") == 16).all()
     slots = slots_of_sum(replace(found, bits=found.bits - 4), 1, 16)
@@ -182,7 +182,7 @@ def test_the_noise_limit_of_the_scale_is_real() -> None:
 
 @pytest.mark.parametrize(("passives", "model"), [(16, slot_noise), (2, fresh_slot_noise)])
 def test_the_noise_model_is_the_measured_one(passives: int, model: Callable[[int], float]) -> None:
-    found = solve_ckks(fixed_point(passives))
+    found = solve_ckks(make_fixed_point(passives))
     error = (slots_of_sum(found, 12345) - 12345) * 2.0**found.bits
     more = (slots_of_sum(found, -7) + 7) * 2.0**found.bits
     measured = np.concatenate([error, more]).std() / model(1)
@@ -202,7 +202,7 @@ def coefficients_of_sum(
 @pytest.mark.parametrize(("more", "exact"), [(0, True), (4, False)])
 def test_the_noise_limit_of_the_plain_modulus_is_real(more: int, exact: bool) -> None:
     """The solver stays ten deviations below q / 2t; four bits more leave less than one."""
-    found = solve_bfv(fixed_point(64))
+    found = solve_bfv(make_fixed_point(64))
     coefficients = np.random.default_rng(0).integers(-(2**36), 2**36, 4096)
     total = coefficients_of_sum(found.bits + more, coefficients, 64)
     assert np.array_equal(total, 64 * coefficients) == exact
@@ -211,9 +211,9 @@ def test_the_noise_limit_of_the_plain_modulus_is_real(more: int, exact: bool) ->
 @pytest.mark.parametrize(("bits", "exact"), [(16, True), (17, False)])
 def test_one_bit_more_a_value_wraps_around(bits: int, exact: bool) -> None:
     """64 passives: two fields of 16-bit values just fit; of 17 bits the solver takes one."""
-    plain_bits = solve_bfv(fixed_point(64)).bits
+    plain_bits = solve_bfv(make_fixed_point(64)).bits
     assert plain_bits == 44
-    wanted = fixed_point(64, bits)
+    wanted = make_fixed_point(64, bits)
     assert solve_bfv(wanted).packing.fields == (2 if exact else 1)
     packing = Packing(fields=2, field_bits=wanted.field_bits, slots=4096)
     highest = packing.pack_fields(np.full(8192, wanted.levels, dtype=np.int64))[0]
@@ -303,7 +303,7 @@ def test_the_noise_is_as_large_as_seals(kind: type[BfvCipher]) -> None:
     assert math.floor(least) <= min(budgets) <= max(budgets) <= math.ceil(most)
 
 
-def in_coefficients(cipher: BfvCipher, ciphertext: Any) -> NDArray[np.int64]:
+def compute_coefficients_of(cipher: BfvCipher, ciphertext: Any) -> NDArray[np.int64]:
     """The two polynomials of a ciphertext that is a product in SEAL's transformed form."""
     vars(cipher)["_evaluator"].transform_from_ntt_inplace(ciphertext)
     with scratch_file() as scratch:
@@ -327,11 +327,11 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
     drawn: dict[str, list[NDArray[np.int64]]] = {"ternary": [], "centred_binomial": []}
     for name, draw in (("ternary", ternary), ("centred_binomial", centred_binomial)):
 
-        def recorded(count: int, name: str = name, draw: Any = draw) -> NDArray[np.int64]:
+        def record_draws(count: int, name: str = name, draw: Any = draw) -> NDArray[np.int64]:
             drawn[name].append(draw(count))
             return drawn[name][-1].copy()
 
-        monkeypatch.setattr(f"apfed_protocols.sums.homomorphic.{name}", recorded)
+        monkeypatch.setattr(f"apfed_protocols.sums.homomorphic.{name}", record_draws)
     cipher = BfvCipher(*RECIPE)
     keys = cipher.key_pair()
     q = cipher.residues.modulus
@@ -343,7 +343,7 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
     e_V2N = np.concatenate(drawn["centred_binomial"]).reshape(3, 2, 4096)
     assert len(np.unique(u_VN, axis=0)) == 3
     assert len(np.unique(e_V2N.reshape(6, 4096), axis=0)) == 6
-    key_2N = in_coefficients(cipher, keys.public_key.data())
+    key_2N = compute_coefficients_of(cipher, keys.public_key.data())
     sent_V2N = [cipher.residues.parse(blob, sender="the test").reshape(2, -1) for blob in blobs]
     expected_V2N = [
         [(times_ternary(half, u_N, q) + e_N) % q for half, e_N in zip(key_2N, e_2N, strict=True)]

@@ -31,41 +31,41 @@ def choice(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def played(choice: str) -> Parties:
+def sum_roles(choice: str) -> Parties:
     return parties(choice)
 
 
 @pytest.fixture(scope="module")
-def cipher(played: Parties) -> SealCipher:
-    return described(played).cipher
+def cipher(sum_roles: Parties) -> SealCipher:
+    return get_sum(sum_roles).cipher
 
 
-def described(played: Parties) -> HomomorphicSum:
+def get_sum(played: Parties) -> HomomorphicSum:
     assert isinstance(played.sum, HomomorphicSum)
     return played.sum
 
 
 def constant(played: Parties, slot: int) -> NDArray[np.int64]:
-    return np.full((1, described(played).packing.slots), slot)
+    return np.full((1, get_sum(played).packing.slots), slot)
 
 
-def test_nobody_but_the_active_can_decrypt(played: Parties, cipher: SealCipher) -> None:
+def test_nobody_but_the_active_can_decrypt(sum_roles: Parties, cipher: SealCipher) -> None:
     blobs = Frame.parse(
-        played.contribute(random_values(3), played.next())["passive_1"], sender="passive_1"
+        sum_roles.contribute(random_values(3), sum_roles.next())["passive_1"], sender="passive_1"
     ).blobs
-    own = vars(played.receiver)["_context"]
-    last = described(played).count_last(random_values(3)[0].size)
+    own = vars(sum_roles.receiver)["_context"]
+    last = get_sum(sum_roles).count_last(random_values(3)[0].size)
     decrypt = partial(cipher.decrypt, sender="passive_1", last=last)
     assert np.abs(decrypt(own, blobs, 1)).max() > 1000
-    contexts = [vars(role)["_key"] for role in played.contributors.values()]
+    contexts = [vars(role)["_key"] for role in sum_roles.contributors.values()]
     assert [context.decryptor for context in contexts] == [None] * 3
     cases = [("SEAL cannot decrypt", context, blobs, 1) for context in contexts]
     assert list_unrefused(RemoteProtocolError, decrypt, cases) == []
 
 
-def test_the_aggregator_holds_no_key_of_any_kind(played: Parties) -> None:
-    assert not any(isinstance(held, SealContext) for held in vars(played.combiner).values())
-    assert set(vars(played.combiner)) == {"_add", "_frames", "_setup", "_set_up"}
+def test_the_aggregator_holds_no_key_of_any_kind(sum_roles: Parties) -> None:
+    assert not any(isinstance(held, SealContext) for held in vars(sum_roles.combiner).values())
+    assert set(vars(sum_roles.combiner)) == {"_add", "_frames", "_setup", "_set_up"}
 
 
 def test_setup_sends_the_public_key_to_passives_only(choice: str) -> None:
@@ -76,19 +76,19 @@ def test_setup_sends_the_public_key_to_passives_only(choice: str) -> None:
     assert all(size > 30_000 for size in sizes.values())
 
 
-def test_only_residues_cross_the_wire(played: Parties, cipher: SealCipher) -> None:
+def test_only_residues_cross_the_wire(sum_roles: Parties, cipher: SealCipher) -> None:
     """No header, parameter or compression of SEAL's: their sizes are known before they come."""
-    contributions = played.contribute(random_values(3, (100, 50)), played.next())
-    frames = (*contributions.values(), played.combiner.combine(contributions))
+    contributions = sum_roles.contribute(random_values(3, (100, 50)), sum_roles.next())
+    frames = (*contributions.values(), sum_roles.combiner.combine(contributions))
     blobs = [Frame.parse(frame, sender="peer").blobs for frame in frames]
-    assert {len(own) for own in blobs} == {described(played).packing.count_vectors(5000)}
-    last = described(played).count_last(5000)
+    assert {len(own) for own in blobs} == {get_sum(sum_roles).packing.count_vectors(5000)}
+    last = get_sum(sum_roles).count_last(5000)
     counts = [cipher.residues.count] * (len(blobs[0]) - 1)
     counts.append(cipher.residues.count if last is None else cipher.degree + last)
     for own in blobs:
         for blob, count in zip(own, counts, strict=True):
             assert cipher.residues.parse(blob, sender="peer", count=count).size == count
-    assert cipher.residues.width == (8 if played.sum.name == "ckks" else 7)
+    assert cipher.residues.width == (8 if sum_roles.sum.name == "ckks" else 7)
 
 
 def test_another_format_of_seal_is_our_own_fault(cipher: SealCipher) -> None:
@@ -101,12 +101,12 @@ def test_another_format_of_seal_is_our_own_fault(cipher: SealCipher) -> None:
 
 
 def test_a_temporary_file_serves_where_memory_has_no_path(
-    played: Parties, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    sum_roles: Parties, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     values = random_values(3, seed=5)
-    usual = played.add(values)
+    usual = sum_roles.add(values)
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    assert np.array_equal(played.add(values), usual)
+    assert np.array_equal(sum_roles.add(values), usual)
     assert capfd.readouterr() == ("", ""), "nothing is printed"
 
 
@@ -155,7 +155,7 @@ def test_an_altered_sum_is_refused(change: str, choice: str, cipher: SealCipher)
     body = played.combiner.combine(played.contribute([np.ones((8, 1))] * 3, bound))
     frame = Frame.parse(body, sender="aggregator")
     if change == "doubled":
-        last = described(played).count_last(8)
+        last = get_sum(played).count_last(8)
         doubled = cipher.add_ciphertexts({"a": frame.blobs, "b": frame.blobs}, 1, last)
         altered = replace(frame, blobs=tuple(doubled))
     else:
@@ -164,10 +164,10 @@ def test_an_altered_sum_is_refused(change: str, choice: str, cipher: SealCipher)
         played.receiver.decode(altered.pack(), altered.shape, bound)
 
 
-def test_damaged_ciphertexts_are_refused(played: Parties, cipher: SealCipher) -> None:
-    context = vars(played.receiver)["_context"]
-    slots = described(played).packing.slots
-    (good,) = cipher.encrypt(context, constant(played, 1))
+def test_damaged_ciphertexts_are_refused(sum_roles: Parties, cipher: SealCipher) -> None:
+    context = vars(sum_roles.receiver)["_context"]
+    slots = get_sum(sum_roles).packing.slots
+    (good,) = cipher.encrypt(context, constant(sum_roles, 1))
     assert cipher.decrypt(context, [good], 1, sender="peer").size == slots
     cases = [
         ("has 0 bytes, expected", [b""]),
@@ -189,10 +189,12 @@ def test_residues_end_below_the_modulus(cipher: SealCipher) -> None:
 
 
 @pytest.mark.parametrize("passives", [2, 40])
-def test_residues_add_as_seal_adds_them(played: Parties, cipher: SealCipher, passives: int) -> None:
+def test_residues_add_as_seal_adds_them(
+    sum_roles: Parties, cipher: SealCipher, passives: int
+) -> None:
     """Many addends of 60 bits exceed a word unless each addition is reduced."""
-    context = vars(played.receiver)["_context"]
-    parts = {str(k): cipher.encrypt(context, constant(played, 1)) for k in range(passives)}
+    context = vars(sum_roles.receiver)["_context"]
+    parts = {str(k): cipher.encrypt(context, constant(sum_roles, 1)) for k in range(passives)}
     ours = cipher.load_ciphertexts(cipher.add_ciphertexts(parts, 1), 1, sender="us")
     theirs = cipher.load_ciphertexts(parts.pop("0"), 1, sender="0")
     evaluator = vars(cipher)["_evaluator"]
@@ -209,7 +211,7 @@ def test_leaving_a_passive_out_shows_under_masks_and_nowhere_else(choice: str) -
     bodies = played.contribute(values, bound)
     frames = [Frame.parse(body, sender=name) for name, body in bodies.items()]
     kept = {"passive_1": frames[0].blobs, "passive_2": frames[1].blobs}
-    blobs = described(played).cipher.add_ciphertexts(kept, 1, described(played).count_last(4))
+    blobs = get_sum(played).cipher.add_ciphertexts(kept, 1, get_sum(played).count_last(4))
     altered = vars(played.combiner)["_frames"].sum_of(frames, blobs)
     if played.sum.masks == "pairwise":
         with pytest.raises(RemoteProtocolError, match="lies beyond the range"):

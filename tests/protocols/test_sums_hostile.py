@@ -37,7 +37,7 @@ from collections import Counter
 import numpy as np
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums.homomorphic import Encrypter
-from tests.contracts.hostile import genuine_key, mutated, residues_of, setup_with
+from tests.contracts.hostile import genuine_key, mutate_bytes, residues_of, setup_with
 from tests.contracts.sum_parties import Rearmed
 from tests.contracts.sum_parties import Parties, agreement, make
 
@@ -46,7 +46,7 @@ rng = random.Random(choice)
 
 
 def mutate(data):
-    return mutated(rng, data)
+    return mutate_bytes(rng, data)
 
 
 played = Parties(make(choice, agreement(2)))
@@ -171,7 +171,7 @@ def _homomorphic(choice: str) -> HomomorphicSum:
 
 
 @pytest.fixture(scope="module", params=SUMS)
-def described(request: pytest.FixtureRequest) -> HomomorphicSum:
+def homomorphic_sum(request: pytest.FixtureRequest) -> HomomorphicSum:
     return SUMS[request.param]()
 
 
@@ -183,7 +183,7 @@ def taken(described: HomomorphicSum, key: bytes | Residues) -> Encrypter:
     return passive
 
 
-def filled(rows: slice, columns: slice = slice(None), like: Any = 0) -> Any:
+def make_key_change(rows: slice, columns: slice = slice(None), like: Any = 0) -> Any:
     """Make a change of a key: these residues are one number, or others of the key."""
 
     def change(residues: Residues) -> Residues:
@@ -201,53 +201,57 @@ def degenerate(rows: int, columns: int) -> dict[str, Callable[[Residues], Residu
     """Return changes to all-zero keys and the like, for so many rows of residues."""
     b, a = HALVES[rows]
     return {
-        "zeroed": filled(ALL),
-        "without a": filled(a),
-        "without b": filled(b),
-        "one modulus of a zero": filled(slice(-1, None)),
-        "partly zero": filled(ALL, slice(columns // 8)),
-        "constant": filled(ALL, ALL, lambda key: key[:, :1]),
-        "few values": filled(ALL, slice(columns // 2), lambda key: key[:, columns // 2 :]),
-        "equal": filled(a, ALL, lambda key: key[b]),
+        "zeroed": make_key_change(ALL),
+        "without a": make_key_change(a),
+        "without b": make_key_change(b),
+        "one modulus of a zero": make_key_change(slice(-1, None)),
+        "partly zero": make_key_change(ALL, slice(columns // 8)),
+        "constant": make_key_change(ALL, ALL, lambda key: key[:, :1]),
+        "few values": make_key_change(ALL, slice(columns // 2), lambda key: key[:, columns // 2 :]),
+        "equal": make_key_change(a, ALL, lambda key: key[b]),
     }
 
 
-def test_a_degenerate_public_key_is_refused(described: HomomorphicSum) -> None:
+def test_a_degenerate_public_key_is_refused(homomorphic_sum: HomomorphicSum) -> None:
     """It would put a contribution on the wire with its noise alone over it."""
-    key = genuine_key(described)
-    two = len(described.cipher.moduli) == 2
-    assert two == (described.list_parameters()["primes"] == [60, 49])
+    key = genuine_key(homomorphic_sum)
+    two = len(homomorphic_sum.cipher.moduli) == 2
+    assert two == (homomorphic_sum.list_parameters()["primes"] == [60, 49])
     said = "the public key from active is no RLWE key"
     changes = degenerate(*residues_of(key).shape).values()
-    cases = [(said, described, change(residues_of(key))) for change in changes]
+    cases = [(said, homomorphic_sum, change(residues_of(key))) for change in changes]
     assert list_unrefused(RemoteProtocolError, taken, cases) == []
 
 
-def test_a_genuine_key_is_taken(described: HomomorphicSum) -> None:
+def test_a_genuine_key_is_taken(homomorphic_sum: HomomorphicSum) -> None:
     """So the refusals are of what is in the keys, not of how the test sends them."""
-    residues = residues_of(genuine_key(described))
-    assert taken(described, residues).contribute(np.ones((2, 3)), sum_parties.binding(1))
+    residues = residues_of(genuine_key(homomorphic_sum))
+    assert taken(homomorphic_sum, residues).contribute(np.ones((2, 3)), sum_parties.binding(1))
 
 
-def test_what_are_no_residues_is_refused(described: HomomorphicSum) -> None:
-    rows = residues_of(genuine_key(described))
+def test_what_are_no_residues_is_refused(homomorphic_sum: HomomorphicSum) -> None:
+    rows = residues_of(genuine_key(homomorphic_sum))
     said = "the public key from active"
     cases = [
-        (rf"{said} has \d+ bytes, expected \d+", described, rows[:-1]),
-        (rf"{said} has \d+ bytes, expected \d+", described, np.append(rows, rows[-1:], axis=0)),
-        (f"{said} holds numbers beyond the modulus", described, rows + np.uint64(2**60)),
+        (rf"{said} has \d+ bytes, expected \d+", homomorphic_sum, rows[:-1]),
+        (
+            rf"{said} has \d+ bytes, expected \d+",
+            homomorphic_sum,
+            np.append(rows, rows[-1:], axis=0),
+        ),
+        (f"{said} holds numbers beyond the modulus", homomorphic_sum, rows + np.uint64(2**60)),
     ]
     assert list_unrefused(RemoteProtocolError, taken, cases) == []
 
 
 def test_what_seal_refuses_when_it_encrypts_shows_at_the_setup(
-    described: HomomorphicSum, monkeypatch: pytest.MonkeyPatch
+    homomorphic_sum: HomomorphicSum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = genuine_key(described)
+    key = genuine_key(homomorphic_sum)
     fails = RuntimeError("result ciphertext is transparent")
-    monkeypatch.setattr(type(described.cipher), "encrypt", Mock(side_effect=fails))
+    monkeypatch.setattr(type(homomorphic_sum.cipher), "encrypt", Mock(side_effect=fails))
     with pytest.raises(RemoteProtocolError, match="SEAL refuses the public key from active"):
-        taken(described, key)
+        taken(homomorphic_sum, key)
 
 
 @cache
@@ -261,7 +265,7 @@ def powers_of_x(degree: int, modulus: int) -> tuple[int, ...]:
     return tuple(pow(smallest, power, modulus) for power in odd)
 
 
-def transformed(terms: dict[int, int], degree: int, modulus: int) -> Residues:
+def make_transformed(terms: dict[int, int], degree: int, modulus: int) -> Residues:
     """Return the polynomial with these coefficients by power of X, as SEAL keeps it."""
     values = [
         sum(factor * pow(x, power, modulus) for power, factor in terms.items()) % modulus
@@ -285,11 +289,13 @@ def small(degree: int, modulus: int, *, bits: int, seed: int) -> Residues:
     return total.astype(np.uint64)
 
 
-def test_coefficients_are_those_of_the_polynomial(described: HomomorphicSum) -> None:
-    degree = described.cipher.degree
-    modulus = described.cipher.moduli[0]
+def test_coefficients_are_those_of_the_polynomial(homomorphic_sum: HomomorphicSum) -> None:
+    degree = homomorphic_sum.cipher.degree
+    modulus = homomorphic_sum.cipher.moduli[0]
     terms = {0: 5, 3: modulus - 7, degree - 1: modulus // 3}
-    found_PN = compute_coefficients(np.stack([transformed(terms, degree, modulus)] * 2), modulus)
+    found_PN = compute_coefficients(
+        np.stack([make_transformed(terms, degree, modulus)] * 2), modulus
+    )
     assert (found_PN[0] == found_PN[1]).all()
     sizes = sorted(min(int(number), modulus - int(number)) for number in found_PN[0] if number)
     assert sizes == sorted(min(number, modulus - number) for number in terms.values())
@@ -299,8 +305,10 @@ HIDDEN: dict[str, Callable[[Residues, int], Residues]] = {
     "b = -a": lambda rows, q: np.stack([rows[0], (q - rows[0]) % q]),
     "b = -a + 1": lambda rows, q: np.stack([rows[0], (q + 1 - rows[0]) % q]),
     "counting": lambda rows, q: np.stack([np.arange(rows.shape[1]), rows[1]]).astype(np.uint64),
-    "sparse b": lambda rows, q: np.stack([transformed({1: 1}, rows.shape[1], q), rows[1]]),
-    "sparse a": lambda rows, q: np.stack([rows[0], transformed({3: 9, 5: 2}, rows.shape[1], q)]),
+    "sparse b": lambda rows, q: np.stack([make_transformed({1: 1}, rows.shape[1], q), rows[1]]),
+    "sparse a": lambda rows, q: np.stack(
+        [rows[0], make_transformed({3: 9, 5: 2}, rows.shape[1], q)]
+    ),
     "small b": lambda rows, q: np.stack([small(rows.shape[1], q, bits=20, seed=2), rows[1]]),
     "b = a + small": lambda rows, q: np.stack(
         [(rows[1] + small(rows.shape[1], q, bits=20, seed=2)) % np.uint64(q), rows[1]]
@@ -337,7 +345,7 @@ def limit(played: sum_parties.Parties) -> int:
     return FixedPoint.from_agreement(played.sum.agreement).limit
 
 
-def held_sum(played: sum_parties.Parties) -> tuple[Frame, tuple[bytes, ...], int]:
+def make_sum_frame(played: sum_parties.Parties) -> tuple[Frame, tuple[bytes, ...], int]:
     """A sum's frame, the blobs that an aggregator asks about, and the first number in them.
 
     Under encryption alone that is one passive's contribution in place of the sum.
@@ -360,11 +368,11 @@ def test_reactions_to_altered_sums_would_tell_a_number_and_end_with_the_first_re
 ) -> None:
     """Whoever could ask on reads it in 18 questions, without the active."""
     played = sum_parties.fresh_parties(choice)
-    frame, blobs, number = held_sum(played)
+    frame, blobs, number = make_sum_frame(played)
     reactions = sum_parties.Reactions(played, sum_parties.Rearmed(played.receiver), frame)
 
     def takes_with(offset: int) -> bool:
-        return reactions.takes(*sum_parties.shifted(played, blobs, offset))
+        return reactions.takes(*sum_parties.shift_sum(played, blobs, offset))
 
     assert sum_parties.number_from_reactions(limit(played), takes_with) == number
     assert reactions.refused > 1
@@ -401,14 +409,14 @@ def test_every_new_session_about_the_same_values_tells_one_reaction_more(
     it has bits.
     """
     first = sum_parties.Parties(sum_parties.make(choice, sum_parties.agreement(3, bits=bits)))
-    _, _, number = held_sum(first)
+    _, _, number = make_sum_frame(first)
     sessions = []
 
     def takes_with(offset: int) -> bool:
         played = sum_parties.Parties(first.sum)
-        frame, blobs, _ = held_sum(played)
+        frame, blobs, _ = make_sum_frame(played)
         sessions.append(played)
-        asked = replace(frame, blobs=sum_parties.shifted(played, blobs, offset)).pack()
+        asked = replace(frame, blobs=sum_parties.shift_sum(played, blobs, offset)).pack()
         try:
             played.receiver.decode(asked, SHAPE, sum_parties.binding(frame.step))
         except RemoteProtocolError:
@@ -441,7 +449,7 @@ def enlarge(body: bytes) -> bytes:
     return replace(Frame.parse(body, sender="a peer"), rows=ROWS, columns=COLUMNS).pack()
 
 
-def play_enlarged(choice: str) -> None:
+def play_with_large_shapes(choice: str) -> None:
     """Play a step whose contributors all say that they add 2^31 values each."""
     played = sum_parties.fresh_parties(choice)
     bound = played.next()
@@ -453,7 +461,7 @@ def play_enlarged(choice: str) -> None:
 @pytest.mark.parametrize("choice", sum_parties.CHOICES)
 def test_a_frame_that_says_more_than_it_holds_takes_no_memory(choice: str) -> None:
     with traced() as peak, pytest.raises(RemoteProtocolError):
-        play_enlarged(choice)
+        play_with_large_shapes(choice)
     assert peak() < 2**23
 
 
@@ -482,7 +490,7 @@ def test_no_sum_is_of_more_contributors() -> None:
         sum_parties.agreement(1025)
 
 
-def described_with(name: str, bits: int) -> SecureSum:
+def make_sum_with(name: str, bits: int) -> SecureSum:
     return sum_parties.make(name, sum_parties.agreement(3, bits=bits))
 
 
@@ -492,8 +500,8 @@ def test_how_many_sessions_tell_a_number_is_said_of_the_bits_that_are_used(
     name: str, default: bool
 ) -> None:
     """With three contributors, at the bits of gradients and at those of votes and of noise."""
-    bits = choose_bits(lambda bits: described_with(name, bits)) if default else USUAL_BITS
-    described = described_with(name, bits)
+    bits = choose_bits(lambda bits: make_sum_with(name, bits)) if default else USUAL_BITS
+    described = make_sum_with(name, bits)
     names_step = "a ciphertext names no step" not in described.leaks.altered
     assert names_step is (described.scheme not in ("ckks", "bfv"))
     count = described.fixed_point.number_bits
@@ -513,7 +521,7 @@ def test_the_page_says_the_same() -> None:
     assert said
     *pairs, sessions = map(int, said.groups())
     found = [
-        described_with("plain + pairwise masks", bits).fixed_point.number_bits
+        make_sum_with("plain + pairwise masks", bits).fixed_point.number_bits
         for bits in pairs[1::2]
     ]
     assert pairs[::2] == found

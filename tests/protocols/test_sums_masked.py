@@ -11,7 +11,7 @@ from apfed_protocols.randomness import keystream
 from apfed_protocols.sums import MaskedBfvSum, MaskedSum, RecoverableSum, StepBinding
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.masked import MaskedReceiver, PairwiseSeeds, add_keystream
-from tests.contracts.hostile import altered, looks_uniform
+from tests.contracts.hostile import alter_frame, looks_uniform
 from tests.contracts.sum_parties import Parties, agreement, binding, fresh_parties, parties
 from tests.refusals import list_unrefused
 
@@ -92,7 +92,7 @@ def test_an_equivocating_active_with_the_aggregator_gets_noise(choice: str) -> N
     opened = sum(seen_by_active(played, frames, told), np.zeros(1, np.uint64))
     assert uniform(opened, played)
     if played.sum.rounds == 1:
-        forged = {name: altered(frame, binding=bound.digest) for name, frame in frames.items()}
+        forged = {name: alter_frame(frame, binding=bound.digest) for name, frame in frames.items()}
         with pytest.raises(RemoteProtocolError, match="the passives answered different messages"):
             played.receiver.decode(played.combine(forged), SHAPE, bound)
 
@@ -137,9 +137,9 @@ def test_setup_takes_one_good_key_of_each_peer(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RemoteProtocolError, match="expects one from each of passive_2, passive_3"):
         first.receive("aggregator", good)
     cases = [
-        ("no mask key of 32 bytes", "passive_2", altered(good, blobs=(b"",))),
-        ("no mask key of 32 bytes", "passive_2", altered(good, blobs=(bytes(31),))),
-        ("low order", "passive_2", altered(good, blobs=(bytes(32),))),
+        ("no mask key of 32 bytes", "passive_2", alter_frame(good, blobs=(b"",))),
+        ("no mask key of 32 bytes", "passive_2", alter_frame(good, blobs=(bytes(31),))),
+        ("low order", "passive_2", alter_frame(good, blobs=(bytes(32),))),
     ]
     assert list_unrefused(RemoteProtocolError, first.receive, cases) == []
     monkeypatch.setattr(MaskedSum, "ring_bits", 64)
@@ -154,7 +154,7 @@ def test_setup_takes_one_good_key_of_each_peer(monkeypatch: pytest.MonkeyPatch) 
 # Pair seeds and the streams that they give.
 
 
-def added(
+def compute_stream(
     end: PairwiseSeeds, peer: str, bound: StepBinding, shape: tuple[int, int]
 ) -> NDArray[np.uint64]:
     total = np.zeros(shape, dtype=np.uint64)
@@ -162,7 +162,7 @@ def added(
     return total.reshape(-1)
 
 
-def paired() -> list[PairwiseSeeds]:
+def make_pair() -> list[PairwiseSeeds]:
     described = MaskedSum(agreement())
     ends = [
         PairwiseSeeds(*names, described.make_frames()) for names in (("a", ["b"]), ("b", ["a"]))
@@ -174,20 +174,20 @@ def paired() -> list[PairwiseSeeds]:
 
 
 def test_both_ends_of_a_pair_have_one_stream_for_a_step_and_shape() -> None:
-    ends = paired()
+    ends = make_pair()
     bound = binding(3)
-    same = added(ends[0], "b", bound, (2, 3))
-    assert np.array_equal(same, added(ends[1], "a", bound, (2, 3)))
-    assert not np.array_equal(added(ends[0], "b", binding(4), (2, 3)), same)
-    assert not np.array_equal(added(ends[0], "b", binding(3, message=1), (2, 3)), same)
-    assert not np.array_equal(added(ends[0], "b", bound, (3, 2)), same)
+    same = compute_stream(ends[0], "b", bound, (2, 3))
+    assert np.array_equal(same, compute_stream(ends[1], "a", bound, (2, 3)))
+    assert not np.array_equal(compute_stream(ends[0], "b", binding(4), (2, 3)), same)
+    assert not np.array_equal(compute_stream(ends[0], "b", binding(3, message=1), (2, 3)), same)
+    assert not np.array_equal(compute_stream(ends[0], "b", bound, (3, 2)), same)
 
 
 @pytest.mark.parametrize("word", ["<u4", "<u8"])
 @pytest.mark.parametrize("shape", [(1, 1), (128, 128), (128, 129), (700, 100)])
 def test_a_stream_added_in_pieces_is_the_whole_stream(word: str, shape: tuple[int, int]) -> None:
     """From the definition: AES-CTR under a sub-key of the seed."""
-    ends = paired()
+    ends = make_pair()
     bound = binding(5)
     total = np.full(shape, 7, dtype=word)
     ends[0].add_stream("b", bound, total, sign=1)

@@ -124,7 +124,7 @@ class Played:
         return np.asarray(self.ends[RECEIVER].decode(combined, SHAPE, self.bound))
 
 
-def read_message(setting: Setting, coalition: Coalition) -> Iterable[np.ndarray]:
+def open_single_message(setting: Setting, coalition: Coalition) -> Iterable[np.ndarray]:
     """The combiner keeps one contribution apart, takes off what colluders know, and opens it."""
     played = Played(setting, coalition)
     if played.combines not in coalition:
@@ -212,7 +212,7 @@ def play_the_others(setting: Setting, coalition: Coalition) -> Iterable[np.ndarr
 
 
 ATTACKS: tuple[Callable[[Setting, Coalition], Iterable[np.ndarray]], ...] = (
-    read_message,
+    open_single_message,
     subtract_from_sum,
     subtract_two_sums,
     count_fewer,

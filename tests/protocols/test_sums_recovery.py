@@ -21,7 +21,7 @@ from apfed_protocols.sums.recoverable import (
     rebuilt_seed,
     split_secret,
 )
-from tests.contracts.hostile import altered
+from tests.contracts.hostile import alter_frame
 from tests.contracts.sum_parties import Parties, Rearmed, agreement, binding, make, random_values
 from tests.refusals import list_unrefused
 from tests.with_crypten import usable
@@ -270,7 +270,7 @@ def test_keys_that_the_aggregator_swaps_are_noticed() -> None:
     def answer_with(*parcels: bytes) -> bytes:
         fresh = Session(3)
         _, requests = fresh.asked(fresh.values(fresh.names), fresh.next())
-        request = altered(requests["passive_1"], blobs=(counted, *parcels))
+        request = alter_frame(requests["passive_1"], blobs=(counted, *parcels))
         return fresh.contributors["passive_1"].answer(request)
 
     said = "do not authenticate: they were altered"
@@ -320,7 +320,7 @@ def test_bad_frames_are_refused(what: str, message: str) -> None:
         sent = dict(session.combiner.ask(sent))
     if what == "answer":
         sent = session.answers(sent)
-    sent["passive_2"] = altered(sent["passive_2"], blobs=change(blobs(sent["passive_2"])))
+    sent["passive_2"] = alter_frame(sent["passive_2"], blobs=change(blobs(sent["passive_2"])))
     with pytest.raises(RemoteProtocolError, match=message):
         taken(session, what, sent)
 
@@ -337,7 +337,7 @@ def test_a_false_share_that_is_not_needed_goes_unnoticed_and_changes_nothing() -
         answers = played.answers(requests)
         if false:
             shares = (false,) * len(blobs(answers["passive_4"]))
-            answers["passive_4"] = altered(answers["passive_4"], blobs=shares)
+            answers["passive_4"] = alter_frame(answers["passive_4"], blobs=shares)
         combined = played.combiner.combine(answers, bound.digest)
         totals.append(played.receiver.decode(combined, SHAPE, bound))
     assert np.array_equal(totals[0], totals[1])
@@ -357,7 +357,7 @@ def test_a_sum_names_those_whom_it_counts() -> None:
         bound = session.next()
         about = {"step": bound.step, "binding": bound.digest, "party": party}
         decoded: NDArray[Any] = receiver.decode(
-            altered(combined, blobs=parts, **about), SHAPE, bound
+            alter_frame(combined, blobs=parts, **about), SHAPE, bound
         )
         return decoded
 
@@ -411,11 +411,11 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
     assert list_unrefused(RemoteProtocolError, first.receive, cases) == []
     public, hello = blobs(link)
     cases = [
-        ("sent 0 parts in a setup, expected 2", "passive_2", altered(link, blobs=())),
-        ("sent 1 parts in a setup, expected 2", "passive_2", altered(link, blobs=(public,))),
-        ("has 32 bytes", "passive_2", altered(link, blobs=(b"", hello))),
-        ("low order", "passive_2", altered(link, blobs=(bytes(32), hello))),
-        ("a hello of 32 bytes", "passive_2", altered(link, blobs=(public, hello[1:]))),
+        ("sent 0 parts in a setup, expected 2", "passive_2", alter_frame(link, blobs=())),
+        ("sent 1 parts in a setup, expected 2", "passive_2", alter_frame(link, blobs=(public,))),
+        ("has 32 bytes", "passive_2", alter_frame(link, blobs=(b"", hello))),
+        ("low order", "passive_2", alter_frame(link, blobs=(bytes(32), hello))),
+        ("a hello of 32 bytes", "passive_2", alter_frame(link, blobs=(public, hello[1:]))),
     ]
     assert list_unrefused(RemoteProtocolError, first.receive, cases) == []
     reply = next(iter(first.receive("passive_2", link)))
@@ -423,7 +423,7 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
     with pytest.raises(RemoteProtocolError, match="sent 2 parts in a setup, expected 1"):
         first.receive("passive_2", link)
     with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-        first.receive("passive_2", altered(link, blobs=(bytes(80),)))
+        first.receive("passive_2", alter_frame(link, blobs=(bytes(80),)))
     fewer = RecoverableSum(agreement(threshold=2), allow_single_reader=True)
     other = [*fewer.make_contributor("passive_3").start()][1].body
     with pytest.raises(RemoteProtocolError, match="another agreement"):
@@ -442,14 +442,14 @@ def test_the_aggregator_takes_one_announcement_of_each_passive() -> None:
     with pytest.raises(RemoteProtocolError, match="active sent a setup message to the aggregator"):
         combiner.receive("active", told.body)
     with pytest.raises(RemoteProtocolError, match="announced its keys in 3 bytes, expected 64"):
-        combiner.receive("passive_1", altered(told.body, blobs=(b"abc",)))
+        combiner.receive("passive_1", alter_frame(told.body, blobs=(b"abc",)))
     combiner.receive("passive_1", told.body)
     with pytest.raises(RemoteProtocolError, match="passive_1 sent a setup message"):
         combiner.receive("passive_1", told.body)
     assert not combiner.is_finished
 
 
-def agreed(passives: int) -> SumAgreement:
+def make_agreement(passives: int) -> SumAgreement:
     names = tuple(f"passive_{number}" for number in range(passives))
     return agreement(contributors=names, allow_single=True)
 
@@ -460,7 +460,9 @@ def agreed(passives: int) -> SumAgreement:
 def test_all_are_needed_and_where_that_is_allowed_two_thirds(
     passives: int, two_thirds: int
 ) -> None:
-    made = [RecoverableSum(agreed(passives), allow_single_reader=one) for one in (False, True)]
+    made = [
+        RecoverableSum(make_agreement(passives), allow_single_reader=one) for one in (False, True)
+    ]
     expected = [passives, two_thirds]
     assert [described.threshold for described in made] == expected
     assert [described.least for described in made] == expected
@@ -468,7 +470,7 @@ def test_all_are_needed_and_where_that_is_allowed_two_thirds(
 
 
 def test_one_passive_alone_works_where_the_agreement_allows_it() -> None:
-    session = Parties(RecoverableSum(agreed(1)))
+    session = Parties(RecoverableSum(make_agreement(1)))
     assert session.add([np.full(SHAPE, 0.1)]).shape == SHAPE
     assert session.add([np.full(SHAPE, 0.1)]).shape == SHAPE
 

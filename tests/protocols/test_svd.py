@@ -73,7 +73,7 @@ class Parties:
         return self.receiver.open_vectors(vectors, PEOPLE, rows=len(table_NF))
 
 
-def left_vectors(table_NF: Floats, count: int) -> Floats:
+def compute_left_vectors(table_NF: Floats, count: int) -> Floats:
     """By numpy, each with the sign by which its largest number is positive."""
     left = np.linalg.svd(table_NF, full_matrices=False)[0][:, :count]
     signs = np.sign(left[np.abs(left).argmax(axis=0), range(count)])
@@ -96,7 +96,7 @@ def test_it_opens_the_first_singular_vectors_of_the_whole_table(
     held = table(rows, agreed)
     found = Parties(agreed).play(held)
     assert found.shape == (rows, vectors)
-    assert np.abs(found - left_vectors(held, vectors)).max() < 1e-8
+    assert np.abs(found - compute_left_vectors(held, vectors)).max() < 1e-8
 
 
 def test_beyond_the_rank_there_are_zeros() -> None:
@@ -104,7 +104,7 @@ def test_beyond_the_rank_there_are_zeros() -> None:
     held = table(40, agreed)
     held[:, 5:] = held[:, :2] - held[:, 2:4]
     found = Parties(agreed).play(held)
-    assert np.abs(found[:, :5] - left_vectors(held, 5)).max() < 1e-8
+    assert np.abs(found[:, :5] - compute_left_vectors(held, 5)).max() < 1e-8
     assert not found[:, 5:].any()
 
 
@@ -138,14 +138,14 @@ def test_a_mask_is_of_these_people_alone() -> None:
 # What masks do not hide (docs/papers.md); each of these would be a surprise to a reader.
 
 
-def of_frame(frame: bytes, columns: int) -> Floats:
+def parse_frame(frame: bytes, columns: int) -> Floats:
     return np.frombuffer(frame[_BODY:], dtype="<f8").reshape(-1, columns)
 
 
 def test_the_server_reads_singular_values_of_each_owner_and_of_each_block() -> None:
     parties = Parties(agreement(mask_rows=10))
     held = table(40, parties.agreed)
-    masked = of_frame(parties.mask(held)["p1"], 7)
+    masked = parse_frame(parties.mask(held)["p1"], 7)
     parts = (slice(None), slice(0, 10), slice(30, 40))
     told = [np.linalg.svd(masked[rows], compute_uv=False)[:4] for rows in parts]
     own = [np.linalg.svd(held[rows, 3:], compute_uv=False) for rows in parts]
@@ -158,7 +158,7 @@ def test_the_server_and_an_owner_read_products_of_rows_of_every_other_one() -> N
     masked = parties.mask(held)["p1"]
     seed = parties.dealt["p2"][_BODY : _BODY + 32]
     mask_NN = svd.mask_table_rows(np.eye(40), seed, PEOPLE, mask_rows=8)
-    rotated = mask_NN.T @ of_frame(masked, 9)
+    rotated = mask_NN.T @ parse_frame(masked, 9)
     assert np.allclose(rotated @ rotated.T, held[:, 3:7] @ held[:, 3:7].T, atol=1e-10)
     assert np.abs(rotated[:, :4] - held[:, 3:7]).max() > 0.1  # up to an orthogonal transformation
 
@@ -175,7 +175,7 @@ def test_the_active_computes_every_column_of_which_it_knows_as_many_rows_as_vect
 # Peers' bytes are hostile.
 
 
-def replaced(frame: bytes, at: int, value: float) -> bytes:
+def replace_number(frame: bytes, at: int, value: float) -> bytes:
     return frame[: _BODY + 8 * at] + np.float64(value).tobytes() + frame[_BODY + 8 * at + 8 :]
 
 
@@ -200,8 +200,8 @@ def test_the_server_refuses_what_does_not_fit() -> None:
         ({"p1": foreign["p1"]}, "its agreement differs"),
         ({"p1": others["p1"]}, "active and p1 sent tables of different rows"),
         ({"p1": people["p1"]}, "active and p1 sent tables of different rows"),
-        ({"p1": replaced(one, 0, np.nan)}, "numbers that are none"),
-        ({"p1": replaced(one, 3, -np.inf)}, "numbers that are none"),
+        ({"p1": replace_number(one, 0, np.nan)}, "numbers that are none"),
+        ({"p1": replace_number(one, 3, -np.inf)}, "numbers that are none"),
         ({"p2": one}, "missing: none; unknown: p2"),
     ]
     wrong = [(message, tables | changed) for changed, message in cases]
@@ -209,7 +209,7 @@ def test_the_server_refuses_what_does_not_fit() -> None:
     with pytest.raises(RemoteProtocolError, match="missing: p1"):
         parties.server.factor_tables({"active": tables["active"]})
     opened = parties.receiver.open_vectors(parties.server.factor_tables(tables), PEOPLE, rows=20)
-    assert np.abs(opened - left_vectors(held, 7)).max() < 1e-8
+    assert np.abs(opened - compute_left_vectors(held, 7)).max() < 1e-8
 
 
 def test_numbers_that_would_overflow_are_refused_before_they_are_added() -> None:
@@ -217,9 +217,11 @@ def test_numbers_that_would_overflow_are_refused_before_they_are_added() -> None
     tables = parties.mask(table(20, parties.agreed))
     with pytest.raises(RemoteProtocolError, match=r"active sent TABLE .* beyond 1e"):
         parties.server.factor_tables(
-            {name: replaced(one, 0, 1e101) for name, one in tables.items()}
+            {name: replace_number(one, 0, 1e101) for name, one in tables.items()}
         )
-    parties.server.factor_tables({name: replaced(one, 0, 9e99) for name, one in tables.items()})
+    parties.server.factor_tables(
+        {name: replace_number(one, 0, 9e99) for name, one in tables.items()}
+    )
 
 
 def test_the_receiver_refuses_what_does_not_fit() -> None:
@@ -228,25 +230,25 @@ def test_the_receiver_refuses_what_does_not_fit() -> None:
     vectors = parties.server.factor_tables(parties.mask(held))
     frames = svd.SvdFrames(parties.agreed)
 
-    def sent(matrix: Floats, people: bytes = PEOPLE) -> bytes:
+    def pack_vectors(matrix: Floats, people: bytes = PEOPLE) -> bytes:
         return frames.pack_matrix(svd.MessageKind.VECTORS, matrix, owner="active", people=people)
 
     unit = np.eye(20)[:, :2]
     cases = [
         (vectors[:-8], "cut or padded"),
-        (replaced(vectors, 0, np.inf), "numbers that are none"),
-        (replaced(vectors, 0, 1.5), "server sent vectors that are not orthonormal"),
-        (sent(unit[:, [0, 0]]), "not orthonormal"),
-        (sent(unit * 1e99), "not orthonormal"),
-        (sent(unit[:, :1] * [0, 1]), "a vector after one of zeros"),
-        (sent(unit[:19]), "19 rows of vectors, expected 20"),
-        (sent(unit, OTHERS), "expected 20, of the people asked for"),
+        (replace_number(vectors, 0, np.inf), "numbers that are none"),
+        (replace_number(vectors, 0, 1.5), "server sent vectors that are not orthonormal"),
+        (pack_vectors(unit[:, [0, 0]]), "not orthonormal"),
+        (pack_vectors(unit * 1e99), "not orthonormal"),
+        (pack_vectors(unit[:, :1] * [0, 1]), "a vector after one of zeros"),
+        (pack_vectors(unit[:19]), "19 rows of vectors, expected 20"),
+        (pack_vectors(unit, OTHERS), "expected 20, of the people asked for"),
     ]
     open_vectors = partial(parties.receiver.open_vectors, people=PEOPLE, rows=20)
     wrong = [(message, body) for body, message in cases]
     assert list_unrefused(RemoteProtocolError, open_vectors, wrong) == []
     opened = parties.receiver.open_vectors(vectors, PEOPLE, rows=20)
-    assert np.abs(opened - left_vectors(held, 2)).max() < 1e-8
+    assert np.abs(opened - compute_left_vectors(held, 2)).max() < 1e-8
 
 
 def test_an_owner_refuses_masks_that_are_none() -> None:
@@ -255,8 +257,8 @@ def test_an_owner_refuses_masks_that_are_none() -> None:
     cases = [
         ("cut or padded", dealt["p1"][:-8]),
         ("its owner differs", dealt["active"]),
-        ("numbers that are none", replaced(dealt["p1"], 5, np.nan)),
-        ("dealer sent vectors that are not orthonormal", replaced(dealt["p1"], 5, 1.5)),
+        ("numbers that are none", replace_number(dealt["p1"], 5, np.nan)),
+        ("dealer sent vectors that are not orthonormal", replace_number(dealt["p1"], 5, 1.5)),
     ]
     take = lambda body: svd.SvdOwner(agreed, "p1").take_masks(body)  # noqa: E731
     assert list_unrefused(RemoteProtocolError, take, cases) == []

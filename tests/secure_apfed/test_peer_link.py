@@ -14,7 +14,7 @@ from secure_apfed import align_with, open_link
 from secure_apfed.exchange import fresh_identity, resumable_link, sealed_connection
 from secure_apfed.exchange.sealed_connection import PeerAcceptor
 from secure_apfed.organisations.local import free_addresses
-from tests.contracts.hostile import said_in_a_fork
+from tests.contracts.hostile import run_in_fork
 from tests.waiting import LONG_S
 
 SECRET = "long and told in private"
@@ -104,7 +104,7 @@ def test_a_link_to_another_or_of_another_process_is_not_taken() -> None:
     with open_link("bank", "shop", dial="127.0.0.1:1", secret=SECRET, patience_s=0.1) as link:
         with pytest.raises(LocalProtocolError, match=r"peer='post'.*says \('bank', 'shop'\)"):
             align_with("post", ["ann"], link=link)
-        said = said_in_a_fork({"send": lambda: link.send(b""), "receive": lambda: link.receive(9)})
+        said = run_in_fork({"send": lambda: link.send(b""), "receive": lambda: link.receive(9)})
         assert all("belongs to the process that made it" in told for told in said.values())
         assert len(said) == 2
         with pytest.raises(RemoteProtocolError, match=r"did not come within 0.1 s \(bank reached"):

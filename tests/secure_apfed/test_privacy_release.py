@@ -24,7 +24,7 @@ from secure_apfed.privacy import BudgetExhaustedError
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.ledger import PrivacyLedger, cross_check
-from tests.contracts.hostile import said_in_a_fork
+from tests.contracts.hostile import run_in_fork
 from tests.secure_apfed.test_privacy_guards import scale_fits, within
 
 N = 512
@@ -116,7 +116,7 @@ def test_threads_take_turns_and_copies_and_forks_are_refused(
             spread(labels)
     if hasattr(os, "fork"):
         summed = PrivateContributions(**BUDGET, **SUMMED)
-        said = said_in_a_fork(
+        said = run_in_fork(
             {
                 "release": lambda: guard(torch.zeros(1, 9), rows=[5]),
                 "spent": guard.get_privacy_spent,

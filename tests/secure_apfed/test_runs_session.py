@@ -38,7 +38,7 @@ from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.keeper import PartyCheckpointStore
 from secure_apfed.runs.outcome import RunResult, load_recording
 from secure_apfed.runs.run import run
-from tests.contracts.sum_parties import SealKeys, secrets_alive, shown_in
+from tests.contracts.sum_parties import SealKeys, find_secrets, secrets_alive
 from tests.secure_apfed.seats import actives_own
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.waiting import wait_until
@@ -405,11 +405,11 @@ def test_no_secret_of_a_session_is_written(
     assert {"transcript.msgpack", "result.json", "contract.json"} <= set(files)
     assert len(secrets) >= 3
     said = "".join([caplog.text, *capfd.readouterr()]).encode()
-    shown = {name: shown_in(secrets, content) for name, content in files.items()}
+    shown = {name: find_secrets(secrets, content) for name, content in files.items()}
     assert {name: found for name, found in shown.items() if found} == {}
-    assert not [found for found in (shown_in(secrets, told) for told in written) if found]
-    assert shown_in(secrets, said) == []
-    assert shown_in(secrets, files["contract.json"] + next(iter(secrets)).hex().encode())
+    assert not [found for found in (find_secrets(secrets, told) for told in written) if found]
+    assert find_secrets(secrets, said) == []
+    assert find_secrets(secrets, files["contract.json"] + next(iter(secrets)).hex().encode())
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def matrix(name: str) -> NDArray[np.float64]:
     return np.array(VALUES[name])
 
 
-def fixed_key(party: str) -> RunKey:
+def make_fixed_key(party: str) -> RunKey:
     private = X25519PrivateKey.from_private_bytes(hashlib.sha256(party.encode()).digest())
     return RunKey(private.public_key().public_bytes_raw(), private)
 
@@ -87,7 +87,7 @@ DRAWING = (
 
 
 @contextmanager
-def fixed_randomness() -> Iterator[None]:
+def fix_randomness() -> Iterator[None]:
     """Keys, seeds and polynomials that are the same in every run."""
     numbers = count()
 
@@ -105,7 +105,7 @@ def fixed_randomness() -> Iterator[None]:
         yield
 
 
-def combined(roles: Mapping[str, Any], frames: Mapping[str, bytes], digest: bytes) -> bytes:
+def combine_frames(roles: Mapping[str, Any], frames: Mapping[str, bytes], digest: bytes) -> bytes:
     """The sum of these contributions, with a second round where the sum has one."""
     aggregator = roles["aggregator"]
     bodies = frames
@@ -116,10 +116,10 @@ def combined(roles: Mapping[str, Any], frames: Mapping[str, bytes], digest: byte
     return total
 
 
-def seeded_roles(name: str, **changes: Any) -> dict[str, Any]:
+def make_seeded_roles(name: str, **changes: Any) -> dict[str, Any]:
     """All roles of a sum without encryption after setup; mask keys are fixed.
 
-    Under `fixed_randomness` where more than one key of a role is drawn.
+    Under `fix_randomness` where more than one key of a role is drawn.
     """
     described = backend(name, **changes)
     roles: dict[str, Any] = {
@@ -130,7 +130,7 @@ def seeded_roles(name: str, **changes: Any) -> dict[str, Any]:
     for party, role in roles.items():
         seeds = vars(role).get("_setup")
         if isinstance(seeds, PairwiseSeeds) and name != RECOVERABLE:
-            vars(seeds)["_key"] = fixed_key(party)
+            vars(seeds)["_key"] = make_fixed_key(party)
     converse(roles)
     return roles
 
@@ -151,7 +151,7 @@ def key_holder(name: str, secret: bytes, fingerprint: bytes) -> KeyHolder:
     return holder
 
 
-def recorded_keys(name: str) -> tuple[KeyHolder, bytes]:
+def load_recorded_keys(name: str) -> tuple[KeyHolder, bytes]:
     """A key holder of a homomorphic sum, and its secret key in bytes."""
     described = backend(name)
     assert isinstance(described, HomomorphicSum)
@@ -186,7 +186,7 @@ def raw(encoded: str) -> bytes:
     return base64.b64decode(encoded)
 
 
-def tampered(good: bytes, change: Mapping[str, Any]) -> bytes:
+def tamper_bytes(good: bytes, change: Mapping[str, Any]) -> bytes:
     """`good` with `xor` applied at `at`, then cut to `length` bytes."""
     mask = bytes.fromhex(change.get("xor", ""))
     changed = bytearray(good)
@@ -233,14 +233,14 @@ BLOB_CHANGES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def record_seeded(name: str) -> dict[str, Any]:
+def record_seeded_sum(name: str) -> dict[str, Any]:
     if name == "recovered":
-        return record_recovered()
-    roles = seeded_roles(name)
+        return record_recovery()
+    roles = make_seeded_roles(name)
     bound = binding()
     names = [party for party in roles if party.startswith("passive")]
     frames = {party: roles[party].contribute(matrix(party), bound) for party in names}
-    total = combined(roles, frames, bound.digest)
+    total = combine_frames(roles, frames, bound.digest)
     return {
         "contributions": {party: text(frame) for party, frame in frames.items()},
         "sum": text(total),
@@ -248,9 +248,9 @@ def record_seeded(name: str) -> dict[str, Any]:
     }
 
 
-def record_recovered() -> dict[str, Any]:
+def record_recovery() -> dict[str, Any]:
     """A step in which passive_3 falls silent before it contributes."""
-    roles = seeded_roles(RECOVERABLE, **RECOVERED)
+    roles = make_seeded_roles(RECOVERABLE, **RECOVERED)
     bound = binding()
     frames = {me: roles[me].contribute(matrix(me), bound) for me in ("passive_1", "passive_2")}
     requests = roles["aggregator"].ask(frames, bound.digest)
@@ -268,8 +268,8 @@ def record_recovered() -> dict[str, Any]:
     }
 
 
-def record_keyed(name: str) -> dict[str, Any]:
-    holder, secret = recorded_keys(name)
+def record_homomorphic_sum(name: str) -> dict[str, Any]:
+    holder, secret = load_recorded_keys(name)
     described = backend(name)
     bound = binding()
     passives = {me: described.make_contributor(me) for me in described.agreement.contributors}
@@ -288,9 +288,9 @@ def record_keyed(name: str) -> dict[str, Any]:
 
 def main(names: list[str]) -> None:
     for name in names:
-        record = record_seeded if name in (*SEEDED, "recovered") else record_keyed
+        record = record_seeded_sum if name in (*SEEDED, "recovered") else record_homomorphic_sum
         path = vector_path(name)
-        with fixed_randomness():
+        with fix_randomness():
             path.write_text(json.dumps(record(name), indent=1) + "\n")
 
 

@@ -18,13 +18,13 @@ from tests.vectors.recorded import (
     SEEDED,
     SHAPE,
     binding,
-    combined,
-    fixed_randomness,
+    combine_frames,
+    fix_randomness,
     key_holder,
+    make_seeded_roles,
     matrix,
     raw,
-    seeded_roles,
-    tampered,
+    tamper_bytes,
     text,
     vector_path,
 )
@@ -35,8 +35,8 @@ seeded = pytest.mark.parametrize("name", usable(SEEDED))
 
 
 @pytest.fixture(autouse=True)
-def _fixed() -> Iterator[None]:
-    with fixed_randomness():
+def _fixed_randomness() -> Iterator[None]:
+    with fix_randomness():
         yield
 
 
@@ -47,7 +47,7 @@ def vector(name: str) -> dict[str, Any]:
 
 def receiver(name: str, recorded: dict[str, Any]) -> Any:
     if name in SEEDED:
-        return seeded_roles(name)["active"]
+        return make_seeded_roles(name)["active"]
     return key_holder(name, raw(recorded["secret_key"]), bytes.fromhex(recorded["fingerprint"]))
 
 
@@ -71,13 +71,13 @@ def test_the_recorded_sum_decodes_to_the_known_numbers_once(name: str) -> None:
 @seeded
 def test_contributions_are_the_recorded_bytes(name: str) -> None:
     recorded = vector(name)
-    roles = seeded_roles(name)
+    roles = make_seeded_roles(name)
     frames = {
         party: roles[party].contribute(matrix(party), binding())
         for party in recorded["contributions"]
     }
     assert {party: text(frame) for party, frame in frames.items()} == recorded["contributions"]
-    assert text(combined(roles, frames, binding().digest)) == recorded["sum"]
+    assert text(combine_frames(roles, frames, binding().digest)) == recorded["sum"]
 
 
 @every
@@ -85,13 +85,13 @@ def test_a_tampered_sum_is_refused(name: str) -> None:
     recorded = vector(name)
     body = raw(recorded["sum"])
     decode = lambda altered: receiver(name, recorded).decode(altered, SHAPE, binding())  # noqa: E731
-    cases = [(change["error"], tampered(body, change)) for change in recorded["tampered"]]
+    cases = [(change["error"], tamper_bytes(body, change)) for change in recorded["tampered"]]
     assert list_unrefused(RemoteProtocolError, decode, cases) == []
 
 
 def test_a_recovered_sum_is_the_recorded_bytes() -> None:
     recorded = vector("recovered")
-    roles = seeded_roles(RECOVERABLE, **RECOVERED)
+    roles = make_seeded_roles(RECOVERABLE, **RECOVERED)
     told = recorded["contributions"]
     frames = {me: roles[me].contribute(matrix(me), binding()) for me in told}
     assert {me: text(frame) for me, frame in frames.items()} == told
@@ -109,10 +109,10 @@ def test_a_recovered_sum_is_the_recorded_bytes() -> None:
 def test_a_recorded_answer_with_a_false_share_gives_no_sum(which: int) -> None:
     recorded = vector("recovered")
     change = recorded["tampered"][which]
-    with fixed_randomness():
-        roles = seeded_roles(RECOVERABLE, **RECOVERED)
+    with fix_randomness():
+        roles = make_seeded_roles(RECOVERABLE, **RECOVERED)
         roles["aggregator"].ask({me: raw(told) for me, told in recorded["contributions"].items()})
     answers = {me: raw(told) for me, told in recorded["answers"].items()}
-    answers["passive_2"] = tampered(answers["passive_2"], change)
+    answers["passive_2"] = tamper_bytes(answers["passive_2"], change)
     with pytest.raises(RemoteProtocolError, match=change["error"]):
         roles["aggregator"].combine(answers)
