@@ -354,7 +354,7 @@ import torch
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import SealedLink, fresh_run_key
 from secure_apfed.exchange import Kind, Links, TensorSpec, pack_tensors, unpack_tensors
-from tests.contracts.hostile import mutated
+from tests.contracts.hostile import mutate_bytes
 
 chance = random.Random(11)
 expected = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, 8))}
@@ -392,8 +392,8 @@ def frame_refused(data: bytes) -> bool:
 
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-refused = sum(payload_refused(mutated(chance, payload)) for _ in range(4_000))
-bad_frames = [bad for bad in (mutated(chance, frame) for _ in range(4_000)) if bad != frame]
+refused = sum(payload_refused(mutate_bytes(chance, payload)) for _ in range(4_000))
+bad_frames = [bad for bad in (mutate_bytes(chance, frame) for _ in range(4_000)) if bad != frame]
 refused_frames = sum(frame_refused(bad) for bad in bad_frames)
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 assert not payload_refused(payload)
