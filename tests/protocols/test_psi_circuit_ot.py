@@ -28,7 +28,7 @@ from apfed_protocols.psi.hashing import TripleShares, deal_triples
 from apfed_protocols.psi.interface import IntersectionAgreement, Output, Turn
 from apfed_protocols.psi.transfers import ExtensionReceiver, ExtensionSender
 from apfed_protocols.randomness import fresh_key
-from tests.contracts.intersections import Change, Intersection, Sets, of_kind
+from tests.contracts.intersections import Change, Intersection, Sets, change_kind
 
 WITHOUT_DEALER = pytest.mark.parametrize("backend", ["circuit_ot", "opprf_ot"])
 COLUMNS = transfers.COLUMNS
@@ -352,7 +352,7 @@ ALTERED: tuple[tuple[str, str, Kind, Callable[[bytes], bytes], str], ...] = (
 def test_what_cannot_be_is_refused_by_name(
     backend: str, sender: str, kind: Kind, body: Callable[[bytes], bytes], says: str
 ) -> None:
-    change = of_kind(sender, kind, body)
+    change = change_kind(sender, kind, body)
     altered = Intersection(
         backend, SETS, minimum_rows=3, output=Output.SIZE, maximum_ids=1000, change=change
     )
@@ -363,7 +363,7 @@ def test_what_cannot_be_is_refused_by_name(
 def test_nothing_of_the_member_s_leaves_before_the_check() -> None:
     """A hub that sends no transfers hears no word that rests on them."""
     heard: list[Kind] = []
-    wrong = of_kind("hub", Kind.EXTENSION, lambda body: bytes(len(body)))
+    wrong = change_kind("hub", Kind.EXTENSION, lambda body: bytes(len(body)))
 
     def change(sender: str, out: Any) -> bytes:
         if sender == "p":

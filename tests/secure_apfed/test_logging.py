@@ -21,7 +21,7 @@ from apfed_protocols.sums import masked
 from secure_apfed import align_with, open_link, run_frames
 from secure_apfed.organisations.local import free_addresses
 from tests import architecture_rules
-from tests.contracts.sum_parties import shown_in
+from tests.contracts.sum_parties import find_secrets
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGGERS = ("secure_apfed", "apfed_protocols")
@@ -165,7 +165,7 @@ def test_a_run_logs_no_secret(
     assert {"secure_apfed.privacy.ledger"} <= kept.loggers()
     assert len(keys) > 10
     hidden = keys | PLANTED | spell_cells(active) | spell_cells(passive)
-    assert shown_in(hidden, kept.text) == []
+    assert find_secrets(hidden, kept.text) == []
 
 
 def test_protocols_and_links_log_no_secret(kept: Kept, keys: set[bytes]) -> None:
@@ -191,14 +191,14 @@ def test_protocols_and_links_log_no_secret(kept: Kept, keys: set[bytes]) -> None
     } <= kept.loggers()
     assert len(keys) > 10
     numbers = {b"4321.98", b"1234.56", b"8643.97", b"2469.13"}
-    assert shown_in(keys | PLANTED | numbers, kept.text) == []
+    assert find_secrets(keys | PLANTED | numbers, kept.text) == []
 
 
 @pytest.mark.parametrize("form", [bytes.hex, repr, lambda key: key])
 def test_a_secret_that_is_logged_is_found(form: Callable[[bytes], Any], kept: Kept) -> None:
     key = bytes(range(200, 232))
     logging.getLogger("apfed_protocols.planted").debug("the key is %s", form(key))
-    assert shown_in({key}, kept.text) == [key]
+    assert find_secrets({key}, kept.text) == [key]
 
 
 def test_every_logger_is_its_modules_and_every_message_a_literal() -> None:
