@@ -112,6 +112,7 @@ def _require_listener(address: str) -> None:
 
 
 def _require_package(cluster: str) -> None:
+    """Raise ConfigError, with the command to run, if a cluster's package is not installed."""
     package = _PACKAGES[cluster]
     if find_spec(package) is None:
         raise ConfigError(
@@ -121,5 +122,6 @@ def _require_package(cluster: str) -> None:
 
 
 def _describe_absence(cluster: str, address: str | None, error: Exception) -> str:
+    """Return the message for a cluster that does not answer."""
     place = f"at {address}" if address else "on this machine"
     return f"--backend {cluster}: no cluster answers {place}: {error}"

@@ -38,6 +38,9 @@ def give_names(
     warned: set[str] = set()
 
     def load_name(name: str) -> Any:
+        """Return a public name of the package, loading its module on first use; a name that moved
+        also warns. Raises AttributeError: the package has no such name.
+        """
         if name == "__version__" and distribution:
             return version(distribution)
         if name in modules:

@@ -127,6 +127,7 @@ class CircuitOtIntersection(CircuitIntersection):
         return max(message_bytes(_vector_bytes(self)), super().longest)
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
+        """Raise LocalProtocolError: these intersections have no dealer."""
         raise LocalProtocolError(
             f"a {self.name} intersection has no dealer, only hub {hub} and members "
             f"{', '.join(members)}; the one with a dealer is {self.name.removesuffix('_ot')}"

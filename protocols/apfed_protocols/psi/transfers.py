@@ -125,6 +125,9 @@ class ExtensionSender:
     """
 
     def __init__(self, keys: Sequence[bytes], choices: bytes, hash_key: bytes) -> None:
+        """Turn the bits of s into one mask of 64 bits for each column: all ones where
+        the bit is 1.
+        """
         self._keys = keys
         self._secret = from_bytes(choices)
         self._hash_key = hash_key
@@ -175,6 +178,7 @@ class TransferHash:
     """
 
     def __init__(self, key: bytes, batch: int) -> None:
+        """Derive the AES key of one batch."""
         # blocks are independent of each other on purpose: each is hashed for itself
         mode = modes.ECB()  # noqa: S305
         batch_key = derive_key(key, b"transfers", batch.to_bytes(4, "big"))
