@@ -23,6 +23,7 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.base.transfers import fetch_tensors, send_tensor
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import ImageEncoding, PartyTable, VerticalData
+from secure_apfed.errors import ModelError
 from secure_apfed.learning import descent as compute
 from secure_apfed.methods import METHODS
 from secure_apfed.networks.models import NETWORKS
@@ -435,6 +436,7 @@ def test_a_planted_fault_is_found(
         _recorded("tvfl", seen)
         play_one = partial(test_an_attack_computes_on_its_device, "representation_network")
     monkeypatch.setattr(*{**IN_A_RUN, **IN_AN_ATTACK}[fault])
-    # A guard is measured on the first batch, which meets the array before the device does.
-    with pytest.raises((DeviceError, AssertionError, TypeError)):
+    # A guard is measured on the first batch, which meets the array before the device does; a
+    # network's failure is explained as a ModelError.
+    with pytest.raises((DeviceError, AssertionError, TypeError, ModelError)):
         play_one(seen)

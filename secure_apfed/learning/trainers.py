@@ -334,7 +334,7 @@ class PassiveTrainer(Trainer):
             self._check_due = False
         z_B = self.compute.move_batch(sent_B).requires_grad_()
         self.zero_grad()
-        features_B = self.features_N[rows_B.to(self.compute.device)]
+        features_B = self.compute.take_rows(self.features_N, rows_B)
         with self.forward_pass(step):
             loss = self.objective(z_B, features_B)
         self.require_own_weights(loss, z_B)

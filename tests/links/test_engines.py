@@ -271,7 +271,7 @@ def test_another_engine_than_the_sealed_one_is_refused_at_every_door(
     sealed = str(home / project.SEALED)
     words = ["project", "join", sealed, "--as", "shop", "--folder", str(home), "--over", "flower"]
     assert execute(words) == 2
-    told = " ".join(capsys.readouterr().err.split())
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "is over nvflare; say --over nvflare, or ask bank for another proposal" in told
     file = home / "party.yaml"
     before = file.read_text()

@@ -207,7 +207,7 @@ HANDED_IN: Mapping[str, tuple[Callable[[], Passive], str, str]] = {
     "a text": (
         lambda: black_box("my_registry:gradient"),
         "apfed",
-        r"lab: gradient: .*a function \(step, rows, z\) -> gradient, got str",
+        r"registry: gradient: .*a function \(step, rows, z\) -> gradient, got str",
     ),
     "no rows": (
         lambda: Passive("registry", IDS),

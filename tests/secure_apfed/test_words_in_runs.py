@@ -125,7 +125,7 @@ BROKEN: Mapping[str, tuple[Plant, dict[str, Any], str]] = {
     "apfed, encoder of the active": (
         (NETWORKS, "mlp", MixingFamily()),
         {"method": "apfed_c"},
-        "active: RowsOut mixes the rows of a batch in training mode: .*BatchNorm1d",
+        "active: its network mixes the rows of a batch in training mode: .*BatchNorm1d",
     ),
     "apfed_r, objective of passives": (
         (OBJECTIVES, "reconstruction", CentredReconstruction),
@@ -218,7 +218,7 @@ BROKEN: Mapping[str, tuple[Plant, dict[str, Any], str]] = {
     "single_view, network under DP-SGD": (
         (NETWORKS, "mlp", MixingHead()),
         DP | {"method": "single_view"},
-        "active: RowsOut mixes the rows of a batch",
+        "active: its network mixes the rows of a batch",
     ),
     "apfed, loss under DP-SGD": (
         (Classification, "loss", centred_loss),
