@@ -204,7 +204,9 @@ def _stuff_ids(role: str, protocol: str) -> Found:
 
 def _invert_opened(make: Any) -> Any:
     recording = make("nothing")
-    opened = replace_opened_sums(recording, on_features.opened_by(recording, ("passive-1",)))
+    opened = replace_opened_sums(
+        recording, on_features.compute_opened_sums(recording, ("passive-1",))
+    )
     return _select_victim(run_attack(opened, "contrastive_inversion"))
 
 
@@ -369,19 +371,19 @@ PLANTED += [
     ("contribution_regression", _make_contributions, {"r2": 0.9, "advantage": 0.5}, ()),
     (
         "unpaired_inversion",
-        lambda make: [_figures(on_features.skewed_and_inverted(on_features.skewed(make)))],
+        lambda make: [_figures(on_features.invert_skewed(on_features.make_skewed_recording(make)))],
         {"r2": 0.5, "advantage": 0.5},
         SLOW,
     ),
     (
         "hijack",
-        lambda _: [_figures(on_features.played_hijack(1.0))],
+        lambda _: [_figures(on_features.play_hijack(1.0))],
         {"r2": 0.7, "advantage": 0.5},
         SLOW,
     ),
     (
         "reversed_hijack",
-        lambda _: [{"r2": on_features.explained_by_hijack(1.0, 600)}],
+        lambda _: [{"r2": on_features.measure_hijack(1.0, 600)}],
         {"r2": 0.8},
         (),
     ),
@@ -847,7 +849,9 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
         (
             "averaged_membership",
             {"strangers": strangers},
-            lambda make, seed: on_people.with_model(on_people.averaged(), _network(seed, 30, 8, 2)),
+            lambda make, seed: on_people.replace_model(
+                on_people.run_averaging(), _network(seed, 30, 8, 2)
+            ),
             OF_FIRST,
         )
         for strangers in ("outside", "elsewhere")

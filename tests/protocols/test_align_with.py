@@ -13,7 +13,7 @@ import pytest
 
 from apfed_protocols import DataError, IdNormalisation, align, align_with, count_common
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi import SET_INTERSECTIONS, IntersectionName
 from apfed_protocols.psi.interface import Output
 from tests.waiting import LONG_S
 from tests.with_crypten import usable
@@ -165,7 +165,7 @@ def test_a_message_sent_back_and_silence_are_told() -> None:
     ],
 )
 def test_nobody_in_common_is_a_result_under_a_minimum_of_0(
-    bank: list[str], shop: list[str], protocol: str
+    bank: list[str], shop: list[str], protocol: IntersectionName
 ) -> None:
     usual: dict[str, Any] = {"ids_by_party": {"bank": bank, "shop": shop}, "hub": "bank"}
     rows = align(**usual, protocol=protocol, minimum_rows=0)
@@ -177,6 +177,6 @@ def test_nobody_in_common_is_a_result_under_a_minimum_of_0(
 
 
 @pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
-def test_ids_of_kinds_that_never_match_are_refused(protocol: str) -> None:
+def test_ids_of_kinds_that_never_match_are_refused(protocol: IntersectionName) -> None:
     with pytest.raises(DataError, match="no two can match"):
         align({"bank": [1], "shop": ["a"]}, hub="bank", protocol=protocol, minimum_rows=0)

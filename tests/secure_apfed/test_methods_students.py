@@ -94,9 +94,9 @@ class Counted:
 
     def __init__(self) -> None:
         self.next_step = 100
-        self.losses = list[float | None]()
+        self.losses = list[float | Tensor | None]()
 
-    def count_step(self, loss: float | None) -> None:
+    def count_step(self, loss: float | Tensor | None) -> None:
         self.losses.append(loss)
         self.next_step += 1
 
