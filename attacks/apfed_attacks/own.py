@@ -99,8 +99,11 @@ def _attack_batches(
 
 
 def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
-    """Yield (argument of `evaluate`, values) that the party knows of its aligned rows, with a mask
-    (N,) of the rows for which it knows them.
+    """Yield each truth that an attack on what the party sent can be scored against.
+
+    A truth is the name of an argument of `evaluate` and values (N, ...) of the aligned rows, with
+    a mask (N,) of the rows that the party holds. Values of other rows mean nothing. Labels serve
+    where they are classes, features where something else than gradients was sent.
     """
     assert record.held is not None
     rows_N = record.rows

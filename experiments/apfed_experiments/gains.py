@@ -32,7 +32,7 @@ from apfed_experiments.own_tables import sets_in
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
 from apfed_experiments.shown import LABELS_AFTER, NETWORK
-from apfed_experiments.solo import influence_kept, taught_alone
+from apfed_experiments.solo import round_influences, taught_alone
 from apfed_experiments.study import (
     MASKED,
     STUDENT,
@@ -285,7 +285,7 @@ def _measure_no_help(config: Config, data: VerticalData) -> TrialOutcome:
     measure = MEASURES[config.measure]
     reached = {measure.name: measure.compute_value(scored)}
     return TrialOutcome(
-        influence=influence_kept(config.data, scored, measure),
+        influence=round_influences(config.data, scored, measure),
         method=config.method.name,
         accuracy={_NO_HELP: reached[measure.name]},
         measure=measure.name,

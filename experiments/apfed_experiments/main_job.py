@@ -347,14 +347,15 @@ def _load_shuffled(config: Config, seed: int) -> VerticalData:
     return shuffle_passives_rows(load_seed_tables(config.data, seed), seed=seed)
 
 
-def config_of(line: Line, base: Config) -> Config:
-    """Return the run of a line on a base; the settings of passives are dropped where no gradients
-    are summed, since such methods have none.
+def build_line_config(line: Line, base: Config) -> Config:
+    """Return the settings of one line of the table: those of its data set, changed by the line.
+
+    The settings of passives are dropped where no gradients are summed: such methods have none.
     """
-    usual = base.model_dump(mode="json", exclude_defaults=True)
+    base_settings = base.model_dump(mode="json", exclude_defaults=True)
     if not METHODS[line.method].settings.sums_gradients:
-        usual.pop("passives", None)
-    return line.build_config(usual, name=f"{base.name}-{line.key}")
+        base_settings.pop("passives", None)
+    return line.build_config(base_settings, name=f"{base.name}-{line.key}")
 
 
 def title_line(line: Line, inference: str) -> str:
@@ -368,7 +369,12 @@ def title_line(line: Line, inference: str) -> str:
 def points_of(base: Config, folder: Path, lines: Sequence[Line] = MAIN_LINES) -> list[Point]:
     """Return one point for each line; runs are stored in a folder named after the base."""
     return [
-        Point(config=config_of(line, base), folder=folder / base.name, line=line, solo_config=base)
+        Point(
+            config=build_line_config(line, base),
+            folder=folder / base.name,
+            line=line,
+            solo_config=base,
+        )
         for line in lines
     ]
 

@@ -419,7 +419,7 @@ def _measure_baselines(
         results = [
             replace(
                 result,
-                influence=influence_kept(config.data, predictions_by_name[result.name], measure),
+                influence=round_influences(config.data, predictions_by_name[result.name], measure),
             )
             for result in results
         ]
@@ -442,10 +442,11 @@ def _measure_baselines(
     return record
 
 
-def influence_kept(data: DataSettings, scored: Scored, measure: Measure) -> tuple[float, ...]:
+def round_influences(data: DataSettings, scored: Scored, measure: Measure) -> tuple[float, ...]:
     """Return the influence of each test row on the measure, to four digits.
 
-    Empty: all seeds have the same test rows, or an influence is not finite.
+    Studies store it for intervals over seeds whose test rows overlap. Empty where the data set
+    fixes its test rows, so that seeds differ by training alone, or where one is not finite.
     """
     if data.dataset in DATASETS and DATASETS[data.dataset].split:
         return ()

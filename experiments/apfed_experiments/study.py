@@ -28,10 +28,10 @@ from apfed_experiments.finished import FinishedRun, load_finished_run, mount_att
 from apfed_experiments.solo import (
     SoloRecord,
     fits_beside,
-    influence_kept,
     keep_solo,
     load_solo,
     restrict_solo,
+    round_influences,
     solo_file,
 )
 from apfed_experiments.summary import estimate_seed_correlation
@@ -132,7 +132,7 @@ def measure_outcome(config: Config, data: VerticalData) -> TrialOutcome:
     result = run(config, None, data=data)
     aligned = result.recording.alignment.get(data.active.name, ())
     contributions = result.contributions.items()
-    own_solo = next(iter(result.said.values()))
+    own_scores = next(iter(result.said.values()))  # of the method's own way of inference
     return TrialOutcome(
         method=result.method,
         accuracy=result.accuracy,
@@ -149,7 +149,7 @@ def measure_outcome(config: Config, data: VerticalData) -> TrialOutcome:
             name: Contributions.model_validate(account) for name, account in contributions
         },
         help=result.help,
-        influence=influence_kept(config.data, own_solo, MEASURES[result.measure]),
+        influence=round_influences(config.data, own_scores, MEASURES[result.measure]),
     )
 
 
@@ -351,7 +351,7 @@ def finish_trial(trial: Trial) -> FinishedRun:
     name = next(iter(outcome.scores))
     measure = MEASURES[outcome.measure]
     scores = load_scores(folder, name, threshold=outcome.threshold)
-    moved = () if scores is None else influence_kept(finished.config.data, scores, measure)
+    moved = () if scores is None else round_influences(finished.config.data, scores, measure)
     return replace(finished, solo=_select_tested_solo(trial, outcome), influence=moved)
 
 

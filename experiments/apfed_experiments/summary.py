@@ -399,22 +399,25 @@ def _count_rows(rows: pd.DataFrame) -> tuple[int, int] | None:
 def _compute_difference(
     runs: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float
 ) -> Interval:
-    """Return how much better one is than the other on the same seeds, both by seed.
+    """Return the mean difference of scores over common seeds, paired by seed, with its interval.
 
-    The interval goes by the people who test several seeds where all tell how these move them.
+    Args:
+        runs, other: a row for each seed; those of `other` hold the seeds of `runs`.
+        sign: -1 where a lower score is better, else 1.
+        shared: the correlation of two seeds' scores that test rows in common make.
+
+    Where every run stored the influence of each person, their covariance takes the place of
+    `shared`.
     """
     other = other.loc[runs.index]
-    moved = _list_influences(runs)
-    others = _list_influences(other)
-    moved = (
-        [
-            own_influence - other_influence
-            for own_influence, other_influence in zip(moved, others, strict=False)
-        ]
-        if others
-        else []
-    )
-    return _make_interval(sign * (runs["score"] - other["score"]), shared, moved)
+    other_influences = _list_influences(other)
+    influences = [
+        own_influence - other_influence
+        for own_influence, other_influence in zip(
+            _list_influences(runs), other_influences, strict=False
+        )
+    ]
+    return _make_interval(sign * (runs["score"] - other["score"]), shared, influences)
 
 
 def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
@@ -424,12 +427,12 @@ def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
 
 
 def _make_interval(
-    values: "pd.Series[float]", shared: float, moved: "Sequence[pd.Series[float]]"
+    values: "pd.Series[float]", shared: float, influences: "Sequence[pd.Series[float]]"
 ) -> Interval:
-    """Return mean and interval of figures over the seeds; `moved` are their influences
-    by person.
+    """Return mean and interval of figures over the seeds; `influences`: of each person on each
+    figure.
     """
-    common = estimate_covariance(moved) if len(values) > 1 and moved else None
+    common = estimate_covariance(influences) if len(values) > 1 and influences else None
     return Interval.from_values(values.tolist(), shared=shared, common=common)
 
 

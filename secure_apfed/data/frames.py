@@ -405,7 +405,7 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
             where = f"{source}: line {number} of {path} is {line!r:.40}"
             separator = _parse_separator(named["sign"], where=where)
         elif line.startswith("#"):
-            if _holds_names(lines, number, separator):
+            if _is_hash_header(lines, number, separator):
                 break
         elif text:
             break
@@ -435,9 +435,10 @@ def _parse_separator(sign: str, *, where: str) -> str:
     return sign
 
 
-def _holds_names(lines: Sequence[str], number: int, separator: str) -> bool:
-    """Return whether a line that begins with # has as many cells as the next line, so is the
-    header.
+def _is_hash_header(lines: Sequence[str], number: int, separator: str) -> bool:
+    """Return whether a line that begins with # is the header; `number` counts from 1.
+
+    It is where a name follows the # at once, and the next line has as many cells.
     """
     if lines[number - 1][1:2] in ("#", " ", "\t"):
         return False

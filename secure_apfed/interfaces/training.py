@@ -380,7 +380,7 @@ def train(
         ConfigError: a setting or a module does not fit. Others as `secure_apfed.run`.
     """
     _require_parties(active, passives)
-    _require_sections(settings)
+    _refuse_misplaced_settings(settings)
     parties: list[Active | Passive] = [active, *passives]
     shared = OwnSteps(
         optimizer=None if isinstance(optimizer, str) else optimizer,
@@ -541,11 +541,13 @@ def _require_parties(active: Active, passives: Sequence[Passive]) -> None:
             )
 
 
-def _require_sections(settings: Mapping[str, Any]) -> None:
-    """Refuse a key of a section beside the sections, and say where it stands.
+def _refuse_misplaced_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse a setting of `train` or `model` that is given as an argument of its own.
+
+    Other unknown names are left to `Config`.
 
     Raises:
-        ConfigError: names the section.
+        ConfigError: names the section that it belongs in.
     """
     for name, value in settings.items():
         if name in Config.model_fields:

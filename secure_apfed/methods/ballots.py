@@ -69,7 +69,11 @@ class Ballot:
     ) -> "Ballot":
         """Return the ballot with its message.
 
-        Without `shows_labels` the message names the labelled rows and not their labels.
+        Args:
+            rows_U: the rows to vote on.
+            labelled_n: places among these whose labels are known; labels_n: their labels.
+            size: see the class.
+            shows_labels: False: the message names the labelled rows and not their labels.
         """
         tensors = {"rows": rows_U, "labelled": labelled_n}
         if shows_labels:

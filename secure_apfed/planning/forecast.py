@@ -448,9 +448,10 @@ def forecast(
 def _count_party_columns(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> dict[str, int]:
-    """Return the number of distinct columns of each party whose columns enter decrypted numbers.
+    """Return how many distinct columns each party has that enter the revealed numbers.
 
-    If tables are only declared, all columns count as distinct.
+    In a decomposition these are all parties, else the passives. If tables are only declared, all
+    columns count as distinct.
     """
     tables = data.tables if config.method.decomposes else data.passives
     if shapes is not None and config.data.dataset == TABLES:

@@ -489,7 +489,12 @@ def _find_data_nodes(order: list[Any]) -> set[Any]:
 
 
 def _find_mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
-    """Return the operation that carries a weight of some rows to others; None: there is none."""
+    """Return the name of an operation that mixes rows of the batch; None: there is none.
+
+    Random gradients of half of the rows go back through the graph of autograd, node by node. If one
+    arrives at the data of another row, a row's representation depends on others, so that no bound
+    for each row holds.
+    """
     rows = len(h_BD)
     data_nodes = _find_data_nodes(order)
     generator = torch.Generator().manual_seed(_SEED)
@@ -498,23 +503,21 @@ def _find_mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
     weights_BD[~weighted_B] = 0.0
     start = {h_BD.output_nr: weights_BD.to(h_BD.device, h_BD.dtype)}
     waiting: dict[Any, dict[int, Tensor]] = {h_BD.grad_fn: start}
-    givers: dict[Any, str] = {}
+    sent_by: dict[Any, str] = {}
     for node in order:
         arrived = waiting.pop(node, None)
         if arrived is None or not node.next_functions:
             continue
         if node in data_nodes and _reaches_others(arrived, weighted_B):
-            return givers.get(node) or "its first operation"
-        for (successor, index), weight in zip(
+            return sent_by.get(node) or "its first operation"
+        for (successor, index), gradient in zip(
             node.next_functions, _call_node(node, arrived), strict=False
         ):
-            if successor is not None and weight is not None:
-                node_weights = waiting.setdefault(successor, {})
-                arriving = _sum_broadcast_axes(weight, successor, index)
-                node_weights[index] = (
-                    node_weights[index] + arriving if index in node_weights else arriving
-                )
-                givers[successor] = node.name()
+            if successor is not None and gradient is not None:
+                gradients = waiting.setdefault(successor, {})
+                arriving = _sum_broadcast_axes(gradient, successor, index)
+                gradients[index] = gradients[index] + arriving if index in gradients else arriving
+                sent_by[successor] = node.name()
     return None
 
 

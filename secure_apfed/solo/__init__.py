@@ -327,9 +327,9 @@ def choose_baseline(task: SoloTask, *, among: Iterable[Baseline] | None = None) 
 
     `among`: the baselines to choose from; None: all single models and combinations. Ties go to the
     one with the higher likelihood of the held-out labels. One that cannot be fitted with the run's
-    settings, or has collapsed, is skipped, unless all are.
+    settings is skipped. So is one that has collapsed, unless all have.
     """
-    task = task.few
+    task = task.few  # the labelled rows that cross-validation can afford
     ranked: dict[Baseline, tuple[float, float]] = {}
     with cache_fits():
         for baseline in every_baseline().values() if among is None else among:

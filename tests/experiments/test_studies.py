@@ -100,8 +100,8 @@ def test_lines_share_data_attacks_and_what_the_active_does_alone(name: str, tmp_
 
 def test_lines_change_the_guard_that_they_name() -> None:
     base = base_config(COMPARED.configs[0])
-    assert main_job.config_of(GUARDED, base).guard == base.guard
-    assert main_job.config_of(SINGLE, base).guard.mechanism == "none"
+    assert main_job.build_line_config(GUARDED, base).guard == base.guard
+    assert main_job.build_line_config(SINGLE, base).guard.mechanism == "none"
 
 
 MAIN_BY_KEY = {line.key: line for line in main_job.MAIN.lines}
@@ -111,7 +111,7 @@ MAIN_BY_KEY = {line.key: line for line in main_job.MAIN.lines}
 @pytest.mark.parametrize("name", main_job.MAIN.configs)
 def test_lines_of_the_main_job_are_protected_as_they_say(name: str, key: str) -> None:
     line = MAIN_BY_KEY[key]
-    config = main_job.config_of(line, base_config(name))
+    config = main_job.build_line_config(line, base_config(name))
     assert config.train.labels == "after"
     assert line.cells["protection"].endswith(f"epsilon {config.guard.epsilon:g}")
     is_encrypted = config.secure_sum.scheme == "ckks"

@@ -23,7 +23,10 @@ class InverseNetwork(FeatureAttack):
     roles = ("passive", "active")
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Regress the releases h to the victim's features, beside the same from own features x."""
+        """Guess the victim's features by regression on its releases h.
+
+        The baseline regresses on the adversary's own features x.
+        """
         releases = collect_releases(view, view.knowledge.victim)
         positions = self.choose_rows(view, releases["h"].positions, seed)
         columns = {

@@ -511,7 +511,9 @@ def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: An
 
 
 def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation, seed: int) -> Row:
-    """Return how near the isolated part comes to the victim's real contribution."""
+    """Return how near a contribution that the attack isolated from the secure sum comes to the
+    victim's real one.
+    """
     run = open_run(config, 3, rules, kind=RecordingRun)
     assert isinstance(run, RecordingRun)
     shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
