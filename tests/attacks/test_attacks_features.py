@@ -133,7 +133,7 @@ def test_sums_that_are_zero_hide_no_others(make_recording: Any) -> None:
     # The last batch is missing, and those to whom the decoy attributes it.
     assert 0 < whole.counts["scored"] - first.counts["scored"] <= 2 * len(empty)
     assert first.advantage > 0.3
-    epoch = {item.step for item in recording.transcript.kept[1]}
+    epoch = {item.step for item in recording.transcript.envelopes_by_epoch[1]}
     opened = {step: sums * (step not in epoch) for step, sums in opened.items()}
     assert mount_inversion(opened)[0].advantage > 0.3
     empty_sums = mount_inversion({step: 0 * sums for step, sums in opened.items()})
