@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.sums.frames import Frame
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack_tensors
 from secure_apfed.settings import unknown_name
 
 if TYPE_CHECKING:
+    from apfed_protocols.sums.frames import Frame
     from secure_apfed.settings.training import ObjectiveSettings, TrainSettings
 
 __all__ = [
@@ -467,12 +467,14 @@ def iter_batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor,
             yield message.step, rows_B, h_BD
 
 
-def iter_contributions(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Frame]]:
+def iter_contributions(view: AdversaryView, sender: str) -> "Iterator[tuple[Tensor, Frame]]":
     """Yield (rows (B,), frame) of what `sender` contributed to sums, in every kept epoch.
 
     Whose rows these are the view's knowledge must tell (`Knowledge.order`). Messages that are no
     frame of a sum, or of other rows, are left out.
     """
+    from apfed_protocols.sums.frames import Frame  # most attacks read no sum
+
     for message in view.iter_messages(Kind.CONTRIBUTION):
         rows_B = view.knowledge.order.get(message.step)
         if message.sender != sender or rows_B is None:

@@ -387,13 +387,17 @@ def test_both_sides_of_other_peoples_training_can_be_attacked(tmp_path: Path) ->
 
 # An attack loads what it computes with, and no method.
 
-MOST = 48
+MOST = 45
+READS_SUMS = {"import apfed_attacks.features.contribution_regression": 55}
+"""One attack parses the contributions of every kind of sum."""
 MODULES = {f"import {kind.__module__}": kind.__module__ for kind in ATTACKS.values()}
 
 
 def _offences(loaded: dict[str, set[str]]) -> list[str]:
     many = [
-        f"{one} loads {len(own)} of our modules" for one, own in loaded.items() if len(own) > MOST
+        f"{one} loads {len(own)} of our modules"
+        for one, own in loaded.items()
+        if len(own) > READS_SUMS.get(one, MOST)
     ]
     return many + [
         f"{one} loads the table of methods"

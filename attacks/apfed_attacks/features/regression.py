@@ -10,7 +10,7 @@ Letters: N rows, n of them shadow rows, U the others, C columns, F the victim's 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -30,8 +30,10 @@ from apfed_attacks.columns import (
     standardise_columns,
 )
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.live.strategy import ActiveAttack
 from apfed_attacks.view import AdversaryView, AttackError
+
+if TYPE_CHECKING:
+    from apfed_attacks.live.strategy import ActiveAttack
 
 _ALPHAS = np.logspace(-2, 4, 13)
 _WEAKER_ALPHAS = np.logspace(-10, 4, 29)
@@ -295,7 +297,7 @@ def predict_by_ridge(
 
 
 def guess_features(
-    attack: FeatureAttack | ActiveAttack,
+    attack: "FeatureAttack | ActiveAttack",
     view: AdversaryView,
     people_N: Tensor,
     released: Mapping[str, Tensor],

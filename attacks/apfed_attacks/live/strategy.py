@@ -9,7 +9,7 @@ Letters: A aligned rows, B batch, D numbers of a representation, F features.
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from pydantic import Field
@@ -18,7 +18,9 @@ from torch import Tensor
 from apfed_attacks.interface import Attack
 from apfed_attacks.view import AdversaryView, AttackError, Knowledge
 from secure_apfed.base.seeds import derive_seed
-from secure_apfed.contract import RepresentationTerms
+
+if TYPE_CHECKING:
+    from secure_apfed.contract import RepresentationTerms
 
 
 class ActiveSeat(Protocol):
@@ -32,7 +34,7 @@ class ActiveSeat(Protocol):
     """
 
     trained: Tensor
-    terms: RepresentationTerms
+    terms: "RepresentationTerms"
     batch_size: int
     passives: tuple[str, ...]
     protected: bool
@@ -171,7 +173,7 @@ class AnsweringAttack(Attack):
 
     @abstractmethod
     def start_answering(
-        self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
+        self, terms: "RepresentationTerms", knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> Answering:
         """Return what plays the party from now on; `own_AF` are its `own_columns`."""
 
