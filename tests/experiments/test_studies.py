@@ -28,6 +28,7 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.methods import method_settings
 from secure_apfed.settings import plugins
+from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 from tests.experiments.run_folder import make_attack_result, make_finished_run
 
@@ -48,9 +49,14 @@ RIDGE = SoloRecord(
 
 
 def small() -> Config:
-    base = base_config("main-digits")
-    train = base.train.model_copy(update={"epochs": 2, "evaluate_every": 2})
-    said = {"train": train, "method": method_settings("apfed_c"), "attacks": ()}
+    base = base_config("main-breast-cancer")
+    train = base.train.model_copy(update={"epochs": 2, "evaluate_every": 2, "labels": "joint"})
+    said = {
+        "train": train,
+        "method": method_settings("apfed_c"),
+        "attacks": (),
+        "alignment": AlignmentSettings(),
+    }
     return base.model_copy(update={**said, "guard": GuardSettings(mechanism="none")})
 
 
