@@ -203,15 +203,25 @@ def _make_variant(
     )
 
 
+_VOTED = {**_STUDENT, **_BY_CURVE}
+_SINGLE_VIEW = _make_variant(
+    "alone",
+    "SingleVL",
+    "single_view",
+    "nothing is sent",
+    protected=False,
+    changes={**_PLAIN, **_BY_CURVE, "train": {**JOINT_TRAINING, "device": "cpu"}},
+)
+_JOINT_TEACHER = _make_variant(
+    "joint-teacher",
+    "Joint teacher",
+    "joint_teacher_sum",
+    "secure sum",
+    changes={**_TAUGHT_JOINTLY, **_BY_CURVE},
+    labels="spreading",
+)
 MAIN_LINES: tuple[Line, ...] = (
-    _make_variant(
-        "alone",
-        "SingleVL",
-        "single_view",
-        "nothing is sent",
-        protected=False,
-        changes={**_PLAIN, **_BY_CURVE, "train": {**JOINT_TRAINING, "device": "cpu"}},
-    ),
+    _SINGLE_VIEW,
     _make_variant("apfed_c", "APFed-C", "apfed_c", "CKKS + guard, epsilon 1", ablated=True),
     _make_variant(
         "apfed_c-8",
@@ -241,21 +251,13 @@ MAIN_LINES: tuple[Line, ...] = (
         "votes_randomised",
         "randomised answers",
         ablated=True,
-        changes={**_STUDENT, **_BY_CURVE},
+        changes=_VOTED,
         epsilon=4.0,
     ),
-    _make_variant(
-        "joint-teacher",
-        "Joint teacher",
-        "joint_teacher_sum",
-        "secure sum",
-        changes={**_TAUGHT_JOINTLY, **_BY_CURVE},
-        labels="spreading",
-    ),
+    _JOINT_TEACHER,
 )
-_VOTED = {**_STUDENT, **_BY_CURVE}
 METHOD_LINES: tuple[Line, ...] = (
-    MAIN_LINES[0],
+    _SINGLE_VIEW,
     _make_variant("votes", "Votes", "votes", "secure sum", changes=_VOTED),
     _make_variant(
         "votes-noise", "Votes", "votes", "secure sum + noise", changes=_VOTED, epsilon=4.0
@@ -277,14 +279,7 @@ METHOD_LINES: tuple[Line, ...] = (
     _make_variant(
         "apfed_code", "APFed by code", "apfed_code", "secure sum", changes={**_CODED, **_BY_CURVE}
     ),
-    _make_variant(
-        "joint-teacher",
-        "Joint teacher",
-        "joint_teacher_sum",
-        "secure sum",
-        changes={**_TAUGHT_JOINTLY, **_BY_CURVE},
-        labels="spreading",
-    ),
+    _JOINT_TEACHER,
     _make_variant(
         "tvfl",
         "TVFL",

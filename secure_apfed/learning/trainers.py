@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secure_apfed.base.seeds import draws_nothing
@@ -29,7 +28,6 @@ from secure_apfed.learning.descent import (
     BY_SETTINGS,
     EVERY,
     ActiveNetworks,
-    Compute,
     OwnSteps,
     Trainer,
     explain_failure,
@@ -70,7 +68,42 @@ class Batch:
     h: Tensor | None
 
 
-class ActiveTrainer(Trainer):
+class LabelTrainer(Trainer):
+    """A trainer on a table with labels.
+
+    Args:
+        modules: by name what it trains.
+        features_N, labels_N: the table, which moves to the device.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        modules: Mapping[str, nn.Module],
+        *,
+        features_N: Tensor,
+        labels_N: Tensor,
+        train: TrainSettings,
+        seed: int,
+        own: OwnSteps,
+    ) -> None:
+        """Move networks, features and labels to the device."""
+        super().__init__(owner, modules, train=train, seed=seed, own=own)
+        self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
+        self._weighs = train.class_weights == "balanced"
+        self._weights_K: Tensor | None = None
+
+    def weigh_classes(self, rows: Tensor, classes: int) -> None:
+        """Weight all classes equally in the loss, by the label counts of these
+        rows, if configured.
+        """
+        if self._weighs:
+            labels_n = self.labels_N[rows.to(self.labels_N.device)]
+            weights_K = compute_balanced_weights(labels_n, classes)
+            self._weights_K = self.compute.move_tensor(weights_K)
+
+
+class ActiveTrainer(LabelTrainer):
     """The active's networks and optimiser: runs its batches forward and applies the updates.
 
     Args:
@@ -97,22 +130,20 @@ class ActiveTrainer(Trainer):
         self.networks = networks
         self.task = task or Classification()
         modules = dict(networks.named_children())
-        super().__init__(owner, modules, train=train, seed=seed, own=own)
-        self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
+        super().__init__(
+            owner,
+            modules,
+            features_N=features_N,
+            labels_N=labels_N,
+            train=train,
+            seed=seed,
+            own=own,
+        )
         self.private = private
         self._private = PrivateGradient(owner, modules, private) if private else None
-        self._weighs = train.class_weights == "balanced"
         self._reads_labels = not train.meets_labels_after
-        self._weights_K: Tensor | None = None
         self._check_due = rests_on_rows
         self._is_first = private is None  # an error may tell nothing of private records
-
-    def weigh_classes(self, rows: Tensor, classes: int) -> None:
-        """Weight all classes equally in the loss, by the label counts of these
-        rows, if configured.
-        """
-        if self._weighs:
-            self._weights_K = _balance_classes(self.compute, self.labels_N, rows, classes)
 
     def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
         """Run the forward pass of one batch.
@@ -177,9 +208,8 @@ class ActiveTrainer(Trainer):
         The guard's bound for a row, and DP-SGD's for a record, assume that. Raises PromiseError:
         names the part that mixes rows, and the change.
         """
-        here_B = rows_B.to(self.compute.device)
-        features_B = self.features_N[here_B]
-        labels_B = self.labels_N[here_B]
+        features_B = self.compute.take_rows(self.features_N, rows_B)
+        labels_B = self.labels_N[self.compute.move_batch(rows_B)]
         check_row_wise(
             RowsOut(self.networks, is_whole=self.private is not None), features_B, owner=self._owner
         )
@@ -316,7 +346,7 @@ class PassiveTrainer(Trainer):
 
         Raises PromiseError: a row's gradient moves with another row; see `check_objective`.
         """
-        features_B = self.features_N[rows_B.to(self.compute.device)]
+        features_B = self.compute.take_rows(self.features_N, rows_B)
         check_objective(
             self.objective, self.compute.move_tensor(sent_B), features_B, owner=self._owner
         )
@@ -358,7 +388,7 @@ PassiveDescent: TypeAlias = PassiveTrainer | BlackBox
 """What a passive of APFed answers by: its networks, or code that nobody else sees inside."""
 
 
-class HeadTrainer(Trainer):
+class HeadTrainer(LabelTrainer):
     """The active's encoder, and the head over all parties' representations, concatenated.
 
     Args:
@@ -382,19 +412,17 @@ class HeadTrainer(Trainer):
         """Move networks, features and labels to the device."""
         self.encoder = encoder
         self.head = head
-        modules = {"encoder": encoder, "head": head}
-        super().__init__(owner, modules, train=train, seed=seed, own=own)
         self._passives = tuple(passives)
-        self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
-        self._weighs = train.class_weights == "balanced"
-        self._weights_K: Tensor | None = None
-
-    def weigh_classes(self, rows: Tensor, classes: int) -> None:
-        """Weight all classes equally in the loss, by the label counts of these rows of its table,
-        if configured.
-        """
-        if self._weighs:
-            self._weights_K = _balance_classes(self.compute, self.labels_N, rows, classes)
+        self._task = Classification()
+        super().__init__(
+            owner,
+            {"encoder": encoder, "head": head},
+            features_N=features_N,
+            labels_N=labels_N,
+            train=train,
+            seed=seed,
+            own=own,
+        )
 
     def train_on_parts(
         self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
@@ -409,11 +437,7 @@ class HeadTrainer(Trainer):
             scores_BK = self.compute_scores(self.encoder(features_B), parts)
         labels_B = self.labels_N[self.compute.move_batch(own_B)]
         scores_BK = scores_BK.to(self.compute.dtype)
-        loss = (
-            F.cross_entropy(scores_BK, labels_B)
-            if self._weights_K is None
-            else Classification().compute_loss(scores_BK, labels_B, self._weights_K)
-        )
+        loss = self._task.compute_loss(scores_BK, labels_B, self._weights_K)
         self.require_own_weights(loss, *parts.values())
         loss.backward()
         self.step()
@@ -467,7 +491,7 @@ class EncoderTrainer(Trainer):
 
     def check_rows(self, rows_B: Tensor, *, learn: bool) -> None:
         """Refuse an encoder in which one of these rows moves another; see `check_row_wise`."""
-        features_B = self.features_N[rows_B.to(self.compute.device)]
+        features_B = self.compute.take_rows(self.features_N, rows_B)
         check_row_wise(self.encoder, features_B, training=learn, owner=self._owner)
 
     def encode_rows(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
@@ -495,12 +519,6 @@ class EncoderTrainer(Trainer):
             self.require_own_weights(loss)
             loss.backward()
         self.step()
-
-
-def _balance_classes(compute: Compute, labels_N: Tensor, rows: Tensor, classes: int) -> Tensor:
-    """Return weights (K,) by which all classes count equally among these rows of a table."""
-    weights_K = compute_balanced_weights(labels_N[rows.to(labels_N.device)], classes)
-    return compute.move_tensor(weights_K)
 
 
 def _require_finite(owner: str, what: str, *results: Tensor | None) -> None:

@@ -449,20 +449,18 @@ class PartyContext:
             )
 
     @cached_property
-    def _make_planned_guard(self) -> RepresentationGuard:
+    def _planned_guard(self) -> RepresentationGuard:
         """A guard used only for its bounds; it releases nothing."""
         return self.make_guard()
 
     def bound_representations(self, shape: Shape) -> RepresentationTerms:
         """Return the bounds on a row that the active sends; see `terms.bound_representations`."""
         projected = self.projection is not None
-        return bound_representations(
-            self.config, shape, self._make_planned_guard, projected=projected
-        )
+        return bound_representations(self.config, shape, self._planned_guard, projected=projected)
 
     def bound_sent_rows(self, shape: Shape) -> RepresentationTerms:
         """Return the bounds on a row that a passive sends; see `terms.bound_sent_rows`."""
-        return bound_sent_rows(self.config, shape, self._make_planned_guard)
+        return bound_sent_rows(self.config, shape, self._planned_guard)
 
     def state_objective(self, passive: str, representation: RepresentationTerms) -> PassiveTerms:
         """Return the contract terms of a passive that optimises an objective.

@@ -22,6 +22,8 @@ from secure_apfed.settings import unknown_name
 
 __all__ = [
     "ENGINES",
+    "LOG",
+    "PARTY_FILE",
     "SERVER",
     "EngineName",
     "EnginePlan",
@@ -40,9 +42,14 @@ TITLES: Mapping[EngineName, str] = {
 SERVER = "server"
 """Whom `run_by` of a proposal names for the engine's server; no party is called so over NVFlare."""
 
+PARTY_FILE = "SECURE_APFED_PARTY"
+"""Variable of a site's environment: the path of its party's file; over NVFlare `{site}` stands for
+the site's name."""
+
+LOG = "SECURE_APFED_LOG"
+"""Variable of a SuperNode's environment: the file to which the party's messages are appended."""
+
 _Words: TypeAlias = Sequence[str | Path]
-_PARTY_VARIABLE = "SECURE_APFED_PARTY"
-_LOG_VARIABLE = "SECURE_APFED_LOG"
 _PARTY = "party.yaml"
 _LOG = "log.txt"
 _SITE = "secure_apfed.organisations.nvflare_site"
@@ -167,7 +174,7 @@ def write_engine_files(over: EngineName, plan: EnginePlan) -> Path | None:
 
 
 def _make_nvflare_files(plan: EnginePlan, home: Path) -> dict[str, str]:
-    files = {"site.env": _make_environment({_PARTY_VARIABLE: plan.folder / _PARTY})}
+    files = {"site.env": _make_environment({PARTY_FILE: plan.folder / _PARTY})}
     if plan.party == plan.organiser:
         files["project.yml"] = as_yaml(_build_nvflare_project(plan))
         for job, (site, options) in _JOBS.items():
@@ -300,8 +307,7 @@ def _make_nvflare_page(plan: EnginePlan, home: Path) -> str:
     )
     start_site = _Step(
         f"Start the site, `kit` being the folder of the kit `{plan.party}`",
-        [["."], start],
-        source=home / "site.env",
+        [_read_variables(home / "site.env"), start],
     )
     texts = (
         "Once all sites are up, let the parties meet and compare",
@@ -319,8 +325,8 @@ def _make_nvflare_page(plan: EnginePlan, home: Path) -> str:
 
 def _make_flower_files(plan: EnginePlan, home: Path) -> dict[str, str]:
     environment = {
-        _PARTY_VARIABLE: plan.folder / _PARTY,
-        _LOG_VARIABLE: plan.folder / _LOG,
+        PARTY_FILE: plan.folder / _PARTY,
+        LOG: plan.folder / _LOG,
     }
     files = {"site.env": _make_environment(environment)}
     if plan.party == plan.organiser:
@@ -377,8 +383,7 @@ def _make_flower_page(plan: EnginePlan, home: Path) -> str:
     ]
     start_node = _Step(
         f"Put the SuperLink's `superlink.pem` into `{home.name}`, and start the SuperNode",
-        [["."], node],
-        source=home / "site.env",
+        [_read_variables(home / "site.env"), node],
     )
     steps = [make_key, start_node]
     if plan.party == plan.organiser:
@@ -418,20 +423,22 @@ def _start_superlink(plan: EnginePlan) -> "_Step":
 
 @dataclass(frozen=True)
 class _Step:
-    """What to do, and the commands for it; `["."]` stands for reading the site's variables."""
+    """What to do, and the commands for it: words to be quoted, or a line of the shell."""
 
     text: str
-    commands: Sequence[_Words]
-    source: Path | None = None
+    commands: Sequence[_Words | str]
 
     def spell_out(self, number: int) -> str:
-        lines = [self._spell_command(command) for command in self.commands]
+        lines = [
+            command if isinstance(command, str) else shlex.join(map(str, command))
+            for command in self.commands
+        ]
         return "\n".join([f"{number}. {self.text}:", "", *(f"       {line}" for line in lines), ""])
 
-    def _spell_command(self, command: _Words) -> str:
-        if list(command) == ["."] and self.source is not None:
-            return f"set -a; . {shlex.quote(str(self.source))}; set +a"
-        return shlex.join(map(str, command))
+
+def _read_variables(path: Path) -> str:
+    """Return the line by which a shell exports the variables of a file (`_make_environment`)."""
+    return f"set -a; . {shlex.quote(str(path))}; set +a"
 
 
 def _make_page(plan: EnginePlan, title: str, steps: Sequence[_Step]) -> str:

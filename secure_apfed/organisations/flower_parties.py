@@ -18,13 +18,12 @@ from typing import Any, Protocol
 
 from secure_apfed.base.peer_text import quote_text
 from secure_apfed.errors import ConfigError
+from secure_apfed.organisations.engines import LOG, PARTY_FILE
 
 __all__ = [
     "AWAKE",
     "CODE",
     "COMMAND",
-    "LOG",
-    "PARTY_FILE",
     "PLAY",
     "WHO",
     "Lead",
@@ -33,14 +32,8 @@ __all__ = [
     "run_own_party",
 ]
 
-PARTY_FILE = "SECURE_APFED_PARTY"
-"""Variable of a site's environment: the path of its party's file."""
-
 COMMAND = "SECURE_APFED_COMMAND"
 """Variable of a site's environment: the words before `--config`, unless `secure-apfed party`."""
-
-LOG = "SECURE_APFED_LOG"
-"""Variable of a site's environment: the file to which the party's messages are appended."""
 
 WHO = "query.who"
 """Which party and project does the site run?"""

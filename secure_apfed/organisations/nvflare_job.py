@@ -23,7 +23,8 @@ from typing import Any
 from apfed_protocols.installing import install_extra
 from secure_apfed.base.names import check_name
 from secure_apfed.errors import ConfigError
-from secure_apfed.organisations.nvflare_site import PARTY_FILE, SERVER, Server, Site
+from secure_apfed.organisations.engines import PARTY_FILE
+from secure_apfed.organisations.nvflare_site import SERVER, Server, Site
 
 try:
     from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST

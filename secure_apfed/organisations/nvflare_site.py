@@ -31,6 +31,7 @@ from secure_apfed.exchange.calls import Calls
 from secure_apfed.exchange.envelope import plain_text
 from secure_apfed.exchange.resumable_link import LinkTransport, Missed
 from secure_apfed.exchange.sealed_connection import LocalEnd
+from secure_apfed.organisations.engines import PARTY_FILE
 from secure_apfed.organisations.party import Connect, PartyFile, run_party
 from secure_apfed.runs.outcome import Progress
 
@@ -41,9 +42,6 @@ except ImportError as error:
     raise ConfigError(
         "a job of NVFlare's needs nvflare, which is missing; run: " + install_extra("nvflare")
     ) from error
-
-PARTY_FILE = "SECURE_APFED_PARTY"
-"""Variable of a site's environment: the path of its party's file; `{site}` stands for its name."""
 
 SERVER = "server"
 """The name by which NVFlare's calls come from its server, and no site's."""

@@ -177,7 +177,7 @@ class _LayerAccount(_Charged):
             own_line = np.concatenate([[self._unprotected], self._count_own_releases()])
             lines = {self._id: own_line, **self._others}
             heads = [
-                np.concatenate([np.frombuffer(name, np.int64), [self._describe_mechanism]])
+                np.concatenate([np.frombuffer(name, np.int64), [self._mechanism_bits]])
                 for name in lines
             ]
             return torch.from_numpy(np.column_stack([np.array(heads), np.array([*lines.values()])]))
@@ -220,7 +220,7 @@ class _LayerAccount(_Charged):
                 "converted with the weights: load the state as state_dict() gave it"
             )
         lines: NDArray[np.int64] = state.numpy(force=True)
-        if (lines[:, 2] != self._describe_mechanism).any():
+        if (lines[:, 2] != self._mechanism_bits).any():
             raise CheckpointError(
                 "PrivateRelease: the state counts releases under another noise than sigma "
                 f"{self.guard.sigma:.4g} at clip {self.guard.clip:g}; make the layer with the "
@@ -236,9 +236,9 @@ class _LayerAccount(_Charged):
         return counts
 
     @property
-    def _describe_mechanism(self) -> int:
-        """Return the bits of the noise multiplier as an integer, which identifies the mechanism in
-        a state.
+    def _mechanism_bits(self) -> int:
+        """The bits of the noise multiplier as an integer, which identifies the mechanism in a
+        state.
         """
         multiplier = np.float64(self.guard.mechanism().noise_multiplier)
         return int(multiplier.view(np.int64))

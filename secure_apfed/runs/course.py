@@ -822,7 +822,7 @@ class TrainingLoop:
     def _build_metrics(self, *, evaluated: bool) -> dict[str, Any]:
         """Return one line of metrics.jsonl: losses, scores, privacy cost, bytes and seconds."""
         privacy = self.compute_privacy()
-        passive = self._find_worst_account
+        passive = self._worst_account
         promises = self._list_promises()
         return {
             "epoch": self._epoch,
@@ -854,7 +854,7 @@ class TrainingLoop:
         return promises_of(self._config, self.compute_privacy(), contributions=accounts)
 
     @property
-    def _find_worst_account(self) -> Mapping[str, Any] | None:
+    def _worst_account(self) -> Mapping[str, Any] | None:
         """The account of the passive with the highest epsilon for votes or contributions."""
         accounts = self.session.passive_accounts.values()
         return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
@@ -879,9 +879,7 @@ class TrainingLoop:
         reported yet.
         """
         method = self._config.method
-        is_awaited = (
-            method.find_noise(self._config) is not None and self._find_worst_account is None
-        )
+        is_awaited = method.find_noise(self._config) is not None and self._worst_account is None
         if method.figure == method.passives_figure and is_awaited:
             return None
         return worst_promise(self._list_promises(), method.figure)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO
 
 from secure_apfed.organisations.local import free_addresses
+from tests.links.kits import make_environment
 from tests.waiting import wait_until
 
 _IS_ACTIVE = "SuperNode ID:"
@@ -79,15 +80,8 @@ class Flower:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "PATH": os.pathsep.join([str(_BIN), os.environ.get("PATH", "")]),
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "HOME": str(self.home),
-            "FLWR_HOME": str(self.home),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "OMP_NUM_THREADS": "1",
-        }
+        flower = {"FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
+        return {**make_environment(self.home), **flower}
 
     def read(self, name: str) -> str:
         """Return what a process said so far."""

@@ -19,6 +19,17 @@ from tests.waiting import wait_until
 _BIN = Path(sys.executable).parent
 
 
+def make_environment(home: Path) -> dict[str, str]:
+    """Return variables for an engine's processes: this interpreter and its packages, a home."""
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([str(_BIN), os.environ.get("PATH", "")]),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
 class Kits:
     """A server and its sites, from entry to exit.
 
@@ -63,13 +74,7 @@ class Kits:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "PATH": os.pathsep.join([str(_BIN), os.environ.get("PATH", "")]),
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "HOME": str(self.home),
-            "OMP_NUM_THREADS": "1",
-        }
+        return make_environment(self.home)
 
     def _start(self, name: str, before: str) -> None:
         start = self.kits / name / "startup/start.sh"

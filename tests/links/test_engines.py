@@ -20,12 +20,16 @@ from secure_apfed.commands.check import Checks
 from secure_apfed.config.plain_yaml import parse_yaml
 from secure_apfed.errors import ConfigError
 from secure_apfed.organisations import engines, project
-from secure_apfed.organisations.engines import EnginePlan, find_engine, write_engine_files
+from secure_apfed.organisations.engines import (
+    LOG,
+    PARTY_FILE,
+    EnginePlan,
+    find_engine,
+    write_engine_files,
+)
 from secure_apfed.organisations.flower_parties import (
     AWAKE,
     COMMAND,
-    LOG,
-    PARTY_FILE,
     PLAY,
     WHO,
     Lead,

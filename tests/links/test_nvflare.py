@@ -25,6 +25,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.data import load_own
 from secure_apfed.errors import ConfigError
+from secure_apfed.organisations.engines import PARTY_FILE
 from secure_apfed.organisations.local import prepare_parties
 from secure_apfed.organisations.party import PartyFile, run_party
 from secure_apfed.runs.run import run
@@ -302,7 +303,7 @@ def site_of(job: Job, caller: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any
     site = importlib.import_module("secure_apfed.organisations.nvflare_site")
     facade = Facade(job, caller)
     monkeypatch.setattr(site, "collab", facade)
-    monkeypatch.setenv(site.PARTY_FILE, str(job.files["active"]))
+    monkeypatch.setenv(PARTY_FILE, str(job.files["active"]))
     return site, facade
 
 
