@@ -42,6 +42,7 @@ from secure_apfed.privacy.measured import check_graph, check_guard
 from secure_apfed.privacy.noise import NoiseSource
 
 _NORM_SLACK = 1e-5
+_TINY = torch.finfo(torch.float32).tiny
 _MOST_PAIRS = 2**22
 _NEIGHBOUR = 10.0
 # In fewer dimensions many honest rows are close to each other.
@@ -80,6 +81,26 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
             f"{terms.minimum_norm:g} to {terms.maximum_norm:g}, as the contract says "
             f"(smallest {float(norm_B.min()):g}, largest {float(norm_B.max()):g})"
         )
+
+
+def lengthen_rows(z_BD: Tensor, least: float) -> Tensor:
+    """Return the rows (B, *shape) with those shorter than `least` lengthened to it; differentiable.
+
+    In few dimensions an honest row may be shorter than receivers take. Directions stay; a row of
+    zeros goes along its first number. Rows that are long enough keep their bits, and the gradient
+    is that of z itself.
+    """
+    if least == 0:
+        return z_BD
+    flat_BD = z_BD.detach().flatten(1)
+    norm_B1 = torch.linalg.vector_norm(flat_BD.double(), dim=1, keepdim=True)
+    first_D = torch.zeros_like(flat_BD[:1])
+    first_D[:, :1] = 1
+    unit_BD = torch.where(norm_B1 > 0, flat_BD / norm_B1.clamp(min=_TINY).to(flat_BD), first_D)
+    # In float32 a row of exactly the bound could be read as shorter than it.
+    longer_BD = (unit_BD * (least * (1 + _NORM_SLACK))).reshape(z_BD.shape)
+    is_short_B = (norm_B1 < least).reshape(-1, *[1] * (z_BD.dim() - 1))
+    return torch.where(is_short_B, z_BD + (longer_BD - z_BD.detach()), z_BD)
 
 
 def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
@@ -206,11 +227,12 @@ class Releases:
         rows: Tensor,
         count: Callable[[bytes], None] | None = None,
         measures_spread: bool = False,
+        shortest: float = 0.0,
     ) -> Released:
         """Guard, pack and charge one batch h (B, *shape) at these alignment positions, in this
         order.
 
-        It is charged even if the bytes are not sent: a frozen guard counts its rows as released.
+        `shortest`: rows that left the guard shorter are lengthened to it. The batch is charged even if the bytes are not sent: a frozen guard counts its rows as released.
         `count` is called with the digest of the bytes before the charge, and may refuse. Raises
         BudgetExhaustedError: sending would exceed the privacy budget, and nothing may be sent;
         ModelError: representations that are not finite; PromiseError: the guard does not keep its
@@ -221,7 +243,8 @@ class Releases:
             check_graph(h_B)
             self._check_due = False
         repeats_B = self.guard.repeats(rows)
-        z_B = self.guard.release(h_B.flatten(1), step=step, rows=rows).reshape(h_B.shape)
+        guarded_B = self.guard.release(h_B.flatten(1), step=step, rows=rows).reshape(h_B.shape)
+        z_B = lengthen_rows(guarded_B, shortest)
         measured = (measure_spread(z_B),) if measures_spread else ()
         sent_B, *spread = fetch_tensors(z_B, *measured)
         payload = pack_tensors({"rows": rows, "z": sent_B})

@@ -99,6 +99,7 @@ class ApfedActive(SumLearner, SingleViewActive):
 
     Attributes:
         least_spread: of a batch that every passive takes; see `warn_if_near_constant`.
+        least_norm: of a row that every passive takes.
     """
 
     def __init__(
@@ -113,9 +114,9 @@ class ApfedActive(SumLearner, SingleViewActive):
         """Find the alignment position of every row of the active's table, -1 where it has none."""
         super().__init__(own, contract, trainer, accounts, rows)
         self.read_from(sum_end)
-        self.least_spread = max(
-            terms.representation.minimum_spread for terms in contract.passives.values()
-        )
+        bounds = [terms.representation for terms in contract.passives.values()]
+        self.least_spread = max(bound.minimum_spread for bound in bounds)
+        self.least_norm = max(bound.minimum_norm for bound in bounds)
         self._releases = accounts.releases
         self._position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
         self._position_N[rows] = torch.arange(len(rows))
@@ -136,7 +137,11 @@ class ApfedActive(SumLearner, SingleViewActive):
         if batch.h is None:
             return self.trainer.train_on_batch(batch)
         released = self._releases.release(
-            batch.h, step=step, rows=rows_A, measures_spread=self.least_spread > 0
+            batch.h,
+            step=step,
+            rows=rows_A,
+            measures_spread=self.least_spread > 0,
+            shortest=self.least_norm,
         )
         z_A = released.z
         if warn_if_near_constant(

@@ -98,13 +98,15 @@ def test_the_start_page_runs_as_printed(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     lines = [line for block in blocks(START, "sh") for line in block.splitlines()]
-    calls = [line.split("#")[0].split() for line in lines if line.startswith("secure-apfed")]
+    calls = [shlex.split(line, comments=True) for line in lines if line.startswith("secure-apfed")]
     ended = [(program, execute(arguments)) for program, *arguments in calls]
     assert ended == [("secure-apfed", 0)] * len(calls)
-    told = capsys.readouterr().out
-    assert "epsilon_v of passive-1, one person's votes" in told
-    assert "best local model" in told
-    assert re.search(r"^encrypted +votes_encrypted", told, re.MULTILINE)
+    printed = capsys.readouterr().out
+    for promised in ("accuracy, APFed-C", "gain", "epsilon_x", "active reads features of passive-1"):
+        assert promised in printed
+    assert "best local model" in printed
+    for folder in ("encrypted", "first", "one-number"):
+        assert re.search(rf"^{folder} +apfed_c", printed, re.MULTILINE), printed
     there = ("runs/first/report.html", "runs.html", "model.onnx")
     assert all((tmp_path / name).is_file() for name in there)
 

@@ -25,7 +25,9 @@ from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import (
     ContributionNoise,
     Releases,
+    check_norms,
     check_spread,
+    lengthen_rows,
     parse_representations,
     spread_of,
 )
@@ -629,3 +631,34 @@ def test_honest_batches_without_noise_are_all_answered(method: str) -> None:
         found = run(config, None, on_progress=lambda progress: steps.append(progress.step))
     (sums,) = (flow for flow in found.recording.transcript.flows if flow.kind is Kind.SUM)
     assert sums.messages == len(set(steps)) == 36
+
+
+SHORT_LEAST = 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (2,), (64,), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("length", [0.0, 1e-30, 1e-8, 9.99e-4], ids=str)
+def test_a_short_row_is_lengthened_to_what_passives_take(
+    length: float, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    long_BD = random(5, *shape).to(dtype)
+    direction = F.normalize(long_BD.flatten(1), dim=1).reshape(long_BD.shape)
+    short_BD = (direction[:2] * length).requires_grad_()
+    z_BD = lengthen_rows(torch.cat([long_BD, short_BD]), SHORT_LEAST)
+    terms = RepresentationTerms(
+        shape=shape, dtype="float64", minimum_norm=SHORT_LEAST, maximum_norm=1e3
+    )
+    check_norms(z_BD, terms, sender="active")
+    assert torch.equal(z_BD[:5], long_BD)
+    if length:
+        expected = direction[:2] * SHORT_LEAST
+        torch.testing.assert_close(z_BD[5:].detach(), expected, rtol=1e-4, atol=0)
+    z_BD.sum().backward()
+    assert short_BD.grad is not None
+    assert torch.equal(short_BD.grad, torch.ones_like(short_BD))
+
+
+def test_rows_stay_as_they_are_where_any_length_is_taken() -> None:
+    rows = torch.zeros(3, 2)
+    assert lengthen_rows(rows, 0.0) is rows
