@@ -232,11 +232,12 @@ class Releases:
         """Guard, pack and charge one batch h (B, *shape) at these alignment positions, in this
         order.
 
-        `shortest`: rows that left the guard shorter are lengthened to it. The batch is charged even if the bytes are not sent: a frozen guard counts its rows as released.
-        `count` is called with the digest of the bytes before the charge, and may refuse. Raises
-        BudgetExhaustedError: sending would exceed the privacy budget, and nothing may be sent;
-        ModelError: representations that are not finite; PromiseError: the guard does not keep its
-        declared bound, or rows of the first batch were mixed; nothing is charged.
+        `shortest`: rows that left the guard shorter are lengthened to it. The batch is charged even
+        if the bytes are not sent: a frozen guard counts its rows as released. `count` is called
+        with the digest of the bytes before the charge, and may refuse. Raises BudgetExhaustedError:
+        sending would exceed the privacy budget, and nothing may be sent; ModelError:
+        representations that are not finite; PromiseError: the guard does not keep its declared
+        bound, or rows of the first batch were mixed; nothing is charged.
         """
         if self._check_due:
             check_guard(self.guard)
