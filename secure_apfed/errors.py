@@ -37,7 +37,16 @@ __all__ = [
 
 
 class ConfigError(ApfedError):
-    """A setting is unknown, missing or out of range; names the file, key and values."""
+    """A setting is unknown, missing or out of range; names the file, key and values.
+
+    Examples:
+        >>> from secure_apfed import ConfigError, PrivateLabels
+        >>> try:
+        ...     PrivateLabels(epsilon=100, classes=10)
+        ... except ConfigError as error:
+        ...     print(error)
+        epsilon_y lies above 0 and up to 40, got 100; leave label privacy out for none
+    """
 
 
 class ModelError(ApfedError):

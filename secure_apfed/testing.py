@@ -90,7 +90,7 @@ def check_sensitivity(
     Raises:
         PromiseError: two results lie further apart.
 
-    Example:
+    Examples:
         >>> rows = [np.array([3.0, 4.0]), np.array([-3.0, -4.0])]
         >>> check_sensitivity(lambda row: row / np.linalg.norm(row), rows, 2.0, name="unit rows")
     """

@@ -38,6 +38,13 @@ MOVED = {
 }
 """Names that `secure_apfed` itself gave, by the module below it that gives them now."""
 
+EVERYDAY_NAMES = [
+    name
+    for name in secure_apfed.__all__
+    if name != "__version__" and name not in (*GROUPS, "errors", "exchange")
+]
+"""The thirty names of `secure_apfed` itself: no module, and not the version."""
+
 MOVES = [(name, module) for module, names in MOVED.items() for name in names.split()]
 
 

@@ -25,7 +25,7 @@ _WAYS: Mapping[str, str] = {
 def title_variant(method: MethodSettings, variant: str) -> str:
     """Return the title of a way to predict; an unknown key is returned unchanged.
 
-    Example:
+    Examples:
         >>> from secure_apfed.methods import METHODS
         >>> title_variant(METHODS["tvfl"].public_facts, "tvfl_alone")
         'TVFL, the active left alone'

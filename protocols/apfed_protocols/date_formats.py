@@ -36,7 +36,7 @@ def check_date_format(form: str) -> str:
 def parse_date(text: str, formats: Sequence[str]) -> date | None:
     """Return the date of a text by the first format that reads it; None if none does.
 
-    Example:
+    Examples:
         >>> parse_date("31.1.2026", ["%d.%m.%Y"])
         datetime.date(2026, 1, 31)
     """

@@ -19,11 +19,29 @@ __all__ = [
 
 
 class ApfedError(Exception):
-    """Base of every error whose message is meant for the user: who, what, what to do."""
+    """Base of every error whose message is meant for the user: who, what, what to do.
+
+    Examples:
+        >>> from apfed_protocols import ApfedError, align
+        >>> try:
+        ...     align({"bank": ["ann", "bob"], "shop": ["eve", "kim"]}, hub="bank")
+        ... except ApfedError as error:
+        ...     print(f"{type(error).__name__}: {error}")
+        DataError: bank: the parties share fewer IDs than the agreed minimum of 2 ...
+    """
 
 
 class DataError(ApfedError):
-    """A data file or table is missing, unreadable or unfit; says what to run or to fix."""
+    """A data file or table is missing, unreadable or unfit; says what to run or to fix.
+
+    Examples:
+        >>> from apfed_protocols import DataError, align
+        >>> try:
+        ...     align({"bank": ["ann", "ann"], "shop": ["ann", "bob"]}, hub="bank")
+        ... except DataError as error:
+        ...     print(error)
+        bank has 1 repeated ID(s), in row(s) 1 (as 0); keep one row for each ID ...
+    """
 
 
 class LocalProtocolError(ApfedError, ValueError):

@@ -4,7 +4,7 @@ Run by: each party on its own IDs, before and after a set intersection. A patter
 characters and no character that tells people apart: `DE-1234567` and `FR-7654321` are both `A-9`.
 Parties that write one person in two ways have no common person there, and nothing else says so.
 
-Example:
+Examples:
     >>> count_patterns(["DE-1234567", "de-1234568", "DE1234569"])
     {'A-9': 1, 'A9': 1, 'a-9': 1}
     >>> suggest_rules(["DE-1234567", "de-1234568", "DE1234569"], IdNormalisation())

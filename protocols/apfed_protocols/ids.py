@@ -4,7 +4,7 @@ Run by: each party on its own IDs, before any protocol. Parties compare texts, s
 writing one person must become one text here, and what stands for nobody, or has lost digits, must
 not become a person. Errors name party, column, rows and remedy, never an ID. Needs numpy alone.
 
-Example:
+Examples:
     >>> encode_ids("bank", ["Ann ", 7], IdNormalisation(case_fold=True))
     [b'\x00\x01\x00\x00\x00\x03ann', b'\x00\x01\x00\x00\x00\x017']
 """

@@ -33,7 +33,7 @@ def install_checkout(*extras: str, editable: bool = False) -> str:
 def install_extra(extra: str, distribution: str = "secure-apfed") -> str:
     """Return the command that installs the packages of one extra of an installed distribution.
 
-    Example:
+    Examples:
         >>> install_extra("svd", "apfed-protocols")
         "python -m pip install 'scipy<2,>=1.14'"
     """

@@ -37,7 +37,7 @@ class IdFile:
         given: a file, a folder or a pattern, as `secure_apfed.data.frames` reads them; or rows.
         columns: the column of the IDs, or several columns.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     path = Path(folder) / "bank.csv"

@@ -31,7 +31,7 @@ class AlignmentHistory:
     With at most R runs a peer tries out at most R times as many. Peers are identified by the names
     that the links authenticate; a peer with two names gets twice the runs.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     history = AlignmentHistory(Path(folder) / "alignments.jsonl", runs_with_a_peer=1)

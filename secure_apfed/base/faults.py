@@ -23,7 +23,7 @@ _YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "n
 class SettingLine:
     """One setting of a run's file: its path, its value, and a remark.
 
-    Example:
+    Examples:
         >>> str(SettingLine(("data", "parties", "bank", "categorical"), ("cylinders",)))
         'data.parties.bank.categorical: [cylinders]'
     """

@@ -5,7 +5,7 @@ Letters, digits, "_", "-" and "." alone, a letter or digit first: no folder, no 
 control character. Names that differ in capitals alone are one, as on many file systems. What
 this program adds to a name, it sets apart by "+", which no name has.
 
-Example:
+Examples:
     >>> log_file(Path("run"), "ledger", "bank" + UPDATES, "jsonl").name
     'ledger-bank+updates.jsonl'
     >>> check_parties(["bank", "Bank"])

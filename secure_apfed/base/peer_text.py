@@ -5,7 +5,7 @@ escape sequences for the terminal, with line breaks that imitate output of this 
 bidirectional marks that change the order of reading, or with parts of a command. Commands that this
 program prints contain no text of another party; all its other text is displayed by `quote_text`.
 
-Example:
+Examples:
     >>> quote_text("all is well\x1b[2J\nsecure-apfed: ok")
     "'all is well\\x1b[2J\\nsecure-apfed: ok'"
     >>> check_version("0.1.1 -i http://203.0.113.9/s")

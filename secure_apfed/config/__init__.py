@@ -21,7 +21,19 @@ __all__ = ["AttackChoice", "Config"]
 
 
 class Config(RunSettings):
-    """The settings of a run, which fit its method and each other."""
+    """The settings of a run, which fit its method and each other.
+
+    Examples:
+        >>> from secure_apfed import Config
+        >>> config = Config(
+        ...     name="first",
+        ...     method={"name": "votes", "epsilon": 8},
+        ...     data={"dataset": "breast_cancer", "labelled": 20},
+        ...     guard={"mechanism": "none"},
+        ... )
+        >>> config.method.epsilon, config.data.labelled, config.secure_sum.scheme
+        (8.0, 20, 'ckks')
+    """
 
     @field_validator("method", mode="before")
     @classmethod

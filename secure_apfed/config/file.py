@@ -241,6 +241,18 @@ def load_config(path: PathLike, *, overrides: Sequence[str] = (), own: bool = Fa
             (`secure_apfed.settings.plugins`); False if others share it, or another run wrote it.
 
     Raises ConfigError: the file cannot be read, is not YAML, or a setting is wrong.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from secure_apfed import load_config
+        >>> text = "{name: first, method: votes, data: {dataset: digits}, guard: {mechanism: none}}"
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "run.yaml")
+        ...     _ = path.write_text(text)
+        ...     config = load_config(path, overrides=["train.epochs=3"])
+        >>> config.name, config.train.epochs
+        ('first', 3)
     """
     text = load_text(Path(path))
     return load_config_text(text, source=str(path), overrides=overrides, own=own)

@@ -892,7 +892,7 @@ def plain_text(text: str) -> str:
     Digits after leading zeros, or with an exponent without sign, are codes and not numbers. Moments
     are in UTC if they have a time zone; a midnight without one becomes its date.
 
-    Example:
+    Examples:
         >>> [plain_text(one) for one in ("1.50", "-0.0", "1e-07", "007", "2026-01-31T00:00:00.000")]
         ['1.5', '0', '0.0000001', '007', '2026-01-31']
     """

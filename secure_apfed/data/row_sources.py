@@ -73,6 +73,16 @@ class ImageFiles:
     Raises:
         ConfigError: Pillow, which reads them, is not installed.
         DataError: a name leads out of the folder.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> from secure_apfed import ImageFiles
+        >>> with TemporaryDirectory() as folder:
+        ...     Image.new("L", (8, 6), color=255).save(f"{folder}/ann.png")
+        ...     images = ImageFiles(folder, ["ann.png"], size=(3, 4))
+        ...     images[0].shape, float(images[0].mean())  # read when indexed
+        (torch.Size([1, 3, 4]), 1.0)
     """
 
     def __init__(

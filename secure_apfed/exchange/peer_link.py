@@ -70,6 +70,23 @@ def open_link(
         LocalProtocolError: not exactly one address and one way to authenticate, or the address
             cannot be used.
         RemoteProtocolError: on sending, receiving and closing: nobody came, or another party.
+
+    Examples:
+        >>> import secrets, socket
+        >>> from threading import Thread
+        >>> from secure_apfed import open_link
+        >>> with socket.create_server(("127.0.0.1", 0)) as server:  # a free port
+        ...     place = f"127.0.0.1:{server.getsockname()[1]}"
+        >>> secret = secrets.token_urlsafe()  # told in private
+        >>> def run_shop():  # in a process of its own
+        ...     with open_link("shop", "bank", dial=place, secret=secret) as link:
+        ...         link.send(b"good morning")
+        >>> shop = Thread(target=run_shop)
+        >>> shop.start()
+        >>> with open_link("bank", "shop", listen=place, secret=secret) as link:
+        ...     link.receive(60.0)
+        b'good morning'
+        >>> shop.join()
     """
     require_names("link", "session", (me, peer))
     if (listen is None) == (dial is None):

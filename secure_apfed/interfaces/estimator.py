@@ -351,6 +351,20 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
     Attributes:
         classes_: sorted; n_features_in_, feature_names_in_: as of every estimator.
         model_: the local model; result_: of the run, with what was spent and sent.
+
+    Examples:
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> from secure_apfed import VerticalClassifier
+        >>> people, labels = load_breast_cancer(return_X_y=True, as_frame=True)
+        >>> settings = {
+        ...     "method": "apfed_r",
+        ...     "train": {"epochs": 1},
+        ...     "guard": {"mechanism": "none"},
+        ...     "secure_sum": {"allow_single_passive": True},
+        ... }
+        >>> helped = VerticalClassifier({"lab": people.iloc[:, 10:]}, settings)
+        >>> helped.fit(people.iloc[:, :10], labels).predict_proba(people.iloc[:3, :10]).shape
+        (3, 2)
     """
 
     _task = Classification.name
@@ -403,6 +417,14 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
     Attributes:
         n_features_in_, feature_names_in_: as of every estimator.
         model_: the local model; result_: of the run, with what was spent and sent.
+
+    Examples:
+        >>> import numpy as np
+        >>> from secure_apfed import VerticalRegressor
+        >>> rows = np.linspace(0, 1, 60).reshape(20, 3)
+        >>> alone = VerticalRegressor(settings={"train": {"epochs": 2}})
+        >>> alone.fit(rows, rows.sum(1)).predict(rows[:4]).shape
+        (4,)
     """
 
     _task = Regression.name

@@ -225,6 +225,27 @@ def run_frames(
         DataError: a frame does not fit; names party and column.
         ConfigError: a setting is wrong.
         CheckpointError: the folder holds a run already. For others see `secure_apfed.run`.
+
+    Examples:
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> from secure_apfed import run_frames
+        >>> people = load_breast_cancer(as_frame=True).frame.rename_axis("id").reset_index()[:80]
+        >>> result = run_frames(
+        ...     active=people[["id", "mean radius", "mean texture", "target"]],
+        ...     passives={
+        ...         "lab": people[["id", "mean area", "mean concavity"]],
+        ...         "ward": people[["id", "worst area", "worst texture"]],
+        ...     },
+        ...     label="target",
+        ...     method="apfed_r",
+        ...     model={"projection": 1},
+        ...     train={"epochs": 1, "batch_size": 20},
+        ...     guard={"mechanism": "none"},
+        ...     secure_sum={"scheme": "plain", "masks": "pairwise"},
+        ...     baselines=False,
+        ... )
+        >>> result.measures["accuracy"].low <= result.measures["accuracy"].high
+        True
     """
     active_name = (settings.get("data") or {}).get("active", "active")
     frames = check_frames(

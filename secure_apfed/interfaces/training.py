@@ -4,18 +4,6 @@
 sum, guard, accounting and report are those of every run. It returns your own modules, trained.
 Part of the composition root: `secure_apfed` gives its names to others, no module imports it.
 
-    >>> import torch
-    >>> from torch import nn
-    >>> from secure_apfed import Active, Passive, train
-    >>> rows = torch.randn(80, 6, generator=torch.Generator().manual_seed(0))
-    >>> ids = [f"person-{number}" for number in range(80)]
-    >>> labels = (rows[:, 0] + rows[:, 3] > 0).long()
-    >>> active = Active("clinic", ids, rows[:, :3], labels, encoder=nn.Linear(3, 4))
-    >>> passives = [Passive("lab", ids, rows[:, 3:]), Passive("registry", ids, rows[:, 1:4])]
-    >>> result = train(active, passives, epochs=1, secure_sum="masked", baselines=False)
-    >>> tuple(result.model(rows[:5, :3]).shape)
-    (5, 2)
-
 Letters: N rows, B batch, D numbers of a representation, K classes.
 """
 
@@ -86,6 +74,12 @@ class Gaussian:
     Attributes:
         epsilon, delta: of all releases of one row; or sigma, the deviation of the noise.
         clip: L2 bound of a row before the noise.
+
+    Examples:
+        >>> from secure_apfed import Gaussian
+        >>> guard = Gaussian(epsilon=8, clip=2)  # train(..., guard=guard)
+        >>> guard.epsilon, guard.delta, guard.clip
+        (8, 1e-05, 2)
     """
 
     epsilon: float | None = None
@@ -107,7 +101,14 @@ class Gaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenGaussian(Gaussian):
-    """A guard that draws each row's noise once: many epochs show no more than its first release."""
+    """A guard that draws each row's noise once: many epochs show no more than its first release.
+
+    Examples:
+        >>> from secure_apfed import FrozenGaussian
+        >>> guard = FrozenGaussian(epsilon=4)  # train(..., guard=guard, epochs=200)
+        >>> guard.as_settings()
+        {'mechanism': 'frozen_gaussian', 'epsilon': 4, 'sigma': None, 'clip': 1.0}
+    """
 
     mechanism = "frozen_gaussian"
 
@@ -118,6 +119,13 @@ class Reconstruction:
 
     Attributes:
         decoder: z (B, D) -> own rows; None: a perceptron.
+
+    Examples:
+        >>> from torch import nn, zeros
+        >>> from secure_apfed import Passive, Reconstruction
+        >>> loss = Reconstruction(decoder=nn.Linear(16, 3))  # from z of 16 numbers to 3 columns
+        >>> Passive("lab", ["ann", "bob"], zeros(2, 3), loss=loss).loss.decoder
+        Linear(in_features=16, out_features=3, bias=True)
     """
 
     decoder: ModuleSource | None = None
@@ -130,6 +138,13 @@ class Contrastive:
     Attributes:
         encoder: own rows -> (B, any size); None: a perceptron, or convolutions for images.
         temperature: tau > 0.
+
+    Examples:
+        >>> from torch import nn, zeros
+        >>> from secure_apfed import Contrastive, Passive
+        >>> loss = Contrastive(encoder=nn.Linear(3, 8), temperature=0.5)
+        >>> Passive("lab", ["ann", "bob"], zeros(2, 3), loss=loss).loss.temperature
+        0.5
     """
 
     encoder: ModuleSource | None = None
@@ -163,6 +178,15 @@ class Passive:
     Raises:
         ConfigError: a `gradient` together with a loss, an encoder, an optimizer or a scheduler,
             which it replaces; or neither rows nor a `gradient`.
+
+    Examples:
+        >>> from torch import zeros
+        >>> from secure_apfed import Contrastive, Passive
+        >>> lab = Passive("lab", ["ann", "bob"], zeros(2, 3), loss=Contrastive(), weight=0.5)
+        >>> registry = Passive("registry", ["ann"], gradient=lambda step, rows, z: 0 * z)
+        >>> Passive("shop", ["ann", "bob"])
+        Traceback (most recent call last):
+        secure_apfed.errors.ConfigError: shop: it has neither rows nor a gradient; ...
     """
 
     name: str
@@ -215,6 +239,15 @@ class Active:
         head: representation -> K class scores, trained in place; None: one linear layer.
         projection: representation -> the `model={"projection": D}` numbers that are sent, trained
             in place; None: one linear layer.
+
+    Examples:
+        >>> from torch import nn, zeros
+        >>> from secure_apfed import Active
+        >>> labels = ["ill", None, "well"]  # None: not known
+        >>> ids = ["ann", "bob", "eve"]
+        >>> clinic = Active("clinic", ids, zeros(3, 5), labels, encoder=nn.Linear(5, 8))
+        >>> clinic.encoder
+        Linear(in_features=5, out_features=8, bias=True)
     """
 
     name: str
@@ -245,6 +278,15 @@ class TrainingResult:
         attacks: results of the requested attacks.
         test_rows: positions of the active's test rows, int64.
         black_boxes: the passives with a black-box gradient.
+
+    Examples:
+        >>> import torch
+        >>> from secure_apfed import Active, train
+        >>> rows = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+        >>> active = Active("clinic", range(80), rows, (rows[:, 0] > 0).long())
+        >>> result = train(active, method="single_view", epochs=1, baselines=False)
+        >>> result.run.measure, len(result.test_rows), result.model(rows).shape
+        ('accuracy', 20, torch.Size([80, 2]))
     """
 
     networks: nn.Sequential | None = field(repr=False)
@@ -378,6 +420,18 @@ def train(
     Raises:
         DataError: rows, IDs or labels do not fit; names the party.
         ConfigError: a setting or a module does not fit. Others as `secure_apfed.run`.
+
+    Examples:
+        >>> import torch
+        >>> from secure_apfed import Active, Passive, train
+        >>> rows = torch.randn(80, 6, generator=torch.Generator().manual_seed(0))
+        >>> ids = [f"person-{number}" for number in range(80)]
+        >>> labels = (rows[:, 0] + rows[:, 3] > 0).long()
+        >>> active = Active("clinic", ids, rows[:, :3], labels, encoder=torch.nn.Linear(3, 4))
+        >>> passives = [Passive("lab", ids, rows[:, 3:]), Passive("registry", ids, rows[:, 1:4])]
+        >>> result = train(active, passives, epochs=1, secure_sum="masked", baselines=False)
+        >>> result.model(rows[:5, :3]).shape  # of the active alone
+        torch.Size([5, 2])
     """
     _require_parties(active, passives)
     _refuse_misplaced_settings(settings)

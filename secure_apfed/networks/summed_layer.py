@@ -56,8 +56,10 @@ class SummedLinear(nn.Module):
         LocalProtocolError: no linear layer, sizes that do not fill it, or other parties than the
         sum's.
 
-    Example:
-        >>> from apfed_protocols import secure_sum
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from secure_apfed import SummedLinear, secure_sum
         >>> add = secure_sum("masked", ["lab", "shop"], to="clinic", clip=8, bits=24)
         >>> plain = nn.Linear(5, 3)
         >>> summed = SummedLinear(plain, {"clinic": 1, "lab": 2, "shop": 2}, add)

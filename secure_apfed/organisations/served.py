@@ -345,6 +345,19 @@ def serve_party(
             file, its certificate or its revocation list was replaced in between.
 
     Raises ConfigError, DataError, ModelError: the file, the table or the stored model does not fit.
+
+    Examples:
+        In the folder of a run that a bank trained with two passives and an aggregator. Each party
+        calls this in its own process, here in a thread.
+
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> from secure_apfed import predict_jointly, serve_party
+        >>> with ThreadPoolExecutor() as pool:
+        ...     for party in ("shop", "clinic", "aggregator"):
+        ...         served = pool.submit(serve_party, f"parties/{party}/party.yaml", sessions=1)
+        ...     counts = predict_jointly("parties/bank/party.yaml", "new.csv", "served.csv")
+        >>> served.exception(), counts.jointly + counts.alone
+        (None, 40)
     """
     path = Path(path)
     party = _JointParty.from_file(path)
@@ -541,6 +554,19 @@ def predict_jointly(
             the rows block by block.
 
     Raises ConfigError, DataError, ModelError: the file, the rows or the stored model does not fit.
+
+    Examples:
+        In the folder of a run that a bank trained with two passives and an aggregator, which serve
+        in their own processes, here in threads.
+
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> from secure_apfed import predict_jointly, serve_party
+        >>> with ThreadPoolExecutor() as pool:
+        ...     for party in ("shop", "clinic", "aggregator"):
+        ...         served = pool.submit(serve_party, f"parties/{party}/party.yaml", sessions=1)
+        ...     counts = predict_jointly("parties/bank/party.yaml", "new.csv", "predicted.csv")
+        >>> counts.jointly, counts.alone  # alone: people whom a passive does not know
+        (35, 5)
     """
     path = Path(path)
     data = Path(data)

@@ -188,7 +188,7 @@ def calibrate_sigma(epsilon: float, delta: float, releases: int, clip: float) ->
     The replace-one sensitivity of a row clipped to norm `clip` is 2 clip, so
     sigma = 2 clip sqrt(releases) / mu(epsilon, delta).
 
-    Example:
+    Examples:
         >>> round(calibrate_sigma(epsilon=1.0, delta=1e-5, releases=1, clip=0.5), 2)
         3.73
     """

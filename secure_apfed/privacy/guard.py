@@ -247,7 +247,7 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         ConfigError: clip or sigma out of range.
         LocalProtocolError: a key of the wrong length.
 
-    Example:
+    Examples:
         >>> from apfed_protocols.randomness import fresh_key
         >>> guard = GaussianGuard(clip=1.0, sigma=2.0, key=fresh_key())
         >>> z = guard.release(torch.ones(4, 8), step=0, rows=torch.arange(4))
@@ -335,7 +335,7 @@ class FrozenGaussianGuard(GaussianGuard):
     The frozen rows are state: a resumed run must restore them, or it would release its rows with
     new noise, which the ledger would charge.
 
-    Example:
+    Examples:
         >>> from apfed_protocols.randomness import fresh_key
         >>> guard = FrozenGaussianGuard(clip=1.0, sigma=2.0, key=fresh_key())
         >>> first = guard.release(torch.ones(2, 8), step=0, rows=torch.tensor([4, 7]))

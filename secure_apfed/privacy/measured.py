@@ -240,7 +240,7 @@ def check_row_wise(
         PromiseError: names the network, the layer if it is found, and the change.
         LocalProtocolError: fewer than two rows, or a result with another number of rows.
 
-    Example:
+    Examples:
         >>> check_row_wise(nn.Linear(4, 2), torch.randn(8, 4))
         >>> check_row_wise(nn.BatchNorm1d(4), torch.randn(8, 4))
         Traceback (most recent call last):

@@ -295,7 +295,10 @@ class PrivateRelease(nn.Module):
     Raises:
         ConfigError: a number out of range.
 
-    Example:
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from secure_apfed import PrivateRelease
         >>> guard = PrivateRelease(clip=1, epsilon=8, delta=1e-5, epochs=8, rows=100)
         >>> z = guard(torch.ones(2, 3, 4, 4), rows=[7, 9])
         >>> spent = guard.get_privacy_spent()
@@ -519,6 +522,16 @@ class PrivateContributions(_Charged):
 
     Raises:
         ConfigError: a number out of range, or no sum carries that much noise.
+
+    Examples:
+        >>> from secure_apfed import PrivateContributions
+        >>> private = PrivateContributions(
+        ...     epsilon=8, delta=1e-5, epochs=10, rows=500, numbers=4, moved=1, honest=2
+        ... )
+        >>> private.draw_noise((2, 4), rows=[0, 7]).shape  # of the contribution for rows 0 and 7
+        (2, 4)
+        >>> private.get_privacy_spent().releases
+        1
     """
 
     def __init__(
@@ -645,6 +658,13 @@ class PrivateLabels(KeepsSecrets):
 
     Args:
         epsilon: of each label, at delta 0, above 0 and at most 40; classes: K, at least 2.
+
+    Examples:
+        >>> import torch
+        >>> from secure_apfed import PrivateLabels
+        >>> private = PrivateLabels(epsilon=2, classes=10)
+        >>> private(torch.arange(10)).shape
+        torch.Size([10])
     """
 
     def __init__(self, *, epsilon: float, classes: int) -> None:

@@ -350,6 +350,21 @@ def run(
             sums of it than `rules.refused_sums`.
         BudgetExhaustedError: the privacy budget is spent; the checkpoints stay.
         ProtocolError: a party broke the protocol; the run stops for all.
+
+    Examples:
+        >>> from secure_apfed import Config, run
+        >>> config = Config(
+        ...     name="first",
+        ...     method="apfed_r",
+        ...     data={"dataset": "breast_cancer"},
+        ...     model={"projection": 4},
+        ...     train={"epochs": 1},
+        ...     guard={"mechanism": "none"},
+        ...     secure_sum={"scheme": "plain", "masks": "pairwise"},
+        ... )
+        >>> result = run(config, None)  # a folder in place of None keeps model and report
+        >>> result.accuracy
+        {'apfed_r': ...}
     """
     if transport not in TRANSPORTS:
         raise ConfigError(f"transport: {unknown_name(transport, TRANSPORTS)}")

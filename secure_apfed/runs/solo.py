@@ -122,6 +122,22 @@ def load_model(
     Raises:
         CheckpointError: no finished run there, or its files were altered since.
         ModelError: the method has no model of its own, or the files do not fit together.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> from secure_apfed import Config, load_model, run
+        >>> config = Config(
+        ...     name="alone",
+        ...     method="single_view",
+        ...     data={"dataset": "breast_cancer"},
+        ...     train={"epochs": 1},
+        ...     guard={"mechanism": "none"},
+        ... )
+        >>> with TemporaryDirectory() as folder:
+        ...     result = run(config, f"{folder}/alone")
+        ...     model = load_model(f"{folder}/alone")
+        >>> model.classes
+        ('malignant', 'benign')
     """
     path = Path(path)
     folder = RunFolder(path)

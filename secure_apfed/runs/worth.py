@@ -177,6 +177,21 @@ def measure_worth(
         ConfigError: no passive can be omitted (`check_leaving_out`), the parties ran in separate
             processes, or the run was resumed.
         DataError: there is no test row to measure on.
+
+    Examples:
+        >>> from secure_apfed import Config, measure_worth, run
+        >>> config = Config(
+        ...     name="first",
+        ...     method="apfed_r",
+        ...     data={"dataset": "breast_cancer"},
+        ...     model={"projection": 4},
+        ...     train={"epochs": 1},
+        ...     guard={"mechanism": "none"},
+        ...     secure_sum={"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
+        ... )
+        >>> worth = measure_worth(run(config, None))
+        >>> [each.passive for each in worth.passives]
+        ['passive-1', 'passive-2']
     """
     if result.recorded is None:
         raise ConfigError(

@@ -8,7 +8,7 @@ imported. `SECURE_APFED_CODE`, names with commas between, lets them be read.
 A name of code is `package.module:Name`. An installed package may declare shorter ones by entry
 points of `GROUPS`; the owner's settings take them, and hold the code that they stand for.
 
-Example:
+Examples:
     >>> with reading_settings(own=False):
     ...     require_owner("my_methods:Mine", key="method")
     Traceback (most recent call last):

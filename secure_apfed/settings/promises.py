@@ -128,7 +128,7 @@ class Promise:
     def text(self) -> str:
         """The epsilon with delta and releases, without which it has no meaning, or the state.
 
-        Example:
+        Examples:
             >>> Promise(figure="epsilon_x", epsilon=8.0, delta=1e-5, releases=10).text
             '8 at delta 1e-05, T 10'
             >>> Promise(figure="epsilon_c", epsilon=math.inf, delta=1e-5).text
@@ -177,7 +177,7 @@ def list_epsilons(promises: Iterable[Promise]) -> dict[str, float]:
 def describe_epsilon(figure: str, epsilon: float | None) -> str:
     """Return a figure and its epsilon for a status line.
 
-    Example:
+    Examples:
         >>> describe_epsilon("epsilon_x", 8.0), describe_epsilon("epsilon_c", math.inf)
         ('epsilon_x 8', 'epsilon_c no guarantee')
     """
@@ -189,7 +189,7 @@ def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
 
     `fixed`: also what is assumed to be fixed.
 
-    Example:
+    Examples:
         >>> figure_title("epsilon_v", of="shop", fixed=True)
         "epsilon_v of shop, one person's votes, labeller held fixed"
     """

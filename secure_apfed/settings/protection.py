@@ -6,7 +6,7 @@ own limits. Every key that all parties sign, or that a proposal carries, has one
 among its metadata; a test walks all keys. A key without a mark counts as one whose every change is
 less.
 
-Example:
+Examples:
     >>> mark = lower_is_less(PASSIVES, "fewer rows hide each other")
     >>> mark.compute_strength(2) < mark.compute_strength(20)
     True

@@ -3,10 +3,12 @@
 import ast
 import contextlib
 import doctest
+import inspect
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -30,17 +32,65 @@ from secure_apfed.config.plain_yaml import parse_yaml
 from tests.architecture_rules import LAYERS, public, read_sources, the_tree
 from tests.docs.pages import DOCS, DOCUMENTS, HOOK, ROOT, blocks, built_site, command_lines, text_of
 from tests.docs.prose import CONSTANTS, EVERYWHERE, figures_without_source
-from tests.public_names import load_public_names
+from tests.links.trained_parties import train_parties
+from tests.public_names import EVERYDAY_NAMES, load_public_names
 
 START = "docs/start.md"
 TUTORIAL = "docs/tutorial.md"
 WITH_EXAMPLES = [name for name, text in read_sources(ROOT).items() if ">>> " in text]
+SERVED = "secure_apfed.organisations.served"
+
+
+def find_examples(name: str) -> dict[str, doctest.DocTest]:
+    """Return a module's examples by the name that they describe.
+
+    Doctest itself passes over decorated functions, since their wrapper is of another module.
+    """
+    module = import_module(name)
+    decorated = [
+        inspect.unwrap(value)
+        for value in vars(module).values()
+        if callable(value) and hasattr(value, "__wrapped__")
+    ]
+    finder = doctest.DocTestFinder()
+    tests = finder.find(module)
+    for function in decorated:
+        if function.__module__ == name:
+            tests += finder.find(function, f"{name}.{function.__name__}", module)
+    return {test.name: test for test in tests if test.examples}
+
+
+def go_to_trained_parties(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go to the folder of a run whose parties have trained, with a table of new people."""
+    files = train_parties(folder, "split_nn_sum")
+    shutil.copy(files["new"], folder / "run")
+    monkeypatch.chdir(folder / "run")
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_the_examples_in_a_module_run(name: str) -> None:
-    found = doctest.testmod(import_module(name), optionflags=doctest.ELLIPSIS)
-    assert found.failed == 0 < found.attempted
+def test_the_examples_in_a_module_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == SERVED:
+        go_to_trained_parties(tmp_path, monkeypatch)
+    examples = find_examples(name)
+    failed = {
+        each: test
+        for each, test in examples.items()
+        if doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed
+    }
+    assert examples
+    assert not failed, f"see what doctest printed of {[*failed]}"
+
+
+@pytest.mark.parametrize("name", EVERYDAY_NAMES)
+def test_an_everyday_name_has_a_short_example(name: str) -> None:
+    value = getattr(secure_apfed, name)
+    examples = find_examples(value.__module__)[f"{value.__module__}.{name}"].examples
+    text = inspect.getdoc(value) or ""
+    assert "\nExamples:\n" in text, "so that the reference sets it as code"
+    assert re.search(r">>> from (secure_apfed|apfed_protocols) import ", text), "as a reader would"
+    assert 2 <= len(examples) <= 10
 
 
 def missing(code: str) -> list[str]:
@@ -470,6 +520,15 @@ def test_every_document_is_a_page(site: Path) -> None:
 def test_the_reference_describes_public_names(site: Path, page: str, name: str) -> None:
     text = (site / "api" / f"{page}.html").read_text(encoding="utf-8")
     assert f'id="{name}"' in text
+
+
+@pytest.mark.slow
+def test_the_reference_shows_an_example_at_every_everyday_name(site: Path) -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
+    parts = dict(re.findall(r'<h\d id="([\w.]+)"(.*?)(?=<h\d id=)', pages, re.DOTALL))
+    places = {name: f"{getattr(secure_apfed, name).__module__}.{name}" for name in EVERYDAY_NAMES}
+    prompt = '<span class="gp">&gt;&gt;&gt; </span>'
+    assert [name for name, place in places.items() if prompt not in parts[place]] == []
 
 
 def test_every_public_name_stands_in_the_reference_and_in_prose() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from queue import Queue
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from apfed_protocols.psi.interface import IntersectionTooSmallError
 from apfed_protocols.psi.lookup import Asker, Holder
 from secure_apfed.base.files import load_json, make_private
 from secure_apfed.cli import execute
-from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.data import load_blocks, load_own_tables
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
@@ -38,99 +37,32 @@ from secure_apfed.organisations.revocation import FilesReplacedError, SessionFil
 from secure_apfed.organisations.served import AnswerBook, predict_jointly, serve_party
 from secure_apfed.runs.folder import PROJECT_ENDED
 from secure_apfed.runs.solo import load_model
+from tests.links.trained_parties import (
+    MANY,
+    NEW,
+    ROWS,
+    make_config,
+    run_together,
+    train_parties,
+    write_tables,
+)
 from tests.refusals import list_unrefused
 from tests.waiting import wait_until
 
-ROWS = 200
-NEW = 40
 SESSION = bytes(32)
-MANY = {"a_day": 100_000, "in_all": 100_000, "lookups_a_day": 100_000}
-
-
-def tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """Three parties' columns of the same people; whom a passive lacks, it lacks among the new."""
-    rng = np.random.default_rng(0)
-    x_NF = rng.normal(size=(ROWS + NEW, 6))
-    frame = pd.DataFrame(x_NF, columns=[*"abcdef"])
-    frame.insert(0, "id", [f"{number:06d}" for number in rng.permutation(9999)[: ROWS + NEW]])
-    label = np.where(x_NF[:, 0] + 2 * x_NF[:, 2] + 2 * x_NF[:, 4] > 0, "yes", "no")
-    parts = {
-        "bank": frame[["id", "a", "b"]].assign(y=label)[:ROWS],
-        "shop": frame[["id", "c", "d"]][: ROWS + NEW - 5],
-        "clinic": frame[["id", "e", "f"]].iloc[::-1],
-        "new": frame[["id", "a", "b"]][ROWS:],
-    }
-    for name, part in parts.items():
-        part.to_csv(folder / f"{name}.csv", index=False)
-    return parts
-
-
-def configured(folder: Path, method: str, **changes: Any) -> Config:
-    return Config.model_validate(
-        {
-            "name": "served",
-            "method": method,
-            "guard": {"mechanism": "none"},
-            "data": {
-                "dataset": "tables",
-                "active": "bank",
-                "id_column": "id",
-                "label_column": "y",
-                "parties": {
-                    name: {"file": str(folder / f"{name}.csv")}
-                    for name in ("bank", "shop", "clinic")
-                },
-            },
-            "model": {"network": "mlp", "hidden": [8], "representation": 4},
-            "train": {"epochs": 3, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},
-            "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 8.0},
-            "attacks": [],
-            **changes,
-        }
-    )
-
-
-def played(*calls: Any) -> list[Any]:
-    """Each call in a thread of its own; what they returned or raised."""
-    results: list[Any] = [None] * len(calls)
-
-    def play(at: int) -> None:
-        try:
-            results[at] = calls[at]()
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            results[at] = error
-
-    threads = [Thread(target=play, args=(at,)) for at in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-def made(folder: Path, method: str, **changes: Any) -> Mapping[str, Path]:
-    """The files of parties that have trained together, and of new people."""
-    tables(folder)
-    make_private(folder / "run")
-    files = prepare_parties(configured(folder, method, **changes), folder / "run")
-    results = played(*(lambda file=file: run_party(file) for file in files.values()))
-    assert [result for result in results if isinstance(result, Exception)] == []
-    for name, file in files.items():
-        settings = yaml.safe_load(file.read_text()) | {"serve": MANY}
-        file.write_text(yaml.safe_dump(settings))
-        shutil.copytree(file.parent, folder / "trained" / name)
-    return {**files, "new": folder / "new.csv", "bank.csv": folder / "bank.csv"}
 
 
 def test_nobody_begins_again_where_a_party_stopped_for_its_data(tmp_path: Path) -> None:
-    strangers = tables(tmp_path)["shop"].assign(id=lambda frame: "9" + frame["id"])
+    strangers = write_tables(tmp_path)["shop"].assign(id=lambda frame: "9" + frame["id"])
     strangers.to_csv(tmp_path / "shop.csv", index=False)
     make_private(tmp_path / "run")
     rules = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 2}
-    config = configured(tmp_path, "split_nn_sum", rules=rules)
+    config = make_config(tmp_path, "split_nn_sum", rules=rules)
     again = list[str]()
     files = prepare_parties(config, tmp_path / "run")
-    ended = played(*(partial(run_party, one, on_restart=again.append) for one in files.values()))
+    ended = run_together(
+        *(partial(run_party, one, on_restart=again.append) for one in files.values())
+    )
     assert {*map(type, ended)} <= {IntersectionTooSmallError, RunStoppedError}
     assert again == []
 
@@ -139,14 +71,14 @@ def test_nobody_begins_again_where_a_party_stopped_for_its_data(tmp_path: Path) 
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, Path]:
-    return made(tmp_path_factory.mktemp("trained"), request.param)
+    return train_parties(tmp_path_factory.mktemp("trained"), request.param)
 
 
 def asked(trained: Mapping[str, Path], data: Path, output: Path) -> tuple[Any, pd.DataFrame]:
     """The active asks about the people of a file while the others serve one session."""
     helpers = [name for name in trained if name in ("shop", "clinic", "aggregator")]
     calls = [lambda name=name: serve_party(trained[name], sessions=1) for name in helpers]
-    said, *served = played(lambda: predict_jointly(trained["bank"], data, output), *calls)
+    said, *served = run_together(lambda: predict_jointly(trained["bank"], data, output), *calls)
     assert [one for one in (said, *served) if isinstance(one, Exception)] == []
     return said, pd.read_csv(output, dtype={"id": str})
 
@@ -220,7 +152,7 @@ def test_networks_of_ones_own_predict_jointly_and_alone(
     monkeypatch.chdir(tmp_path)
     (tmp_path / f"nets_of_{method}.py").write_text(OWN)
     names = {"network": f"nets_of_{method}:encode", "head_network": f"nets_of_{method}:score"}
-    files = made(tmp_path, method, model={**names, "representation": 4})
+    files = train_parties(tmp_path, method, model={**names, "representation": 4})
     assert names["network"] in files["shop"].read_text()
     said, rows = asked(files, files["new"], tmp_path / "out.csv")
     assert (said.jointly, said.alone, said.why) == (NEW - 5, 5, "")
@@ -313,7 +245,7 @@ def test_a_passive_that_begins_anew_while_nobody_asks_is_met_again(
         lambda name=name: serve_party(files[name], sessions=1) for name in ("shop", "aggregator")
     ]
     clinic = partial(serve_party, files["clinic"], sessions=2, on_session=told.put)
-    said, *_ = played(predict, clinic, *serving)
+    said, *_ = run_together(predict, clinic, *serving)
     assert (said.jointly, said.why) == (NEW - 5, "")
 
 
@@ -510,7 +442,7 @@ NOISES = {
 def test_under_noise_one_persons_answers_stay_within_the_runs_epsilon(
     method: str, tmp_path: Path
 ) -> None:
-    trained = made(tmp_path, method, **NOISES[method])
+    trained = train_parties(tmp_path, method, **NOISES[method])
     said = [asked(trained, trained["new"], tmp_path / f"{turn}.csv")[0] for turn in range(6)]
     answered = [one.jointly for one in said]
     assert set(answered) == {NEW - 5, 0}
@@ -632,7 +564,7 @@ def test_who_shows_a_revoked_certificate_is_named_and_serves_again_once_it_has_a
         finally:
             here.end()
 
-    (first, unable, again), *ended = played(
+    (first, unable, again), *ended = run_together(
         ask, *(partial(here.serve, name) for name in here.helpers)
     )
     assert {*map(type, ended)} == {InterruptedError}

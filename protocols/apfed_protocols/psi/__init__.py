@@ -7,7 +7,7 @@ each call `align_with` over their link, if they are two; or each build their own
 IDs that `encode_ids` made, and carry the messages over their links with `take_part`. Who learns
 what is the business of the protocol, see its `leaks`.
 
-Example:
+Examples:
     >>> from apfed_protocols import IdNormalisation, align
     >>> rows = align({"bank": ["ann", "bob", "eve"], "shop": ["Eve", "bob", "joe"]}, hub="bank",
     ...              normalisation=IdNormalisation(case_fold=True))
@@ -133,6 +133,12 @@ def align(
     Raises:
         DataError: unfit IDs or names, IDs of which no two can match, unknown hub or protocol, or
             fewer common rows than `minimum_rows`.
+
+    Examples:
+        >>> from apfed_protocols import align
+        >>> rows = align({"bank": ["ann", "bob", "eve"], "shop": ["eve", "kim", "ann"]}, hub="bank")
+        >>> sorted(zip(rows["bank"].tolist(), rows["shop"].tolist()))
+        [(0, 2), (2, 0)]
     """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     output = Output.HUB_ROWS if hub_only else Output.ROWS

@@ -86,6 +86,19 @@ def align_with(
         LocalProtocolError: no link, or names or terms that cannot be.
         RemoteProtocolError: the peer holds other terms (says which), is another party, fell
             silent, or sent what the protocol does not allow.
+
+    Examples:
+        >>> from queue import Queue
+        >>> from threading import Thread
+        >>> from apfed_protocols import align_with
+        >>> to_bank, to_shop = Queue(), Queue()  # stand for a network
+        >>> def run_shop():  # in a process of its own
+        ...     link = (to_bank.put, lambda timeout_s: to_shop.get())
+        ...     align_with("bank", ["eve", "bob"], link=link, me="shop", hub="bank", minimum_rows=1)
+        >>> Thread(target=run_shop).start()
+        >>> link = (to_shop.put, lambda timeout_s: to_bank.get())
+        >>> align_with("shop", ["ann", "eve"], link=link, me="bank", hub="bank", minimum_rows=1)
+        array([1])
     """
     send, receive = _find_ends(link)
     me = me or getattr(link, "me", None)

@@ -107,7 +107,8 @@ def secure_sum(
 ) -> "SumSession":
     """Return a sum that is called with all contributors' values, or hands out its roles.
 
-    Example:
+    Examples:
+        >>> from apfed_protocols import secure_sum
         >>> total = secure_sum("masked", ["bank", "shop"], to="clinic", clip=10)
         >>> total({"bank": [1, 2], "shop": [3, 4]})
         [4, 6]
