@@ -488,7 +488,7 @@ def test_the_commands_show_what_is_asked_and_learnt(
         (call, 3, 2, "3 words were given; say the 8 of the organiser"),
         (sealed, 3, 2, "say the 8 of the organiser or the 12 of the whole project"),
     ):
-        spoken = (*begun[:6], "--words", " ".join(["acorn"] * count))
+        spoken = (*begun[:7], "--words", " ".join(["acorn"] * count))
         assert why in told(capsys, *spoken, code=code)["error"]["message"]
     gaps = pd.read_csv(file, dtype=str).rename(columns={"customer": "client"})
     gaps.loc[3, "visits"] = None
@@ -510,7 +510,7 @@ def test_the_commands_show_what_is_asked_and_learnt(
     assert heads[1].split()[:2] == ["by", "whom:"]
     learns = next(at for at, line in enumerate(heads) if line == "What shop learns")
     assert heads[learns + 1].startswith("from whom: what")
-    sums = told(capsys, *call[:2], "--as", "aggregator", "--folder", tmp_path / "sums")
+    sums = told(capsys, *call[:3], "--as", "aggregator", "--folder", tmp_path / "sums")
     assert sums["asked"]["role"] == "aggregator of votes, summed"
     new = (
         "project",
