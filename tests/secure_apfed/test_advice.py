@@ -207,6 +207,22 @@ def test_advice_that_is_typed_mends_the_table_and_keeps_all_other_columns(
         ]
 
 
+def config_of_rows_in_a_file(folder: Path) -> Config:
+    """Write a table whose rows lie in an array beside it; return settings that overlook this."""
+    good().to_csv(folder / "bank.csv", index=False)
+    np.save(folder / "rows.npy", np.ones((ROWS, 3), dtype=np.float32))
+    pd.DataFrame({"id": good()["id"], "w": 0.5}).to_csv(folder / "shop.csv", index=False)
+    return Config.model_validate(base_settings(folder, {"rows": "rows.npy"}, {}))
+
+
+def test_columns_beside_rows_in_a_file_are_ignored_by_what_is_proposed(tmp_path: Path) -> None:
+    config = config_of_rows_in_a_file(tmp_path)
+    ((line,),), (message,) = proposals(config, "bank")
+    assert line in message
+    own = load_own_tables(type_in(config, (line,)).data, "bank", seed=0)
+    assert tuple(own.table.features.shape) == (ROWS, 3)
+
+
 def called_from() -> set[tuple[str, int]]:
     """Return where readers call what proposes settings: file and line."""
     import secure_apfed.data
@@ -245,6 +261,7 @@ def test_the_cases_go_through_every_proposal(
         folder = tmp_path / str(place)
         folder.mkdir()
         proposals(config_of(case, folder), case.party)
+    proposals(config_of_rows_in_a_file(tmp_path), "bank")
     classes = {(file, line) for file, line in called_from() if file == "labels.py"}
     left_out = {
         (file, line)

@@ -289,7 +289,7 @@ def test_the_data_sets_are_listed(capsys: Capture, tmp_path: Path) -> None:
 
 _STEPPED = (
     "torch, secure_apfed.learning.descent as d; a = torch.ones(1, requires_grad=True); "
-    "a.grad = a.detach(); o = d.eager(torch.optim.AdamW)([a]); o.step(); "
+    "a.grad = a.detach(); o = d.make_eager_class(torch.optim.AdamW)([a]); o.step(); "
     "o.zero_grad(); o.load_state_dict(o.state_dict())"
 )
 
