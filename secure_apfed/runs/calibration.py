@@ -13,6 +13,7 @@ Letters: N training rows, n of them labelled.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -40,58 +41,99 @@ _FEWEST = 30
 """Unlabelled rows that a mean needs; if there are fewer, it is over all rows."""
 
 
+@dataclass(frozen=True)
+class _Folds:
+    """Training rows that are left out together, one array per fold: positions among training rows.
+
+    Attributes:
+        labelled: indices of a fold's rows among the labelled rows.
+        labelled_positions: the same rows as positions.
+        unseen: further rows that the fold's model does not read.
+        reference: all rows whose scores give mean and spread; a fold leaves out its `unseen`.
+    """
+
+    labelled: list[IntArray]
+    labelled_positions: list[IntArray]
+    unseen: list[IntArray]
+    reference: IntArray
+
+
 def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
     """Calibrate the finished networks if the settings ask for it; None: they stay as they are.
 
     `data`: with the labels that the run may train on.
     """
-    context = session.entered.own
+    config = session.entered.own.config
     networks = session.learner.get_solo_networks()
-    config = context.config
-    labels_N = data.table.labels
-    labelled = data.labelled_rows
-    if networks is None or not isinstance(context.task, Classification):
+    if networks is None or not isinstance(session.entered.own.task, Classification):
         return None
-    assert labels_N is not None
-    labels_n: IntArray = labels_N[labelled].numpy().astype(np.int64)
+    assert data.table.labels is not None
+    labels_n: IntArray = data.table.labels[data.labelled_rows].numpy().astype(np.int64)
     if not _is_asked(config, labels_n, len(data.classes)) or not _has_a_last_layer(networks):
         return None
     scores_N = _compute_scores(networks, data, data.train_rows)
     if not np.isfinite(scores_N).all():
         return None  # the training diverged
-    rate = float(labels_n.mean()) if isinstance(config.calibration, str) else config.calibration
-    parts = split_folds(labels_n, FOLDS, config.seed)
-    positions_n = torch.searchsorted(data.train_rows, labelled).numpy()
-    unlabelled = np.setdiff1d(np.arange(len(scores_N)), positions_n)
-    has_few = len(unlabelled) < _FEWEST
-    if has_few:
-        unlabelled = np.arange(len(scores_N))
-    # A model may memorise its training rows; on other rows mean and spread of scores may differ.
-    left_out = [
-        positions_n[part] if has_few else unlabelled[index::FOLDS]
-        for index, part in enumerate(parts)
-    ]
-    inside = list[FloatArray]()
-    outside = list[FloatArray]()
-    parts_left_out = [labelled[torch.from_numpy(part)] for part in parts]
+    folds = _split_rows(data, labels_n, config.seed)
     try:
-        folds = list(_predict_out_of_fold(session, data, parts_left_out, left_out))
+        scores_by_fold = list(_predict_out_of_fold(session, data, folds))
     except ModelError:
         return None  # what the run trains cannot be trained alone
-    for part, out, fold_scores_N in zip(parts, left_out, folds, strict=True):
-        reference = fold_scores_N[np.setdiff1d(unlabelled, out)]
-        inside.append(standardise_scores(fold_scores_N[positions_n[part]], reference))
-        outside.append(standardise_scores(fold_scores_N[out], reference))
-    model_N = scores_N[unlabelled]
-    straight = PlattLine.from_scores(
-        model_N,
-        np.concatenate(inside) if parts else np.empty(0),
-        labels_n[np.concatenate(parts)] if parts else labels_n[:0],
-        np.concatenate(outside) if parts else standardise_scores(model_N, model_N),
+    rate = float(labels_n.mean()) if isinstance(config.calibration, str) else config.calibration
+    line = _fit_line(scores_N, scores_by_fold, folds, labels_n, rate)
+    _apply_line(networks, line)
+    return Calibration(rate=rate, slope=line.slope, offset=line.offset)
+
+
+def _split_rows(data: OwnData, labels_n: IntArray, seed: int) -> _Folds:
+    """Split the labelled rows into folds, and the unlabelled ones that each fold leaves out.
+
+    A model may memorise its training rows, and on other rows mean and spread of its scores may
+    differ. So a fold's model leaves out unlabelled rows, too, if there are enough.
+    """
+    labelled = split_folds(labels_n, FOLDS, seed)
+    positions_n = torch.searchsorted(data.train_rows, data.labelled_rows).numpy()
+    labelled_positions = [positions_n[part] for part in labelled]
+    all_rows = np.arange(len(data.train_rows))
+    unlabelled = np.setdiff1d(all_rows, positions_n)
+    if len(unlabelled) < _FEWEST:
+        return _Folds(labelled, labelled_positions, labelled_positions, all_rows)
+    unseen = [unlabelled[fold::FOLDS] for fold in range(len(labelled))]
+    return _Folds(labelled, labelled_positions, unseen, unlabelled)
+
+
+def _fit_line(
+    scores_N: FloatArray,
+    scores_by_fold: list[FloatArray],
+    folds: _Folds,
+    labels_n: IntArray,
+    rate: float,
+) -> PlattLine:
+    """Fit slope and offset of the model's scores to the labels, by the scores of its folds.
+
+    `rate`: share of the second class among the rows to come.
+    """
+    labelled_scores = list[FloatArray]()
+    unseen_scores = list[FloatArray]()
+    for positions, unseen, fold_scores_N in zip(
+        folds.labelled_positions, folds.unseen, scores_by_fold, strict=True
+    ):
+        reference = fold_scores_N[np.setdiff1d(folds.reference, unseen)]
+        labelled_scores.append(standardise_scores(fold_scores_N[positions], reference))
+        unseen_scores.append(standardise_scores(fold_scores_N[unseen], reference))
+    model_scores = scores_N[folds.reference]
+    if not scores_by_fold:
+        standardised = standardise_scores(model_scores, model_scores)
+        return PlattLine.from_scores(
+            model_scores, np.empty(0), labels_n[:0], standardised, rate=rate
+        )
+    return PlattLine.from_scores(
+        model_scores,
+        np.concatenate(labelled_scores),
+        labels_n[np.concatenate(folds.labelled)],
+        np.concatenate(unseen_scores),
         rate=rate,
     )
-    _apply_line(networks, straight)
-    return Calibration(rate=rate, slope=straight.slope, offset=straight.offset)
 
 
 def _is_asked(config: RunSettings, labels_n: IntArray, classes: int) -> bool:
@@ -131,16 +173,13 @@ def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor)
     return np.asarray((scores_NK[:, 1] - scores_NK[:, 0]).numpy())
 
 
-def _predict_out_of_fold(
-    session: Session, data: OwnData, parts: list[torch.Tensor], left_out: list[IntArray]
-) -> Iterator[FloatArray]:
-    """Yield scores of all training rows, each time by a model trained without one
-    part of the rows.
-    """
+def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iterator[FloatArray]:
+    """Yield scores of all training rows, each time by a model trained without one fold."""
     rows = data.train_rows
+    parts = [data.labelled_rows[torch.from_numpy(part)] for part in folds.labelled]
     fitted = [
-        session.learner.refit_excluding(torch.cat([part, rows[torch.from_numpy(out)]]))
-        for part, out in zip(parts, left_out, strict=True)
+        session.learner.refit_excluding(torch.cat([part, rows[torch.from_numpy(unseen)]]))
+        for part, unseen in zip(parts, folds.unseen, strict=True)
     ]
     networks = [network for network in fitted if network is not None]
     if len(networks) == len(parts):
@@ -162,12 +201,12 @@ def _predict_out_of_fold(
 
 
 @torch.no_grad()
-def _apply_line(networks: ActiveNetworks, straight: PlattLine) -> None:
+def _apply_line(networks: ActiveNetworks, line: PlattLine) -> None:
     """Scale the last layer by the line's slope, and add its offset to the second class."""
     parameters = dict(last_layer(networks).named_parameters())
     for parameter in parameters.values():
-        parameter.mul_(straight.slope)
+        parameter.mul_(line.slope)
     if "bias" in parameters:
-        parameters["bias"][1] += straight.offset
+        parameters["bias"][1] += line.offset
     else:
-        parameters["weight"][1, 0] += straight.offset  # the first random feature is 1
+        parameters["weight"][1, 0] += line.offset  # the first random feature is 1
