@@ -10,11 +10,12 @@ from its prior, or APFed's own network and training at lambda 0.
 import fnmatch
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -399,117 +400,100 @@ class GainCase:
         return Config.model_validate(settings)
 
 
+_Wanted: TypeAlias = Iterator[tuple[str, str, int | None, float | None]]
+"""Cases to come: method, data, rows with a label (None: all), epsilon (None: no noise)."""
+_TWO_SETS = ("digits", "handwritten-zer")
+_UNLIMITED = (None,)
+"""The one choice of an epsilon where no noise is added."""
+
+
+def _list_vote_cases() -> _Wanted:
+    """Yield the cases of votes, with help as by default, always used and judged."""
+    yield from product(("votes",), _TWO_SETS, (20, 50, 200, None), _UNLIMITED)
+    names = (_UNJUDGED[_ALONE], _JUDGED[_ALONE])
+    yield from product(names, _TWO_SETS, (20, 50, 200), _UNLIMITED)
+    for name, (data, labelled) in product(names, _SETTLED.items()):
+        if data not in _TWO_SETS:
+            yield name, data, labelled, None
+    randomised = (_RANDOMISED, _UNJUDGED[_RANDOMISED], _JUDGED[_RANDOMISED])
+    for name, (data, labelled) in product(randomised, _SETTLED.items()):
+        yield name, data, labelled, 4.0
+    views = ("handwritten-mor", "handwritten-fou", "handwritten-kar")
+    yield from product(("votes",), views, (50,), _UNLIMITED)
+    yield "votes", "handwritten-mor", None, None
+    yield from product(("votes",), ("mnist-3-1", "fashion-mnist-3-1"), (50,), _UNLIMITED)
+    yield "votes", "breast-cancer-errors", 20, None
+    yield "votes", "wine", 9, None
+    yield from product((_RANDOMISED,), ("handwritten-zer", "digits"), (20,), _EPSILONS)
+    yield "votes-encrypted", "digits", 50, None
+    yield "votes-randomised-logistic", "digits", 50, 4.0
+
+
+def _list_joint_cases() -> _Wanted:
+    """Yield the cases of methods whose active learns from what all parties computed jointly."""
+    yield from product((_TEACHER_SUM, "apc_vfl"), _TWO_SETS, (20, 50), _UNLIMITED)
+    for data, method, suffix in product(
+        (*_TWO_SETS, "handwritten-fou"), ("apc_vfl", "vfedtrans"), ("", "-strongest")
+    ):
+        yield f"{method}{suffix}", data, 50, None
+
+
+def _list_apfed_cases() -> _Wanted:
+    """Yield the cases of APFed whose exchange uses labels, then those whose exchange does not."""
+    yield from product(("apfed_c", "apfed_r"), ("handwritten-zer",), (50, None), _UNLIMITED)
+    yield "apfed_r", "handwritten-fou", 50, None
+    guarded_views = ("handwritten-fou", "handwritten-zer")
+    yield from product(_GUARDS, guarded_views, (50,), (0.1, 1.0, 8.0))
+    wide_sets = (*_DEVELOPED, "handwritten-mor", "handwritten-kar")
+    for method, labelled, data in product(_AFTER, (20, 50, 200), wide_sets):
+        yield method, data, labelled, 1.0
+    yield from product(_AFTER, ("breast-cancer-errors",), (20, 50), (1.0,))
+    yield from product(_AFTER, ("wine",), (9,), (1.0,))
+    narrow_sets = (("digits", 50), ("breast-cancer-errors", 50), ("wine", 9))
+    for method, (data, labelled) in product(_AFTER, narrow_sets):
+        yield method, f"{data}-narrow", labelled, 1.0
+    yield from product(_AFTER, _DEVELOPED, (50,), (0.1, 8.0, None))
+    yield from product((_NOISED,), _DEVELOPED, (50,), _UNLIMITED)
+    yield from product((_NOISED,), _DEVELOPED, (50,), (4.0, 8.0, 16.0, 32.0))
+
+
+def _list_code_cases() -> _Wanted:
+    """Yield the cases of public codes."""
+    three_sets = (*_TWO_SETS, "handwritten-fou")
+    yield from product((_CODE,), _TWO_SETS, (20, 50, 200), _UNLIMITED)
+    views = ("handwritten-fou", "handwritten-kar", "handwritten-mor")
+    yield from product((_CODE,), views, (50,), _UNLIMITED)
+    codes = [f"{_CODE}-{numbers}" for numbers in _NUMBERS]
+    yield from product(codes, three_sets, (50,), _UNLIMITED)
+    yield from product((_CODE,), ("mnist-3-1", "fashion-mnist-3-1"), (50,), _UNLIMITED)
+    yield _CODE, "breast-cancer-errors", 20, None
+    yield _CODE, "wine", 9, None
+    noised_sets = (*three_sets, "handwritten-kar")
+    yield from product((_CODE,), noised_sets, (50,), (1.0, 2.0, 4.0, 8.0))
+
+
+def _list_further_cases() -> _Wanted:
+    """Yield the cases of another measure, of regression, and of people whom few passives know."""
+    credit_methods = ("votes", "apfed_r", "apfed_c", "tvfl")
+    yield from product(credit_methods, ("credit-card",), (200, None), _UNLIMITED)
+    yield from product(("votes",), ("credit-card",), (200, None), (4.0,))
+    yield from product(("votes", "apfed_r"), ("diabetes",), (60, None), _UNLIMITED)
+    for name in _KNOWN:
+        yield "votes", name, 50 if "digits" in name else 20, None
+
+
 def _make_cases() -> dict[str, GainCase]:
     """Return all cases of the study by name."""
-    wanted: list[tuple[str, str, int | None, float | None]] = [
-        *(("votes", "digits", n, None) for n in (20, 50, 200, None)),
-        *(("votes", "handwritten-zer", n, None) for n in (20, 50, 200, None)),
-        *(
-            (names[_ALONE], data, n, None)
-            for names in (_UNJUDGED, _JUDGED)
-            for data in ("digits", "handwritten-zer")
-            for n in (20, 50, 200)
-        ),
-        *(
-            (names[_ALONE], data, n, None)
-            for names in (_UNJUDGED, _JUDGED)
-            for data, n in _SETTLED.items()
-            if data not in ("digits", "handwritten-zer")
-        ),
-        *(
-            (method, data, n, 4.0)
-            for method in (_RANDOMISED, _UNJUDGED[_RANDOMISED], _JUDGED[_RANDOMISED])
-            for data, n in _SETTLED.items()
-        ),
-        *(("votes", f"handwritten-{view}", 50, None) for view in ("mor", "fou", "kar")),
-        ("votes", "handwritten-mor", None, None),
-        ("votes", "mnist-3-1", 50, None),
-        ("votes", "fashion-mnist-3-1", 50, None),
-        ("votes", "breast-cancer-errors", 20, None),
-        ("votes", "wine", 9, None),
-        *(
-            ("votes-randomised", data, 20, epsilon)
-            for data in ("handwritten-zer", "digits")
-            for epsilon in _EPSILONS
-        ),
-        ("votes-encrypted", "digits", 50, None),
-        ("votes-randomised-logistic", "digits", 50, 4.0),
-        *(
-            (method, data, n, None)
-            for method in (_TEACHER_SUM, "apc_vfl")
-            for data in ("digits", "handwritten-zer")
-            for n in (20, 50)
-        ),
-        *(
-            (f"{method}{suffix}", data, 50, None)
-            for data in ("digits", "handwritten-zer", "handwritten-fou")
-            for method in ("apc_vfl", "vfedtrans")
-            for suffix in ("", "-strongest")
-        ),
-        *(
-            (method, "handwritten-zer", n, None)
-            for method in ("apfed_c", "apfed_r")
-            for n in (50, None)
-        ),
-        ("apfed_r", "handwritten-fou", 50, None),
-        *(
-            (guarded, f"handwritten-{view}", 50, epsilon)
-            for guarded in _GUARDS
-            for view in ("fou", "zer")
-            for epsilon in (0.1, 1.0, 8.0)
-        ),
-        *(
-            (method, data, n, 1.0)
-            for method in _AFTER
-            for n in (20, 50, 200)
-            for data in (*_DEVELOPED, "handwritten-mor", "handwritten-kar")
-        ),
-        *((method, "breast-cancer-errors", n, 1.0) for method in _AFTER for n in (20, 50)),
-        *((method, "wine", 9, 1.0) for method in _AFTER),
-        *(
-            (method, f"{data}-narrow", n, 1.0)
-            for method in _AFTER
-            for data, n in (("digits", 50), ("breast-cancer-errors", 50), ("wine", 9))
-        ),
-        *(
-            (method, data, 50, epsilon)
-            for method in _AFTER
-            for data in _DEVELOPED
-            for epsilon in (0.1, 8.0, None)
-        ),
-        *((_NOISED, data, 50, None) for data in _DEVELOPED),
-        *(
-            (_NOISED, data, 50, epsilon)
-            for data in _DEVELOPED
-            for epsilon in (4.0, 8.0, 16.0, 32.0)
-        ),
-        *((_CODE, data, n, None) for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
-        *((_CODE, f"handwritten-{view}", 50, None) for view in ("fou", "kar", "mor")),
-        *(
-            (f"{_CODE}-{numbers}", data, 50, None)
-            for numbers in _NUMBERS
-            for data in ("digits", "handwritten-zer", "handwritten-fou")
-        ),
-        *((_CODE, data, 50, None) for data in ("mnist-3-1", "fashion-mnist-3-1")),
-        (_CODE, "breast-cancer-errors", 20, None),
-        (_CODE, "wine", 9, None),
-        *(
-            (_CODE, data, 50, epsilon)
-            for data in ("digits", "handwritten-zer", "handwritten-fou", "handwritten-kar")
-            for epsilon in (1.0, 2.0, 4.0, 8.0)
-        ),
-        *(
-            (method, "credit-card", n, None)
-            for method in ("votes", "apfed_r", "apfed_c", "tvfl")
-            for n in (200, None)
-        ),
-        *(("votes", "credit-card", n, 4.0) for n in (200, None)),
-        *((method, "diabetes", n, None) for method in ("votes", "apfed_r") for n in (60, None)),
-        *(("votes", name, 50 if "digits" in name else 20, None) for name in _KNOWN),
-    ]
+    families = (
+        _list_vote_cases(),
+        _list_joint_cases(),
+        _list_apfed_cases(),
+        _list_code_cases(),
+        _list_further_cases(),
+    )
     cases = [
         GainCase(method=method, data=data, labelled=labelled, epsilon=epsilon)
-        for method, data, labelled, epsilon in wanted
+        for method, data, labelled, epsilon in chain.from_iterable(families)
     ]
     return {case.name: case for case in cases}
 
