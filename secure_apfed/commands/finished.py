@@ -6,7 +6,7 @@ active.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from apfed_attacks.headlines import Headline
     from apfed_attacks.interface import AttackResult
+    from apfed_experiments.finished import FinishedRun
     from apfed_experiments.runner import Answer, Study
     from apfed_experiments.solo import SoloRecord
     from secure_apfed.config import AttackChoice, Config
@@ -90,8 +91,7 @@ def finish_run(
         contributions: also measure the worth of each passive's help.
         phases: the phases of the run, whose costs are printed; None: not measured.
     """
-    from apfed_experiments.finished import load_finished_run, mount_attacks
-    from apfed_experiments.verdict import describe_run
+    from apfed_experiments.finished import mount_attacks
 
     folder = result.folder
     assert folder is not None
@@ -126,47 +126,57 @@ def finish_run(
     if phases is not None:
         phases.end_phase()
     if quiet:
-        from apfed_attacks.headlines import headlines_by_direction
-        from secure_apfed.runs.departures import (
-            describe_departures,
-            describe_shared_organisations,
-        )
-
-        terminal.print_json(
-            {
-                "method": result.method,
-                "accuracy": result.accuracy,
-                "measure": result.measure,
-                "measures": result.measures,
-                "threshold": result.threshold,
-                "undefined": result.undefined,
-                "wire_bytes": result.wire_bytes,
-                "sessions": result.sessions,
-                "steps": result.steps,
-                "calibration": _dump_record(result.calibration),
-                "ranking": _dump_record(result.ranking),
-                "never_predicted": dict(result.never_predicted),
-                "privacy": asdict(result.privacy),
-                "promises": [promise.as_json() for promise in result.promises],
-                "attacks": [attack.as_json() for attack in results],
-                "directions": [
-                    headline.as_json() for headline in headlines_by_direction(results, config)
-                ],
-                "contributions": result.contributions,
-                "who_helped": _dump_record(who_helped),
-                "stated": result.stated,
-                "less_protected": describe_departures(config),
-                "shared_organisations": describe_shared_organisations(folder),
-                "solo": None if solo is None else solo.model_dump(mode="json"),
-                "verdict": dict(describe_run(load_finished_run(folder))),
-                "folder": folder,
-                "report": page,
-                "tradeoff": None if tradeoff is None else tradeoff.tables[0].export_rows(),
-                "phases": phases and {name: asdict(phase) for name, phase in phases.items()},
-            }
-        )
+        figures = _collect_figures(config, result, results, solo)
+        outputs = {
+            "who_helped": _dump_record(who_helped),
+            "report": page,
+            "tradeoff": None if tradeoff is None else tradeoff.tables[0].export_rows(),
+            "phases": phases and {name: asdict(phase) for name, phase in phases.items()},
+        }
+        terminal.print_json(figures | outputs)
     elif phases is not None:
         terminal.show_phases(phases)
+
+
+def _collect_figures(
+    config: "Config",
+    result: "RunResult",
+    results: "Sequence[AttackResult]",
+    solo: "SoloRecord | None",
+) -> dict[str, Any]:
+    """Return a finished run's figures as `--json` prints them."""
+    from apfed_attacks.headlines import headlines_by_direction
+    from apfed_experiments.finished import load_finished_run
+    from apfed_experiments.verdict import describe_run
+    from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
+
+    folder = result.folder
+    assert folder is not None
+    return {
+        "method": result.method,
+        "accuracy": result.accuracy,
+        "measure": result.measure,
+        "measures": result.measures,
+        "threshold": result.threshold,
+        "undefined": result.undefined,
+        "wire_bytes": result.wire_bytes,
+        "sessions": result.sessions,
+        "steps": result.steps,
+        "calibration": _dump_record(result.calibration),
+        "ranking": _dump_record(result.ranking),
+        "never_predicted": dict(result.never_predicted),
+        "privacy": asdict(result.privacy),
+        "promises": [promise.as_json() for promise in result.promises],
+        "attacks": [attack.as_json() for attack in results],
+        "directions": [headline.as_json() for headline in headlines_by_direction(results, config)],
+        "contributions": result.contributions,
+        "stated": result.stated,
+        "less_protected": describe_departures(config),
+        "shared_organisations": describe_shared_organisations(folder),
+        "solo": None if solo is None else solo.model_dump(mode="json"),
+        "verdict": dict(describe_run(load_finished_run(folder))),
+        "folder": folder,
+    }
 
 
 def _measure_worth(result: "RunResult", *, quiet: bool) -> "WhoHelped":
@@ -263,108 +273,131 @@ def _show_result(
     """Print a finished run's table: scores, people, gain, privacy, attacks, and the verdict."""
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import load_finished_run
-    from apfed_experiments.variants import describe_tested_rows, title_variant
     from apfed_experiments.verdict import describe_run
-    from apfed_experiments.worth import AROUND_ZERO, DEPENDS, rows_of_worth
-    from secure_apfed.measures.table import ACCURACY, MEASURES
-    from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
-    from secure_apfed.runs.outcome import (
-        describe_unpredicted_classes,
-        load_common_people,
-        measure_text,
-    )
-    from secure_apfed.settings.promises import NO_ACCOUNT, promise_of_account
+    from secure_apfed.runs.outcome import load_common_people
 
     assert result.folder is not None
     finished = load_finished_run(result.folder)
+    several = f" in {result.sessions} sessions" if result.sessions > 1 else ""
+    rows = [
+        *_list_score_rows(config, result, finished),
+        *_list_ranking_rows(result),
+        *(
+            (f"people of {people.party}", people.sentence)
+            for people in load_common_people(_open_folder(result.folder))
+        ),
+        *_list_class_rows(config, result),
+        *_list_gain_rows(result, finished, solo),
+        ("sent", f"{result.wire_bytes / 1e6:.1f} MB{several}"),
+        *_list_privacy_rows(config, result),
+        *(
+            (headline.direction.title, headline.text)
+            for headline in headlines_by_direction(results, config)
+        ),
+        *_list_departure_rows(config, result.folder),
+        ("run folder", str(result.folder)),
+    ]
+    if page is not None:
+        rows.append(("report", str(page)))
+    terminal.show_rows("Result", ("", ""), rows)
+    terminal.show_rows("\nVerdict", ("", ""), describe_run(finished))
+
+
+def _list_score_rows(
+    config: "Config", result: "RunResult", finished: "FinishedRun"
+) -> Iterator[tuple[str, str]]:
+    """Yield the configured measure of each of the run's predictors, then their accuracies."""
+    from apfed_experiments.variants import describe_tested_rows, title_variant
+    from secure_apfed.measures.table import ACCURACY, MEASURES
+    from secure_apfed.runs.outcome import measure_text
+
     measure = MEASURES[result.measure]
     titles = {name: title_variant(config.method, name) for name in result.accuracy}
     tested = {
         name: describe_tested_rows(config, finished.outcome, name) for name in result.accuracy
     }
-    rows = [
-        (
-            f"{measure.title}, {titles[name]}",
-            f"{measure_text(measure, name, value, result.undefined)} {tested[name]}",
-        )
-        for name, value in result.scores.items()
-        if measure is not ACCURACY or math.isnan(value)
-    ]
-    rows += [
-        (f"accuracy, {titles[name]}", f"{100 * value:.2f} % {tested[name]}")
-        for name, value in result.accuracy.items()
-        if not math.isnan(value)
-    ]
+    for name, value in result.scores.items():
+        if measure is not ACCURACY or math.isnan(value):
+            text = measure_text(measure, name, value, result.undefined)
+            yield f"{measure.title}, {titles[name]}", f"{text} {tested[name]}"
+    for name, value in result.accuracy.items():
+        if not math.isnan(value):
+            yield f"accuracy, {titles[name]}", f"{100 * value:.2f} % {tested[name]}"
+
+
+def _list_ranking_rows(result: "RunResult") -> Iterator[tuple[str, str]]:
+    """Yield how rare the positive class is, and the measures of the ranking with intervals."""
+    from secure_apfed.measures.table import MEASURES
+
     ranking = result.ranking
-    if ranking is not None:
-        rate = ranking.rate
-        rows.append(
-            (
-                f"positive class {ranking.class_name}",
-                f"{ranking.positives} of {ranking.rows} test rows, "
-                f"{100 * rate.value:.2f} %; predicted {100 * ranking.predicted:.2f} %"
-                + ("" if ranking.is_met else ", which is not met"),
-            )
-        )
-        rows += [
-            (MEASURES[name].title, interval.format_interval(MEASURES[name]))
-            for name, interval in ranking.intervals.items()
-        ]
-    rows += [
-        (f"people of {people.party}", people.sentence)
-        for people in load_common_people(_open_folder(result.folder))
-    ]
+    if ranking is None:
+        return
+    prevalence = (
+        f"{ranking.positives} of {ranking.rows} test rows, {100 * ranking.rate.value:.2f} %; "
+        f"predicted {100 * ranking.predicted:.2f} %"
+    )
+    unmet = "" if ranking.is_met else ", which is not met"
+    yield f"positive class {ranking.class_name}", prevalence + unmet
+    for name, interval in ranking.intervals.items():
+        yield MEASURES[name].title, interval.format_interval(MEASURES[name])
+
+
+def _list_class_rows(config: "Config", result: "RunResult") -> Iterator[tuple[str, str]]:
+    """Yield the threshold of the positive class, and the classes that are never predicted."""
+    from secure_apfed.runs.outcome import describe_unpredicted_classes
+
     if result.threshold is not None:
-        rows.append(("threshold of the positive class", f"{result.threshold:.3f}"))
+        yield "threshold of the positive class", f"{result.threshold:.3f}"
     missing = describe_unpredicted_classes(config, result.never_predicted)
     if missing is not None:
-        rows.append(("never predicted", missing))
+        yield "never predicted", missing
+
+
+def _list_gain_rows(
+    result: "RunResult", finished: "FinishedRun", solo: "SoloRecord | None"
+) -> Iterator[tuple[str, str]]:
+    """Yield the best local model, the gain over it, each passive's worth, and the use of votes."""
+    from apfed_experiments.worth import AROUND_ZERO, DEPENDS, rows_of_worth
+
     if solo is not None:
-        rows += [
-            ("best local model", solo.describe_best()),
-            ("gain", solo.describe_gain(finished.gain)),
-        ]
+        yield "best local model", solo.describe_best()
+        yield "gain", solo.describe_gain(finished.gain)
     if finished.who_helped is not None:
-        rows += [
-            (f"worth of {passive}", f"{worth}: {shows}" if shows else worth)
-            for passive, _, worth, shows, _ in rows_of_worth(finished.who_helped)
-        ]
-        rows.append(("how to read a worth", f"{DEPENDS} {AROUND_ZERO}"))
+        for passive, _, worth, shows, _ in rows_of_worth(finished.who_helped):
+            yield f"worth of {passive}", f"{worth}: {shows}" if shows else worth
+        yield "how to read a worth", f"{DEPENDS} {AROUND_ZERO}"
     if result.help is not None:
-        rows.append(("votes", str(result.help)))
-    several = f" in {result.sessions} sessions" if result.sessions > 1 else ""
-    rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB{several}"))
-    figure = config.method.figure
-    rows += [(promise.format_title(), promise.sentence) for promise in result.promises]
-    checked = result.privacy.accountants if figure == "epsilon_x" else {}
-    rows += [
-        (f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}")
-        for name, value in checked.items()
-    ]
+        yield "votes", str(result.help)
+
+
+def _list_privacy_rows(config: "Config", result: "RunResult") -> Iterator[tuple[str, str]]:
+    """Yield each promise, epsilon_x by other accountants, and what passives stated of theirs."""
+    from secure_apfed.settings.promises import NO_ACCOUNT, promise_of_account
+
+    for promise in result.promises:
+        yield promise.format_title(), promise.sentence
+    if config.method.figure == "epsilon_x":
+        for name, value in result.privacy.accountants.items():
+            yield f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}"
     for name, statement in result.stated.items():
         accounts = ", ".join(
             f"{account['figure']} {promise_of_account(account).text}"
             for account in statement["accounts"]
         )
         how = "signed" if statement["step"] is not None else "it never said"
-        rows.append((f"stated by {name}", f"{accounts or NO_ACCOUNT}, {how}"))
-    rows += [
-        (headline.direction.title, headline.text)
-        for headline in headlines_by_direction(results, config)
-    ]
-    rows += [
-        (title, "; ".join(sentences))
-        for title, sentences in (
-            ("protects less than by default", describe_departures(config)),
-            ("run by one organisation", describe_shared_organisations(result.folder)),
-        )
-        if sentences
-    ]
-    rows.append(("run folder", str(result.folder)))
-    if page is not None:
-        rows.append(("report", str(page)))
-    terminal.show_rows("Result", ("", ""), rows)
-    terminal.show_rows("\nVerdict", ("", ""), describe_run(finished))
+        yield f"stated by {name}", f"{accounts or NO_ACCOUNT}, {how}"
+
+
+def _list_departure_rows(config: "Config", folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield what protects less than by default, and which parties one organisation runs."""
+    from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
+
+    for title, sentences in (
+        ("protects less than by default", describe_departures(config)),
+        ("run by one organisation", describe_shared_organisations(folder)),
+    ):
+        if sentences:
+            yield title, "; ".join(sentences)
 
 
 def attack(
