@@ -335,76 +335,15 @@ def evaluate(
         AttackError: arrays do not belong together, hold NaN, or leave nothing to guess.
         ConfigError: an attack is unknown.
     """
-    if type(seed) is not int or not isinstance(steps, Sequence | Tensor | np.ndarray | None):
-        received = f"{seed!r} and a {type(steps).__name__}"
-        raise AttackError(f"seed= is an integer, and steps= a list of positions, got {received}")
-    if (labels is None and features is None) or exchanges < 2:
-        raise AttackError("give labels= or features=, to score guesses by, and 2 exchanges or more")
-    if seconds is not None and not _is_positive(seconds):
-        raise AttackError(f"seconds= is a number above 0, or None for no budget, got {seconds!r}")
-    names, places = ((), None) if labels is None else _parse_classes(labels)
-    rows = len(_parse_array("features", features) if places is None else places)
-    private = None if features is None else _parse_table("features", features, rows)
-    parsed = list(_parse_steps(h, gradients, steps, rows))
-    widths = {tensor.shape[1] for _, *tensors in parsed for tensor in tensors if tensor is not None}
-    if len(widths) > 1:
-        raise AttackError(f"h, gradients: expected rows of one length, got {sorted(widths)}")
-    truth = Truth(
-        classes=len(names),
-        labels=torch.full((rows,), UNLABELLED) if places is None else torch.from_numpy(places),
-        trained=torch.cat([rows_B for rows_B, *_ in parsed]).unique(),
-        features={} if private is None else {_OTHER: private},
-    )
-    known_positions = None if known is None else _parse_positions("known", known, rows).unique()
-    own_features = {} if own is None else {_ADVERSARY: _parse_table("own", own, rows)}
-    has_gradients = gradients is not None
-    envelopes = _build_envelopes(parsed, rows, has_gradients)
-    is_given = {"labels": names, "features": features is not None, "gradients": has_gradients}
-    is_given["steps"] = len(envelopes) > 1
-    needs = {
-        name: f"needs {name}=, {explanation}"
-        for name, explanation in _ARGUMENTS.items()
-        if not is_given[name]
-    }
-    lacking = dict[str, str]()
-    planned = list[tuple[Attack, AdversaryView]]()
-    for attack in _prepare_attacks(attacks, draws_known_rows=known is None):
-        view = AdversaryView(
-            role="passive" if "passive" in attack.roles else attack.roles[0],
-            parties=(_ADVERSARY,),
-            behaviour="curious",
-            description=Exchange(
-                name="this loop",
-                released_by="passives" if has_gradients else "active",
-                returns_gradients=has_gradients,
-            ),
-            envelopes=envelopes,
-            features=own_features,
-            knowledge=Knowledge(classes=len(names), victim=_OTHER),
-            iterations=attack.iterations,
-            device=torch.device(device),
-        )
-        reasons = [
-            *map(needs.get, attack.needs),
-            attack.explain_inapplicability(view),
-            needs.get(attack.target),
-        ]
-        try:
-            if reason := next(filter(None, reasons), None):
-                raise AttackError(reason)
-            knowledge = _add_known_rows(attack, truth, known_positions, view.knowledge, seed)
-        except AttackError as error:
-            lacking.setdefault(attack.name, str(error))
-        else:
-            planned.append((attack, replace(view, knowledge=knowledge)))
-    reader = _MAKER if has_gradients else _RECEIVER
+    _check_arguments(labels, features, steps, exchanges=exchanges, seed=seed, seconds=seconds)
+    loop = _parse_loop(h, labels, features, own, gradients, known, steps)
+    planned, lacking = _plan_attacks(loop, attacks, seed=seed, device=torch.device(device))
 
     def attack_once(attack: Attack, view: AdversaryView, note_pass: Callable[[], None]) -> Finding:
         """Mount one attack and score its guesses against every exchange of releases."""
         guesses = compute_guesses(attack, view, seed, exchanges, note_pass)
-        return Finding(
-            tuple(score_guess(attack, view, guess, truth, seed) for guess in guesses), reader
-        )
+        results = tuple(score_guess(attack, view, guess, loop.truth, seed) for guess in guesses)
+        return Finding(results, _MAKER if loop.has_gradients else _RECEIVER)
 
     with watch_in_terminal(on_progress) as report:
         named_attacks = [(_format_title(attack), attack) for attack, _ in planned]
@@ -413,6 +352,119 @@ def evaluate(
     mounted = {finding.result.attack for finding in findings}
     rest = {name: reason for name, reason in lacking.items() if name not in mounted}
     return Evaluation(findings, rest, not_tried)
+
+
+def _check_arguments(
+    labels: Any, features: Any, steps: Any, *, exchanges: int, seed: int, seconds: float | None
+) -> None:
+    """Refuse arguments of `evaluate` that make no sense, apart from the arrays. Raises AttackError."""
+    if type(seed) is not int or not isinstance(steps, Sequence | Tensor | np.ndarray | None):
+        received = f"{seed!r} and a {type(steps).__name__}"
+        raise AttackError(f"seed= is an integer, and steps= a list of positions, got {received}")
+    if (labels is None and features is None) or exchanges < 2:
+        raise AttackError("give labels= or features=, to score guesses by, and 2 exchanges or more")
+    if seconds is not None and not _is_positive(seconds):
+        raise AttackError(f"seconds= is a number above 0, or None for no budget, got {seconds!r}")
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A foreign loop's arrays, checked.
+
+    Attributes:
+        truth: classes, labels and private features, by which guesses are scored.
+        known: positions of rows that the adversary knows; None: each attack draws them.
+        own: the adversary's own features (A, F), by its name.
+        envelopes: the messages of each pass over the rows.
+        needs: of each argument that is missing, a sentence that says what needs it.
+    """
+
+    truth: Truth
+    known: Tensor | None
+    own: Mapping[str, Tensor]
+    envelopes: Mapping[int, tuple[Envelope, ...]]
+    has_gradients: bool
+    needs: Mapping[str, str]
+
+
+def _parse_loop(
+    h: Any, labels: Any, features: Any, own: Any, gradients: Any, known: Any, steps: Any
+) -> _Loop:
+    """Return the arrays of `evaluate` in one form. Raises AttackError: they do not match."""
+    names, places = ((), None) if labels is None else _parse_classes(labels)
+    rows = len(_parse_array("features", features) if places is None else places)
+    private = None if features is None else _parse_table("features", features, rows)
+    parsed = list(_parse_steps(h, gradients, steps, rows))
+    widths = {tensor.shape[1] for _, *tensors in parsed for tensor in tensors if tensor is not None}
+    if len(widths) > 1:
+        raise AttackError(f"h, gradients: expected rows of one length, got {sorted(widths)}")
+    has_gradients = gradients is not None
+    envelopes = _build_envelopes(parsed, rows, has_gradients)
+    is_given = {
+        "labels": labels is not None,
+        "features": features is not None,
+        "gradients": has_gradients,
+        "steps": len(envelopes) > 1,
+    }
+    return _Loop(
+        truth=Truth(
+            classes=len(names),
+            labels=torch.full((rows,), UNLABELLED) if places is None else torch.from_numpy(places),
+            trained=torch.cat([rows_B for rows_B, *_ in parsed]).unique(),
+            features={} if private is None else {_OTHER: private},
+        ),
+        known=None if known is None else _parse_positions("known", known, rows).unique(),
+        own={} if own is None else {_ADVERSARY: _parse_table("own", own, rows)},
+        envelopes=envelopes,
+        has_gradients=has_gradients,
+        needs={
+            name: f"needs {name}=, {explanation}"
+            for name, explanation in _ARGUMENTS.items()
+            if not is_given[name]
+        },
+    )
+
+
+def _plan_attacks(
+    loop: _Loop,
+    attacks: Iterable[str | AttackChoice] | None,
+    *,
+    seed: int,
+    device: torch.device,
+) -> tuple[list[tuple[Attack, AdversaryView]], dict[str, str]]:
+    """Return the attacks that have something to read, and why others have not, by name."""
+    lacking = dict[str, str]()
+    planned = list[tuple[Attack, AdversaryView]]()
+    for attack in _prepare_attacks(attacks, draws_known_rows=loop.known is None):
+        view = AdversaryView(
+            role="passive" if "passive" in attack.roles else attack.roles[0],
+            parties=(_ADVERSARY,),
+            behaviour="curious",
+            description=Exchange(
+                name="this loop",
+                released_by="passives" if loop.has_gradients else "active",
+                returns_gradients=loop.has_gradients,
+            ),
+            envelopes=loop.envelopes,
+            features=loop.own,
+            knowledge=Knowledge(classes=loop.truth.classes, victim=_OTHER),
+            iterations=attack.iterations,
+            device=device,
+        )
+        reasons = [
+            *map(loop.needs.get, attack.needs),
+            attack.explain_inapplicability(view),
+            loop.needs.get(attack.target),
+        ]
+        try:
+            if reason := next(filter(None, reasons), None):
+                raise AttackError(reason)
+            knowledge = _add_known_rows(attack, loop.truth, loop.known, view.knowledge, seed)
+        except AttackError as error:
+            lacking.setdefault(attack.name, str(error))
+        else:
+            planned.append((attack, replace(view, knowledge=knowledge)))
+    return planned, lacking
 
 
 def _mount_in_turn(
