@@ -357,7 +357,7 @@ def evaluate(
 def _check_arguments(
     labels: Any, features: Any, steps: Any, *, exchanges: int, seed: int, seconds: float | None
 ) -> None:
-    """Refuse arguments of `evaluate` that make no sense, apart from the arrays. Raises AttackError."""
+    """Refuse arguments beside the arrays that make no sense. Raises AttackError: names them."""
     if type(seed) is not int or not isinstance(steps, Sequence | Tensor | np.ndarray | None):
         received = f"{seed!r} and a {type(steps).__name__}"
         raise AttackError(f"seed= is an integer, and steps= a list of positions, got {received}")
