@@ -147,7 +147,7 @@ def test_frames_of_every_library_and_cells_of_every_type_say_the_same() -> None:
 def test_the_page_s_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[2] / "docs" / "python.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         exec(compile(block, str(page), "exec"), {})
     told = capsys.readouterr().out.strip().splitlines()
