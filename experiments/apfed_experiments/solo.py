@@ -32,7 +32,7 @@ from secure_apfed.base.seeds import derive_seed, isolate_torch_modes, one_thread
 from secure_apfed.base.working import report_work
 from secure_apfed.config import Config
 from secure_apfed.data import DATASETS, OwnData, VerticalData, files_digest, load_data
-from secure_apfed.data.lazy_rows import is_lazy
+from secure_apfed.data.lazy_rows import is_lazy, is_sampled
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.learning.own_code import OwnCode, split_code
 from secure_apfed.measures.intervals import compute_influence, gain_between
@@ -104,6 +104,7 @@ _FOLDS = 5
 _FEWEST = 4
 _BASELINES = "solo baselines"
 _SAMPLES = (500, 5000)
+_MOST_TESTED = 100_000  # rows of a mapped table that baselines predict
 REGRESSORS: Mapping[str, str] = {
     "ridge": "Ridge regression",
     "cosines": "Ridge on random features",
@@ -200,8 +201,9 @@ class SoloRecord(Written):
     """The file: digests of the settings and of the active's own table, the measure, each
     baseline's, and whether labels are true or what a run's label mechanism answered for training
     rows. `people`: who tests, where influences are kept. `sample`: of how many rows the baselines
-    learnt, where not of all. `rows`: of how many test rows `test` is: beside a run those that its
-    model was measured on; None: an older version's, of all. `gain`: of that run over the best.
+    learnt, where not of all `learnt` ones (None: an older version's). `rows`: of how many test rows
+    `test` is: beside a run those that its model was measured on; None: an older version's, of all.
+    `gain`: of that run over the best.
     """
 
     settings: str
@@ -211,6 +213,7 @@ class SoloRecord(Written):
     measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)] = ACCURACY.name
     people: tuple[str, ...] = ()
     sample: int | None = None
+    learnt: int | None = None
     rows: Count | None = None
     gain: RunGain | None = None
 
@@ -235,7 +238,9 @@ class SoloRecord(Written):
     def describe_best(self) -> str:
         """Say which baseline is the best, how it was chosen, and on which rows it was tested."""
         learnt = "" if self.labels == "true" else ", taught by the same answers,"
-        learnt += f" of a sample of {self.sample:,} rows" if self.sample else ""
+        if self.sample:
+            learnt += f" fitted on {self.sample:,}"
+            learnt += f" of {self.learnt:,} rows" if self.learnt else " rows"
         rows = "" if self.rows is None else f" on {self.rows:,} test rows"
         return (
             f"{self.best.title}, the best that the active does alone{learnt} {self.chosen}: "
@@ -365,16 +370,34 @@ def measure_run_baselines(
         return None
     if trained is None:
         return load_solo(config, path) if path.is_file() else None
-    if is_lazy(trained.table.features):
+    if not has_baselines(trained):
         return None
     files = RunFolder(folder)
     own = _select_test_rows(trained, files)
+    places = _sample_test_rows(own, config.seed)
+    own = replace(own, test_rows=own.test_rows[places])
     record = _measure_baselines(config, path, own, scored=files.solo_scored)
-    gain = measure_gain(files, config, record) if files.result.is_file() else None
+    gain = measure_gain(files, config, record, places) if files.result.is_file() else None
     if gain is not None:
         record = record.model_copy(update={"gain": gain})
         _write_solo(path, record)
     return record
+
+
+def has_baselines(own: OwnData) -> bool:
+    """Return whether local models can read the active's rows, or a sample of them."""
+    return not is_lazy(own.table.features) or is_sampled(own.table.features)
+
+
+def _sample_test_rows(own: OwnData, seed: int) -> Tensor:
+    """Return the places of the test rows that baselines predict: all, or a sample of mapped
+    ones.
+    """
+    rows = len(own.test_rows)
+    if not is_sampled(own.table.features) or rows <= _MOST_TESTED:
+        return torch.arange(rows)
+    draw = np.random.default_rng(derive_seed(seed, "solo", "test rows"))
+    return torch.from_numpy(draw.permutation(rows)[:_MOST_TESTED]).sort().values
 
 
 def _select_test_rows(own: OwnData, files: RunFolder) -> OwnData:
@@ -431,6 +454,7 @@ def _measure_baselines(
         labels="answered" if config.labels_are_private else "true",
         people=people,
         sample=MOST_ROWS if len(learnt) > MOST_ROWS else None,
+        learnt=len(learnt) if len(learnt) > MOST_ROWS else None,
         rows=len(own.test_rows),
     )
     if every is not None:
@@ -483,6 +507,8 @@ def _compare_baselines(
             predictions_by_name=predictions_by_name,
         )
     rows = rows[~torch.isin(rows, known) | torch.isin(rows, sampled)]
+    if is_sampled(table.features) and len(rows) > MOST_ROWS:
+        rows = _sample_unlabelled_rows(rows, sampled, seed)
     task = SoloTask.from_run(config, replace(own, labelled=sampled), rows)
     baselines = dict(every_baseline())
     if config.model.is_own:
@@ -516,8 +542,9 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
         return 0.0
     own = data.select_party(config.data.active_name)
     assert own is not None
-    if is_lazy(own.table.features):
+    if not has_baselines(own):
         return 0.0
+    own = replace(own, test_rows=own.test_rows[_sample_test_rows(own, config.seed)])
     learnt = _select_learnt_rows(own)
     others = learnt[~torch.isin(learnt, own.labelled_rows)]
     rows = min(len(learnt), MOST_ROWS)
@@ -558,6 +585,15 @@ def _sample_rows(own: OwnData, seed: int, most: int) -> Tensor:
     share = most / len(known_n)
     is_chosen = groups.cumcount() < np.ceil(share * groups.transform("size"))
     return known_n[order_n[torch.tensor(is_chosen.to_numpy())]].sort().values
+
+
+def _sample_unlabelled_rows(rows: Tensor, labelled: Tensor, seed: int) -> Tensor:
+    """Return the labelled rows among these, and so many others that they are `MOST_ROWS`."""
+    others = rows[~torch.isin(rows, labelled)]
+    draw = np.random.default_rng(derive_seed(seed, "solo", "unlabelled"))
+    order = torch.from_numpy(draw.permutation(len(others)))
+    chosen = others[order[: max(0, MOST_ROWS - len(labelled))]]
+    return torch.cat([labelled, chosen]).sort().values
 
 
 def compare_numbers(
@@ -690,11 +726,14 @@ def _store_predictions(
     return scored
 
 
-def measure_gain(folder: RunFolder, config: Config, solo: SoloRecord) -> RunGain | None:
+def measure_gain(
+    folder: RunFolder, config: Config, solo: SoloRecord, places: Tensor | None = None
+) -> RunGain | None:
     """Return what help added, by the scores of the model and of the best baseline on the same rows.
 
-    Where scores were not kept there is no interval, and a gain only where both were measured on as
-    many test rows of one split.
+    `places`: of the run's tested rows that the baselines predicted, too; None: all. Where scores
+    were not kept there is no interval, and a gain only where both were measured on as many test
+    rows of one split.
 
     Returns:
         None: both were measured on other rows or by other measures, or nothing defines it.
@@ -709,6 +748,8 @@ def measure_gain(folder: RunFolder, config: Config, solo: SoloRecord) -> RunGain
     other = load_scores(folder, best.name, threshold=None, alone=True)
     if reached is None or other is None:
         return _compute_figure_gain(config, outcome, solo)
+    if places is not None and len(places) == len(other.truth) < len(reached.truth):
+        reached = reached.select_rows(places.numpy())
     tested = load_tested_rows(folder)
     if tested is not None and len(tested) == len(other.truth) > len(reached.truth):
         other = other.select_rows(tested.nonzero().flatten().numpy())

@@ -250,13 +250,17 @@ def measure_local_models(
     config: "Config", result: "RunResult", *, quiet: bool
 ) -> "SoloRecord | None":
     """Measure what the active achieves without help, from the same rows and labels."""
-    from apfed_experiments.solo import LEFT_OUT, NOT_IN_MEMORY, measure_run_baselines
-    from secure_apfed.data.lazy_rows import is_lazy
+    from apfed_experiments.solo import (
+        LEFT_OUT,
+        NOT_IN_MEMORY,
+        has_baselines,
+        measure_run_baselines,
+    )
 
     assert result.folder is not None
     if not quiet and config.dp_sgd is not None:
         terminal.show_note(LEFT_OUT)
-    elif not quiet and result.trained is not None and is_lazy(result.trained.table.features):
+    elif not quiet and result.trained is not None and not has_baselines(result.trained):
         terminal.show_note(NOT_IN_MEMORY)
     elif not quiet and result.trained is not None:
         terminal.show_note("measuring what the active would do alone")

@@ -57,6 +57,7 @@ from secure_apfed.data.frames import (
     spans_of,
     texts_of,
 )
+from secure_apfed.data.lazy_rows import read_column
 from secure_apfed.errors import DataError, UnseenCellsWarning
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import MOST_CATEGORIES, Missing, ViewColumns
@@ -298,27 +299,45 @@ class ColumnEncoding(Settings):
         their order. `counts`: empty and ignored cells are added to it.
         """
         frame = self._select_columns(raw, source)
-        counts = counts or CellCounts()
-        features_NF = np.empty((len(frame), *self.shape), np.float32)
+        (features_NF,) = self.encode_blocks([frame], source=source, counts=counts or CellCounts())
+        return features_NF
+
+    def encode_blocks(
+        self, blocks: Iterable[pd.DataFrame], *, source: str, counts: CellCounts
+    ) -> Iterator[torch.Tensor]:
+        """Yield the features of a table block by block, (B, F); its faults are those of all blocks.
+
+        `blocks`: frames with these columns, others are ignored.
+        """
         empty_cells = Counter[str]()
-        ignored = Counter[str]()
+        is_of_texts = False
+        for block in blocks:
+            frame = self._select_columns(block, source)
+            is_of_texts = is_csv(frame)
+            own = CellCounts()
+            yield self._encode_frame(frame, source, own)
+            empty_cells += own.empty
+            counts.rows += len(frame)
+            counts.empty += own.empty
+            counts.ignored += own.ignored
+        if self.missing != "mean":
+            cause = "" if is_of_texts else self._describe_lost_words(empty_cells)
+            _refuse_empty(empty_cells, source=source, cause=cause)
+
+    def _encode_frame(self, frame: pd.DataFrame, source: str, counts: CellCounts) -> torch.Tensor:
+        """Return the features (N, F) of these very columns; add empty and ignored cells."""
+        features_NF = np.empty((len(frame), *self.shape), np.float32)
         # one at a time: all of them in float64 would be twice as much
         for column, own in zip(self.columns, self.places, strict=True):
             part, empty_N, ignored_N = column.encode(frame[column.name], source=source)
-            empty_cells[column.name] = int(empty_N.sum())
-            ignored[column.name] = int(ignored_N.sum())
+            counts.empty[column.name] = int(empty_N.sum())
+            counts.ignored[column.name] = int(ignored_N.sum())
             if part.size and np.abs(part).max() > np.finfo(np.float32).max:
                 raise DataError(
                     f"{source}: column {column.name!r} is too far from its mean for float32; "
                     "rescale it"
                 )
             features_NF[:, own] = part
-        if self.missing != "mean":
-            cause = "" if is_csv(frame) else self._describe_lost_words(empty_cells)
-            _refuse_empty(empty_cells, source=source, cause=cause)
-        counts.rows += len(frame)
-        counts.empty += empty_cells
-        counts.ignored += ignored
         return torch.from_numpy(features_NF)
 
     def _describe_lost_words(self, empty_cells: Mapping[str, int]) -> str:
@@ -594,7 +613,7 @@ def locate_views(
     return located
 
 
-def check_views(features: torch.Tensor, views: Mapping[str, View], *, party: str) -> None:
+def check_views(features: Any, views: Mapping[str, View], *, party: str) -> None:
     """Raise DataError unless the views cover all features, and sequences have valid numbers of
     steps.
     """
@@ -611,7 +630,7 @@ def check_views(features: torch.Tensor, views: Mapping[str, View], *, party: str
         if view.sequence is None:
             continue
         width, (max_steps, channels) = view.end - view.first, view.sequence
-        steps_N = features[:, view.first]
+        steps_N = read_column(features, view.first)
         if width != (expected := 1 + max_steps * channels):
             wrong = f"{width} columns, expected {expected} for {view.sequence}"
         elif not bool(

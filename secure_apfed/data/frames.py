@@ -251,6 +251,10 @@ def kind_of(path: Path) -> str:
     return kinds.get(path.suffix.lower(), "CSV")
 
 
+def is_csv_path(path: Path) -> bool:
+    return kind_of(path) == "CSV"
+
+
 def is_csv(frame: pd.DataFrame) -> bool:
     """Return whether a frame was read from CSV files, so that all its cells are texts."""
     return bool(frame.attrs.get(LINES))
@@ -274,15 +278,25 @@ def load_frame(
     if isinstance(source_table, Path):
         called = str(source_table)
         files = files_of(source_table, source=source)
-        with _translate_read_errors(source_table, kind_of(files[0]), source):
+        with translate_read_errors(source_table, files[0], source):
             if kind_of(files[0]) == "CSV":
-                frame = _join_blocks(list(_read_csv_blocks(files, source)))
+                frame = _join_blocks(list(read_text_blocks(files, source)))
             else:
-                frame = _load_packed_rows(open_packed_files(files, source_table, source), texts)
+                frame = load_packed_columns(open_packed_files(files, source_table, source), texts)
     else:
         from pyarrow.dataset import dataset
 
-        frame = _load_packed_rows(dataset(source_table), texts)
+        frame = load_packed_columns(dataset(source_table), texts)
+    return convert_cells(frame, texts=texts, words=words, source=source, called=called)
+
+
+def convert_cells(
+    frame: pd.DataFrame, *, texts: Sequence[str], words: Sequence[str], source: str, called: str
+) -> pd.DataFrame:
+    """Return rows of a file with their names in Unicode NFC and their cells as `load_frame` says.
+
+    Raises DataError: nested cells or NUL bytes.
+    """
     frame.columns = pd.Index(list(map(column_name, frame.columns)))
     _refuse_nested_cells(frame, called, source)
     if not is_csv(frame):
@@ -303,12 +317,14 @@ def _join_blocks(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return joined
 
 
-def _load_packed_rows(rows: "Dataset", texts: Sequence[str]) -> pd.DataFrame:
+def load_packed_columns(
+    rows: "Dataset", texts: Sequence[str], *, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
     """Read Parquet or Arrow rows; columns in `texts` are read again as text.
 
-    Whole numbers become floats where one is empty.
+    Whole numbers become floats where one is empty. `columns`: those to read; None: all.
     """
-    frame = _convert_to_pandas(rows.to_table())
+    frame = convert_to_pandas(rows.to_table(columns=columns))
     # else the compressed and the decompressed file would stay in memory together with the frame
     default_memory_pool().release_unused()
     for name in texts:
@@ -319,7 +335,7 @@ def _load_packed_rows(rows: "Dataset", texts: Sequence[str]) -> pd.DataFrame:
     return frame
 
 
-def _convert_to_pandas(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
+def convert_to_pandas(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
     frame: pd.DataFrame = rows.to_pandas(**options)
     return frame.reset_index(drop=frame.index.names == [None])
 
@@ -346,7 +362,7 @@ def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Datase
     return dataset.dataset(names, schema=joint_schema, **options)
 
 
-def _read_csv_blocks(
+def read_text_blocks(
     files: Sequence[Path], source: str, rows: int | None = None
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of CSV files as frames of texts, at most `rows` at a time (None: a file).
@@ -567,10 +583,10 @@ def stream_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFram
     files = files_of(path, source=source)
     first = 0
     kind = kind_of(files[0])
-    read = _read_csv_blocks if kind == "CSV" else partial(_stream_packed_blocks, path)
+    read = read_text_blocks if kind == "CSV" else partial(_stream_packed_blocks, path)
     blocks = read(files, source, rows)
     while True:
-        with _translate_read_errors(path, kind, source):
+        with translate_read_errors(path, files[0], source):
             frame = next(blocks, None)
         if frame is None:
             return
@@ -588,12 +604,15 @@ def _stream_packed_blocks(
     """Yield the rows of Parquet or Arrow files as frames."""
     rows_of_files = open_packed_files(files, path, source)
     for batch in rows_of_files.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
-        yield _convert_to_pandas(pyarrow.Table.from_batches([batch]), types_mapper=_WHOLE.get)
+        yield convert_to_pandas(pyarrow.Table.from_batches([batch]), types_mapper=_WHOLE.get)
 
 
 @contextmanager
-def _translate_read_errors(path: Path, kind: str, source: str) -> Iterator[None]:
-    """Turn errors of the readers in this block into a DataError with the cause and a remedy."""
+def translate_read_errors(path: Path, file: Path, source: str) -> Iterator[None]:
+    """Turn errors of the readers in this block into a DataError with the cause and a remedy.
+
+    `file`: one of the files of `path`.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -615,7 +634,8 @@ def _translate_read_errors(path: Path, kind: str, source: str) -> Iterator[None]
     except (ValueError, ArrowException) as error:
         # pandas' parser errors and UnicodeDecodeError are ValueErrors.
         raise DataError(
-            f"{source}: {path} is not a readable {kind} file ({str(error).strip()}); save it again"
+            f"{source}: {path} is not a readable {kind_of(file)} file ({str(error).strip()}); save "
+            "it again"
         ) from error
 
 
@@ -720,8 +740,11 @@ def only_columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 def to_texts(column: "pd.Series") -> list[str | None]:
     """Return a column as texts, None where a cell is empty; see `cell_text`."""
-    text_of = str.strip if holds_texts(column) else cell_text
-    return [None if empty else text_of(cell) for cell, empty in _iter_cells(column)]
+    if not holds_texts(column):
+        return [None if empty else cell_text(cell) for cell, empty in _iter_cells(column)]
+    codes_N, distinct = pd.factorize(column)
+    texts = [*map(str.strip, distinct), None]  # each is stored once, however long the column
+    return [texts[code] for code in codes_N.tolist()]
 
 
 # What cells hold
@@ -866,6 +889,10 @@ def texts_of(column: "pd.Series", *, words: Set[str] = frozenset()) -> list[str 
     decimal point, midnights no time.
     """
     if holds_texts(column):
+        codes_N, distinct = pd.factorize(column)
+        if len(distinct) < len(column):  # each text is read once, and stored once
+            known = [*texts_of(pd.Series(distinct, dtype=column.dtype), words=words), None]
+            return [known[code] for code in codes_N.tolist()]
         texts = column.str.strip().tolist()
     elif column.dtype.kind == "f":  # a number in float32 has fewer digits than as Python's float
         texts = [cell_text(cell) for cell in column.to_numpy(na_value=np.nan)]
@@ -1012,6 +1039,8 @@ def _has_only(column: "pd.Series", holds: Callable[[Any], bool]) -> bool:
     """Return whether `holds` is true of every cell that is not empty, and there is one."""
     if column.dtype.kind in "biufcm":
         return False
+    if holds_texts(column):
+        column = column.drop_duplicates()
     cells, empty = _list_cells(column)
     known = [cell for cell, none in zip(cells, empty.tolist(), strict=True) if not none]
     return bool(known) and all(map(holds, known))

@@ -13,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from secure_apfed.base.transfers import send_tensor
@@ -98,7 +100,7 @@ class LazyRows:
 
     def select(self, rows: Tensor) -> "LazyRows":
         """Return these rows, (M,), without reading them."""
-        other = object.__new__(LazyRows)
+        other = object.__new__(type(self))
         vars(other).update(vars(self))
         other._rows = self._rows[rows.cpu()]
         return other
@@ -109,25 +111,26 @@ class LazyRows:
         Raises DataError: a row has another shape than the first one, or is not finite.
         """
         positions = self._rows[rows if isinstance(rows, slice) else torch.as_tensor(rows).cpu()]
-        numbers = [int(number) for number in positions.flatten()]
+        numbers = positions.flatten().tolist()
         if not numbers:
             return torch.empty((0, *self._row_shape), dtype=self.dtype, device=self._device)
-        parts = self._read_rows(numbers)
-        for number, row in zip(numbers, parts, strict=True):
-            if not bool(row.isfinite().all()):
-                raise DataError(
-                    f"{self._party}: item {number} of its data set is NaN or infinite; mend it, or "
-                    "leave its ID out"
-                )
-        return send_tensor(torch.stack(parts), self._device, self.dtype)
+        rows_B = self._read_rows(numbers)
+        is_finite_B = rows_B.flatten(1).isfinite().all(1)
+        if not bool(is_finite_B.all()):
+            number = numbers[int(is_finite_B.int().argmin())]
+            raise DataError(
+                f"{self._party}: item {number} of its data set is NaN or infinite; mend it, or "
+                "leave its ID out"
+            )
+        return send_tensor(rows_B, self._device, self.dtype)
 
-    def _read_rows(self, numbers: Sequence[int]) -> list[Tensor]:
-        """Read these items, in several threads if allowed."""
+    def _read_rows(self, numbers: Sequence[int]) -> Tensor:
+        """Read these items, in several threads if allowed, (B, *shape)."""
         read = partial(self._read_row, shape=self._row_shape)
         if self._workers <= 1 or len(numbers) == 1:
-            return [read(number) for number in numbers]
+            return torch.stack([read(number) for number in numbers])
         with ThreadPoolExecutor(self._workers) as pool:
-            return list(pool.map(read, numbers))
+            return torch.stack(list(pool.map(read, numbers)))
 
     def _read_row(self, number: int, shape: tuple[int, ...] | None = None) -> Tensor:
         """Return one item as a float32 tensor. Raises DataError: unreadable, or of
@@ -165,8 +168,46 @@ class LazyRows:
         return row
 
 
+def _copy_row(row: NDArray[np.generic]) -> Tensor:
+    """Return one row of an array that may be read-only as a tensor of its own."""
+    return torch.from_numpy(np.array(row, np.float32))
+
+
+class MappedRows(LazyRows):
+    """The rows (N, *shape) of a memory-mapped array: a batch is read at once, and as float32.
+
+    Args:
+        array: (N, *shape), numbers of any type.
+        party: the party's name, for errors.
+        rows: indices of the used rows, in order, (N,); None: all.
+    """
+
+    def __init__(
+        self, array: NDArray[np.generic], *, party: str, rows: Tensor | None = None
+    ) -> None:
+        """Read the first row. Raises DataError: there is none, or a row is a single number."""
+        self._array = array
+        super().__init__(array, party=party, rows=rows, workers=1, convert=_copy_row)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def load_column(self, column: int) -> Tensor:
+        """Return one column of rows that are flat, (N,), on the CPU."""
+        return torch.from_numpy(self._array[:, column][self._rows.numpy()].astype(np.float32))
+
+    def _read_rows(self, numbers: Sequence[int]) -> Tensor:
+        """Read these rows at once, (B, *shape)."""
+        return torch.from_numpy(self._array[np.asarray(numbers)].astype(np.float32))
+
+
 def is_lazy(features: object) -> bool:
     return isinstance(features, LazyRows)
+
+
+def is_sampled(features: object) -> bool:
+    """Return whether local models read a sample of these rows: flat ones that are mapped."""
+    return isinstance(features, MappedRows) and features.dim() == 2
 
 
 def score_in_parts(score: Callable[[Tensor], Tensor], features: Any, rows: Tensor) -> Tensor:
@@ -175,6 +216,14 @@ def score_in_parts(score: Callable[[Tensor], Tensor], features: Any, rows: Tenso
         return score(features[rows])
     at_once = max(1, _NUMBERS_AT_ONCE // math.prod(features.shape[1:]))
     return torch.cat([score(features[part]) for part in rows.split(at_once)])
+
+
+def read_column(features: Any, column: int) -> Tensor:
+    """Return one column of a table's features, (N,)."""
+    if isinstance(features, MappedRows):
+        return features.load_column(column)
+    numbers_N: Tensor = features[:, column]
+    return numbers_N
 
 
 def select_rows(features: Any, rows: Tensor) -> Any:

@@ -9,10 +9,11 @@ Letters: N rows of a table.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
@@ -41,7 +42,7 @@ class PartyTable:
 
     Attributes:
         name: the party.
-        ids: distinct, in the party's own order.
+        ids: distinct, in the party's own order; a tuple, or mapped (`MappedIds`).
         features: float32 (N, columns) or (N, channels, height, width); rows of a data set
             (`LazyRows`) are read, and checked, when a step needs them.
         labels: int64 (N,), at a party that holds labels, or float32 where they are numbers to
@@ -51,7 +52,7 @@ class PartyTable:
     """
 
     name: str
-    ids: tuple[str, ...] = field(repr=False)
+    ids: Sequence[str] = field(repr=False)
     features: torch.Tensor = field(repr=False)
     labels: torch.Tensor | None = field(repr=False)
     encoding: FeatureEncoding = field(repr=False)
@@ -205,7 +206,7 @@ class VerticalData(OwnData):
                 f"{self.active.name}: train and test rows lie in 0 to {len(self.active.ids) - 1}, "
                 f"got {int(rows.min())} to {int(rows.max())}"
             )
-        if len(set(rows.tolist())) != len(rows):
+        if len(torch.unique(rows)) != len(rows):
             raise DataError(
                 f"{self.active.name}: a row is listed twice in the train and test splits"
             )
@@ -262,7 +263,7 @@ class VerticalData(OwnData):
                 f"{len(self.classes)} classes, first {int(labels_N[wrong][0])}; "
                 f"expected 0 to {len(self.classes) - 1}"
             )
-        if len(set(labels_N[self.labelled_rows].tolist())) < 2:
+        if len(labels_N[self.labelled_rows].unique()) < 2:
             raise DataError(
                 f"{self.active.name}: the {len(self.labelled_rows)} labelled training rows are all "
                 "of one class, so there is nothing to learn; add rows of another class, or raise "
@@ -285,13 +286,22 @@ class VerticalData(OwnData):
 
 
 def check_distinct(
-    ids: tuple[str, ...], *, party: str, place: Callable[[int], str] = "row {} (from 0)".format
+    ids: Sequence[str], *, party: str, place: Callable[[int], str] = "row {} (from 0)".format
 ) -> None:
-    """Raise DataError if an ID occurs twice; `place` says where a row is found."""
-    if len(set(ids)) == len(ids):
+    """Raise DataError if an ID occurs twice; `place` says where a row is found.
+
+    Digests of 64 bits are compared first, so that IDs on disk need no Python objects.
+    """
+    digests_N = np.fromiter(map(hash, ids), np.int64, count=len(ids))
+    in_order = np.sort(digests_N)
+    shared = in_order[1:][in_order[1:] == in_order[:-1]]
+    if not len(shared):
         return
-    repeated = [text for text, count in Counter(ids).items() if count > 1]
-    rows = [row for row, text in enumerate(ids) if text == repeated[0]]
+    suspects = {row: ids[row] for row in np.flatnonzero(np.isin(digests_N, shared)).tolist()}
+    repeated = [text for text, count in Counter(suspects.values()).items() if count > 1]
+    if not repeated:
+        return
+    rows = [row for row, text in suspects.items() if text == repeated[0]]
     raise DataError(
         f"{party}: {len(repeated)} IDs occur more than once, the first in "
         f"{', '.join(map(place, rows[:5]))}; each row needs its own ID, or name more ID "
@@ -311,7 +321,7 @@ def pack_own(data: OwnData) -> bytes:
     }
     about = {
         "name": table.name,
-        "ids": table.ids,
+        "ids": tuple(table.ids),
         "classes": data.classes,
         "targets": None if data.targets is None else data.targets.model_dump(),
         "encoding": table.encoding.model_dump(mode="json"),

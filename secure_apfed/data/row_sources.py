@@ -26,7 +26,7 @@ from torch import Tensor
 
 from apfed_protocols.installing import install_extra
 from secure_apfed.base.files import PathLike
-from secure_apfed.data.lazy_rows import LazyRows
+from secure_apfed.data.lazy_rows import LazyRows, MappedRows
 from secure_apfed.errors import ConfigError, DataError
 
 ARRAY_FILES = (".npy", ".npz", ".safetensors")
@@ -177,7 +177,12 @@ def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
     Raises DataError: they are of another kind, or single numbers.
     """
     if isinstance(rows, np.memmap):  # larger than memory, perhaps
-        return LazyRows(rows, party=party, workers=workers)
+        is_plain = rows.dtype.kind in "biuf" and rows.ndim > 1
+        return (
+            MappedRows(rows, party=party)
+            if is_plain
+            else LazyRows(rows, party=party, workers=workers)
+        )
     if isinstance(rows, np.ndarray | Tensor):
         if isinstance(rows, np.ndarray):
             if rows.dtype.kind not in "biuf":

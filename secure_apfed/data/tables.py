@@ -11,11 +11,12 @@ import difflib
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from pyarrow import default_memory_pool
 
-from apfed_protocols.ids import EMPTY, JOINT, id_texts
+from apfed_protocols.ids import EMPTY, JOINT, IdReader, id_texts
 from secure_apfed.base.faults import (
     Advice,
     Fault,
@@ -75,6 +76,12 @@ from secure_apfed.data.labels import (
     warn_of_empty_words,
 )
 from secure_apfed.data.lazy_rows import select_rows
+from secure_apfed.data.mapped_tables import (
+    ColumnFiles,
+    MappedIds,
+    find_column_files,
+    is_mapped,
+)
 from secure_apfed.data.partition import (
     choose_labelled_rows,
     make_generator,
@@ -97,6 +104,7 @@ from secure_apfed.settings.plugins import import_code, require_owner
 _FEWEST_ROWS = 20
 _DISTINCT = 0.5
 _SAMPLE = 1000
+_IDS_OF_A_PIECE = 2**16
 _NAMELESS = "Unnamed: "  # as pandas calls columns without a name, and numbers them from 0
 # The one view of parties that all hold the same columns.
 _ALL = "all"
@@ -225,7 +233,7 @@ class RawTable:
         suspects: columns with a fault, which no encoding can be fitted to.
     """
 
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     features: pd.DataFrame | Features
     categorical: tuple[str, ...]
     labels: tuple[str | None, ...] = ()
@@ -234,15 +242,26 @@ class RawTable:
     def select_rows(self, rows: NDArray[np.int64]) -> "RawTable":
         """Return these rows of the table."""
         features = self.features
+        ids = self.ids
         return RawTable(
-            tuple(self.ids[row] for row in rows),
+            ids.select_rows(rows)
+            if isinstance(ids, MappedIds)
+            else tuple(ids[row] for row in rows),
             features.iloc[rows]
-            if isinstance(features, pd.DataFrame)
+            if _has_columns(features)
             else select_rows(features, torch.from_numpy(rows)),
             self.categorical,
             tuple(self.labels[row] for row in rows),
             self.suspects,
         )
+
+
+def _has_columns(features: pd.DataFrame | Features) -> TypeGuard[pd.DataFrame]:
+    """Return whether features are columns to encode, and not rows that are taken as they are.
+
+    A mapped table reads like a frame, for all that is done with frames here.
+    """
+    return isinstance(features, pd.DataFrame | ColumnFiles)
 
 
 @dataclass(frozen=True)
@@ -298,9 +317,9 @@ def _load_raw_table(
     label_texts: tuple[str | None, ...] = (None,) * len(frame)
     with faults.gather_faults():
         label_texts = _extract_labels(frame, label_column, settings, party=name)
-    ids = tuple(map(str, range(len(frame))))
+    ids: Sequence[str] = tuple(map(str, range(len(frame))))
     with faults.gather_faults():
-        ids = tuple(_extract_ids(frame, id_columns, file=party.table_name, party=name))
+        ids = _extract_ids(frame, id_columns, file=party.table_name, party=name)
         check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
     for column in {*frame.columns} - {*chosen.all}:
         del frame[column]  # in place: of a long table there is no second copy
@@ -325,9 +344,13 @@ def _open_frame(settings: DataSettings, name: str) -> pd.DataFrame:
     labels = (settings.label_column,) if settings.holds_labels(name) else ()
     words = (*labels, *(party.categorical or ()))
     texts = (*settings.id_columns(name), *words)
-    frame = load_frame(
-        open_table(settings, name), texts=texts, words=words, source=name, called=party.table_name
-    )
+    table = open_table(settings, name)
+    if not is_mapped(settings, name):
+        frame = load_frame(table, texts=texts, words=words, source=name, called=party.table_name)
+    else:
+        open_columns = ColumnFiles.from_files if isinstance(table, Path) else ColumnFiles.from_query
+        columns = open_columns(table, texts=texts, words=words, source=name)
+        frame = cast(pd.DataFrame, columns)  # reads like a frame for all that is done with it here
     if not len(frame):
         raise DataError(f"{name}: {party.table_name} has no rows")
     _require_columns(frame, settings, name)
@@ -375,7 +398,7 @@ def _load_rows(
 class _Identified:
     """The IDs of rows, and their labels as texts at a party with labels."""
 
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     labels: tuple[str | None, ...] = ()
 
 
@@ -399,9 +422,9 @@ def _identify_rows(
     labels: tuple[str | None, ...] = (None,) * len(frame)
     with faults.gather_faults():
         labels = _extract_labels(frame, label_column, settings, party=name)
-    ids = tuple(map(str, range(len(frame))))
+    ids: Sequence[str] = tuple(map(str, range(len(frame))))
     with faults.gather_faults():
-        ids = tuple(_extract_ids(frame, id_columns, file=party.table_name, party=name))
+        ids = _extract_ids(frame, id_columns, file=party.table_name, party=name)
         check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
     return _Identified(ids, labels)
 
@@ -775,21 +798,39 @@ def _mask_empty_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
 
 def _extract_ids(
     frame: pd.DataFrame, columns: tuple[str, ...], *, file: str, party: str
-) -> list[str]:
+) -> Sequence[str]:
     """Return one ID for each row, from these columns by the rules of `apfed_protocols.ids`."""
-    parts = [
-        id_texts(
-            frame[name],
-            party=party,
-            what=f"column {name!r} of {file}",
+    readers = {
+        name: IdReader(
+            f"{party}: column {name!r} of {file}",
             place=lambda row: place_of(frame, row),
             strip=True,
             part=len(columns) > 1,
             key=f"data.parties.{party}.id_column",
         )
         for name in columns
-    ]
-    return list(map(JOINT.join, zip(*parts, strict=True)))
+    }
+    pieces = _iterate_ids(frame, readers)
+    if find_column_files(frame) is not None:
+        return MappedIds(pieces, party=party)
+    return tuple(chain.from_iterable(pieces))
+
+
+def _iterate_ids(frame: pd.DataFrame, readers: Mapping[str, IdReader]) -> Iterator[list[str]]:
+    """Yield the IDs some thousand at a time, those of several columns joined.
+
+    Raises DataError: a cell is no ID; says so of all cells of the first such column.
+    """
+    columns = {name: frame[name] for name in readers}
+    for start in range(0, len(frame), _IDS_OF_A_PIECE):
+        parts = [
+            reader.convert_column(columns[name].iloc[start : start + _IDS_OF_A_PIECE])
+            for name, reader in readers.items()
+        ]
+        if all(reader.all_taken for reader in readers.values()):
+            yield parts[0] if len(parts) == 1 else list(map(JOINT.join, zip(*parts, strict=True)))
+    for reader in readers.values():
+        reader.require_no_refusals()
 
 
 def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
@@ -1040,7 +1081,7 @@ def _gather_column_faults(
     """Add the faults of the columns in a table that has other faults already."""
     party = (settings.parties or {})[name]
     advice = _make_advice(settings, name)
-    if not isinstance(raw.features, pd.DataFrame):
+    if not _has_columns(raw.features):
         return
     if party.encoding is not None or not raw.features.shape[1]:
         return
@@ -1069,7 +1110,7 @@ def _encode_table(
     A configured encoding is used unchanged; otherwise one is fitted to `rows`. Rows that are not
     columns are features as they are.
     """
-    if not isinstance(raw.features, pd.DataFrame):
+    if not _has_columns(raw.features):
         shape = tuple(int(size) for size in raw.features.shape[1:])
         return raw.features, ArrayEncoding(row_shape=shape), {}
     party = (settings.parties or {})[name]
@@ -1100,7 +1141,11 @@ def _encode_table(
         if settings.view_columns is None:
             views = {view: ViewColumns(columns=columns) for view in views}
     located = locate_views(encoding, views, source=name)
-    features = encoding.encode(raw.features, source=name, counts=counts)
+    features: Any
+    if (columns_on_disk := find_column_files(raw.features)) is not None:
+        features = columns_on_disk.encode_rows(encoding, source=name, counts=counts)
+    else:
+        features = encoding.encode(raw.features, source=name, counts=counts)
     if party.encoding is not None:
         counts.warn_of_unseen_cells(source=name)
         known = {column.name for column in encoding.columns}

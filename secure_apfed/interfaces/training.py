@@ -34,7 +34,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data.encoding import ArrayEncoding, FeatureEncoding, fit_columns
 from secure_apfed.data.labels import UNLABELLED
-from secure_apfed.data.lazy_rows import is_lazy
+from secure_apfed.data.lazy_rows import is_lazy, is_sampled
 from secure_apfed.data.partition import choose_labelled_rows, split_rows
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.data.row_sources import load_array, make_features
@@ -964,7 +964,8 @@ def _compare_locally(
         )
     score = next(iter(local_result.measures.values()))[local_result.measure]
     result = replace(result, alone=score)
-    if is_lazy(data.table.features) or len(data.table.shape) > 1:
+    is_lazily_read = is_lazy(data.table.features) and not is_sampled(data.table.features)
+    if is_lazily_read or len(data.table.shape) > 1:
         reason = "the ten local models, which read flat rows of numbers in memory"
         return replace(result, not_tried=reason)
     from apfed_experiments.solo import find_best_local

@@ -48,6 +48,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
 from secure_apfed.data.catalogue import party_names
+from secure_apfed.data.mapped_tables import is_mapped
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.exchange import Status
 from secure_apfed.exchange.sockets import parse_address
@@ -249,7 +250,7 @@ def run_locally(
             files = prepare_parties(
                 config,
                 folder,
-                data=data or load_data(config.data, seed=config.seed),
+                data=data or _load_unless_mapped(config),
                 timeout_s=timeout_s,
                 resume=resume,
                 over=over,
@@ -283,6 +284,14 @@ def run_locally(
                     stacklevel=2,
                 )
         return _gather_results(config, run, active_folder)
+
+
+def _load_unless_mapped(config: Config) -> VerticalData | None:
+    """Return all tables; None: one is too large for memory, so each party reads its own."""
+    names = party_names(config.data) if config.data.dataset == TABLES else ()
+    if any(is_mapped(config.data, name) for name in names):
+        return None
+    return load_data(config.data, seed=config.seed)
 
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:

@@ -41,6 +41,7 @@ from secure_apfed.settings.protection import list_keys
 
 _KEPT = "joint"
 _MOST_BYTES = 2**30
+_IDS_AT_ONCE = 2**16
 _BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
 
 
@@ -295,7 +296,15 @@ def table_digest(data: OwnData) -> str:
         labels = [data.table.labels.numpy().astype(kind).tobytes(), save_tensors(split)]
     if data.targets is not None:
         labels.append(data.targets.model_dump_json().encode())
-    return hashlib.sha256(msgpack.packb([data.table.ids, *labels])).hexdigest()
+    packer = msgpack.Packer()
+    ids = data.table.ids
+    digest = hashlib.sha256(packer.pack_array_header(1 + len(labels)))
+    digest.update(packer.pack_array_header(len(ids)))
+    for start in range(0, len(ids), _IDS_AT_ONCE):
+        digest.update(b"".join(map(packer.pack, ids[start : start + _IDS_AT_ONCE])))
+    for part in labels:
+        digest.update(packer.pack(part))
+    return digest.hexdigest()
 
 
 @cache

@@ -299,6 +299,9 @@ class DataSettings(Settings):
             which share. Null: all that have one. No training reads the other labels. In your own
             tables a row without a label has an empty cell. Passives with labels have as many, drawn
             from their own rows.
+        memory_map: whether own tables are read by columns and blocks, and stay on disk in training:
+            "always", "never", or "auto", from 1 GiB of files on. The result is the same; local
+            baselines learn from a sample. The disk is that of TMPDIR, else of /var/tmp.
         folder: where to look for files; null takes SECURE_APFED_DATA, else ~/.cache/secure-apfed.
             The first is a list with the system's path separator.
         columns: for built-in tables, the columns of each party, by name or by position from 0. The
@@ -339,6 +342,7 @@ class DataSettings(Settings):
     split: Annotated[Literal["by_class", "at_random"], NOBODY] = "by_class"
     limit: Annotated[int | None, NOBODY] = Field(None, ge=1)
     labelled: Annotated[Annotated[int, Field(ge=2)] | _Share | None, NOBODY] = None
+    memory_map: Annotated[Literal["auto", "always", "never"], NOBODY] = "auto"
     folder: Annotated[Path | None, NOBODY] = None
     columns: Annotated[ByParty[tuple[int | str, ...]] | None, NOBODY] = None
     view_columns: Annotated[dict[Name, ViewColumns] | None, NOBODY] = Field(None, min_length=1)

@@ -362,7 +362,7 @@ def test_baselines_of_many_labels_learn_from_a_sample_and_say_so(
     monkeypatch.setattr(RidgeCV, "fit", fit)
     record = keep_solo(case.config, tmp_path / "solo.json")
     assert record.sample == 60
-    assert "of a sample of 60 rows" in record.describe_best()
+    assert "fitted on 60 of" in record.describe_best()
     assert 40 <= max(learnt) <= 64  # each class at least once
 
 

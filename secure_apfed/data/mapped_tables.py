@@ -1,0 +1,486 @@
+"""Tables larger than memory: their columns are read one at a time, their rows in blocks.
+
+Run by: a party on its own file. `ColumnFiles` replaces the frame of a table: each column is
+converted once, by the rules of `secure_apfed.data.frames`, and stored on disk. Statistics are
+computed of one column at a time and features are encoded block by block, so that they equal those
+of the whole table in memory. Features then lie in a memory-mapped file (`MappedRows`), and so do
+the IDs (`MappedIds`).
+
+All files are temporary and have no name, so that no copy of the rows outlives the process, even
+where it is killed. They lie in the folder TMPDIR, else in /var/tmp: /tmp is memory on many systems.
+
+Letters: N rows, F features.
+"""
+
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol, overload
+
+import numpy as np
+import pandas as pd
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow import ipc, parquet
+
+from secure_apfed.base.names import column_name
+from secure_apfed.base.working import report_work
+from secure_apfed.data.encoding import CellCounts, ColumnEncoding
+from secure_apfed.data.frames import (
+    LINES,
+    convert_cells,
+    convert_to_pandas,
+    files_of,
+    is_csv_path,
+    load_packed_columns,
+    open_packed_files,
+    read_text_blocks,
+    translate_read_errors,
+)
+from secure_apfed.data.lazy_rows import MappedRows
+from secure_apfed.errors import DataError
+from secure_apfed.settings.data import DataSettings
+
+if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset
+
+LARGE_FILE = 2**30
+"""Bytes of a party's files from which on `data.memory_map: auto` maps its table."""
+
+BLOCK_ROWS = 2**18
+"""Rows that are encoded, and stored, together."""
+
+_IDS_OF_A_PIECE = 2**16
+_FEATURE = np.dtype("<f4")
+_FOLDER = "/var/tmp"  # noqa: S108  # its files have no names
+_LAST = "reading, features"
+
+
+def is_mapped(settings: DataSettings, name: str) -> bool:
+    """Return whether a party's table is read by columns and blocks, and not as a whole."""
+    party = (settings.parties or {})[name]
+    if settings.memory_map != "auto" or party.file is None:
+        return settings.memory_map == "always"
+    path = (settings.folder or Path()).expanduser() / party.file.expanduser()
+    files = files_of(path, source=name)
+    return sum(file.stat().st_size for file in files if file.is_file()) >= LARGE_FILE
+
+
+def choose_folder() -> Path:
+    """Return the folder of temporary files: TMPDIR, else /var/tmp, else Python's own choice."""
+    if "TMPDIR" not in os.environ and os.access(_FOLDER, os.W_OK):
+        return Path(_FOLDER)
+    return Path(tempfile.gettempdir())
+
+
+def open_temporary(needed: int, *, party: str, purpose: str) -> IO[bytes]:
+    """Open a temporary file without a name.
+
+    Raises DataError: the disk has fewer free bytes than are needed.
+    """
+    folder = choose_folder()
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DataError(
+            f"{party}: {purpose} of its table need {needed / 1e9:,.1f} GB of disk, and the folder "
+            f"{folder} has {free / 1e9:,.1f} GB free; make room there, or name another folder in "
+            "the environment variable TMPDIR"
+        )
+    return tempfile.TemporaryFile(dir=folder)
+
+
+class MappedIds(Sequence[str]):
+    """IDs of a table as texts in a memory-mapped file, without one Python object for each.
+
+    Args:
+        pieces: the IDs, some thousand at a time.
+        party: the party's name, for errors.
+    """
+
+    def __init__(self, pieces: Iterable[Sequence[str]], *, party: str) -> None:
+        """Write all IDs to a temporary file, and map it."""
+        schema = pyarrow.schema([("id", pyarrow.large_string())])
+        with open_temporary(0, party=party, purpose="the IDs") as file:
+            with ipc.new_file(file, schema) as writer:
+                for piece in pieces:
+                    texts = pyarrow.array(piece, pyarrow.large_string())
+                    writer.write_batch(pyarrow.record_batch([texts], schema=schema))
+            file.flush()
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._party = party
+        table = ipc.open_file(pyarrow.BufferReader(pyarrow.py_buffer(content))).read_all()
+        self._texts: pyarrow.ChunkedArray = table.column(0)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+        """Return one ID, or a tuple of several."""
+        if isinstance(place, slice):
+            rows = range(*place.indices(len(self)))
+            if rows.step == 1:
+                return tuple(self._texts[rows.start : rows.stop].to_pylist())
+            return tuple(self._texts.take(pyarrow.array(rows, pyarrow.int64())).to_pylist())
+        return str(self._texts[range(len(self))[place]].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self.pieces():
+            yield from piece
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MappedIds) and self._texts.equals(other._texts)
+
+    __hash__ = object.__hash__
+
+    def pieces(self) -> Iterator[list[str]]:
+        """Yield the IDs in blocks of some thousand."""
+        for start in range(0, len(self), _IDS_OF_A_PIECE):
+            yield self._texts[start : start + _IDS_OF_A_PIECE].to_pylist()
+
+    def select_rows(self, rows: NDArray[np.int64]) -> "MappedIds":
+        """Return the IDs of these rows, in this order."""
+        pieces = (
+            self._texts.take(pyarrow.array(rows[start : start + _IDS_OF_A_PIECE])).to_pylist()
+            for start in range(0, len(rows), _IDS_OF_A_PIECE)
+        )
+        return MappedIds(pieces, party=self._party)
+
+
+class ColumnSource(Protocol):
+    """A table that can be read column by column.
+
+    Attributes:
+        names: of its columns, in Unicode NFC; rows: how many it has.
+        attrs: those of its frame, which say whether its rows are lines of CSV files.
+    """
+
+    names: tuple[str, ...]
+    rows: int
+    attrs: Mapping[str, Any]
+
+    def load_column(self, name: str) -> "pd.Series":
+        """Read one column as `load_frame` reads it."""
+
+
+class _PackedColumns:
+    """The columns of Parquet or Arrow files, or of a query's result."""
+
+    def __init__(
+        self, rows: "Dataset", texts: Sequence[str], words: Sequence[str], source: str, called: str
+    ) -> None:
+        """Count the rows, and name the columns."""
+        self._rows = rows
+        self._texts = texts
+        self._words = words
+        self._source = source
+        self._called = called
+        written = convert_to_pandas(rows.schema.empty_table()).columns
+        self._written = {column_name(name): str(name) for name in written}
+        self.names = tuple(self._written)
+        self.rows = int(rows.count_rows())
+        self.attrs: Mapping[str, Any] = {}
+
+    def load_column(self, name: str) -> "pd.Series":
+        """Read one column of all files."""
+        frame = load_packed_columns(self._rows, self._texts, columns=[self._written[name]])
+        converted = convert_cells(
+            frame, texts=self._texts, words=self._words, source=self._source, called=self._called
+        )
+        return converted[name]
+
+
+class _TextColumns:
+    """The columns of CSV files, whose texts were stored by columns while they were read once."""
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        texts: Sequence[str],
+        words: Sequence[str],
+        source: str,
+        called: str,
+    ) -> None:
+        """Store all cells as texts, some rows at a time."""
+        self._texts = texts
+        self._words = words
+        self._source = source
+        self._called = called
+        size = sum(file.stat().st_size for file in files)
+        self._file = open_temporary(size, party=source, purpose="the cells")
+        weakref.finalize(self, self._file.close)
+        lines = dict[Any, None]()
+        self.rows = 0
+        written: list[str] = []
+        writer: parquet.ParquetWriter | None = None
+        for frame in read_text_blocks(files, source, BLOCK_ROWS):
+            lines |= dict.fromkeys(frame.attrs[LINES])
+            written = list(map(str, frame.columns))
+            schema = pyarrow.schema([(name, pyarrow.large_string()) for name in written])
+            writer = writer or parquet.ParquetWriter(self._file, schema)
+            frame = frame.set_axis(written, axis=1)
+            writer.write_table(pyarrow.Table.from_pandas(frame, schema, preserve_index=False))
+            self.rows += len(frame)
+            report_work("reading, lines", self.rows, self.rows)
+        if writer is not None:
+            writer.close()
+        self._written = {column_name(name): name for name in written}
+        self.names = tuple(self._written)
+        self.attrs: Mapping[str, Any] = {LINES: tuple(lines)}
+
+    def load_column(self, name: str) -> "pd.Series":
+        """Read the texts of one column, and convert them."""
+        table = parquet.ParquetFile(self._file).read(columns=[self._written[name]])
+        frame: pd.DataFrame = table.replace_schema_metadata().to_pandas()
+        frame.attrs.update(self.attrs)
+        converted = convert_cells(
+            frame, texts=self._texts, words=self._words, source=self._source, called=self._called
+        )
+        return converted[name]
+
+
+class _StoredColumns:
+    """Converted columns in one temporary file, each in blocks of `BLOCK_ROWS` rows."""
+
+    def __init__(self, party: str, needed: int) -> None:
+        """Open the file; `needed`: bytes that the columns may take."""
+        self._file = open_temporary(needed, party=party, purpose="the columns")
+        weakref.finalize(self, self._file.close)
+        self._places: dict[str, list[tuple[int, int]]] = {}
+        self._schemas: dict[str, pyarrow.Schema] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def write_column(self, name: str, column: "pd.Series") -> None:
+        """Store a column; one that changes its type on the way stays unstored."""
+        if column.dtype == object:
+            return
+        frame = column.rename("cells").reset_index(drop=True).to_frame()
+        table = pyarrow.Table.from_pandas(frame, preserve_index=False)
+        if table.schema.empty_table().to_pandas().dtypes.iloc[0] != column.dtype:
+            return
+        places = []
+        for start in range(0, max(1, len(frame)), BLOCK_ROWS):
+            block = table.slice(start, BLOCK_ROWS).combine_chunks()
+            place = self._file.seek(0, os.SEEK_END)
+            with ipc.new_stream(self._file, table.schema) as writer:
+                writer.write_table(block)
+            places.append((place, self._file.tell() - place))
+        self._places[name] = places
+
+    def load_block(self, name: str, block: int) -> pyarrow.Table:
+        """Read one block of a column."""
+        place, size = self._places[name][block]
+        content = os.pread(self._file.fileno(), size, place)
+        return ipc.open_stream(content).read_all()
+
+    def load_column(self, name: str) -> "pd.Series":
+        """Read all blocks of a column."""
+        self._file.flush()
+        blocks = [self.load_block(name, block) for block in range(len(self._places[name]))]
+        column: pd.Series = pyarrow.concat_tables(blocks).to_pandas()["cells"]
+        return column.rename(name)
+
+
+class ColumnFiles:
+    """A party's table on disk, which reads like a frame of pandas, one column at a time.
+
+    A column is a `pandas.Series` with the index and the source lines of the whole table, so that
+    faults are placed as they are in memory. Rows can be left out, and columns replaced.
+    """
+
+    def __init__(self, source: ColumnSource, *, party: str) -> None:
+        """Take all columns and rows of a source."""
+        width = len(source.names)
+        self._source = source
+        self._party = party
+        self._stored = _StoredColumns(party, source.rows * width * 8)
+        self._names = source.names
+        self._rows: NDArray[np.int64] | None = None
+        self._replaced: dict[str, pd.Series] = {}
+        self.attrs = dict(source.attrs)
+
+    @classmethod
+    def from_files(
+        cls, path: Path, *, texts: Sequence[str], words: Sequence[str], source: str
+    ) -> "ColumnFiles":
+        """Open a file, or several, as `load_frame` does. Raises DataError: they are unreadable."""
+        files = files_of(path, source=source)
+        with translate_read_errors(path, files[0], source):
+            if is_csv_path(files[0]):
+                return cls(_TextColumns(files, texts, words, source, str(path)), party=source)
+            rows = open_packed_files(files, path, source)
+            return cls(_PackedColumns(rows, texts, words, source, str(path)), party=source)
+
+    @classmethod
+    def from_query(
+        cls, rows: pyarrow.Table, *, texts: Sequence[str], words: Sequence[str], source: str
+    ) -> "ColumnFiles":
+        """Take the rows of a query, which are in memory."""
+        from pyarrow.dataset import dataset
+
+        columns = _PackedColumns(dataset(rows), texts, words, source, "its query")
+        return cls(columns, party=source)
+
+    def __len__(self) -> int:
+        return self._source.rows if self._rows is None else len(self._rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    @property
+    def columns(self) -> "pd.Index[str]":
+        return pd.Index(list(self._names))
+
+    @property
+    def index(self) -> "pd.Index[int]":
+        """The number of each row in the source."""
+        index = pd.RangeIndex(self._source.rows)
+        return index if self._rows is None else pd.Index(self._rows)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), len(self._names)
+
+    @property
+    def iloc(self) -> "_RowPicker":
+        return _RowPicker(self)
+
+    def items(self) -> Iterator[tuple[str, "pd.Series"]]:
+        """Yield each column's name and cells."""
+        for name in self._names:
+            yield name, self[name]
+
+    @overload
+    def __getitem__(self, wanted: str) -> "pd.Series": ...
+
+    @overload
+    def __getitem__(self, wanted: "list[str] | NDArray[np.bool_]") -> "ColumnFiles": ...
+
+    def __getitem__(
+        self, wanted: "str | list[str] | NDArray[np.bool_]"
+    ) -> "pd.Series | ColumnFiles":
+        """Return a column, the table of several columns, or that of the rows of a mask."""
+        if isinstance(wanted, str):
+            return self._load_column(wanted)
+        if isinstance(wanted, np.ndarray):
+            return self.select_rows(np.flatnonzero(wanted))
+        part = self._copy()
+        part._names = tuple(wanted)
+        return part
+
+    def __setitem__(self, name: str, column: "pd.Series") -> None:
+        """Replace a column, before rows are left out."""
+        assert self._rows is None
+        self._stored.write_column(name, column)
+        if name not in self._stored:
+            self._replaced[name] = column
+
+    def __delitem__(self, name: str) -> None:
+        self._names = tuple(other for other in self._names if other != name)
+
+    def select_rows(self, rows: NDArray[np.int64]) -> "ColumnFiles":
+        """Return the table of these rows, which ascend."""
+        part = self._copy()
+        part._rows = rows if self._rows is None else self._rows[rows]
+        part._replaced = {name: column.iloc[rows] for name, column in self._replaced.items()}
+        return part
+
+    def encode_rows(
+        self, encoding: ColumnEncoding, *, source: str, counts: CellCounts
+    ) -> MappedRows:
+        """Encode all rows in blocks, and return them memory-mapped, (N, F).
+
+        Raises DataError: as `ColumnEncoding.encode`; or the disk is too small.
+        """
+        width = encoding.shape[0]
+        needed = len(self) * width * _FEATURE.itemsize
+        with open_temporary(needed, party=self._party, purpose="the features") as file:
+            blocks = self._iterate_blocks([column.name for column in encoding.columns], source)
+            for features_BF in encoding.encode_blocks(blocks, source=source, counts=counts):
+                file.write(np.asarray(features_BF.numpy(), _FEATURE).tobytes())
+                report_work(_LAST, counts.rows, len(self))
+            file.flush()
+            mapped = np.memmap(file, dtype=_FEATURE, mode="r", shape=(len(self), width))
+        return MappedRows(mapped, party=self._party)
+
+    def _load_column(self, name: str) -> "pd.Series":
+        """Return a column of the selected rows, from the store once it is there."""
+        column = self._replaced.get(name)
+        if column is None:
+            column = self._load_whole_column(name)
+            column.index = pd.RangeIndex(self._source.rows)
+            column = column if self._rows is None else column.iloc[self._rows]
+        column.attrs.update(self.attrs)
+        return column
+
+    def _load_whole_column(self, name: str) -> "pd.Series":
+        """Return a column of all rows of the source."""
+        if name in self._stored:
+            return self._stored.load_column(name)
+        if name not in self._source.names:
+            raise KeyError(name)
+        column = self._source.load_column(name)
+        self._stored.write_column(name, column)
+        return column
+
+    def _iterate_blocks(self, names: Sequence[str], source: str) -> Iterator[pd.DataFrame]:
+        """Yield the selected rows of these columns, `BLOCK_ROWS` rows of the source at a time."""
+        names = [name for name in self._names if name in {column_name(name) for name in names}]
+        for name in names:
+            if name not in self._stored and name not in self._replaced:
+                self._load_column(name)
+        unstored = {
+            name: self._load_column(name)
+            for name in names
+            if name in self._replaced or name not in self._stored
+        }
+        rows = self.index.to_numpy()
+        for block, start in enumerate(range(0, self._source.rows, BLOCK_ROWS)):
+            first, end = np.searchsorted(rows, [start, start + BLOCK_ROWS])
+            places = rows[first:end] - start
+            cells = {
+                name: unstored[name].iloc[first:end].reset_index(drop=True)
+                if name in unstored
+                else self._stored.load_block(name, block).to_pandas()["cells"].iloc[places]
+                for name in names
+            }
+            frame = pd.DataFrame(
+                {name: column.reset_index(drop=True) for name, column in cells.items()}
+            )
+            frame.index = pd.Index(rows[first:end])
+            frame.attrs.update(self.attrs)
+            yield frame
+
+    def _copy(self) -> "ColumnFiles":
+        """Return the same table as another object, over the same files."""
+        other = object.__new__(ColumnFiles)
+        vars(other).update(vars(self))
+        other._replaced = dict(self._replaced)
+        return other
+
+
+def find_column_files(table: object) -> ColumnFiles | None:
+    """Return the table if it is mapped; None: it is in memory."""
+    return table if isinstance(table, ColumnFiles) else None
+
+
+class _RowPicker:
+    """The selection of rows by their position, as `iloc` of a frame."""
+
+    def __init__(self, table: ColumnFiles) -> None:
+        """Take the table."""
+        self._table = table
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> ColumnFiles:
+        return self._table.select_rows(rows)
