@@ -138,7 +138,9 @@ class MappedIds(Sequence[str]):
             yield from piece
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MappedIds) and self._texts.equals(other._texts)
+        if isinstance(other, MappedIds):
+            return bool(self._texts.equals(other._texts))
+        return isinstance(other, tuple) and len(other) == len(self) and tuple(self) == other
 
     __hash__ = object.__hash__
 

@@ -321,6 +321,7 @@ def config_digest(config: Config) -> str:
     # Settings that may change when the run is resumed are left out.
     excluded: dict[str, bool | dict[str, bool]] = {
         "attacks": True,
+        "data": {"memory_map": True},
         "tradeoff": True,
         "checkpoint_every": True,
         "rules": {"refused_sums": True, "patience_s": True, "restarts": True},

@@ -193,8 +193,8 @@ THE_ACTIVE = {
 EACH_FOR_ITSELF = {
     "": "name tradeoff",
     "data": "dataset clients views active_view rows rows_per_class overlap aligned "
-    "test_fraction split limit labelled folder columns active missing date_formats "
-    "id_column label_column",
+    "test_fraction split limit labelled memory_map folder columns active missing "
+    "date_formats id_column label_column",
     "data.parties": "file rows id_column numeric categorical ignore missing encoding date_formats",
     "data.parties.database": "url query credentials",
     "data.parties.rare_categories": "most",

@@ -1,25 +1,32 @@
 """Tables larger than memory are read by columns and blocks, with the result of those in memory."""
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from secure_apfed.data import OwnData, load_own_tables, mapped_tables
+from apfed_experiments import solo
+from secure_apfed import run
+from secure_apfed.config import Config
+from secure_apfed.data import OwnData, load_data, load_own_tables, mapped_tables
 from secure_apfed.data import tables as own_tables
 from secure_apfed.data.lazy_rows import MappedRows
 from secure_apfed.data.mapped_tables import MappedIds
 from secure_apfed.data.records import check_distinct
 from secure_apfed.errors import DataError
 from secure_apfed.runs.keeper import table_digest
+from secure_apfed.runs.outcome import Progress
+from secure_apfed.runs.run import share_alignments
 from secure_apfed.settings.data import DataSettings
 
 ROWS = 700
+OPEN_SUM = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 def make_frame(rows: int = ROWS) -> pd.DataFrame:
@@ -114,7 +121,7 @@ def test_mapped_table_equals_the_table_in_memory(
     in_memory = load(path, memory_map="never", **settings)
     mapped = load(path, memory_map="always", **settings)
 
-    features = mapped.table.features
+    features: Any = mapped.table.features
     assert isinstance(features, MappedRows)
     assert torch.equal(features[:], in_memory.table.features)
     assert tuple(mapped.table.ids) == in_memory.table.ids
@@ -127,7 +134,7 @@ def test_mapped_table_equals_the_table_in_memory(
 
 def repeat_id(frame: pd.DataFrame) -> None:
     """Give a row of the last block the ID of one of the first."""
-    frame.loc[ROWS - 3, "id"] = frame.loc[2, "id"]
+    frame.loc[ROWS - 3, "id"] = str(frame["id"].iloc[2])
 
 
 def empty_ids(frame: pd.DataFrame) -> None:
@@ -173,3 +180,117 @@ def test_mapped_ids_read_like_a_tuple(ids: tuple[str, ...]) -> None:
             check_distinct(mapped, party="bank")
     else:
         check_distinct(mapped, party="bank")
+
+
+@pytest.fixture
+def two_tables(tmp_path: Path) -> Callable[[str], Config]:
+    """Write a bank's and a shop's table of 3,000 people; return the settings of a run on them."""
+    bank = make_frame(3000)
+    bank.to_parquet(tmp_path / "bank.parquet")
+    shop = make_frame(3000)[["id", "score", "gap"]].iloc[::-1].iloc[:2500]
+    shop.to_csv(tmp_path / "shop.csv", index=False)
+
+    def make_config(memory_map: str) -> Config:
+        return Config.model_validate(
+            {
+                "name": "mapped",
+                "seed": 4,
+                "party_seeds": "shared_for_comparison",
+                "method": "apfed_r",
+                "data": {
+                    "dataset": "tables",
+                    "active": "bank",
+                    "missing": "mean",
+                    "memory_map": memory_map,
+                    "folder": tmp_path,
+                    "parties": {"bank": {"file": "bank.parquet"}, "shop": {"file": "shop.csv"}},
+                },
+                "model": {"hidden": [8], "representation": 4},
+                "train": {"epochs": 2, "batch_size": 256},
+                "secure_sum": {"scheme": "plain", "allow_single_passive": True},
+                "guard": {"mechanism": "none"},
+            }
+        )
+
+    return make_config
+
+
+@OPEN_SUM
+def test_run_on_mapped_tables_learns_the_same_parameters(
+    two_tables: Callable[[str], Config], tmp_path: Path
+) -> None:
+    config = two_tables("never")
+    models = []
+    with share_alignments({}):  # the order of common people is drawn anew for every other run
+        for memory_map in ("never", "always"):
+            data = load_data(two_tables(memory_map).data, seed=config.seed)
+            is_mapped = isinstance(data.passives[0].features, MappedRows)
+            assert is_mapped is (memory_map == "always")
+            run(config, tmp_path / memory_map, data=data)
+            models.append((tmp_path / memory_map / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+
+
+class KilledError(Exception):
+    """Ends a run as a killed process would."""
+
+
+@OPEN_SUM
+def test_run_on_mapped_tables_is_resumed(
+    two_tables: Callable[[str], Config], tmp_path: Path
+) -> None:
+    config = two_tables("always")
+
+    seen: list[Progress] = []
+
+    def stop_in_second_epoch(progress: Progress) -> None:
+        seen.append(progress)
+        if len(seen) > 13:  # of 18 steps
+            raise KilledError
+
+    with share_alignments({}):
+        run(config, tmp_path / "whole")
+        with pytest.raises(KilledError):
+            run(config, tmp_path / "broken", on_progress=stop_in_second_epoch)
+    run(two_tables("never"), tmp_path / "broken", resume=True)
+    models = [tmp_path / name / "model.safetensors" for name in ("whole", "broken")]
+    assert models[0].read_bytes() == models[1].read_bytes()
+
+
+@OPEN_SUM
+def test_baselines_of_mapped_rows_learn_from_a_sample(
+    two_tables: Callable[[str], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solo, "MOST_ROWS", 400)
+    monkeypatch.setattr(solo, "_MOST_TESTED", 150)
+    config = two_tables("always")
+    result = run(config, tmp_path / "run")
+    record = solo.measure_run_baselines(config, tmp_path / "run", result.trained)
+    assert record is not None
+    assert record.rows == 150
+    assert "fitted on 400 of 2,250 rows" in record.describe_best()
+    assert record.gain is not None
+    assert record.gain.rows == 150
+
+
+def test_too_small_disk_is_reported_before_rows_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_parquet(make_frame(), tmp_path / "bank")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Disk(free=1000))
+    with pytest.raises(DataError, match=r"bank: the columns of its table need .* GB.*TMPDIR"):
+        load(path, memory_map="always")
+
+
+class Disk(NamedTuple):
+    free: int
+
+
+@pytest.mark.parametrize(("limit", "is_large"), [(10, True), (10**9, False)])
+def test_auto_maps_tables_of_large_files(
+    limit: int, is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped_tables, "LARGE_FILE", limit)
+    path = write_csv(make_frame(), tmp_path / "bank")
+    features: Any = load(path, memory_map="auto").table.features
+    assert isinstance(features, MappedRows) is is_large
