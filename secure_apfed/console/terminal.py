@@ -223,6 +223,13 @@ def show_forecast(name: str, forecast: "Forecast", *, links: bool = False) -> No
             ("numbers sent of a row", f"{forecast.numbers_per_row:,}"),
             ("sent in all", f"about {format_size(forecast.wire_bytes)}"),
         ]
+    rows += [
+        (
+            f"table of {table.party}",
+            f"on disk: {format_size(table.disk_bytes)}; memory: {format_size(table.memory_bytes)}",
+        )
+        for table in forecast.tables
+    ]
     rows += [(promise.format_title(), promise.sentence) for promise in forecast.promises]
     show_rows(f"Forecast of {name}", ("", ""), rows)
     if forecast.links and links:

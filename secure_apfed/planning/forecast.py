@@ -68,6 +68,15 @@ from secure_apfed.settings.training import BlackBoxSettings, ContrastiveSettings
 _WIDE = 1024
 _LARGE_EPSILON = 10.0
 _MOST_FORECAST_BYTES = 2**31
+_MOST_PLANNED_ROWS = 10**6
+# Of a mapped table: the process without it, and bytes of a row in memory, measured as the peak at
+# 10 million rows; on disk bytes of a number (in its column, and as a feature), and of an ID (its
+# text, its digest and its place); seconds of reading a cell, measured on the same rows.
+_PROCESS_BYTES = 400 * 2**20
+_MAPPED_ROW_BYTES = 150
+_MAPPED_CELL_BYTES = 12
+_MAPPED_ID_BYTES = 80
+_READ_CELL_S = 8e-7
 # Bytes of an ID in each of two lists; of a column's description; of a rehearsed number.
 _ID_BYTES = 150
 _COLUMN_BYTES = 1500
@@ -118,6 +127,21 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TableCost:
+    """The approximate memory and disk that a party's mapped table takes, in bytes.
+
+    Attributes:
+        memory_bytes: at most, of its process, while the table is read.
+        disk_bytes: at most, of temporary files and of the alignment, beside the table itself.
+    """
+
+    party: str
+    rows: int
+    memory_bytes: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """The expected costs of a run; bytes and seconds are estimates.
 
@@ -134,6 +158,7 @@ class Forecast:
         promises: the promises that follow from these figures, as people are shown them.
         releases: T, planned of one row; releases_passives: of one person, null without noise.
         epsilon_passives: the privacy cost of one person at each passive that adds noise.
+        tables: what large tables take that are memory-mapped; empty if all are small.
     """
 
     rows: Mapping[str, int]
@@ -161,6 +186,7 @@ class Forecast:
     releases_passives: int | None
     intersections: tuple["IntersectionCost", ...]
     warnings: tuple[str, ...]
+    tables: tuple[TableCost, ...] = ()
 
 
 def _find_common_rows(config: Config, data: VerticalData) -> Tensor:
@@ -332,7 +358,89 @@ def forecast(
         shapes: of the parties' own tables, the active's first; None: read the tables. Tables of a
             built-in set are always read.
         time_baselines: returns the seconds of the local baselines; None: not forecast.
+
+    If all tables are declared with more than `_MOST_PLANNED_ROWS` rows, a run of fewer rows is
+    planned, and its costs are multiplied.
     """
+    if shapes is None or config.data.dataset != TABLES:
+        return _forecast_tables(config, None, time_baselines=time_baselines)
+    fewest = min(shape.rows for shape in shapes.values())
+    factor = max(1.0, fewest / _MOST_PLANNED_ROWS)
+    planned = {name: _shrink_shape(shape, factor) for name, shape in shapes.items()}
+    forecasted = _forecast_tables(config, planned, time_baselines=time_baselines)
+    return forecasted if factor == 1 else _multiply_costs(forecasted, config, shapes, factor)
+
+
+def _shrink_shape(shape: TableShape, factor: float) -> TableShape:
+    """Return a table's shape with so many times fewer rows."""
+    if factor == 1:
+        return shape
+    labelled = None if shape.labelled is None else max(_FEWEST, round(shape.labelled / factor))
+    rows = round(shape.rows / factor)
+    return shape.model_copy(update={"rows": rows, "labelled": labelled})
+
+
+def _multiply_costs(
+    planned: Forecast, config: Config, shapes: Mapping[str, TableShape], factor: float
+) -> Forecast:
+    """Return the forecast of tables with so many times more rows; privacy is per row."""
+
+    def multiply(count: float) -> int:
+        return round(count * factor)
+
+    active = next(iter(shapes.values()))
+    labelled = multiply(planned.labelled_rows)
+    most_labelled = active.rows if active.labelled is None else active.labelled
+    links = tuple(
+        replace(link, messages=multiply(link.messages), wire_bytes=multiply(link.wire_bytes))
+        for link in planned.links
+    )
+    too_many = [name for name, shape in shapes.items() if shape.rows > config.alignment.maximum_ids]
+    limit = (
+        f"{', '.join(too_many)}: more rows than alignment.maximum_ids "
+        f"({config.alignment.maximum_ids:,}); raise it at all parties"
+    )
+    seconds = {phase: seconds * factor for phase, seconds in planned.seconds.items()}
+    seconds["read"] = _READ_CELL_S * sum(shape.rows * shape.features for shape in shapes.values())
+    return replace(
+        planned,
+        rows={name: shape.rows for name, shape in shapes.items()},
+        aligned_rows=multiply(planned.aligned_rows),
+        train_rows=multiply(planned.train_rows),
+        labelled_rows=min(labelled, most_labelled),
+        teaching_rows=multiply(planned.teaching_rows),
+        test_rows=multiply(planned.test_rows),
+        steps=multiply(planned.steps),
+        wire_bytes=sum(link.wire_bytes for link in links),
+        links=links,
+        seconds=seconds,
+        intersections=tuple(
+            replace(cost, wire_bytes=multiply(cost.wire_bytes), seconds=cost.seconds * factor)
+            for cost in planned.intersections
+        ),
+        warnings=(*planned.warnings, *([limit] if too_many and config.method.aligns else [])),
+        tables=tuple(_estimate_table(name, shape) for name, shape in shapes.items()),
+    )
+
+
+def _estimate_table(name: str, shape: TableShape) -> TableCost:
+    """Return the memory and disk of a mapped table, by what was measured of 10 million rows."""
+    cells = shape.rows * shape.features
+    return TableCost(
+        party=name,
+        rows=shape.rows,
+        memory_bytes=_PROCESS_BYTES + shape.rows * _MAPPED_ROW_BYTES,
+        disk_bytes=cells * _MAPPED_CELL_BYTES + shape.rows * _MAPPED_ID_BYTES,
+    )
+
+
+def _forecast_tables(
+    config: Config,
+    shapes: Mapping[str, TableShape] | None,
+    *,
+    time_baselines: Callable[[VerticalData], float] | None,
+) -> Forecast:
+    """Return the forecast of tables that are read, or made of zeros by their shapes."""
     began = time.perf_counter()
     declared = shapes is not None and config.data.dataset == TABLES
     features = [shape.features for shape in shapes.values()] if shapes and declared else []

@@ -20,10 +20,12 @@ from secure_apfed.data.lazy_rows import MappedRows
 from secure_apfed.data.mapped_tables import MappedIds
 from secure_apfed.data.records import check_distinct
 from secure_apfed.errors import DataError
+from secure_apfed.planning import forecast as forecast_module
+from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.keeper import table_digest
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import share_alignments
-from secure_apfed.settings.data import DataSettings
+from secure_apfed.settings.data import DataSettings, TableShape
 
 ROWS = 700
 OPEN_SUM = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -294,3 +296,33 @@ def test_auto_maps_tables_of_large_files(
     path = write_csv(make_frame(), tmp_path / "bank")
     features: Any = load(path, memory_map="auto").table.features
     assert isinstance(features, MappedRows) is is_large
+
+
+def declare_tables(rows: int) -> dict[str, TableShape]:
+    """Return the shapes of a bank's and a shop's table with so many rows."""
+    bank = TableShape(rows=rows, features=8, labelled=rows // 2, classes=2)
+    return {"bank": bank, "shop": TableShape(rows=rows, features=3)}
+
+
+@OPEN_SUM
+def test_plan_of_more_rows_multiplies_the_costs_of_fewer(
+    two_tables: Callable[[str], Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast_module, "_MOST_PLANNED_ROWS", 1000)
+    config = two_tables("auto")
+    few = forecast(config, declare_tables(1000))
+    many = forecast(config, declare_tables(100_000_000))
+    assert few.tables == ()
+    assert many.rows == {"bank": 100_000_000, "shop": 100_000_000}
+    for name in ("aligned_rows", "train_rows", "labelled_rows", "test_rows", "steps"):
+        assert getattr(many, name) == 100_000 * getattr(few, name), name
+    assert many.wire_bytes == pytest.approx(100_000 * few.wire_bytes, rel=0.01)
+    assert (many.epsilon_x, many.releases) == (few.epsilon_x, few.releases)
+    bank, shop = many.tables
+    assert (bank.party, bank.rows) == ("bank", 100_000_000)
+    assert bank.memory_bytes < 16e9
+    assert 100_000_000 * 8 * 12 < bank.disk_bytes < 100_000_000 * 8 * 24
+    assert shop.disk_bytes < bank.disk_bytes
+    (limit,) = (warning for warning in many.warnings if "maximum_ids" in warning)
+    assert "bank, shop: more rows than alignment.maximum_ids (10,000,000)" in limit
+    assert "maximum_ids" not in " ".join(few.warnings)
