@@ -63,6 +63,7 @@ from secure_apfed.solo.fitted import (
     join_scores_to_row,
     scores_of_network,
 )
+from secure_apfed.solo.forests import grow_regressing_trees
 from secure_apfed.solo.interface import cache_fits, split_folds
 
 Floats = NDArray[np.float64]
@@ -434,15 +435,16 @@ class Student:
 
 def _fit_trees(task: SoloTask, rows: Integers, targets_UK: Floats, leaf: int) -> FittedModel:
     """Return extra trees fitted to class shares (U, K) on these rows of a task."""
-    from sklearn.ensemble import ExtraTreesRegressor
-
-    forest = ExtraTreesRegressor(
-        _GROWN, min_samples_leaf=leaf, random_state=task.derive_random_state("trees of a student")
-    )
     rows = rows[:: max(1, math.ceil(len(rows) / _LEARNT))]
-    forest.fit(task.features[rows], targets_UK[rows])
-    shares = [tree.tree_.value[:, :, 0] for tree in forest.estimators_]
-    return FittedModel(convert_forest(forest, shares, task.classes))
+    trees = grow_regressing_trees(
+        task.features[rows],
+        targets_UK[rows],
+        count=_GROWN,
+        leaf=leaf,
+        seed=task.derive_random_state("trees of a student"),
+    )
+    shares = [tree.value[:, :, 0] for tree in trees]
+    return FittedModel(convert_forest(trees, shares, task.classes))
 
 
 @dataclass(frozen=True)

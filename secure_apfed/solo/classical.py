@@ -34,6 +34,7 @@ from secure_apfed.solo.fitted import (
     convert_forest,
     unscale_layer,
 )
+from secure_apfed.solo.forests import grow_classifying_trees
 from secure_apfed.solo.interface import (
     ENOUGH_LABELS,
     Baseline,
@@ -197,29 +198,29 @@ class ExtraTrees(Baseline):
 
     def fit(self, task: SoloTask) -> Predictor:
         """Fit extremely randomised trees to the labelled rows."""
-        from sklearn.ensemble import ExtraTreesClassifier
-
         scale = scale_of(task)
-        forest = ExtraTreesClassifier(_TREES, random_state=task.derive_random_state(self.name))
-        forest.fit(scale.transform(task.labelled_rows), task.labels)
+        trees, seen = grow_classifying_trees(
+            scale.transform(task.labelled_rows),
+            task.labels,
+            count=_TREES,
+            seed=task.derive_random_state(self.name),
+        )
 
         def build_trees() -> ModelKind:
             """Return the forest as tensors of nodes."""
-            values = [
-                np.zeros((tree.tree_.node_count, task.classes)) for tree in forest.estimators_
-            ]
-            for values_VK, tree in zip(values, forest.estimators_, strict=True):
-                values_VK[:, forest.classes_] = tree.tree_.value[:, 0]
-            return convert_forest(forest, values, task.classes, scale)
+            values = [np.zeros((tree.node_count, task.classes)) for tree in trees]
+            for values_VK, tree in zip(values, trees, strict=True):
+                values_VK[:, seen] = tree.value[:, 0]
+            return convert_forest(trees, values, task.classes, scale)
 
         def score_rows(features_BF: FloatArray) -> FloatArray:
             """Average the trees as the forest does, without its checks of the rows for each."""
             rows_BF = scale.transform(features_BF).astype(np.float32)
-            sum_BS = np.zeros((len(rows_BF), len(forest.classes_)))
-            for tree in forest.estimators_:
-                sum_BS += tree.tree_.predict(rows_BF)
+            sum_BS = np.zeros((len(rows_BF), len(seen)))
+            for tree in trees:
+                sum_BS += tree.predict(rows_BF)
             table_BK = np.zeros((len(rows_BF), task.classes))
-            table_BK[:, forest.classes_] = sum_BS / len(forest.estimators_)
+            table_BK[:, seen] = sum_BS / len(trees)
             return table_BK
 
         return Predictor(score_rows, lambda: FittedModel(build_trees()))

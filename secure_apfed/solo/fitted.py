@@ -704,24 +704,26 @@ def _compute_depth(tree: Mapping[str, np.ndarray]) -> int:
 
 
 def convert_forest(
-    forest: Any, values: Sequence[np.ndarray], classes: int, scale: Any = None
+    trees: Sequence[Any], values: Sequence[np.ndarray], classes: int, scale: Any = None
 ) -> Trees:
-    """Return scikit-learn's forest as trees; `values` holds each tree's shares (V, K) by node."""
-    trees = [
+    """Return scikit-learn's trees as one model, their mean; `values` holds each tree's shares
+    (V, K) by node.
+    """
+    nodes = [
         {
-            "feature": tree.tree_.feature,
-            "threshold": tree.tree_.threshold,
-            "left": tree.tree_.children_left,
-            "right": tree.tree_.children_right,
-            "values": shares / len(forest.estimators_),
+            "feature": tree.feature,
+            "threshold": tree.threshold,
+            "left": tree.children_left,
+            "right": tree.children_right,
+            "values": shares / len(trees),
         }
-        for tree, shares in zip(forest.estimators_, values, strict=True)
+        for tree, shares in zip(trees, values, strict=True)
     ]
     return assemble_trees(
-        trees,
+        nodes,
         bias=np.zeros(classes),
         raw=False,
         single=True,
-        features=forest.n_features_in_,
+        features=trees[0].n_features,
         scale=scale,
     )

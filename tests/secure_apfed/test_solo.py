@@ -14,7 +14,7 @@ import pytest
 import torch
 from scipy.linalg import hadamard
 from sklearn.datasets import load_digits, make_moons
-from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 from sklearn.linear_model import RidgeCV
 
 from apfed_experiments.solo import BaselineResult, compare_baselines, pick_best
@@ -29,6 +29,7 @@ from secure_apfed.solo import (
     SoloTask,
     choose_baseline,
     classical,
+    forests,
 )
 from secure_apfed.solo.classical import fit_best_ridge
 from secure_apfed.solo.interface import (
@@ -195,22 +196,52 @@ def test_boosting_has_no_more_bins_than_it_needs(
 
 
 @pytest.mark.parametrize("classes", [4, 6], ids=["all seen", "two never seen"])
-def test_extra_trees_predict_what_their_forest_does(
-    classes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extra_trees_predict_what_their_forest_does(classes: int) -> None:
     task, (x_BF, _) = task_of(clusters(0, each=20), 3, classes=classes)
-    forests: list[ExtraTreesClassifier] = []
-    fit = ExtraTreesClassifier.fit
-
-    def fit_and_keep(forest: ExtraTreesClassifier, *rows: Any) -> Any:
-        forests.append(forest)
-        return fit(forest, *rows)
-
-    monkeypatch.setattr(ExtraTreesClassifier, "fit", fit_and_keep)
+    forest = ExtraTreesClassifier(200, random_state=task.derive_random_state("extra_trees"))
+    scale = classical.scale_of(task)
+    forest.fit(scale.transform(task.labelled_rows), task.labels)
     scores_BK = BASELINES["extra_trees"].fit(task).compute_scores(x_BF)
-    expected_BK = forests[0].predict_proba(classical.scale_of(task).transform(x_BF))
-    assert np.array_equal(scores_BK[:, :4], expected_BK)
+    assert np.array_equal(scores_BK[:, :4], forest.predict_proba(scale.transform(x_BF)))
     assert not scores_BK[:, 4:].any()
+
+
+def raise_type_error(*_: Any, **__: Any) -> None:
+    raise TypeError("another version's builder")
+
+
+@pytest.mark.parametrize("public", [False, True], ids=["builder", "another version"])
+@pytest.mark.parametrize("leaf", [0, 1, 5], ids=["classes", "numbers", "numbers, large leaves"])
+def test_trees_are_those_of_scikit_learn(
+    leaf: int, public: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The builder below the forest grows the same trees, and where it is missing the forest does.
+
+    `leaf`: least rows of a leaf of a regression; 0: classes.
+    """
+    x_NF, y_N = clusters(1, each=15)
+    targets_NT = np.random.default_rng(0).dirichlet(np.ones(3), size=len(x_NF))
+    if public:
+        monkeypatch.setattr(forests, "_grow_trees", raise_type_error)
+    if leaf:
+        trees = forests.grow_regressing_trees(x_NF, targets_NT, count=9, leaf=leaf, seed=5)
+        forest = ExtraTreesRegressor(9, min_samples_leaf=leaf, random_state=5)
+        forest.fit(x_NF, targets_NT)
+    else:
+        trees, classes = forests.grow_classifying_trees(x_NF, y_N + 2, count=9, seed=5)
+        forest = ExtraTreesClassifier(9, random_state=5).fit(x_NF, y_N + 2)
+        assert np.array_equal(classes, forest.classes_)
+    assert len(trees) == 9
+    for tree, estimator in zip(trees, forest.estimators_, strict=True):
+        for name in ("feature", "threshold", "children_left", "children_right", "value"):
+            assert np.array_equal(getattr(tree, name), getattr(estimator.tree_, name)), name
+
+
+def test_the_installed_scikit_learn_has_the_builder() -> None:
+    trees = forests._grow_trees(
+        np.eye(4), np.eye(4), classes=None, per_split=4, count=1, seed=0
+    )
+    assert trees[0].node_count == 7
 
 
 @pytest.mark.parametrize("name", ["label_spreading", "label_spreading_ridge"])
