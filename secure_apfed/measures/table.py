@@ -294,6 +294,14 @@ def _compute_balanced_accuracy(scored: Scored) -> float:
     return float(recalls)
 
 
+def _compute_accuracy(scored: Scored) -> float:
+    """Return the share of rows whose class is predicted.
+
+    scikit-learn's `accuracy_score` gives the same, and spends a hundred times as long on checks.
+    """
+    return float((scored.truth == scored.class_predictions).mean())
+
+
 def _compute_brier(scored: Scored) -> float:
     """Return Brier's sum over the classes; half of it for two classes, as is usual."""
     total = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1).mean()
@@ -315,9 +323,7 @@ _ALL = (
         title="accuracy",
         share=True,
         decides=True,
-        function=lambda scored: _import_metrics().accuracy_score(
-            scored.truth, scored.class_predictions
-        ),
+        function=_compute_accuracy,
     ),
     Measure(name="auc", ranks=True, title="AUC", function=_compute_auc),
     Measure(

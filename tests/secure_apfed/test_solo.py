@@ -238,9 +238,7 @@ def test_trees_are_those_of_scikit_learn(
 
 
 def test_the_installed_scikit_learn_has_the_builder() -> None:
-    trees = forests._grow_trees(
-        np.eye(4), np.eye(4), classes=None, per_split=4, count=1, seed=0
-    )
+    trees = forests._grow_trees(np.eye(4), np.eye(4), classes=None, per_split=4, count=1, seed=0)
     assert trees[0].node_count == 7
 
 
