@@ -177,8 +177,9 @@ class AttackResult:
     are scored choose nothing. Other attacks have no such rows: their two are the best by `metric`
     on the scored rows, so both maxima are optimistic by selection, and alike. Either way the
     adversary chooses among its variants and the baselines proper, which it may fall back on, and
-    the baseline among the latter and the decoys, of which each variant has one. An advantage below
-    0 therefore means no more than one as far above 0: the decoys had more luck.
+    the baseline among the latter and the decoys, which are variants of the same attack. An
+    advantage below 0 therefore means no more than one as far above 0: the decoys had more luck.
+    A regression by a network is a variant only where it could be chosen.
 
     Attributes:
         options: those of the attack that are not its defaults.

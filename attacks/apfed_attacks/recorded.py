@@ -45,9 +45,10 @@ from secure_apfed.runs.outcome import Recording
 
 
 def truth_of(recording: Recording, victim: str | None = None) -> Truth:
-    """Return labels and features of all aligned rows.
+    """Return labels of all aligned rows, and the victim's features.
 
-    `trained` lists the training rows that the victim holds; all training rows where it is None.
+    `trained` lists the training rows that the victim holds. Where it is None, features are of all
+    parties, and all training rows are listed.
     """
     data = recording.data
     if data.active.name not in recording.alignment or not exchange_of(recording.config).aligned:
@@ -59,7 +60,9 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
         classes=len(data.classes),
         labels=data.active.labels[rows],
         trained=_list_training_positions(recording, victim).sort().values,
-        features=_collect_features(recording, tuple(_get_tables(recording))),
+        features=_collect_features(
+            recording, tuple(_get_tables(recording)) if victim is None else (victim,)
+        ),
     )
 
 
@@ -77,7 +80,7 @@ def class_priors(truth: Truth) -> tuple[float, ...]:
 
 def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
     """Choose `per_class` aligned training rows of each class; fewer are a subset of more."""
-    truth = truth_of(recording)
+    truth = truth_of(recording, recording.data.active.name)
     trained = _list_training_positions(recording)
     draw = np.random.default_rng(derive_seed(seed, "attacks", "labels"))
     chosen: list[int] = []
@@ -95,7 +98,7 @@ def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
 
 def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> KnownRows:
     """Choose `rows` aligned training rows of `victim` whose features there become known."""
-    truth = truth_of(recording)
+    truth = truth_of(recording, victim)
     trained = _list_training_positions(recording, victim)
     if rows and rows >= len(trained):
         raise AttackError(

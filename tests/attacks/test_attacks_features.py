@@ -224,6 +224,31 @@ def test_own_labels_are_no_news(make_recording: Any) -> None:
     assert result.advantage < 0.02
 
 
+@pytest.mark.parametrize(
+    ("pairs", "curved", "expected"),
+    [(100, True, ["mlp on h"]), (100, False, []), (4, True, [])],
+    ids=["curved", "straight", "four pairs"],
+)
+def test_a_network_is_a_guess_only_where_it_predicts_known_rows_better(
+    pairs: int, curved: bool, expected: list[str]
+) -> None:
+    """One that is worse than a linear fit on known rows is never chosen, so it is not fitted."""
+    draw = np.random.default_rng(0)
+    h_NF = draw.normal(size=(300, 2))
+    truth_NF = h_NF + 2 * curved * np.abs(h_NF)
+    columns = {"noise": draw.normal(size=(300, 2)), "h": h_NF}
+    shadow_N = np.arange(300) < pairs
+    regress = Regression(
+        torch.arange(300), truth_NF[shadow_N], shadow_N, hidden=32, iterations=300, seed=0
+    )
+    guesses = regress.predict_from_columns(columns)
+    assert [name for name in guesses if name.startswith("mlp")] == expected
+    best = max(guesses, key=lambda name: guesses[name].held_out or 0)
+    error = np.square(guesses[best].values - truth_NF[~shadow_N]).mean()
+    assert best in (expected or guesses)
+    assert error < 0.1 or pairs < 10
+
+
 def test_a_feature_that_is_the_same_in_all_pairs_stays_there_and_spoils_no_other() -> None:
     draw = np.random.default_rng(0)
     x_NF = draw.normal(size=(30, 4))

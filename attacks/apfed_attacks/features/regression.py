@@ -9,9 +9,10 @@ Letters: N rows, n of them shadow rows, U the others, C columns, F the victim's 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
+import joblib
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -191,24 +192,25 @@ class Regression:
         return torch.from_numpy(~self.shadow)
 
     def predict_from_columns(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
-        """Fit each regressor on each of the sets (N, F); predict the other rows.
+        """Fit each linear regressor on each of the sets (N, F), and predict the other rows.
 
-        A network is held against known rows on that set alone on which linear fits are best: it
-        takes another fit.
+        A network takes another fit to be held against known rows. It tries the set on which a
+        linear fit is best, and is among the predictions only where it is better still: no other
+        could be chosen.
         """
+        hashes = {name: joblib.hash(values_NF) for name, values_NF in columns.items()}
         predictions = {
-            f"{regressor} on {name}": self._fit_regressor(regressor, values_NF)
+            f"{regressor} on {name}": self._fit_regressor(regressor, values_NF, hashes[name])
             for name, values_NF in columns.items()
             for regressor in REGRESSORS
             if regressor != _NETWORK
         }
-        best = max(predictions, key=lambda name: predictions[name].held_out or -np.inf, default="")
-        for name, values_NF in columns.items():
-            is_judged = best.partition(" on ")[2] == name
-            predictions[f"{_NETWORK} on {name}"] = self._fit_regressor(
-                _NETWORK, values_NF, is_judged=is_judged
-            )
-        return predictions
+        if not predictions:
+            return predictions
+        best = max(predictions, key=lambda name: predictions[name].held_out or -np.inf)
+        name = best.partition(" on ")[2]
+        network = self._fit_network(columns[name], hashes[name], predictions[best].held_out)
+        return predictions | ({} if network is None else {f"{_NETWORK} on {name}": network})
 
     def cross_validate_guess(self, guess: Callable[["Regression"], FloatArray]) -> Prediction:
         """Return what `guess` makes of the rows that are guessed, with its R2 on some known rows,
@@ -239,53 +241,87 @@ class Regression:
             baselines |= self.predict_from_columns(own)
         return Guess(positions=self.positions[self.unknown], attacks=attacks, baselines=baselines)
 
-    def _fit_regressor(
-        self, regressor: str, values_NF: FloatArray, *, is_judged: bool = True
-    ) -> Prediction:
-        """Fit a regressor of `REGRESSORS` to the shadow rows and predict the others, (U, F).
+    def _fit_regressor(self, regressor: str, values_NF: FloatArray, hashed: str) -> Prediction:
+        """Fit a linear regressor of `REGRESSORS` to the shadow rows and predict the others, (U, F).
 
-        The prediction's `held_out` is 1 - error / variance on known rows left out of the fit: by
-        leave-one-out in closed form or, for a network with `is_judged`, on a fifth of them.
+        The prediction's `held_out` is 1 - error / variance on known rows left out of the fit, by
+        leave-one-out in closed form. `hashed`: a hash of the columns.
         """
-        centre_F = self.pairs.mean(axis=0)
-        scale = self.pairs.std() or 1.0
-        wanted_nF = (self.pairs - centre_F) / scale
-        known_nC = values_NF[self.shadow]
-        spread = float(np.square(wanted_nF).mean()) or 1.0
-
-        def fit_rows(rows_n: NDArray[Any]) -> Any:
-            """Fit a fresh regressor to these shadow rows, by number."""
-            model = REGRESSORS[regressor](
-                self.hidden, self.iterations, self.seed % 2**32, len(rows_n)
-            )
-            # scikit-learn warns of one column that is no vector.
-            targets = wanted_nF[rows_n, 0] if wanted_nF.shape[1] == 1 else wanted_nF[rows_n]
-            return fit_model(model, known_nC[rows_n], targets)
 
         def predict_unknown() -> Prediction:
-            """Fit on all shadow rows, estimate the error on held-out ones, and predict the unknown
-            rows.
-            """
-            rows_n = np.arange(len(wanted_nF))
-            model = fit_rows(rows_n)
-            predicted_UF = model.predict(values_NF[~self.shadow]).reshape(-1, wanted_nF.shape[1])
-            error = None
-            if regressor != _NETWORK:
-                error = -float(model.best_score_)
-            elif is_judged and len(rows_n) >= _HELD_OUT:
-                is_held_out_n = rows_n % _HELD_OUT == 0
-                predicted_nF = fit_rows(rows_n[~is_held_out_n]).predict(known_nC[is_held_out_n])
-                squared_error_n = np.square(
-                    predicted_nF.reshape(wanted_nF[is_held_out_n].shape) - wanted_nF[is_held_out_n]
-                )
-                error_n = squared_error_n.mean(axis=1)
-                # So few rows are lucky too often; a network has to be better by a standard error.
-                error = float(error_n.mean() + error_n.std() / np.sqrt(len(error_n)))
-            held_out = None if error is None else 1 - error / spread
-            return Prediction(predicted_UF * scale + centre_F, held_out=held_out)
+            """Fit all shadow rows; predict the unknown ones."""
+            model = self._fit_rows(regressor, values_NF, np.arange(len(self.pairs)))
+            predicted_UF = self._predict_rows(model, values_NF[~self.shadow])
+            return Prediction(predicted_UF, held_out=self._scale_error(-float(model.best_score_)))
 
-        inputs = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
-        return guess_once(predict_unknown, regressor, str(is_judged), *inputs)
+        return guess_once(predict_unknown, regressor, *self._inputs, hashed)
+
+    def _fit_network(
+        self, values_NF: FloatArray, hashed: str, least: float | None
+    ) -> Prediction | None:
+        """Return the prediction of a network, (U, F); None: it predicts known rows no better.
+
+        It is held against a fifth of them, which it is not fitted to. `least`: what it has to
+        exceed.
+        """
+        rows_n = np.arange(len(self.pairs))
+        if len(rows_n) < _HELD_OUT:
+            return None
+        is_held_out_n = rows_n % _HELD_OUT == 0
+
+        def predict_held_out() -> Prediction:
+            """Fit four fifths of the shadow rows, and predict the others."""
+            model = self._fit_rows(_NETWORK, values_NF, rows_n[~is_held_out_n])
+            wanted_nF = self._scaled_pairs[is_held_out_n]
+            known_nC = values_NF[self.shadow][is_held_out_n]
+            squared_error_n = np.square(
+                model.predict(known_nC).reshape(wanted_nF.shape) - wanted_nF
+            )
+            error_n = squared_error_n.mean(axis=1)
+            # So few rows are lucky too often; a network has to be better by a standard error.
+            error = float(error_n.mean() + error_n.std() / np.sqrt(len(error_n)))
+            return Prediction(squared_error_n, held_out=self._scale_error(error))
+
+        def predict_unknown() -> Prediction:
+            """Fit all shadow rows; predict the unknown ones."""
+            model = self._fit_rows(_NETWORK, values_NF, rows_n)
+            return Prediction(self._predict_rows(model, values_NF[~self.shadow]))
+
+        judged = guess_once(predict_held_out, "held out", *self._inputs, hashed).held_out
+        if judged is None or not judged > (-np.inf if least is None else least):
+            return None
+        predicted = guess_once(predict_unknown, _NETWORK, *self._inputs, hashed)
+        return replace(predicted, held_out=judged)
+
+    @cached_property
+    def _inputs(self) -> tuple[str | int, ...]:
+        """What a fit depends on beside the columns."""
+        return self.hidden, self.iterations, self.seed, joblib.hash((self.shadow, self.pairs))
+
+    @cached_property
+    def _scaled_pairs(self) -> FloatArray:
+        """The known features (n, F), of mean 0 in each column and variance 1 over all."""
+        scale = float(self.pairs.std()) or 1.0
+        return np.asarray((self.pairs - self.pairs.mean(axis=0)) / scale, dtype=np.float64)
+
+    def _scale_error(self, error: float) -> float:
+        """Return 1 - error / variance for a mean squared error of scaled features."""
+        return 1 - error / (float(np.square(self._scaled_pairs).mean()) or 1.0)
+
+    def _fit_rows(self, regressor: str, values_NF: FloatArray, rows_n: NDArray[Any]) -> Any:
+        """Fit a fresh regressor to these shadow rows, by number."""
+        model = REGRESSORS[regressor](self.hidden, self.iterations, self.seed % 2**32, len(rows_n))
+        wanted_nF = self._scaled_pairs
+        # scikit-learn warns of one column that is no vector.
+        targets = wanted_nF[rows_n, 0] if wanted_nF.shape[1] == 1 else wanted_nF[rows_n]
+        return fit_model(model, values_NF[self.shadow][rows_n], targets)
+
+    def _predict_rows(self, model: Any, rows_NC: FloatArray) -> FloatArray:
+        """Return a model's predictions in the victim's own units, (N, F)."""
+        predicted_NF = model.predict(rows_NC).reshape(-1, self.pairs.shape[1])
+        return np.asarray(
+            predicted_NF * (self.pairs.std() or 1.0) + self.pairs.mean(axis=0), dtype=np.float64
+        )
 
 
 def predict_by_ridge(
