@@ -183,7 +183,7 @@ ASKED = {
     "single_view": (20, 13),
     "votes": (49, 20),
     "votes_randomised": (22, 10),
-    "joint": (37, 18),
+    "joint": (38, 19),
     "joint_sum": (29, 12),
     "joint_teacher": (35, 21),
 }

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -44,6 +45,7 @@ from secure_apfed.measures.table import (
     find_measure,
     probabilities_of,
 )
+from secure_apfed.measures.tasks import TASKS, Poisson
 from secure_apfed.methods import SimulationInputs, fresh_secrets
 from secure_apfed.methods.student import Student, train_student, weigh_votes
 from secure_apfed.methods.votes import prior_of
@@ -497,6 +499,9 @@ def _compare_baselines(
     if own.targets is not None:
         known_n, truth_B = map(own.targets.decode, (table.labels[sampled], labels_B))
         measure = MEASURES[config.measure]
+        are_counts = TASKS[config.task].measured_as == Poisson.measured_as
+        if are_counts:  # a count of 0 is rounded as a standardised number
+            known_n, truth_B = known_n.clamp(min=0), truth_B.clamp(min=0)
         return compare_numbers(
             flatten_rows(sampled),
             known_n,
@@ -504,6 +509,7 @@ def _compare_baselines(
             truth_B,
             measure=measure,
             seed=seed,
+            are_counts=are_counts,
             predictions_by_name=predictions_by_name,
         )
     rows = rows[~torch.isin(rows, known) | torch.isin(rows, sampled)]
@@ -604,16 +610,18 @@ def compare_numbers(
     *,
     measure: Measure,
     seed: int = 0,
+    are_counts: bool = False,
     predictions_by_name: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:
     """Compare every regression of all labelled rows, and of folds of them.
 
-    Rows are of any shape. Raises DataError where too few rows have a label.
+    Rows are of any shape. Counts have Poisson regression, too. Raises DataError where too few rows
+    have a label.
     """
     from sklearn.dummy import DummyRegressor
     from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
     from sklearn.kernel_approximation import RBFSampler
-    from sklearn.linear_model import RidgeCV
+    from sklearn.linear_model import PoissonRegressor, RidgeCV
     from sklearn.model_selection import KFold, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -651,12 +659,17 @@ def compare_numbers(
         ),
         "mean": DummyRegressor(),
     }
+    titles = dict(REGRESSORS)
+    if are_counts:
+        models["poisson"] = make_pipeline(StandardScaler(), PoissonRegressor(max_iter=1000))
+        titles |= {"poisson": "Poisson regression"}
     folds = KFold(min(_FOLDS, count), shuffle=True, random_state=derive_state("folds"))
     results = []
-    for done, (name, title) in enumerate(REGRESSORS.items()):
-        report_work(_BASELINES, done, len(REGRESSORS), title)
+    score = partial(Scored, are_counts=are_counts)
+    for done, (name, title) in enumerate(titles.items()):
+        report_work(_BASELINES, done, len(titles), title)
         predicted_n = cross_val_predict(models[name], x_nF, y_n, cv=folds)
-        value = measure.compute_value(Scored(truth=y_n, scores=predicted_n))
+        value = measure.compute_value(score(truth=y_n, scores=predicted_n))
         test_B = models[name].fit(x_nF, y_n).predict(x_BF)
         results.append(
             BaselineResult(
@@ -664,11 +677,11 @@ def compare_numbers(
                 title=title,
                 validation=None if math.isnan(value) else value,
                 test=measure.compute_value(
-                    _store_predictions(predictions_by_name, name, Scored(truth=y_B, scores=test_B))
+                    _store_predictions(predictions_by_name, name, score(truth=y_B, scores=test_B))
                 ),
             )
         )
-    report_work(_BASELINES, len(REGRESSORS), len(REGRESSORS))
+    report_work(_BASELINES, len(titles), len(titles))
     return results
 
 

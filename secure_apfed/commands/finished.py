@@ -350,6 +350,8 @@ def _list_class_rows(config: "Config", result: "RunResult") -> Iterator[tuple[st
     """Yield the threshold of the positive class, and the classes that are never predicted."""
     from secure_apfed.runs.outcome import describe_unpredicted_classes
 
+    for table in result.coefficients:
+        yield f"coefficients of {table.party}", table.describe_largest()
     if result.threshold is not None:
         yield "threshold of the positive class", f"{result.threshold:.3f}"
     missing = describe_unpredicted_classes(config, result.never_predicted)

@@ -74,8 +74,9 @@ def take_names(config: RunSettings) -> None:
 
 
 def adapt_to_task(data: DataSettings, task: str | None) -> DataSettings:
-    """Return the data settings; a regression reads the labels of own tables as numbers."""
-    if TASKS.get(task or "") is not Regression or data.dataset != TABLES or data.classes:
+    """Return the data settings; a task of numbers reads the labels of own tables as numbers."""
+    kind = TASKS.get(task or "")
+    if kind is None or not kind.learns_numbers or data.dataset != TABLES or data.classes:
         return data
     return data.model_copy(update={"classes": "numbers"})
 
@@ -100,14 +101,14 @@ def _list_problems(config: RunSettings) -> Iterator[str]:
             f"measure: {config.measure} is a measure of {' and '.join(measured)}, and "
             f"task is {config.task}; use {', '.join(names_of(task.measured_as))}"
         )
-    if numbers and task is not Regression:
+    if numbers and not task.learns_numbers:
         yield (
             f"task: the labels of data.dataset {config.data.dataset} are numbers and no classes; "
-            "say task: regression"
+            "say task: regression, or task: poisson for counts"
         )
-    if task is Regression and not numbers:
+    if task.learns_numbers and not numbers:
         yield (
-            f"task: regression predicts numbers, and the labels of data.dataset "
+            f"task: {config.task} predicts numbers, and the labels of data.dataset "
             f"{config.data.dataset} are classes; take a set of numbers (of your own tables leave "
             "data.classes out), or another task"
         )

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from secure_apfed.base.seeds import draws_nothing, may_draw, seed_draws
 from secure_apfed.base.transfers import fetch_tensors, send_tensor
 from secure_apfed.errors import ApfedError, ConfigError, ModelError
+from secure_apfed.networks.models import Intercept
 from secure_apfed.settings.training import DEVICE, TrainSettings
 
 EVERY = slice(None)
@@ -266,7 +267,7 @@ class Descent:
         else:
             momentum = {"momentum": train.momentum} if train.optimizer == "sgd" else {}
             self._optimizer = _OPTIMIZERS[train.optimizer](
-                self._parameters,
+                _group_parameters(modules, self._parameters),
                 lr=train.learning_rate,
                 weight_decay=train.weight_decay,
                 **momentum,
@@ -397,6 +398,20 @@ class Descent:
         if self._optimizer is not None:
             self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
         self._start_schedule(self._done // self._own.every)
+
+
+def _group_parameters(
+    modules: Mapping[str, nn.Module], parameters: list[nn.Parameter]
+) -> list[nn.Parameter] | list[dict[str, Any]]:
+    """Return the parameters, with intercepts in a group without an L2 term if there are any."""
+    parts = [part for module in modules.values() for part in module.modules()]
+    intercepts = {id(part.bias) for part in parts if isinstance(part, Intercept)}
+    if not intercepts:
+        return parameters
+    weights = [weight for weight in parameters if id(weight) not in intercepts]
+    free = [weight for weight in parameters if id(weight) in intercepts]
+    groups: list[dict[str, Any]] = [{"params": free, "weight_decay": 0.0}]
+    return [{"params": weights}, *groups] if weights else groups
 
 
 @contextmanager

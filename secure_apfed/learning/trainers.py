@@ -394,6 +394,7 @@ class HeadTrainer(LabelTrainer):
     Args:
         owner, encoder, head, features_N, labels_N: the active's name, networks and data.
         passives: whose representations follow its own, in the order of the head.
+        task: what it learns; None: classes.
     """
 
     def __init__(
@@ -407,13 +408,14 @@ class HeadTrainer(LabelTrainer):
         passives: Sequence[str],
         train: TrainSettings,
         seed: int,
+        task: Task | None = None,
         own: OwnSteps = BY_SETTINGS,
     ) -> None:
         """Move networks, features and labels to the device."""
         self.encoder = encoder
         self.head = head
         self._passives = tuple(passives)
-        self._task = Classification()
+        self.task = task or Classification()
         super().__init__(
             owner,
             {"encoder": encoder, "head": head},
@@ -437,7 +439,7 @@ class HeadTrainer(LabelTrainer):
             scores_BK = self.compute_scores(self.encoder(features_B), parts)
         labels_B = self.labels_N[self.compute.move_batch(own_B)]
         scores_BK = scores_BK.to(self.compute.dtype)
-        loss = self._task.compute_loss(scores_BK, labels_B, self._weights_K)
+        loss = self.task.compute_loss(scores_BK, labels_B, self._weights_K)
         self.require_own_weights(loss, *parts.values())
         loss.backward()
         self.step()

@@ -361,6 +361,17 @@ def _compute_r2(resamples: Resamples) -> FloatArray:
         return np.where(differ_R, 1 - error_R / all_R, (error_R == 0).astype(np.float64))
 
 
+def _compute_poisson_deviance(resamples: Resamples) -> FloatArray:
+    """Return the mean Poisson deviance of each resample, (R,); NaN where a prediction is not
+    positive.
+    """
+    truth_B, scores_B = resamples.scored.truth, resamples.scored.scores
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs_B = np.where(truth_B > 0, truth_B * np.log(truth_B / scores_B), 0.0)
+        deviance_B = np.where(scores_B > 0, 2 * (logs_B - truth_B + scores_B), math.nan)
+        return resamples.compute_means(deviance_B)
+
+
 REDRAWN: Mapping[str, Callable[[Resamples], FloatArray]] = MappingProxyType(
     {
         "accuracy": _compute_accuracy,
@@ -379,6 +390,7 @@ REDRAWN: Mapping[str, Callable[[Resamples], FloatArray]] = MappingProxyType(
         "rmse": lambda resamples: np.sqrt(
             resamples.compute_means((resamples.scored.truth - resamples.scored.scores) ** 2)
         ),
+        "poisson_deviance": _compute_poisson_deviance,
     }
 )
 """By the name of the measure, its value (R,) in each resample."""

@@ -29,7 +29,7 @@ from secure_apfed.settings import unknown_name
 
 FloatArray: TypeAlias = NDArray[np.float64]
 _EVALUATION_ROWS = 4096
-Task: TypeAlias = Literal["classification", "regression"]
+Task: TypeAlias = Literal["classification", "regression", "poisson"]
 _CANDIDATES = 200
 _RANGES = 10
 
@@ -43,11 +43,13 @@ class Scored:
         scores: (B, K), probabilities of each class; of a regression (B,), the predictions.
         threshold: of two classes, the probability of the second from which on it is decided for;
             None: the likeliest class is.
+        are_counts: whether the targets of a regression are counts, which have a deviance, too.
     """
 
     truth: NDArray[np.int64] | FloatArray = field(repr=False)
     scores: FloatArray = field(repr=False)
     threshold: float | None = None
+    are_counts: bool = False
 
     def __post_init__(self) -> None:
         """Check shapes, and that a threshold comes with two classes. Raises DataError."""
@@ -199,6 +201,8 @@ class Measure:
             return f"the {rows} tested rows are all of one class"
         if self is MEASURES["r2"] and rows < 2:
             return "one row was tested"
+        if self is MEASURES["poisson_deviance"] and (scored.scores <= 0).any():
+            return "a prediction is 0 or less, and a deviance is of positive ones"
         return ""
 
     def compute_gain(self, reached: float, reference: float) -> float:
@@ -315,7 +319,7 @@ def _compute_log_loss(scored: Scored) -> float:
     )
 
 
-_NUMBERS: tuple[Task, ...] = ("regression",)
+_NUMBERS: tuple[Task, ...] = ("regression", "poisson")
 
 _ALL = (
     Measure(
@@ -383,6 +387,16 @@ _ALL = (
             _import_metrics().mean_squared_error(scored.truth, scored.scores)
         ),
     ),
+    Measure(
+        name="poisson_deviance",
+        title="Poisson deviance",
+        tasks=("poisson",),
+        higher_is_better=False,
+        most=math.inf,
+        function=lambda scored: _import_metrics().mean_poisson_deviance(
+            scored.truth, scored.scores
+        ),
+    ),
 )
 
 MEASURES: Mapping[str, Measure] = MappingProxyType({measure.name: measure for measure in _ALL})
@@ -394,7 +408,9 @@ ACCURACY = MEASURES["accuracy"]
 
 def task_of(scored: Scored) -> Task:
     """Return the task whose measures apply to these scores."""
-    return "classification" if scored.classes else "regression"
+    if scored.classes:
+        return "classification"
+    return "poisson" if scored.are_counts else "regression"
 
 
 def names_of(task: str) -> tuple[str, ...]:

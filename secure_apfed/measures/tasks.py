@@ -37,6 +37,9 @@ class Task(ABC):
         headline: the default main measure of a run.
         tells: name of the output for a row, such as probabilities.
         measured_as: the task of its measures in `MEASURES`; the form of `scored` is of it.
+        learns_numbers: whether its labels are numbers, standardised by a `TargetScale`; else they
+            are classes.
+        link: what a sum of coefficients is, as generalised linear models report it.
         not_attacked: attack target -> the reason why no attack on it applies.
         learnt_by: for a task outside of this package, the methods that learn it; built-in tasks are
             listed in `MethodSettings.tasks`.
@@ -47,6 +50,8 @@ class Task(ABC):
     headline: ClassVar[str]
     tells: ClassVar[str]
     measured_as: ClassVar[str]
+    learns_numbers: ClassVar[bool] = False
+    link: ClassVar[str] = "score"
     not_attacked: ClassVar[Mapping[str, str]] = {}
     learnt_by: ClassVar[tuple[str, ...]] = ()
 
@@ -67,6 +72,17 @@ class Task(ABC):
         self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
     ) -> Tensor:
         """Return the mean loss of a batch's labelled rows; 0 if it has none."""
+
+    def sum_losses(self, outputs_BK: Tensor, labels_B: Tensor) -> Tensor:
+        """Return the sum of the losses of rows that all have a label."""
+        return self.compute_loss(outputs_BK, labels_B) * len(labels_B)
+
+    def check_labels(self, labels_n: Tensor, *, party: str) -> None:
+        """Check the known labels of a table, before anything is sent. Raises DataError.
+
+        By default there is nothing to check.
+        """
+        del labels_n, party
 
     @abstractmethod
     def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
@@ -96,6 +112,7 @@ class Classification(Task):
     headline: ClassVar[str] = ACCURACY.name
     tells: ClassVar[str] = "probabilities"
     measured_as: ClassVar[str] = "classification"
+    link: ClassVar[str] = "log-odds"
 
     @classmethod
     def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
@@ -103,7 +120,7 @@ class Classification(Task):
         if targets is not None:
             raise DataError(
                 "task: classification tells classes, and these labels are numbers; say task: "
-                "regression"
+                "regression, or task: poisson for counts"
             )
         return cls()
 
@@ -127,11 +144,23 @@ class Classification(Task):
         )
         return total / labelled_B.sum().clamp(min=1)
 
+    def sum_losses(self, outputs_BK: Tensor, labels_B: Tensor) -> Tensor:
+        return F.cross_entropy(outputs_BK, labels_B, reduction="sum")
+
     def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
         return outputs_BK.softmax(1)
 
     def score_outputs(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
         return Scored.from_network_outputs(labels_B, outputs_BK)
+
+
+_NUMBERS_NOT_ATTACKED: Mapping[str, str] = MappingProxyType(
+    {
+        "labels": "labels are numbers, and attacks on labels guess classes",
+        "membership": "the model tells numbers, and attacks on membership read probabilities "
+        "of classes",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,13 +181,9 @@ class Regression(Task):
     headline: ClassVar[str] = "r2"
     tells: ClassVar[str] = "prediction"
     measured_as: ClassVar[str] = "regression"
-    not_attacked: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "labels": "labels are numbers, and attacks on labels guess classes",
-            "membership": "the model tells numbers, and attacks on membership read probabilities "
-            "of classes",
-        }
-    )
+    learns_numbers: ClassVar[bool] = True
+    link: ClassVar[str] = "label"
+    not_attacked: ClassVar[Mapping[str, str]] = _NUMBERS_NOT_ATTACKED
 
     targets: TargetScale
     error: str = "squared"
@@ -192,6 +217,74 @@ class Regression(Task):
         return Scored(truth=self.targets.decode(labels_B).numpy(), scores=predictions_B.numpy())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Poisson(Task):
+    """A count for each row: Poisson's negative log-likelihood under a log link, of one output.
+
+    The expected count is m exp(output), with m the mean label of the labelled training rows, so
+    that training starts at the mean. The loss is divided by m (McCullagh and Nelder, Generalized
+    Linear Models, 1989, chapter 6). Predictions (B,) are expected counts.
+
+    Attributes:
+        targets: how labels were standardised; m is its mean.
+    """
+
+    name: ClassVar[str] = "poisson"
+    title: ClassVar[str] = "Poisson regression"
+    headline: ClassVar[str] = "poisson_deviance"
+    tells: ClassVar[str] = "prediction"
+    measured_as: ClassVar[str] = "poisson"
+    learns_numbers: ClassVar[bool] = True
+    link: ClassVar[str] = "log of the expected count"
+    not_attacked: ClassVar[Mapping[str, str]] = _NUMBERS_NOT_ATTACKED
+
+    targets: TargetScale
+
+    @classmethod
+    def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+        """Return the task with this scale. Raises DataError: the labels are classes."""
+        if targets is None:
+            raise DataError(
+                "task: poisson predicts counts, and these labels are classes; give a table of "
+                "numbers, or take task: classification"
+            )
+        return cls(targets=targets)
+
+    def check_labels(self, labels_n: Tensor, *, party: str) -> None:
+        """Refuse negative labels. Raises DataError: names the first one."""
+        counts_n = self.targets.decode(labels_n)
+        rounding = 1e-6 * (abs(self.targets.mean) + self.targets.scale)
+        if negative := counts_n[counts_n < -rounding].tolist():
+            raise DataError(
+                f"{party}: task: poisson learns counts of 0 or more, and {len(negative)} labels "
+                f"are negative, such as {negative[0]:g}; mend them, or take task: regression"
+            )
+
+    def count_outputs(self, classes: int) -> int:
+        return 1
+
+    def compute_loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
+    ) -> Tensor:
+        """Return the mean of (mu - y log mu) / m over the labelled rows, up to a constant; 0 if
+        the batch has none.
+        """
+        labelled_B = labels_B != UNLABELLED
+        # y / m of standardised labels; of a row without a label any number.
+        share_B = (1 + labels_B * (self.targets.scale / self.targets.mean)).clamp(min=0)
+        log_rate_B = outputs_BK[:, 0]
+        loss_B = log_rate_B.exp() - share_B * log_rate_B
+        return (loss_B * labelled_B).sum() / labelled_B.sum().clamp(min=1)
+
+    def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
+        return self.targets.mean * outputs_BK[:, 0].double().exp()
+
+    def score_outputs(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
+        counts_B = self.targets.decode(labels_B).clamp(min=0)
+        predictions_B = self.decode_outputs(outputs_BK)
+        return Scored(truth=counts_B.numpy(), scores=predictions_B.numpy(), are_counts=True)
+
+
 def _require_task(candidate: Any, code: str) -> type[Task]:
     """Check that a class named as `package.module:Name` is a Task that lists the methods learning
     it.
@@ -207,7 +300,7 @@ def _require_task(candidate: Any, code: str) -> type[Task]:
 
 
 TASKS: PluginTable[type[Task]] = PluginTable(
-    {task.name: task for task in (Classification, Regression)},
+    {task.name: task for task in (Classification, Regression, Poisson)},
     kind="tasks",
     prepare=_require_task,
 )

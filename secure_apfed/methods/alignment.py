@@ -47,7 +47,6 @@ from secure_apfed.exchange import (
 )
 from secure_apfed.learning.calibration import SKEWED
 from secure_apfed.measures.intervals import FEWEST_POSITIVES, FEWEST_ROWS
-from secure_apfed.measures.tasks import Regression
 from secure_apfed.methods.method import FOR_THE_ACTIVE, Method
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.settings.alignment import AlignmentSettings
@@ -339,7 +338,7 @@ def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: 
                 f"{_describe_label(data, learnt_counts)}, so there is nothing to learn; {_MORE}"
             )
         missing_labels = set(_count_labels(data, labelled_rows)) - set(learnt_counts)
-        if missing_labels and config.task != Regression.name:
+        if missing_labels and data.targets is None:
             description = ", ".join(data.classes[int(label)] for label in sorted(missing_labels))
             warnings.warn(
                 f"{owner}: {method.settings.title} learns nothing of class {description}: none of "
@@ -361,7 +360,7 @@ def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: 
         )
         return
     counts = _count_labels(data, tested)
-    if config.task == Regression.name:
+    if data.targets is not None:
         return
     if len(counts) < 2:
         raise DataError(

@@ -23,15 +23,15 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.base.seeds import shuffle_rows
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import Releases, check_rows, parse_representations
-from secure_apfed.learning.trainers import EncoderTrainer, HeadTrainer
+from secure_apfed.learning.trainers import ActiveTrainer, EncoderTrainer, HeadTrainer
 from secure_apfed.measures.table import Scored, score_model
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.method import (
@@ -137,7 +137,7 @@ class TvflActive(ActiveRole):
         self._classes = len(own.data.classes)
         self._code_alone = own.code.copy_encoder()
         self._own = own
-        self._alone: Student | None = None
+        self._alone: ActiveNetworks | None = None
         self._aligned_test_rows = positions_of(aligned, own.data.test_rows)
         if own.config.method.weighs_classes:
             trainer.weigh_classes(aligned[self.list_learnt_rows(own.config)], self._classes)
@@ -252,14 +252,42 @@ class TvflActive(ActiveRole):
         own = self._own
         labelled_data = replace(own.data, train_rows=own.data.labelled_rows, labelled=None)
         local_context = replace(own, held=labelled_data, code=self._code_alone)
+        if own.data.targets is not None:
+            return self._score_local_numbers(local_context)
         student = Student(local_context, torch.arange(len(labelled_data.table.ids)))
         student.fit_to_labels(np.zeros((len(student.rows_U), student.classes)))
         train_student(student, own.config)
-        self._alone = student
+        self._alone = student.networks
         return student.score_rows(self._test_rows)
 
+    def _score_local_numbers(self, context: PartyContext) -> Scored:
+        """Train the same networks on the labels of this context, which are numbers, and return
+        their test scores.
+        """
+        config = context.config
+        table = context.data.table
+        networks, _ = context.build_networks(sends=False)
+        assert table.labels is not None
+        trainer = ActiveTrainer(
+            context.name,
+            networks,
+            features_N=table.features,
+            labels_N=table.labels,
+            train=config.train,
+            seed=self._seed,
+            task=context.task,
+        )
+        step = 0
+        for epoch in range(config.train.epochs):
+            rows = shuffle_rows(context.data.train_rows, self._seed, "local numbers", epoch)
+            for rows_B in rows.split(config.train.batch_size):
+                trainer.train_on_batch(trainer.forward(step, rows_B, None))
+                step += 1
+        self._alone = networks
+        return trainer.score_rows(self._test_rows)
+
     def get_fallback_networks(self) -> ActiveNetworks | None:
-        return None if self._alone is None else self._alone.networks
+        return self._alone
 
     def _score_fill(self, name: str) -> Scored:
         """Return test scores where the passives' representations are replaced by this fill."""
@@ -283,13 +311,13 @@ class TvflActive(ActiveRole):
     async def _score_jointly(self, links: Links, next_step: int) -> Scored:
         """Return the joint scores of the aligned test rows, requested in batches."""
         labels_N = self.trainer.labels_N.cpu()
-        truth = [labels_N[:0]]
-        scores = [torch.empty(0, self._classes)]
+        labels = [labels_N[:0]]
+        scores = [torch.empty(0, self._own.outputs)]
         for index, rows_B in enumerate(self.parts_of(self._aligned_test_rows)):
             joint = await self.predict_jointly(links, next_step + index, rows_B)
             scores.append(joint.scores.detach().double().cpu())
-            truth.append(labels_N[self._aligned[rows_B].cpu()])
-        return Scored.from_network_outputs(torch.cat(truth), torch.cat(scores))
+            labels.append(labels_N[self._aligned[rows_B].cpu()])
+        return self.trainer.task.score_outputs(torch.cat(scores), torch.cat(labels))
 
     async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
         """Return the joint model's loss at these alignment positions, on requested
@@ -302,7 +330,7 @@ class TvflActive(ActiveRole):
                 scores_BK = (await self.predict_jointly(links, steps.next_step, rows_B)).scores
                 steps.count_step(None)
                 labels_B = self.trainer.labels_N[self._aligned[rows_B].to(scores_BK.device)]
-                total += float(F.cross_entropy(scores_BK, labels_B, reduction="sum"))
+                total += float(self.trainer.task.sum_losses(scores_BK, labels_B))
                 rows_scored += len(rows_B)
         return total / rows_scored if rows_scored else math.nan
 
@@ -558,7 +586,7 @@ class Tvfl(Method):
         table = own.data.table
         encoder, shape = self._build_encoder(own)
         size = math.prod(shape) + sum(parts.values())
-        head = own.build_head(self.pick_model(own.config), (size,), len(own.data.classes))
+        head = own.build_head(self.pick_model(own.config), (size,), own.outputs)
         assert table.labels is not None
         return kind(
             own.name,
@@ -569,6 +597,7 @@ class Tvfl(Method):
             passives=tuple(parts),
             train=own.config.train,
             seed=own.secrets.seed,
+            task=own.task,
             own=own.code.steps,
         )
 

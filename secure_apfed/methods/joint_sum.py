@@ -3,8 +3,8 @@
 Training and joint prediction are those of `secure_apfed.methods.joint`, but passives contribute to
 a `SecureSum`: the active reads the sum of their representations and no single one, in training and
 for every row that is predicted. Discrete Gaussian noise under the sum (`secure_sum.noise`) makes
-each contribution private, the encoders held fixed. With `linear` networks it is vertical softmax
-regression.
+each contribution private, the encoders held fixed. With `glm` networks it is a generalised linear
+model of all columns: logistic, softmax, linear or Poisson regression.
 
 A passive emits its representations under the sum; the active the gradients on them.
 
@@ -55,6 +55,7 @@ class SummedSplitNnSettings(MethodSettings):
     returns_gradients = True
     stops_early = True
     weighs_classes = True
+    tasks = ("classification", "regression", "poisson")
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
         """Return how many linear numbers of a person are read: D in each epoch, by other weights.

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -270,6 +271,69 @@ class Linear(Perceptron):
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         return nn.Sequential(nn.Flatten(), _make_linear(size, classes))
+
+
+@draws_nothing
+class Intercept(nn.Module):
+    """A head that adds one number to each score; of two classes the first one's score is 0.
+
+    Args:
+        size: D, numbers of a row; outputs: K scores, D of them or, of two classes, one more.
+    """
+
+    def __init__(self, size: int, outputs: int) -> None:
+        """Start at an intercept of 0."""
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(size))
+        self._has_reference = outputs == size + 1
+
+    def forward(self, eta_BD: Tensor) -> Tensor:
+        scores_BD = eta_BD.flatten(1) + self.bias
+        return F.pad(scores_BD, (1, 0)) if self._has_reference else scores_BD
+
+
+@draws_nothing
+class LinearPredictor(nn.Sequential):
+    """An encoder x -> eta, the flattened row times coefficients without an intercept, from 0 on.
+
+    Args:
+        features: F, flattened; size: D numbers of a row.
+    """
+
+    def __init__(self, features: int, size: int) -> None:
+        """Start with coefficients of 0."""
+        layer = _make_linear(features, size, bias=False)
+        nn.init.zeros_(layer.weight)
+        super().__init__(nn.Flatten(), layer)
+
+    @property
+    def coefficients(self) -> Tensor:
+        """The coefficients, (D, F)."""
+        layer = self[1]
+        assert isinstance(layer, nn.Linear)
+        return layer.weight
+
+
+class GeneralisedLinear(Perceptron):
+    """A generalised linear model: each party's columns times coefficients, and an intercept.
+
+    The representation is the linear predictor eta itself: one number of two classes, of a number or
+    of a count, and K of more classes. Weights start at 0. The L2 term leaves the intercept out.
+    """
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        return LinearPredictor(math.prod(features), settings.representation_size)
+
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Return an `Intercept`. Raises ModelError: there are not as many numbers as scores."""
+        fitting = 1 if classes <= 2 else classes
+        if size != fitting:
+            raise ModelError(
+                f"model.representation: network glm sends the linear predictor of a row, here "
+                f"{fitting} number(s) for {classes} output(s), and {size} are configured; say "
+                f"model.representation: {fitting}"
+            )
+        return Intercept(size, classes)
 
 
 class Identity(Perceptron):
@@ -709,6 +773,7 @@ NETWORKS: Mapping[str, NetworkFamily] = {
     "selu": Selu(),
     "enriched": EnrichedFamily(),
     "linear": Linear(),
+    "glm": GeneralisedLinear(),
     "random_features": RandomFeatureFamily(),
     "cross_view": CrossViewFamily(),
     "identity": Identity(),

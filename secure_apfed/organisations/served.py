@@ -657,19 +657,21 @@ class _JointPrediction:
     def _write_block(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
         """Write one block: joint predictions of known rows, local ones of the others."""
         jointly_B = torch.from_numpy(known_B)
-        probabilities_BK = torch.empty(len(jointly_B), len(self._classes), dtype=torch.float64)
+        task = self._solo.task
+        shape = (len(jointly_B), len(self._classes)) if self._classes else (len(jointly_B),)
+        outputs_B = torch.empty(shape, dtype=torch.float64)
         if known_B.any():
-            probabilities_BK[jointly_B] = scores_nK.softmax(1).double()
+            outputs_B[jointly_B] = task.decode_outputs(scores_nK).double()
         if not known_B.all():
-            probabilities_BK[~jointly_B] = self._solo.predict(block.features[~jointly_B]).double()
+            outputs_B[~jointly_B] = self._solo.predict(block.features[~jointly_B]).double()
         predicted_by = np.where(known_B, _JOINTLY, _ALONE)
         self._counts.update(predicted_by.tolist())
         predicted = Predictions(
             ids=block.names,
-            outputs=probabilities_BK,
-            what="",
+            outputs=outputs_B,
+            what=task.tells,
             classes=self._classes,
-            decided=self._solo.decide_classes(probabilities_BK),
+            decided=self._solo.decide_classes(outputs_B) if self._classes else None,
             compared=RowComparison(rows=len(block.ids)),
         )
         self._write(predicted.to_frame().assign(by=predicted_by))
@@ -692,5 +694,6 @@ def _iterate_blocks(
 def _make_dummy_data(card: JointNetworkCard) -> OwnData:
     """Return one row of no person, from whose shape the active's networks are built."""
     features = torch.zeros(1, *card.encoding.shape)
-    table = PartyTable("active", ("nobody",), features, torch.zeros(1).long(), card.encoding)
-    return OwnData(table=table, classes=card.classes)
+    labels = torch.zeros(1) if card.targets else torch.zeros(1).long()
+    table = PartyTable("active", ("nobody",), features, labels, card.encoding)
+    return OwnData(table=table, classes=card.classes, targets=card.targets)

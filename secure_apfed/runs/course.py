@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -47,11 +47,13 @@ from secure_apfed.methods import METHODS, PartyCheckpoint, Session, train_epochs
 from secure_apfed.methods.method import end_all, pick_held_out_rows, save_all, split_batches
 from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.calibration import calibrate_networks
+from secure_apfed.runs.coefficients import list_all_coefficients
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.folder import RunFolder, describe_contract, save_scores, save_tensors
 from secure_apfed.runs.outcome import (
     Calibration,
     Outcome,
+    PartyCoefficients,
     Progress,
     Ranking,
     Recording,
@@ -392,6 +394,7 @@ class RunWriter:
             "sum": session.secure_sum,
             "agreement": learner.agreement,
             "help": learner.help,
+            "coefficients": loop.coefficients,
             "local_models": learner.local_models,
             "attendance": session.describe_attendance(),
             "guarantee": guarantee,
@@ -581,6 +584,18 @@ class TrainingLoop:
         if self._writer:
             self._writer.start_run(session, self._contracts, epoch=self._epoch)
 
+    @cached_property
+    def coefficients(self) -> tuple[PartyCoefficients, ...]:
+        """The coefficients of a generalised linear model, after the last step."""
+        recording = self._watch.build_recording()
+        return list_all_coefficients(
+            self._config,
+            self._labels.held,
+            self.session.learner.predicts_with,
+            together=None if recording is None else recording.data,
+            encoders={} if recording is None else recording.encoders,
+        )
+
     @property
     def seconds(self) -> float:
         """The seconds of training, in all sessions."""
@@ -652,6 +667,7 @@ class TrainingLoop:
             trained=self._labels.build_data(),
             recorded=self._watch.build_recording(),
             help=self.session.learner.help,
+            coefficients=self.coefficients,
             said=self.evaluation.scores,
             folder=self._writer.folder.path if self._writer else None,
         )

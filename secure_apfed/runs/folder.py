@@ -569,6 +569,8 @@ def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | No
     for name, scored in scores.items():
         tensors[f"{name}/truth"] = torch.tensor(scored.truth)
         tensors[f"{name}/scores"] = torch.tensor(scored.scores)
+        if scored.are_counts:
+            tensors[f"{name}/counts"] = torch.tensor(True)
     write_atomically(path, save_tensors(tensors), private=True)
 
 
@@ -599,7 +601,12 @@ def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Sc
         are_numbers = scores.ndim == 1
         if are_numbers or not scores.isfinite().all():
             decided = None if are_numbers else threshold
-            return Scored(truth=truth.numpy(), scores=scores.double().numpy(), threshold=decided)
+            return Scored(
+                truth=truth.numpy(),
+                scores=scores.double().numpy(),
+                threshold=decided,
+                are_counts=f"{variant}/counts" in tensors,
+            )
         return Scored.from_probabilities(truth.numpy(), scores.numpy()).replace_threshold(threshold)
     except (KeyError, OverflowError, SafetensorError, DataError) as error:
         raise CheckpointError(

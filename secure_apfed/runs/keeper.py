@@ -19,7 +19,7 @@ from secure_apfed.base.formats import CHECKPOINT, JOINT_NETWORK, find_installed_
 from secure_apfed.base.working import working_on
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract
-from secure_apfed.data import OwnData
+from secure_apfed.data import OwnData, TargetScale
 from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.errors import CheckpointError, ModelError
 from secure_apfed.methods import PartyCheckpoint, PartySecrets, Role, fresh_secrets
@@ -27,6 +27,7 @@ from secure_apfed.methods.alignment import forget_alignment
 from secure_apfed.methods.serving import collect_network_states
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.runs.audit_log import AuditLog
+from secure_apfed.runs.coefficients import list_party_coefficients
 from secure_apfed.runs.columns import save_column_scores
 from secure_apfed.runs.folder import (
     PartyFolder,
@@ -34,7 +35,7 @@ from secure_apfed.runs.folder import (
     load_with_checksum,
     save_tensors,
 )
-from secure_apfed.runs.outcome import Contributions, Privacy, Written
+from secure_apfed.runs.outcome import Contributions, PartyCoefficients, Privacy, Written
 from secure_apfed.runs.spending import ReleaseMeter, find_worst_spent
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import list_keys
@@ -51,6 +52,7 @@ class PartyEnd(Written):
     model_sha256: str
     privacy: Privacy | None
     contributions: Contributions | None
+    coefficients: PartyCoefficients | None = None
 
 
 class JointNetworkCard(BaseModel):
@@ -59,18 +61,25 @@ class JointNetworkCard(BaseModel):
     Attributes:
         format: of the file.
         encoding: how its columns became features.
+        targets: at the active, how labels that are numbers were standardised.
     """
 
     format: int = JOINT_NETWORK.number
     party: str
     encoding: FeatureEncoding
     classes: tuple[str, ...] = ()
+    targets: TargetScale | None = None
 
 
 def save_joint_network(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
     """Write what this party needs to predict jointly after the run, if its role does."""
     if tensors := collect_network_states(role):
-        card = JointNetworkCard(party=name, encoding=data.table.encoding, classes=data.classes)
+        card = JointNetworkCard(
+            party=name,
+            encoding=data.table.encoding,
+            classes=data.classes,
+            targets=data.targets,
+        )
         content = save_tensors(tensors, {_KEPT: card.model_dump_json()})
         write_atomically(folder.joint, content, private=True)
 
@@ -131,6 +140,7 @@ class PartyCheckpointStore:
                 "table": table_digest(data),
             }
         self._name = name
+        self._config = config
         self._data = data
         secrets = fresh_secrets(config, name, identity=identity, checkpoints=self, logs=folder.path)
         if content := self._load_content(None):
@@ -205,10 +215,17 @@ class PartyCheckpointStore:
             model_sha256=_hash_model(role.tensors()),
             privacy=Privacy.from_spent(privacy) if privacy else None,
             contributions=Contributions.model_validate(noisy.summarise_cost()) if noisy else None,
+            coefficients=self._list_coefficients(role),
         )
         self._folder.write_json(self._folder.ended, end.model_dump(mode="python"))
         self._folder.steps.clear()
         forget_alignment(self._folder.path)
+
+    def _list_coefficients(self, role: Role) -> PartyCoefficients | None:
+        """Return this party's coefficients, if it trained a generalised linear model."""
+        if self._data is None:
+            return None
+        return list_party_coefficients(self._config, self._data, role.predicts_with)
 
     def _load_content(self, last_step: int | None) -> dict[str, Any] | None:
         """Return the newest checkpoint's fields, at most of `last_step`; None: there is none."""

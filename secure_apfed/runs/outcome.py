@@ -205,6 +205,53 @@ class Stated(Written):
     step: int | None = None
 
 
+_MOST_SHOWN = 8
+
+
+class Coefficient(Written):
+    """One coefficient of a generalised linear model.
+
+    Attributes:
+        score: the class whose log-odds it moves; "" where there is one number or count.
+        per_deviation: for one standard deviation of the column; of a category, for being in it.
+        per_unit: for one unit of the column; None: the column is constant.
+    """
+
+    column: str
+    score: str = ""
+    per_deviation: float
+    per_unit: float | None = None
+
+
+class PartyCoefficients(Written):
+    """One party's coefficients, by column.
+
+    Attributes:
+        link: what they add up to, as "log-odds".
+        intercepts: at the active, by score, where every numeric column is at its mean.
+    """
+
+    party: str
+    link: str
+    coefficients: tuple[Coefficient, ...]
+    intercepts: Mapping[str, float] = {}
+
+    def describe_largest(self) -> str:
+        """Return the largest coefficients for one deviation in one line, the intercept first."""
+        named = [("intercept", name, value) for name, value in self.intercepts.items()]
+        ordered = sorted(self.coefficients, key=lambda one: -abs(one.per_deviation))
+        shown = ordered[:_MOST_SHOWN]
+        named += [(one.column, one.score, one.per_deviation) for one in shown]
+        several = len({one.score for one in self.coefficients}) > 1
+        texts = [
+            f"{column} {f'of {score} ' if several else ''}{value:+.3g}"
+            for column, score, value in named
+        ]
+        rest = len(ordered) - len(shown)
+        more = f", and {rest} smaller ones in the report" if rest else ""
+        return f"{self.link}: {', '.join(texts)}{more}"
+
+
 class Outcome(Written):
     """The contents of result.json, with the cross-checks of accountants.json if that was written.
 
@@ -216,6 +263,8 @@ class Outcome(Written):
         stated: by passive in its own process, the accounts that it signed; the signatures are in
             `statements.json`.
         help: the value of votes, measured on the active's labelled rows; None: there were no votes.
+        coefficients: of a generalised linear model, by party: the active's own or, if one process
+            simulated all parties, those of all.
         less_protected: a sentence of each setting that protects less than by default.
         shared_organisations: a sentence of each organisation that reads or alters more because it
             runs several parties, where a sealed project says who runs them.
@@ -254,6 +303,7 @@ class Outcome(Written):
     less_protected: tuple[str, ...] = ()
     shared_organisations: tuple[str, ...] = ()
     measured_rows: Mapping[str, Count] = {}
+    coefficients: tuple[PartyCoefficients, ...] = ()
 
     @property
     def headline_measure(self) -> Measure:
@@ -554,6 +604,7 @@ class RunResult:
         said: the predictions for the test rows, by variant; empty if the active ran in another
             process.
         measured_rows: by variant, the number of test rows with a prediction.
+        coefficients: as in `Outcome`.
         recorded: the experimenter's record, if one process simulated all parties.
         own_networks: the active's trained networks, if one process simulated all parties and they
             predict alone.
@@ -582,6 +633,7 @@ class RunResult:
     never_predicted: Mapping[str, float | None] = field(default_factory=dict)
     measured_rows: Mapping[str, int] = field(default_factory=dict)
     own_networks: ActiveNetworks | None = field(default=None, repr=False)
+    coefficients: tuple[PartyCoefficients, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without other parties' rows and without live networks."""

@@ -28,6 +28,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.learning.descent import ActiveNetworks, Compute, remove_prefix
+from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import PartyCheckpoint, PartySecrets, Session
 from secure_apfed.privacy.randomised_response import first_epoch_of, make_label_mechanism
 
@@ -46,6 +47,10 @@ class TrainingLabels:
         self, config: Config, data: OwnData, *, key: bytes, log: Path | None = None
     ) -> None:
         """Divide the labelled rows into stages by the seed, with no label answered yet."""
+        task = TASKS[config.task].from_targets(data.targets, loss=config.train.loss)
+        assert data.table.labels is not None
+        known_N = data.table.labels != UNLABELLED
+        task.check_labels(data.table.labels[known_N], party=data.table.name)
         self.mechanism = make_label_mechanism(config.labels, classes=len(data.classes))
         self._config = config
         self.held = data
@@ -61,7 +66,6 @@ class TrainingLabels:
         # The parts depend only on the seed, and never on labels.
         order = shuffle_rows(torch.arange(rows), config.seed, "label stages")
         self._parts = order.tensor_split(stages)
-        assert data.table.labels is not None
         self._answers_N = torch.full((rows,), _OPEN, dtype=data.table.labels.dtype)
         self._stage = 0
 

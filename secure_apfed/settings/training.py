@@ -87,10 +87,11 @@ class ModelSettings(Settings):
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images, else a
             perceptron. Images have at least 7 (grey) or 8 (colour) rows and columns. Or code of the
             party's own, such as my_nets:resnet (`secure_apfed.learning.own_code`); "own": each
-            party passes it, or names it in its own file.
+            party passes it, or names it in its own file. "glm" is a generalised linear model
+            (docs/generalised-linear-models.md).
         hidden: widths of the hidden layers (mlp, selu and enriched only).
-        representation: the size of the encoder's output; "auto" is 32, but at most half of each
-            passive's distinct columns. Of enriched it is the part besides the row itself, of
+        representation: the size of the encoder's output; "auto" is 32 (glm: 1), but at most half of
+            each passive's distinct columns. Of enriched it is the part besides the row itself, of
             cross_view the passives' sums, of gru one direction of one view. A larger number than
             half of a passive's columns is refused there.
         projection: the size of the linear projection that is sent to the passives; "none" sends the
@@ -115,6 +116,7 @@ class ModelSettings(Settings):
             "selu",
             "enriched",
             "linear",
+            "glm",
             "random_features",
             "cross_view",
             "identity",
@@ -126,7 +128,7 @@ class ModelSettings(Settings):
             ACTIVE,
             "a row can be computed from what is sent of it",
             ("auto", "conv_mnist", "conv_cifar", "mlp", "selu", "gru"),
-            "linear",
+            ("linear", "glm"),
             ("random_features", "cross_view", "enriched", "identity", "own"),
             read=_comparable_network_name,
         ),
@@ -204,7 +206,9 @@ class ModelSettings(Settings):
     @property
     def representation_size(self) -> int:
         """D, the size of the encoder's output; an upper limit where parties may agree on less."""
-        return _AUTO_NUMBERS if self.representation == "auto" else self.representation
+        if self.representation != "auto":
+            return self.representation
+        return 1 if self.network == "glm" else _AUTO_NUMBERS
 
 
 class ReconstructionSettings(Settings):

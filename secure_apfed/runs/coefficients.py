@@ -1,0 +1,132 @@
+"""Coefficients of generalised linear models, by the names of their columns.
+
+Run by: each party for its own columns, which nobody else has; the active also has the intercept.
+An experimenter who runs all parties in one process sees every table.
+
+Letters: D scores, F features of a row.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from secure_apfed.data import ColumnEncoding, FeatureEncoding, OwnData, VerticalData
+from secure_apfed.data.encoding import NumericColumn
+from secure_apfed.measures.tasks import TASKS
+from secure_apfed.networks.models import Intercept, LinearPredictor
+from secure_apfed.runs.outcome import Coefficient, PartyCoefficients
+from secure_apfed.settings.run import RunSettings
+
+_LABEL = "label"
+_OF_DEVIATIONS = "label, in its standard deviations"
+
+
+def list_party_coefficients(
+    config: RunSettings, data: OwnData, networks: Mapping[str, nn.Module]
+) -> PartyCoefficients | None:
+    """Return one party's table, from its own networks and data; None: it trained no such model.
+
+    A passive does not know the scale of labels that are numbers, so its coefficients are then in
+    standard deviations of the label.
+
+    Args:
+        networks: its encoder and, at the active, its head, by name.
+    """
+    encoder = networks.get("encoder")
+    if not isinstance(encoder, LinearPredictor):
+        return None
+    weights_DF = encoder.coefficients.detach().double().cpu()
+    head = networks.get("head")
+    scores = _name_scores(data.classes, len(weights_DF))
+    scale = 1.0 if data.targets is None else data.targets.scale
+    link = TASKS[config.task].link
+    is_scaled = link == _LABEL
+    if is_scaled and data.targets is None:
+        link = _OF_DEVIATIONS
+    return PartyCoefficients(
+        party=data.table.name,
+        link=link,
+        coefficients=_list_columns(
+            weights_DF * (scale if is_scaled else 1.0), data.table.encoding, scores
+        ),
+        intercepts=_list_intercepts(config, data, head, scores),
+    )
+
+
+def list_all_coefficients(
+    config: RunSettings,
+    data: OwnData,
+    networks: Mapping[str, nn.Module],
+    *,
+    together: VerticalData | None = None,
+    encoders: Mapping[str, nn.Module],
+) -> tuple[PartyCoefficients, ...]:
+    """Return the active's table and, where one process ran all parties, those of the passives.
+
+    Args:
+        data, networks: of the active.
+        together: the data of all parties; None: they ran apart.
+        encoders: by passive its network; empty where they ran apart.
+    """
+    own = list_party_coefficients(config, data, networks)
+    if own is None or together is None:
+        return () if own is None else (own,)
+    tables = [own]
+    for table in together.passives:
+        known = OwnData(table=table, classes=data.classes, targets=data.targets)
+        trained = {"encoder": encoders[table.name]} if table.name in encoders else {}
+        others = list_party_coefficients(config, known, trained)
+        tables += [] if others is None else [others]
+    return tuple(tables)
+
+
+def _name_scores(classes: Sequence[str], scores: int) -> tuple[str, ...]:
+    """Return the names of the scores: classes where they are known; of two the second."""
+    if scores == 1:
+        return (classes[1],) if len(classes) == 2 else ("",)
+    return tuple(classes) if len(classes) == scores else tuple(map(str, range(scores)))
+
+
+def _list_columns(
+    weights_DF: Tensor, encoding: FeatureEncoding, scores: Sequence[str]
+) -> tuple[Coefficient, ...]:
+    """Return the coefficients of each column, for each score."""
+    units_F = _list_units(encoding, weights_DF.shape[1])
+    return tuple(
+        Coefficient(
+            column=encoding.feature_name(place),
+            score=score,
+            per_deviation=float(weights_DF[row, place]),
+            per_unit=None if unit is None else float(weights_DF[row, place]) / unit,
+        )
+        for place, unit in enumerate(units_F)
+        for row, score in enumerate(scores)
+    )
+
+
+def _list_units(encoding: FeatureEncoding, features: int) -> list[float | None]:
+    """Return the standard deviation that each feature was divided by; None: it is constant."""
+    if not isinstance(encoding, ColumnEncoding):
+        return [1.0] * features
+    units: list[float | None] = []
+    for column in encoding.columns:
+        if isinstance(column, NumericColumn):
+            units.append(None if column.constant else column.scale)
+        else:
+            units += [1.0] * len(column.features)
+    return units
+
+
+def _list_intercepts(
+    config: RunSettings, data: OwnData, head: nn.Module | None, scores: Sequence[str]
+) -> dict[str, float]:
+    """Return the intercept of each score, where every numeric column is at its mean."""
+    if not isinstance(head, Intercept):
+        return {}
+    bias_D = head.bias.detach().double().cpu()
+    if data.targets is not None:
+        bias_D = TASKS[config.task].from_targets(data.targets).decode_outputs(bias_D[:, None])
+        if TASKS[config.task].link != _LABEL:
+            bias_D = torch.log(bias_D)
+    return dict(zip(scores, bias_D.tolist(), strict=True))
