@@ -501,7 +501,8 @@ def _compare_baselines(
         measure = MEASURES[config.measure]
         are_counts = TASKS[config.task].measured_as == Poisson.measured_as
         if are_counts:  # a count of 0 is rounded as a standardised number
-            known_n, truth_B = known_n.clamp(min=0), truth_B.clamp(min=0)
+            known_n = known_n.clamp(min=0)
+            truth_B = truth_B.clamp(min=0)
         return compare_numbers(
             flatten_rows(sampled),
             known_n,

@@ -347,7 +347,7 @@ def _list_ranking_rows(result: "RunResult") -> Iterator[tuple[str, str]]:
 
 
 def _list_class_rows(config: "Config", result: "RunResult") -> Iterator[tuple[str, str]]:
-    """Yield the threshold of the positive class, and the classes that are never predicted."""
+    """Yield coefficients, the threshold of the positive class, and classes never predicted."""
     from secure_apfed.runs.outcome import describe_unpredicted_classes
 
     for table in result.coefficients:

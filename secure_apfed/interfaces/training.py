@@ -40,7 +40,13 @@ from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.data.row_sources import load_array, make_features
 from secure_apfed.errors import ConfigError, DataError, ModelError, NoHelpWarning
 from secure_apfed.learning.black_box import GradientSource, describe_black_boxes
-from secure_apfed.learning.descent import MakeOptimizer, MakeScheduler, OwnSteps
+from secure_apfed.learning.descent import (
+    EPOCH,
+    MakeOptimizer,
+    MakeScheduler,
+    OwnSteps,
+    StepsOrEpoch,
+)
 from secure_apfed.learning.own_code import LossSource, ModuleSource, OwnCode, check_apart
 from secure_apfed.measures.table import MEASURES
 from secure_apfed.methods import METHODS
@@ -379,7 +385,7 @@ def train(
     batch_size: int = 128,
     optimizer: MakeOptimizer | Literal["sgd", "adam", "adamw"] = "sgd",
     scheduler: MakeScheduler | None = None,
-    scheduler_every: int = 1,
+    scheduler_every: StepsOrEpoch = EPOCH,
     labelled: int | float | None = None,
     test_fraction: float = 0.25,
     seed: int = 0,
@@ -403,8 +409,8 @@ def train(
             head and projection, or objective), for groups.
         scheduler: of every party without its own: a function of the optimizer that makes a
             `torch.optim.lr_scheduler.LRScheduler`.
-        scheduler_every: of a party's own steps, after how many its scheduler takes one; the number
-            of batches of an epoch makes that once an epoch.
+        scheduler_every: "epoch", as most loops have it, or after how many of a party's own steps
+            its scheduler takes one. `ReduceLROnPlateau` reads the party's mean loss of an epoch.
         labelled: how many training rows keep their label, or which share; None: all that have one.
         test_fraction: of the active's rows with a label, which measure alone.
         seed: of the split, the initial weights that are made here, and the order of batches.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,12 @@ MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 name, if it has an argument of that name: encoder, head and projection, or objective."""
 MakeScheduler: TypeAlias = Callable[[Any], LRScheduler]
 """Makes a scheduler of a party's optimizer, as `lambda optimizer: StepLR(optimizer, 100)`."""
+StepsOrEpoch: TypeAlias = int | Literal["epoch"]
+EPOCH: Literal["epoch"] = "epoch"
 _MOMENTS = "moments"
+_SEEN = "rows of this epoch"
+_LOSSES = "losses of epochs"
+_PART = "loss of this epoch"
 _DONE = "steps done"
 _LEAST_NORM = 1e-6
 _MOST_NAMED = 3
@@ -49,12 +54,13 @@ class OwnSteps:
     Attributes:
         optimizer: makes its optimizer; it keeps its own rates and groups.
         scheduler: makes a scheduler of that optimizer, or of the settings' one.
-        every: of the party's own steps, after how many the scheduler takes one.
+        every: "epoch": the scheduler takes a step after each epoch of the party's own rows; or
+            after so many of the party's own steps.
     """
 
     optimizer: MakeOptimizer | None = None
     scheduler: MakeScheduler | None = None
-    every: int = 1
+    every: StepsOrEpoch = EPOCH
 
 
 BY_SETTINGS = OwnSteps()
@@ -219,10 +225,15 @@ class Descent:
         own: an optimizer and a scheduler of the party's own.
         may_be_fixed: whether there may be nothing to train, as in a loss without weights.
 
+    Attributes:
+        knows_loss: whether the party computes a loss of its own, which a scheduler may read.
+
     Raises:
         ModelError: the modules have no parameters to train.
         ConfigError: the party's own optimizer or scheduler does not fit.
     """
+
+    knows_loss = True
 
     def __init__(
         self,
@@ -258,6 +269,11 @@ class Descent:
         self._own = own
         self._optimizer: torch.optim.Optimizer | None = None
         self._scheduler: LRScheduler | None = None
+        self._seen = torch.zeros(0, dtype=torch.bool)
+        self._epoch_losses: list[float] = []
+        self._loss_sum = 0.0
+        self._loss_count = 0
+        self._noted = -1
         if not self._parameters:
             return
         if own.optimizer is not None:
@@ -274,8 +290,8 @@ class Descent:
             )
         self._start_schedule()
 
-    def _start_schedule(self, steps: int = 0) -> None:
-        """Make the party's own scheduler, and let it take so many steps.
+    def _start_schedule(self) -> None:
+        """Make the party's own scheduler, and let it take the steps that are done.
 
         Groups of the optimizer begin as the optimizer was made, so that rates repeat.
 
@@ -299,11 +315,73 @@ class Descent:
             group.clear()
             group.update(copy.deepcopy(first), params=weights)
         self._scheduler = _make_scheduler(make, optimizer, owner=self._owner)
+        self._check_plateau()
+        every = self._own.every
+        past = self._epoch_losses if every == EPOCH else [math.nan] * (self._done // every)
         with warnings.catch_warnings():
             # The optimizer took its steps in the session that is resumed.
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            for _ in range(steps):
-                self._scheduler.step()
+            for loss in past:
+                self._step_scheduler(loss)
+
+    @property
+    def _reads_loss(self) -> bool:
+        """True if the scheduler waits for a loss."""
+        return isinstance(self._scheduler, ReduceLROnPlateau)
+
+    def _check_plateau(self) -> None:
+        """Refuse a scheduler that waits for a loss which is not there. Raises ConfigError."""
+        if not self._reads_loss:
+            return
+        if not self.knows_loss:
+            raise ConfigError(
+                f"{self._owner}: ReduceLROnPlateau waits for a loss, and this party has none that "
+                "it may read: it learns from gradients, or under dp_sgd or train.labels: after; "
+                "take a scheduler without a loss, as torch.optim.lr_scheduler.CosineAnnealingLR"
+            )
+        if self._own.every != EPOCH:
+            raise ConfigError(
+                f"{self._owner}: ReduceLROnPlateau reads the mean loss of an epoch, and "
+                f"scheduler_every is {self._own.every}; say scheduler_every: epoch"
+            )
+
+    def _step_scheduler(self, loss: float) -> None:
+        """Let the scheduler take a step; `loss`: the mean of the epoch, if it reads one."""
+        assert self._scheduler is not None
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(loss)
+        else:
+            self._scheduler.step()
+
+    def note_rows(self, step: int, rows_B: Tensor) -> None:
+        """Note the own rows (B,) of a step; with one of them again, an epoch is over.
+
+        An epoch has each row once, so that no party needs to be told where one ends. A step that is
+        repeated counts once.
+        """
+        if self._scheduler is None or self._own.every != EPOCH or step == self._noted:
+            return
+        self._noted = step
+        rows_B = rows_B.cpu()
+        size = int(rows_B.max()) + 1
+        if size > len(self._seen):
+            more = torch.zeros(size - len(self._seen), dtype=torch.bool)
+            self._seen = torch.cat([self._seen, more])
+        if bool(self._seen[rows_B].any()):
+            loss = self._loss_sum / self._loss_count if self._loss_count else math.nan
+            self._epoch_losses.append(loss)
+            self._seen.zero_()
+            self._loss_sum = 0.0
+            self._loss_count = 0
+            with explain_failure(self._owner, f"scheduler after epoch {len(self._epoch_losses)}"):
+                self._step_scheduler(loss)
+        self._seen[rows_B] = True
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Add the loss of a step to the epoch's mean, if the scheduler reads it."""
+        if self._reads_loss:
+            self._loss_sum += float(loss.detach())
+            self._loss_count += 1
 
     def zero_grad(self) -> None:
         for parameter in self._parameters:
@@ -334,7 +412,8 @@ class Descent:
                 for group in self._optimizer.param_groups:
                     group["lr"] = rate_after(self._train, self._done - 1)
             self._optimizer.step()
-        if self._scheduler is not None and self._done % self._own.every == 0:
+        every = self._own.every
+        if self._scheduler is not None and every != EPOCH and self._done % every == 0:
             with explain_failure(self._owner, f"scheduler after step {self._done}"):
                 self._scheduler.step()
 
@@ -384,7 +463,18 @@ class Descent:
             key: value
             for name, state in {**states, _MOMENTS: moments}.items()
             for key, value in add_prefix(name, state).items()
-        } | {_DONE: torch.tensor(self._done)}
+        } | {_DONE: torch.tensor(self._done), **self._list_epochs()}
+
+    def _list_epochs(self) -> dict[str, Tensor]:
+        """Return the state of a scheduler that counts epochs; empty without one."""
+        if self._scheduler is None or self._own.every != EPOCH:
+            return {}
+        part = [self._loss_sum, float(self._loss_count)]
+        return {
+            _SEEN: self._seen.to(torch.uint8),
+            _LOSSES: torch.tensor(self._epoch_losses, dtype=torch.float64),
+            _PART: torch.tensor(part, dtype=torch.float64),
+        }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the state that `tensors` returned."""
@@ -397,7 +487,12 @@ class Descent:
             moments.setdefault(int(index), {})[name] = value.clone()
         if self._optimizer is not None:
             self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
-        self._start_schedule(self._done // self._own.every)
+        if _SEEN in tensors:
+            self._seen = tensors[_SEEN].to(torch.bool)
+            self._epoch_losses = tensors[_LOSSES].tolist()
+            self._loss_sum, count = tensors[_PART].tolist()
+            self._loss_count = int(count)
+        self._start_schedule()
 
 
 def _group_parameters(
@@ -526,7 +621,7 @@ def _make_scheduler(
     """Return the party's own scheduler of this optimizer.
 
     Raises:
-        ConfigError: it is none, is of another optimizer, or needs a measure.
+        ConfigError: it is none, or is of another optimizer.
     """
     try:
         scheduler = make(optimizer)
@@ -536,12 +631,7 @@ def _make_scheduler(
             f"{error}; hand in a function of the optimizer, as scheduler=lambda optimizer: "
             "torch.optim.lr_scheduler.StepLR(optimizer, 100)"
         ) from error
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigError(
-            f"{owner}: ReduceLROnPlateau waits for a measure, and a party's steps have none; take "
-            "a scheduler of the number of steps, as torch.optim.lr_scheduler.CosineAnnealingLR"
-        )
-    if not isinstance(scheduler, LRScheduler):
+    if not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
         raise ConfigError(
             f"{owner}: its scheduler is a function of the optimizer that makes a "
             f"torch.optim.lr_scheduler.LRScheduler; got {type(scheduler).__name__}"

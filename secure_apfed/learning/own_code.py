@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import torch
 from pydantic import Field, field_validator
@@ -26,7 +26,13 @@ from torch import Tensor, nn
 
 from secure_apfed.errors import ApfedError, ConfigError, ModelError
 from secure_apfed.learning.black_box import BlackBox, GradientSource
-from secure_apfed.learning.descent import MakeOptimizer, MakeScheduler, OwnSteps
+from secure_apfed.learning.descent import (
+    EPOCH,
+    MakeOptimizer,
+    MakeScheduler,
+    OwnSteps,
+    StepsOrEpoch,
+)
 from secure_apfed.networks.models import (
     NETWORKS,
     Shape,
@@ -66,7 +72,8 @@ class CodeSettings(Settings):
         optimizer: a function of the party's parameters that returns its optimiser, or of its
             `modules` by name.
         scheduler: a function of that optimiser that returns its scheduler.
-        scheduler_every: the number of the party's steps after which the scheduler takes one.
+        scheduler_every: "epoch", or the number of the party's steps after which the scheduler takes
+            one.
         rows: a function that returns the party's rows, if its table says `rows: own`; see
             `secure_apfed.data.row_sources`.
     """
@@ -80,7 +87,7 @@ class CodeSettings(Settings):
     gradient: CodeName | None = None
     optimizer: CodeName | None = None
     scheduler: CodeName | None = None
-    scheduler_every: Annotated[int, Field(ge=1)] = 1
+    scheduler_every: Annotated[int, Field(ge=1)] | Literal["epoch"] = EPOCH
     rows: CodeName | None = None
 
     @field_validator("network", "head_network", "projection", "decoder", mode="before")
@@ -108,8 +115,8 @@ class OwnCode:
         gradient: black-box function of a passive, (step, rows, z) -> gradient of each row.
         optimizer: takes the parameters that the party trains, as `torch.optim.AdamW`, or its
             `modules` by name.
-        scheduler: takes the optimizer; it takes a step after every `scheduler_every` of the
-            party's own.
+        scheduler: takes the optimizer; it takes a step after every epoch, or after every
+            `scheduler_every` of the party's own steps.
     """
 
     encoder: ModuleSource | None = field(default=None, repr=False)
@@ -121,7 +128,7 @@ class OwnCode:
     gradient: GradientSource | None = field(default=None, repr=False)
     optimizer: MakeOptimizer | None = field(default=None, repr=False)
     scheduler: MakeScheduler | None = field(default=None, repr=False)
-    scheduler_every: int = 1
+    scheduler_every: StepsOrEpoch = EPOCH
 
     def __post_init__(self) -> None:
         """Check that each part is a module or a function, with initialised parameters. Raises
@@ -138,9 +145,9 @@ class OwnCode:
             if isinstance(source, nn.Module):
                 _require_trainable(name, source)
         every: object = self.scheduler_every
-        if not isinstance(every, int) or every < 1:
+        if every != EPOCH and (not isinstance(every, int) or every < 1):
             raise ConfigError(
-                "scheduler_every: expected a number of steps of 1 or more, got "
+                'scheduler_every: expected "epoch" or a number of steps of 1 or more, got '
                 f"{self.scheduler_every!r}"
             )
 
@@ -163,7 +170,7 @@ class OwnCode:
         code_by_key = {
             key: import_code(name, key=key, code_folder=code_folder)
             for key, name in settings
-            if isinstance(name, str) and key != "rows"
+            if isinstance(name, str) and key not in ("rows", "scheduler_every")
         }
         return cls(
             encoder=code_by_key.get("network"),

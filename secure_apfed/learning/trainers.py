@@ -129,6 +129,7 @@ class ActiveTrainer(LabelTrainer):
         """Move table and networks to the device; under DP-SGD, hook per-example gradients."""
         self.networks = networks
         self.task = task or Classification()
+        self.knows_loss = private is None and not train.meets_labels_after
         modules = dict(networks.named_children())
         super().__init__(
             owner,
@@ -156,6 +157,7 @@ class ActiveTrainer(LabelTrainer):
                 self.check_rows(rows_B)
             self._check_due = False
         self.zero_grad()
+        self.note_rows(step, rows_B)
         if self._private:
             self._private.forget_batch()
         compute = self.compute
@@ -195,6 +197,8 @@ class ActiveTrainer(LabelTrainer):
         else:
             self.require_own_weights(loss)
             loss.backward()
+        if batch.loss is not None:
+            self.note_loss(batch.loss)
         self.step()
         return 0.0 if batch.loss is None else defer_reading(batch.loss)
 
@@ -364,6 +368,7 @@ class PassiveTrainer(Trainer):
             self._check_due = False
         z_B = self.compute.move_batch(sent_B).requires_grad_()
         self.zero_grad()
+        self.note_rows(step, rows_B)
         features_B = self.compute.take_rows(self.features_N, rows_B)
         with self.forward_pass(step):
             loss = self.objective(z_B, features_B)
@@ -380,6 +385,7 @@ class PassiveTrainer(Trainer):
                 f"{self._owner}: the gradient of its loss by z is NaN or infinite; lower "
                 "train.learning_rate, or mend the loss, as a square root or a norm at 0"
             )
+        self.note_loss(loss)
         self.step()
         return z_B.grad * (weight * len(z_B))
 
@@ -434,6 +440,7 @@ class HeadTrainer(LabelTrainer):
         """
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
         self.zero_grad()
+        self.note_rows(step, own_B)
         features_B = self.compute.take_rows(self.features_N, own_B)
         with self._run_networks(features_B), self.forward_pass(step):
             scores_BK = self.compute_scores(self.encoder(features_B), parts)
@@ -442,6 +449,7 @@ class HeadTrainer(LabelTrainer):
         loss = self.task.compute_loss(scores_BK, labels_B, self._weights_K)
         self.require_own_weights(loss, *parts.values())
         loss.backward()
+        self.note_loss(loss)
         self.step()
         return defer_reading(loss), {
             name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None
@@ -473,6 +481,8 @@ class SumTrainer(HeadTrainer):
 class EncoderTrainer(Trainer):
     """A passive's encoder, which learns from the gradient on what it sent."""
 
+    knows_loss = False
+
     def __init__(
         self,
         owner: str,
@@ -502,6 +512,8 @@ class EncoderTrainer(Trainer):
         `learn`: with dropout, and in the autograd graph.
         """
         self.set_training(learn)
+        if learn:
+            self.note_rows(step, rows_B)
         features_B = self.compute.take_rows(self.features_N, rows_B)
         with (
             self._run_networks(features_B, training=learn),

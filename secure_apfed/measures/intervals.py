@@ -365,7 +365,8 @@ def _compute_poisson_deviance(resamples: Resamples) -> FloatArray:
     """Return the mean Poisson deviance of each resample, (R,); NaN where a prediction is not
     positive.
     """
-    truth_B, scores_B = resamples.scored.truth, resamples.scored.scores
+    truth_B = resamples.scored.truth
+    scores_B = resamples.scored.scores
     with np.errstate(divide="ignore", invalid="ignore"):
         logs_B = np.where(truth_B > 0, truth_B * np.log(truth_B / scores_B), 0.0)
         deviance_B = np.where(scores_B > 0, 2 * (logs_B - truth_B + scores_B), math.nan)

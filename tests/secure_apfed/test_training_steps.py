@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -281,14 +282,86 @@ class Rates:
 
 
 @pytest.mark.parametrize(
-    ("every", "rates"), [(1, [1, 0.5, 0.25, 0.125]), (2, [1, 1, 0.5, 0.5]), (9, [1, 1, 1, 1])]
+    ("every", "rates"),
+    [
+        (1, [1, 0.5, 0.25, 0.125]),
+        (2, [1, 1, 0.5, 0.5]),
+        (9, [1, 1, 1, 1]),
+        ("epoch", [1, 1, 0.5, 0.5]),
+    ],
 )
-def test_a_scheduler_steps_after_so_many_steps_of_its_party(every: int, rates: list[float]) -> None:
+def test_a_scheduler_steps_after_so_many_steps_of_its_party(every: Any, rates: list[float]) -> None:
     noted = Rates()
     halve = partial(StepLR, step_size=1, gamma=0.5)
     changes = {"epochs": 2, "batch_size": 45, "scheduler_every": every}
     train(make_active(optimizer=noted, scheduler=halve), make_two(), **{**QUICK, **changes})
     assert noted.seen == rates
+
+
+def make_encoders() -> tuple[list[Passive], dict[str, Any]]:
+    """Return passives that send what they encode, and the settings of a method that reads it."""
+    passives = [make_passive(name, encoder=nn.Linear(4, 6)) for name in ("lab", "b")]
+    return passives, {"method": "split_nn", "model": {"representation": 6}}
+
+
+@pytest.mark.parametrize("method", ["apfed", "split_nn"])
+def test_every_party_counts_epochs_by_its_own_rows(method: str) -> None:
+    """Nobody is told where an epoch ends; 75 rows in batches of 45 are two steps an epoch."""
+    by_party = {name: Rates() for name in ("clinic", "lab", "b")}
+    passives = [
+        make_passive(name, loss=Contrastive(encoder=nn.Linear(4, 3)), optimizer=by_party[name])
+        for name in ("lab", "b")
+    ]
+    changes: dict[str, Any] = {}
+    if method == "split_nn":
+        passives, changes = make_encoders()
+        passives = [replace(party, optimizer=by_party[party.name]) for party in passives]
+    active = make_active(
+        optimizer=by_party["clinic"], head=nn.Linear(18 if method == "split_nn" else 6, 2)
+    )
+    halve = partial(StepLR, step_size=1, gamma=0.5)
+    changes = {**QUICK, **changes, "epochs": 3, "batch_size": 45, "scheduler": halve}
+    train(active, passives, **changes)
+    for name, rates in by_party.items():
+        assert rates.seen == [1, 1, 0.5, 0.5, 0.25, 0.25], name
+
+
+def test_a_plateau_of_the_losses_of_epochs_lowers_the_rate() -> None:
+    class Plateau(ReduceLROnPlateau):
+        losses: list[float] = []
+
+        def step(self, metrics: Any, epoch: Any = None) -> None:
+            self.losses.append(metrics)
+            super().step(0.0)  # as if no epoch were better than the first
+
+    noted = Rates()
+    changes = {"epochs": 4, "batch_size": 45, "scheduler": partial(Plateau, patience=0, factor=0.5)}
+    train(make_active(optimizer=noted), make_two(), **{**QUICK, **changes})
+    assert noted.seen == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25]
+    assert len(Plateau.losses) >= 3
+    assert all(math.isfinite(loss) for loss in Plateau.losses)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"scheduler_every": 2}, "clinic: ReduceLROnPlateau reads the mean .* scheduler_every: ep"),
+        ({"dp_sgd": {"epsilon": 8}}, "clinic: ReduceLROnPlateau waits for a loss, .* dp_sgd"),
+        ({"train": {"labels": "after"}}, "clinic: ReduceLROnPlateau waits for a loss"),
+    ],
+)
+def test_a_plateau_without_a_loss_is_refused(changes: Mapping[str, Any], advice: str) -> None:
+    active = make_active(scheduler=ReduceLROnPlateau)
+    guarded = {"guard": FrozenGaussian(epsilon=4)} if "dp_sgd" in changes else {}
+    with pytest.raises(ConfigError, match=advice):
+        train(active, make_two(), **{**QUICK, **guarded, **changes})
+
+
+def test_a_passive_that_learns_from_gradients_has_no_loss() -> None:
+    passives, changes = make_encoders()
+    passives[0] = replace(passives[0], scheduler=ReduceLROnPlateau)
+    with pytest.raises(ConfigError, match="lab: ReduceLROnPlateau waits for a loss"):
+        train(make_active(head=nn.Linear(18, 2)), passives, **{**QUICK, **changes})
 
 
 def test_each_party_may_have_its_own() -> None:
@@ -302,7 +375,8 @@ def test_each_party_may_have_its_own() -> None:
             scheduler=partial(StepLR, step_size=1, gamma=0.25),
         ),
     ]
-    changes = {"batch_size": 45, "scheduler": partial(StepLR, step_size=1, gamma=0.5)}
+    halve = partial(StepLR, step_size=1, gamma=0.5)
+    changes = {"batch_size": 45, "scheduler": halve, "scheduler_every": 1}
     train(make_active(optimizer=active), passives, **{**QUICK, **changes})
     assert (active.seen, lab.seen, b.seen) == ([1, 0.5], [1, 0.5], [1, 0.25])
 
@@ -328,24 +402,33 @@ SCHEDULERS: Mapping[str, Callable[[Any], LRScheduler]] = {
     "lambda": partial(LambdaLR, lr_lambda=lambda step: 0.8**step),
     "one cycle": partial(OneCycleLR, max_lr=0.3, total_steps=12),
     "one after the other": warm_then_fall,
+    "plateau": partial(ReduceLROnPlateau, patience=0, factor=0.4, threshold=1.0),
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize(
+    ("name", "every"), [*((name, 1) for name in SCHEDULERS), *((n, "epoch") for n in SCHEDULERS)]
+)
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)])
-def test_its_state_is_restored_bit_for_bit(name: str, optimizer: Any) -> None:
+def test_its_state_is_restored_bit_for_bit(name: str, every: Any, optimizer: Any) -> None:
+    if name == "plateau" and every == 1:
+        return  # refused
+
     def make() -> tuple[nn.Linear, Descent]:
         layer = nn.Linear(3, 2)
         with torch.no_grad():
             layer.weight.fill_(0.5)
             layer.bias.fill_(0.1)
-        own = OwnSteps(optimizer=optimizer, scheduler=SCHEDULERS[name])
+        own = OwnSteps(optimizer=optimizer, scheduler=SCHEDULERS[name], every=every)
         return layer, Descent("clinic", {"layer": layer}, TrainSettings(), own)
 
     def descend(layer: nn.Linear, descent: Descent, steps: range) -> None:
         for step in steps:
             descent.zero_grad()
-            layer(draw(4, 3, seed=step)).square().mean().backward()
+            descent.note_rows(step, torch.tensor([step % 3, 3 + step % 3]))
+            loss = layer(draw(4, 3, seed=step)).square().mean()
+            loss.backward()
+            descent.note_loss(loss)
             descent.step()
 
     whole, descent = make()
@@ -368,7 +451,6 @@ OTHER = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
         (StepLR(OTHER, 1), "scheduler: code of one's own is a function of the optimizer.*StepLR"),
         (lambda optimizer: StepLR(OTHER, 1), "its scheduler is of another optimizer than"),
         (lambda optimizer: None, "makes a torch.optim.lr_scheduler.LRScheduler; got NoneType"),
-        (lambda optimizer: ReduceLROnPlateau(optimizer), "ReduceLROnPlateau waits for a measure"),
         (StepLR, "cannot be made of its optimizer: TypeError: .*step_size"),
         (lambda: None, "cannot be made of its optimizer: TypeError"),
     ],
@@ -386,13 +468,14 @@ def test_a_schedule_of_the_settings_beside_it_is_refused() -> None:
 
 def test_a_scheduler_that_ends_too_early_is_named() -> None:
     short = partial(OneCycleLR, max_lr=0.3, total_steps=1)
+    changes = {**QUICK, "scheduler_every": 1}
     with pytest.raises(ModelError, match=r"clinic: its scheduler after step 2 failed: ValueError"):
-        train(make_active(scheduler=short), make_two(), **QUICK)
+        train(make_active(scheduler=short), make_two(), **changes)
 
 
-@pytest.mark.parametrize("every", [0, -1, 1.5, "epoch"])
+@pytest.mark.parametrize("every", [0, -1, 1.5, "step"])
 def test_steps_of_a_scheduler_are_counted(every: Any) -> None:
-    with pytest.raises(ConfigError, match=r"scheduler_every: expected a number of steps of 1 or m"):
+    with pytest.raises(ConfigError, match=r'scheduler_every: expected "epoch" or a number of step'):
         train(make_active(), make_two(), scheduler_every=every, **QUICK)
 
 
@@ -541,8 +624,22 @@ def make_all() -> tuple[Any, list[Passive], Mapping[str, Any]]:
         active = make_active(encoder=LastState(), head=nn.Linear(6, 2), optimizer=torch.optim.AdamW)
         lab = Contrastive(encoder=nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.2)))
         passives = [make_passive(loss=lab, optimizer=torch.optim.Adam), make_passive("b")]
-    changes = {"epochs": 3, "checkpoint_every": 2, "scheduler": SCHEDULERS["one after the other"]}
+    changes = {
+        "epochs": 3,
+        "checkpoint_every": 2,
+        "scheduler": SCHEDULERS["one after the other"],
+        "scheduler_every": 1,
+    }
     return active, passives, {**SAME, **changes}
+
+
+def make_by_epoch() -> tuple[Any, list[Passive], Mapping[str, Any]]:
+    active, passives, settings = make_all()
+    plateau = partial(ReduceLROnPlateau, patience=0, factor=0.4, threshold=1.0)
+    active = replace(active, scheduler=plateau)
+    halve = partial(StepLR, step_size=1, gamma=0.5)
+    changes = {"epochs": 4, "scheduler": halve, "scheduler_every": "epoch"}
+    return active, passives, {**settings, **changes}
 
 
 def in_two_groups(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -556,7 +653,7 @@ def make_shared() -> tuple[Any, list[Passive], Mapping[str, Any]]:
     return active, make_two(), {**SAME, "epochs": 3, "checkpoint_every": 2}
 
 
-@pytest.mark.parametrize("make", [make_all, make_shared])
+@pytest.mark.parametrize("make", [make_all, make_shared, make_by_epoch])
 def test_a_run_goes_on_bit_for_bit(
     make: Callable[[], tuple[Any, list[Passive], Mapping[str, Any]]], tmp_path: Path
 ) -> None:
