@@ -330,7 +330,7 @@ def test_a_plateau_of_the_losses_of_epochs_lowers_the_rate() -> None:
     class Plateau(ReduceLROnPlateau):
         losses: list[float] = []
 
-        def step(self, metrics: Any, epoch: Any = None) -> None:
+        def step(self, metrics: Any, epoch: Any = None) -> None:  # type: ignore[override]  # as torch
             self.losses.append(metrics)
             super().step(0.0)  # as if no epoch were better than the first
 
