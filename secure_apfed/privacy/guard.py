@@ -315,6 +315,84 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         return _ROW_STATEMENT if self.noise == "secret" else _SEED_STATEMENT
 
 
+class FrozenRows:
+    """Rows of numbers by position, in the order in which they came: two arrays that double, so that
+    millions of rows need no Python object each.
+    """
+
+    def __init__(self) -> None:
+        """Start without rows."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._count = 0
+        self._rows = torch.empty(0, dtype=torch.int64)
+        self._numbers = torch.empty(0, 0)
+        self._slots = torch.empty(0, dtype=torch.int64)  # of each position, -1: none
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """The positions, (F,)."""
+        return self._rows[: self._count]
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The numbers, (F, D)."""
+        return self._numbers[: self._count]
+
+    def has_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return a mask (B,) of the positions that are here."""
+        return self._find_slots(rows) >= 0
+
+    def find_new_places(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return where positions that are not here occur first in `rows`, ascending."""
+        places = (~self.has_rows(rows)).nonzero().flatten()
+        if not len(places):
+            return places
+        distinct, which = torch.unique(rows.cpu()[places], return_inverse=True)
+        first = places.new_full((len(distinct),), len(rows))
+        return first.scatter_reduce(0, which, places, "amin").sort().values
+
+    def take_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of positions that are here, (B, D)."""
+        return self._numbers[self._find_slots(rows)]
+
+    def add_rows(self, rows: torch.Tensor, z_BD: torch.Tensor) -> None:
+        """Add distinct positions that are not here, with their numbers."""
+        if not len(rows):
+            return
+        if not self._count:
+            self._numbers = z_BD.new_empty(0, z_BD.shape[1])
+        end = self._count + len(rows)
+        self._rows = _grow_array(self._rows, end)
+        self._numbers = _grow_array(self._numbers, end)
+        self._slots = _grow_array(self._slots, int(rows.max()) + 1, fill=-1)
+        self._rows[self._count : end] = rows
+        self._numbers[self._count : end] = z_BD
+        self._slots[rows] = torch.arange(self._count, end)
+        self._count = end
+
+    def _find_slots(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the place of each position in the arrays, (B,); -1: it is not here."""
+        rows = rows.cpu()
+        if not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < len(self._slots):
+            return self._slots[rows]
+        slots = torch.full_like(rows, -1)
+        is_inside = (rows >= 0) & (rows < len(self._slots))
+        slots[is_inside] = self._slots[rows[is_inside]]
+        return slots
+
+
+def _grow_array(array: torch.Tensor, needed: int, *, fill: int = 0) -> torch.Tensor:
+    """Return the array, or a copy of at least twice its length if more rows are needed."""
+    if len(array) >= needed:
+        return array
+    grown = array.new_full((max(needed, 2 * len(array)), *array.shape[1:]), fill)
+    grown[: len(array)] = array
+    return grown
+
+
 class FrozenGaussianGuard(GaussianGuard):
     """A guard that adds noise to each row once, as `GaussianGuard`, scales it, and sends this
     frozen result in every epoch.
@@ -347,8 +425,8 @@ class FrozenGaussianGuard(GaussianGuard):
     name: ClassVar[str] = "frozen_gaussian"
 
     @cached_property
-    def _frozen(self) -> dict[int, torch.Tensor]:
-        return {}
+    def _frozen(self) -> "FrozenRows":
+        return FrozenRows()
 
     def compute_scale(self, dimension: int) -> float:
         """Return the factor that brings a noisy row of `dimension` numbers back to about the clip
@@ -368,31 +446,28 @@ class FrozenGaussianGuard(GaussianGuard):
         The gradient passes to the clipped row as if the noise were constant (straight-through).
         """
         _check_release(h_BD, step, rows)
-        frozen_row = next(iter(self._frozen.values()), h_BD.new_empty(h_BD.shape[1]))
-        if frozen_row.shape != h_BD.shape[1:] or frozen_row.dtype != h_BD.dtype:
+        frozen_FD = self._frozen.numbers
+        is_other = frozen_FD.shape[1:] != h_BD.shape[1:] or frozen_FD.dtype != h_BD.dtype
+        if len(frozen_FD) and is_other:
             raise LocalProtocolError(
-                f"rows were frozen as {len(frozen_row)} numbers of {frozen_row.dtype}, "
+                f"rows were frozen as {frozen_FD.shape[1]} numbers of {frozen_FD.dtype}, "
                 f"got {h_BD.shape[1]} of {h_BD.dtype}; a guard serves one representation"
             )
         clipped_BD = clip_rows(h_BD, self.clip).to(h_BD.dtype)
         if not len(rows):
             return clipped_BD
-        first: dict[int, int] = {}
-        for place, row in enumerate(rows.tolist()):
-            if row not in self._frozen:
-                first.setdefault(row, place)
-        if first:
-            new = torch.tensor(list(first.values()))
+        new = self._frozen.find_new_places(rows)
+        if len(new):
             fresh_BD = h_BD.detach()[send_tensor(new, h_BD.device)]
-            z_BD = super().release(fresh_BD, step=step, rows=rows[new.to(rows.device)])
+            new_rows = rows[new.to(rows.device)]
+            z_BD = super().release(fresh_BD, step=step, rows=new_rows)
             z_BD = z_BD * self.compute_scale(h_BD.shape[1])
-            self._frozen.update(zip(first, z_BD.cpu(), strict=True))
-        released = [self._frozen[row] for row in rows.tolist()]
-        frozen_BD = send_tensor(torch.stack(released), h_BD.device)
+            self._frozen.add_rows(new_rows.cpu(), z_BD.cpu())
+        frozen_BD = send_tensor(self._frozen.take_rows(rows), h_BD.device)
         return frozen_BD + (clipped_BD - clipped_BD.detach())
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([row in self._frozen for row in rows.tolist()], dtype=torch.bool)
+        return self._frozen.has_rows(rows)
 
     def count_charges(self, releases: int) -> int:
         return min(releases, 1)
@@ -403,12 +478,10 @@ class FrozenGaussianGuard(GaussianGuard):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the frozen rows: positions (F,), and what was released for them, (F, D)."""
-        if not self._frozen:
+        frozen = self._frozen
+        if not len(frozen.positions):
             return {}
-        return {
-            "rows": torch.tensor(list(self._frozen)),
-            "z": torch.stack([*self._frozen.values()]),
-        }
+        return {"rows": frozen.positions.clone(), "z": frozen.numbers.clone()}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore the frozen rows. Raises CheckpointError: positions repeat, or shapes do not
@@ -429,7 +502,7 @@ class FrozenGaussianGuard(GaussianGuard):
                 "altered or is of another run"
             )
         self._frozen.clear()
-        self._frozen.update(zip(rows.tolist(), z_FD.cpu(), strict=True))
+        self._frozen.add_rows(rows.cpu(), z_FD.cpu())
 
 
 def make_guard(

@@ -573,3 +573,20 @@ def test_what_is_no_matrix_of_floats_is_not_clipped(other: torch.Tensor) -> None
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0)], ids=str)
 def test_empty_batches_pass(shape: tuple[int, int]) -> None:
     assert clip_rows(torch.zeros(shape), 1.0).shape == shape
+
+
+def test_frozen_rows_keep_the_order_of_their_first_release() -> None:
+    guard = FrozenGaussianGuard(clip=1.0, sigma=2.0, key=KEY)
+    generator = torch.Generator().manual_seed(0)
+    released: dict[int, torch.Tensor] = {}
+    for step in range(40):
+        rows = torch.randint(0, 3**step % 5000 + 1, (37,), generator=generator)
+        expected = torch.tensor([row in released for row in rows.tolist()])
+        assert torch.equal(guard.repeats(rows), expected)
+        z_BD = guard.release(torch.randn(37, 3, generator=generator), step=step, rows=rows)
+        for row, z in zip(rows.tolist(), z_BD, strict=True):
+            # autograd adds the clipped row and takes it off again
+            torch.testing.assert_close(z, released.setdefault(row, z), rtol=0, atol=1e-5)
+    state = guard.tensors()
+    assert state["rows"].tolist() == list(released)
+    torch.testing.assert_close(state["z"], torch.stack([*released.values()]), rtol=0, atol=1e-5)
