@@ -7,9 +7,11 @@ import contextlib
 import datetime as dt
 import os
 import signal
+import string
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -351,23 +353,10 @@ def revoke_certificates(
     a relay with the list that it was started with. A list that no file here reads protects nobody,
     and is an error.
     """
-    from secure_apfed.exchange.certificates import hash_certificate, load_revocations
+    from secure_apfed.exchange.certificates import load_revocations
     from secure_apfed.organisations.revocation import find_readers
 
-    entries = [
-        hash_certificate(_load_certificate(Path(named)))
-        if Path(named).is_file()
-        else named.lower().replace(":", "")
-        for named in what
-    ]
-    if not all(entry and set(entry) <= set("0123456789abcdef") for entry in entries):
-        raise ConfigError("certs revoke: name files of certificates that are there, or hex")
-    existing = revoked.read_text(encoding="utf-8") if revoked.exists() else ""
-    remark = f"  # {dt.datetime.now(dt.UTC):%Y-%m-%d} {' '.join(note.split())}".rstrip()
-    lines = "".join(f"{entry}{remark}\n" for entry in entries)
-    if existing and not existing.endswith("\n"):
-        existing += "\n"
-    revoked.write_text(existing + lines, encoding="utf-8")
+    _append_revocations(revoked, _parse_revocations(what), note)
     listed = sorted(load_revocations(revoked))
     reading, others = find_readers(revoked, beside=[Path.cwd()])
     if not reading and not for_others:
@@ -401,6 +390,34 @@ def revoke_certificates(
             f"note: the relay at {address} reads the list that it was started with (--revoked): "
             "give this one to who runs it. Parties refuse by their own lists all the same"
         )
+
+
+def _parse_revocations(named: Sequence[str]) -> list[str]:
+    """Return the entry of each: the hash of a certificate's file, or the hex that was given.
+
+    Raises ConfigError: one is neither.
+    """
+    from secure_apfed.exchange.certificates import hash_certificate
+
+    entries = [
+        hash_certificate(_load_certificate(Path(name)))
+        if Path(name).is_file()
+        else name.lower().replace(":", "")
+        for name in named
+    ]
+    if not all(entry and set(entry) <= set(string.hexdigits) for entry in entries):
+        raise ConfigError("certs revoke: name files of certificates that are there, or hex")
+    return entries
+
+
+def _append_revocations(revoked: Path, entries: Sequence[str], note: str) -> None:
+    """Append these entries to the list, each with today's date and the note; make it if missing."""
+    existing = revoked.read_text(encoding="utf-8") if revoked.exists() else ""
+    if existing and not existing.endswith("\n"):
+        existing += "\n"
+    remark = f"  # {dt.datetime.now(dt.UTC):%Y-%m-%d} {' '.join(note.split())}".rstrip()
+    lines = "".join(f"{entry}{remark}\n" for entry in entries)
+    revoked.write_text(existing + lines, encoding="utf-8")
 
 
 def _load_certificate(file: Path) -> "x509.Certificate":

@@ -467,26 +467,10 @@ def _wait_for_processes(
 
     Parties whose part is over and which still measure what they sent are awaited without limit.
     """
-    signed_at_start = _get_signing_time(active_folder)
     leading = next(process for process in processes if process.name == config.data.active_name)
     others = [process for process in processes if process is not leading]
-    alone_since: float | None = None
-    while leading.code is None:
-        time.sleep(_LOOK_S)
-        if (
-            any(process.code in _OWN_FAULTS for process in processes)
-            and _get_signing_time(active_folder) == signed_at_start
-        ):
-            return  # it never began, and the others would wait for it
-        # With a result it waits for no party, but may still measure its local models.
-        if (
-            others
-            and all(other.code is not None for other in others)
-            and not active_folder.result.exists()
-        ):
-            alone_since = alone_since or time.monotonic()
-            if time.monotonic() - alone_since > 8 * timeout_s + _GRACE_S:
-                return  # it waits for parties that have all ended
+    if not _wait_for_active(leading, others, active_folder, patience_s=8 * timeout_s + _GRACE_S):
+        return
     # The others only have to receive the end, or to notice that the active is gone.
     deadline = time.monotonic() + (_GRACE_S if leading.code == 0 else 8 * timeout_s)
     end_files = [PartyFolder(active_folder.path.with_name(other.name)).ended for other in others]
@@ -496,6 +480,29 @@ def _wait_for_processes(
         for other, end_file in zip(others, end_files, strict=True)
     ):
         time.sleep(_LOOK_S)
+
+
+def _wait_for_active(
+    leading: _Process, others: Sequence[_Process], active_folder: RunFolder, *, patience_s: float
+) -> bool:
+    """Wait for the active's process to end; False: it waits in vain for parties that have ended.
+
+    `patience_s`: how long it may wait for them, in seconds.
+    """
+    signed_at_start = _get_signing_time(active_folder)
+    alone_since: float | None = None
+    while leading.code is None:
+        time.sleep(_LOOK_S)
+        has_begun = _get_signing_time(active_folder) != signed_at_start
+        if not has_begun and any(process.code in _OWN_FAULTS for process in (leading, *others)):
+            return False
+        # With a result it waits for no party, but may still measure its local models.
+        have_all_ended = bool(others) and all(other.code is not None for other in others)
+        if have_all_ended and not active_folder.result.exists():
+            alone_since = alone_since or time.monotonic()
+            if time.monotonic() - alone_since > patience_s:
+                return False
+    return True
 
 
 def _get_signing_time(folder: RunFolder) -> int:
