@@ -162,9 +162,9 @@ def _markdown(columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join([head, f"|{'---|' * len(columns)}", *lines])
 
 
-def figures(what: str) -> str:
+def figures(subject: str) -> str:
     """Return a table of a JSON file below docs/data."""
-    file, name = what.split(".")
+    file, name = subject.split(".")
     tables = json.loads((DOCS / f"data/{file}.json").read_bytes())
     table = tables[name]
     if "of" not in table:
@@ -176,22 +176,22 @@ def figures(what: str) -> str:
     return _markdown([table["label"], *table["columns"]], rows)
 
 
-def sentences(what: str) -> str:
+def sentences(subject: str) -> str:
     """Return a table of the report's, whose first column is called so."""
     (table,) = [
         table
         for table in (TOP / SENTENCES).read_text("utf-8").strip().split("\n\n")
-        if table.startswith(f"| {what} |")
+        if table.startswith(f"| {subject} |")
     ]
     return table
 
 
-def keys(what: str) -> str:
+def keys(subject: str) -> str:
     """Every key of `run` or `party`, by its path; what is kept by name has NAME in it."""
     from secure_apfed.organisations.party import PartyFile
     from secure_apfed.settings.run import RunSettings
 
-    rows = [list(row) for row in _rows({"run": RunSettings, "party": PartyFile}[what], "")]
+    rows = [list(row) for row in _rows({"run": RunSettings, "party": PartyFile}[subject], "")]
     return _markdown(["key", "takes: default", "what it says"], rows)
 
 
@@ -274,17 +274,17 @@ def _told(settings: Any) -> dict[str, str]:
     return told
 
 
-def bench(what: str) -> str:
+def bench(subject: str) -> str:
     """Return a table of a bench, of the cases that are like a glob, if there is one."""
     from apfed_bench.table import format_bench, load_measurement
 
-    name, _, only = what.partition("/")
+    name, _, only = subject.partition("/")
     return format_bench(load_measurement(DOCS / f"performance/{name}.json"), only or "*")
 
 
-def difference(what: str) -> str:
+def difference(subject: str) -> str:
     """Return what changes from one example to another, as `diff -u` has it."""
-    names = [f"{name}.py" for name in what.split("/")]
+    names = [f"{name}.py" for name in subject.split("/")]
     texts = [(DOCS / "examples" / name).read_text("utf-8").splitlines() for name in names]
     lines = difflib.unified_diff(*texts, *names, n=1, lineterm="")
     return "\n".join(["```diff", *(line.rstrip() for line in lines), "```"])

@@ -61,19 +61,21 @@ app = typer.Typer(
 )
 data_app = typer.Typer(
     no_args_is_help=True,
-    help="List or fetch built-in data sets; rank columns, test an encoder of them.",
+    help="Built-in data sets: list and download. Your columns: rank them, test an encoder.",
 )
 Transport = Annotated[
     TransportName,
     typer.Option(
-        help="memory: one process plays all; local: one process a party; grpc, relay: the same as "
-        "between machines."
+        help="memory: one process simulates all parties; local: one process a party; grpc, relay: "
+        "as between machines."
     ),
 ]
 Patience = Annotated[
     float,
     typer.Option(
-        min=0.1, max=86_400, help="Seconds of patience with a silent party; not for memory."
+        min=0.1,
+        max=86_400,
+        help="Seconds that a party may be silent before the run fails; not used with memory.",
     ),
 ]
 
@@ -87,41 +89,47 @@ def _options(
 
 def run(
     config_file: ConfigFile,
-    output: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME unless given.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the results; default: runs/NAME.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     transport: Transport = TransportName.memory,
     timeout: Patience = 60.0,
     prepare: Annotated[
         bool,
         typer.Option(
-            "--prepare", help="Make the parties' folders and files for `party`; start none of them."
+            "--prepare",
+            help="Only write the parties' folders and files, for `secure-apfed party`; start no "
+            "party.",
         ),
     ] = False,
-    baselines: Annotated[bool, typer.Option(help="Measure what the active does alone.")] = True,
+    baselines: Annotated[bool, typer.Option(help="Compare with the active's local models.")] = True,
     seeds: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help="Run under so many seeds, from the run's on: means, intervals and whether "
-            "help paid. Parties draw theirs as party_seeds says, secret ones unless set.",
+            help="Run with this number of seeds, from the run's seed on; report means, intervals "
+            "and whether help improves accuracy. Parties' own seeds: see `party_seeds`.",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, with --seeds.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="With --seeds: number of parallel processes.")
+    ] = 1,
     contributions: Annotated[
         bool,
         typer.Option(
             "--contributions",
-            help="Train again without each passive, and tell what its help was worth.",
+            help="Measure each passive's contribution: train again without it.",
         ),
     ] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Tell seconds and peak memory of each phase.")
+        bool, typer.Option("--profile", help="Print seconds and peak memory of each phase.")
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
     json_events: JsonEvents = False,
 ) -> None:
-    """Align, train, protect, attack and report."""
+    """Run a whole training on this machine: align, train, measure leakage, and write a report."""
     from secure_apfed.base.files import refuse_replacing_input
     from secure_apfed.config.file import load_config
     from secure_apfed.solo.interface import cache_fits
@@ -175,14 +183,17 @@ def run(
 def _prepare_folders(
     config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
 ) -> None:
-    """Create the parties' folders and files, and print the command that starts each party."""
+    """Create the parties' folders and files, and print the command that starts each party.
+
+    `timeout`: seconds of patience with a silent peer.
+    """
     from secure_apfed.organisations.local import prepare_parties, relay_command
     from secure_apfed.runs import folder as run_folder
     from secure_apfed.runs.run import WAYS
 
     with run_folder.RunFolder(folder).open_for_run(config, resume=False):
         over = WAYS.get(transport.value, "tcp")
-        files = prepare_parties(config, folder, timeout_s=timeout, over=over)
+        files = prepare_parties(config, folder, timeout_s=timeout, way=over)
     relay = relay_command(files.values())
     if as_json:
         parties = {name: str(file) for name, file in files.items()}
@@ -195,7 +206,11 @@ def _prepare_folders(
 
 
 def _refuse_contributions(transport: TransportName, *, resume: bool, several: bool) -> None:
-    """Refuse --contributions unless one whole run in this process can be compared."""
+    """Refuse --contributions unless one whole run in this process can be compared.
+
+    `resume`: whether the run continues an earlier one. `several`: whether it runs under several
+    seeds.
+    """
     study = "secure-apfed study who-helped CONFIG"
     if transport is not TransportName.memory:
         raise typer.BadParameter(
@@ -229,7 +244,10 @@ def _load_several_passives(config: "Config") -> "VerticalData":
 def _run_seeds(
     config: "Config", folder: Path, seeds: int, jobs: int, *, baselines: bool, as_json: bool
 ) -> None:
-    """Run under several seeds, and print or show the answer of that study."""
+    """Run under several seeds, and print or show the answer of that study.
+
+    `jobs`: how many runs at a time. `baselines`: whether local models are measured.
+    """
     from apfed_experiments.several import declare_study
 
     study = declare_study(config, folder, seeds=seeds, baselines=baselines)
@@ -261,7 +279,10 @@ def _check_attacks_and_study(config: "Config", folder: Path) -> None:
 def _run_training(
     config: "Config", folder: Path, how: dict[str, Any], *, as_json: bool, json_events: bool
 ) -> "RunResult":
-    """Train a run with progress on the terminal; an interruption says how to continue."""
+    """Train a run with progress on the terminal; an interruption says how to continue.
+
+    `json_events`: print progress as JSON lines instead of a board.
+    """
     from secure_apfed.runs.run import run
 
     try:
@@ -287,7 +308,7 @@ class _InterruptedRun(Exception):  # noqa: N818 - it is no error
 
 
 def report(folder: RunFolder, as_json: AsJson = False) -> None:
-    """Make the pictures and the HTML report of a run again, from its folder."""
+    """Write the pictures and the HTML report of a finished run again."""
     from apfed_experiments.report import write_report
 
     page = write_report(folder)
@@ -299,7 +320,7 @@ def report(folder: RunFolder, as_json: AsJson = False) -> None:
 
 @data_app.command("list")
 def list_data(as_json: AsJson = False) -> None:
-    """List the built-in data sets and how each is had."""
+    """List the built-in data sets, and which must be downloaded."""
     from secure_apfed.data import DATASETS, describe_dataset
 
     entries = [describe_dataset(dataset) for dataset in DATASETS.values()]
@@ -314,10 +335,12 @@ def list_data(as_json: AsJson = False) -> None:
 
 @data_app.command("presets")
 def show_presets(
-    name: Annotated[str | None, typer.Argument(help="One of them, to print as YAML.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a preset to print as YAML; default: list all.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the papers' partitions, or print one as settings of a run's file."""
+    """List the papers' data partitions, or print one as settings."""
     from apfed_experiments.presets import PRESETS, find_preset
     from secure_apfed.config.plain_yaml import as_yaml
     from secure_apfed.settings.data import DataSettings
@@ -340,9 +363,9 @@ def show_presets(
 
 @data_app.command("fetch")
 def fetch_data(
-    name: Annotated[str, typer.Argument(help="A data set of `data list`.")],
+    name: Annotated[str, typer.Argument(help="Name of a data set; see `data list`.")],
     folder: Annotated[
-        Path | None, typer.Option(help="Data folder; SECURE_APFED_DATA or the cache unless given.")
+        Path | None, typer.Option(help="Data folder; default: SECURE_APFED_DATA, or the cache.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -361,7 +384,7 @@ def fetch_data(
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what is installed, what is missing, and how to get it."""
+    """Check the installation: what is missing, and how to install it."""
     from secure_apfed.commands.doctor import examine_machine, is_healthy
 
     findings = examine_machine()
@@ -429,7 +452,10 @@ MOVED_COMMANDS: Mapping[str, str] = {
 
 
 def _refuse_moved_command(arguments: Sequence[str]) -> None:
-    """Raise a usage error that names the new command where an earlier version's is called."""
+    """Raise a usage error that names the new command where an earlier version's is called.
+
+    `arguments`: the words after `secure-apfed`.
+    """
     old = arguments[0] if arguments else ""
     if old not in MOVED_COMMANDS:
         return
@@ -439,7 +465,10 @@ def _refuse_moved_command(arguments: Sequence[str]) -> None:
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Run one command; return its exit code."""
+    """Run one command; return its exit code.
+
+    `arguments`: the words after `secure-apfed`.
+    """
     debug = "--debug" in arguments
     as_json = not _JSON.isdisjoint(arguments)
     rest = [argument for argument in arguments if argument != "--debug"]

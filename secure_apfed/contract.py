@@ -28,7 +28,7 @@ from secure_apfed.settings.training import ObjectiveSettings
 
 AGGREGATOR = "aggregator"
 # Others build networks of a size that a party offers.
-_MOST_NUMBERS = 2**24
+_MAX_NUMBERS = 2**24
 PartyRole: TypeAlias = Literal["active", "passive", "aggregator", "dealer"]
 
 
@@ -86,9 +86,9 @@ class RepresentationTerms(Settings):
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
         """Refuse rows of too many numbers, and a minimum norm above the maximum."""
-        if math.prod(self.shape) > _MOST_NUMBERS:
+        if math.prod(self.shape) > _MAX_NUMBERS:
             raise ValueError(
-                f"a row has at most {_MOST_NUMBERS} numbers, got the shape {self.shape}"
+                f"a row has at most {_MAX_NUMBERS} numbers, got the shape {self.shape}"
             )
         if self.minimum_norm > self.maximum_norm:
             raise ValueError(

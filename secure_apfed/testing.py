@@ -67,7 +67,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _SURE = 6.0  # standard errors
-_MOST_WRONG = 1e-7  # how often a class that keeps its word is refused, at most
+_MAX_WRONG = 1e-7  # how often a class that keeps its word is refused, at most
 _PEOPLE = 60
 _COLUMNS = 5
 _CLASSES = 3
@@ -139,7 +139,10 @@ def _draw_people(seed: int) -> tuple[Floats, Integers, Integers]:
 
 
 def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers) -> None:
-    """Raise PromiseError unless votes for a class add up over the labels that name it."""
+    """Raise PromiseError unless votes for a class add up over the labels that name it.
+
+    `features_UF`: rows (U, F).
+    """
     name = type(labeller).__name__
     if not isinstance(labeller, LinearLabeller):
         raise PromiseError(f"{name} says linear = True, and is no LinearLabeller with a matrix")
@@ -172,7 +175,10 @@ def _check_model(labeller: Labeller) -> None:
     others_U = np.setdiff1d(np.arange(_PEOPLE), labelled_n[:1])
 
     def collect_votes(rows_UF: Floats) -> Floats:
-        """Return votes on the other people, by question."""
+        """Return votes on the other people, by question.
+
+        `rows_UF`: rows (U, F).
+        """
         labellers = (labeller.for_question(b"measured %d" % number) for number in range(_QUESTIONS))
         return np.stack(
             [
@@ -206,11 +212,13 @@ def _check_model(labeller: Labeller) -> None:
 def _bound_mu(right: int, wrong: int, questions: int) -> float:
     """Return a lower bound of mu (Clopper and Pearson 1934; Dong, Roth and Su 2022, Definition
     2.6).
+
+    `right`: questions answered right, and wrong.
     """
     beta = scipy.stats.beta.ppf
-    right_rate = float(beta(_MOST_WRONG, right, questions - right + 1)) if right else 0.0
+    right_rate = float(beta(_MAX_WRONG, right, questions - right + 1)) if right else 0.0
     wrong_rate = (
-        float(beta(1 - _MOST_WRONG, wrong + 1, questions - wrong)) if wrong < questions else 1.0
+        float(beta(1 - _MAX_WRONG, wrong + 1, questions - wrong)) if wrong < questions else 1.0
     )
     normal = scipy.special.ndtri
     return float(normal(right_rate) - normal(wrong_rate)) if right_rate > wrong_rate else 0.0
@@ -269,7 +277,10 @@ def check_defence(make: Callable[[], GradientDefence]) -> None:
 def _run_defence(
     defence: GradientDefence, gradient_BD: Tensor, leaving: Leaving, seed: int
 ) -> Tensor:
-    """Run a defence with seeded global generators, which it must not use."""
+    """Run a defence with seeded global generators, which it must not use.
+
+    `gradient_BD`: the batch's gradients.
+    """
     with keep_random_state():
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002 - what a defence must not read
@@ -324,7 +335,10 @@ def _count_answers(answers_YA: NDArray[Any], classes: int) -> NDArray[np.int64]:
 
 
 def _require_odds(counts_YK: NDArray[np.int64], epsilon: float, name: str) -> None:
-    """Compare each answer's share under any two inputs, with a margin for chance."""
+    """Compare each answer's share under any two inputs, with a margin for chance.
+
+    `counts_YK`: answers by true label.
+    """
     shares_YK = counts_YK / counts_YK.sum(axis=1, keepdims=True)
     errors_YK = np.sqrt(shares_YK * (1 - shares_YK) / counts_YK.sum(axis=1, keepdims=True))
     least_K = np.clip(shares_YK - _SURE * errors_YK, 0, None).max(axis=0)

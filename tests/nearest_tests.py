@@ -17,7 +17,7 @@ _HOMES = ("", "protocols", "attacks", "experiments")
 _PACKAGES = ("protocols", "secure_apfed", "attacks", "experiments", "tests")
 _PAGES = "tests/docs/test_docs.py"
 """What checks every page."""
-_MOST_FILES = 6
+_MAX_FILES = 6
 """Of one changed module; a module that everything imports is near to everything."""
 
 
@@ -89,7 +89,7 @@ class ImportGraph:
             shared = parts & set(test.replace("_", ".").split("."))
             return -len(shared), len(self._sources[test]), test
 
-        return sorted(tests, key=rank)[:_MOST_FILES]
+        return sorted(tests, key=rank)[:_MAX_FILES]
 
 
 def select_tests(changed: Sequence[Path], root: Path) -> list[str]:

@@ -168,8 +168,8 @@ frame_for_somebody_else: test_exchange_links.py
 +            if ends[:2] != (self._session, sender):
 announcement_up_to_any_bound: test_exchange_links.py
     A peer announces, and sends, more than the receiver takes here.
--        if total > most:
-+        if total > MOST_BYTES:
+-        if total > maximum:
++        if total > MAX_BYTES:
 part_of_any_size: test_exchange_links.py
     A peer cuts a message into as many parts as it likes, empty ones without end.
 -if length != min(self._size, total - offset):
@@ -205,7 +205,7 @@ charged_before_counted: test_parties_apfed.py
 +        self.count_answer(admitted, digest)
 answer_leaves_twice: test_parties_apfed.py
     What was admitted once is answered again with other numbers.
--        self._admitted = None
+-        self._admitted_request = None
 -        values_BD
 +        values_BD
 one_answer_more: test_parties_apfed.py
@@ -248,8 +248,8 @@ one_known_person_answered: test_methods_apfed.py
 --- secure_apfed/methods/apfed_code.py
 another_question_answered: test_methods_code.py
     A passive answers whatever the active asks of it.
--if message.payload != _REQUEST or self._asked:
-+if self._asked:
+-if message.payload != _REQUEST or self._was_asked:
++if self._was_asked:
 help_that_nobody_judged: test_methods_code.py
     Passives that know nothing are believed all the same.
 -            if is_surely_better(scores_by_source[best], local):

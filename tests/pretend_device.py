@@ -162,8 +162,8 @@ def _our_line() -> str:
     return "a test"
 
 
-def _refuse(what: str, name: str) -> None:
-    raise DeviceError(f"{what}, in {name} at {_our_line()}")
+def _refuse(subject: str, name: str) -> None:
+    raise DeviceError(f"{subject}, in {name} at {_our_line()}")
 
 
 def _tensors(values: Any) -> list[Tensor]:

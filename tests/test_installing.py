@@ -300,9 +300,9 @@ RESOLVED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", RESOLVED)
-def test_a_line_resolves_where_no_index_is(what: str, wheelhouse: Path, clean: Path) -> None:
-    words = shlex.split(RESOLVED[what])
+@pytest.mark.parametrize("subject", RESOLVED)
+def test_a_line_resolves_where_no_index_is(subject: str, wheelhouse: Path, clean: Path) -> None:
+    words = shlex.split(RESOLVED[subject])
     options = [
         "--dry-run",
         "--no-index",

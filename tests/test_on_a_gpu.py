@@ -281,7 +281,7 @@ def _here(*shape: int) -> Tensor:
 OPEN = {"mechanism": "none", **NOISE}
 # The most waits of a step: one at each party, for what it sends, and one more for the rows that a
 # guard clips. There are two passives.
-MOST_WAITS: Mapping[str, tuple[Callable[[], Config], int]] = {
+MAX_WAITS: Mapping[str, tuple[Callable[[], Config], int]] = {
     "apfed_c": (lambda: config_of("apfed_c", guard=OPEN), 3),
     "apfed_c, guard": (lambda: config_of("apfed_c"), 4),
     "apfed_c, frozen guard": (
@@ -327,13 +327,13 @@ def _waits_by_step(
     return waits
 
 
-@pytest.mark.parametrize("case", MOST_WAITS)
+@pytest.mark.parametrize("case", MAX_WAITS)
 @pytest.mark.sampled(every=4)
 def test_a_step_waits_for_what_is_sent_alone(
     case: str, seen: Pretended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first step of an epoch beside: it measures, or follows an evaluation."""
-    make, most = MOST_WAITS[case]
+    make, most = MAX_WAITS[case]
     train = {"epochs": 2, "batch_size": 20}
     made = make()
     config = made.model_copy(update={"train": made.train.model_copy(update=train)})

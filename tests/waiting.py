@@ -8,10 +8,10 @@ LONG_S = 200.0
 """More than anything takes on a busy machine, and less than a test may take in all."""
 
 
-def wait_until(so: Callable[[], object], what: str = "it", within_s: float = LONG_S) -> None:
+def wait_until(so: Callable[[], object], subject: str = "it", within_s: float = LONG_S) -> None:
     deadline = time.monotonic() + within_s
     while not so():
-        assert time.monotonic() < deadline, f"{what} did not happen within {within_s:g} s"
+        assert time.monotonic() < deadline, f"{subject} did not happen within {within_s:g} s"
         time.sleep(0.02)
 
 

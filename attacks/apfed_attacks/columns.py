@@ -33,7 +33,7 @@ TRUST = (0.03, 0.1, 0.3, 1.0)
 """How far `correct_priors` trusts releases, one variant for each."""
 _EM_ROUNDS = 5
 _UNLABELLED_WEIGHT = 0.3  # weight of a row whose label is not known
-_LEAST_VARIANCE = 1e-3
+_MIN_VARIANCE = 1e-3
 _SMALLEST = 1e-12
 _MOST = 128
 _KEPT: OrderedDict[str, Prediction] = OrderedDict()
@@ -43,11 +43,11 @@ class ColumnAttack(Attack):
     """Base of the curious attacks that learn from columns.
 
     Attributes:
-        most_rows: of more observed rows a random part is used.
+        max_rows: of more observed rows a random part is used.
         components: wider columns are reduced to this many principal components.
     """
 
-    most_rows: int = Field(5_000, ge=2)
+    max_rows: int = Field(5_000, ge=2)
     components: int = Field(256, ge=2)
 
     def scale_columns(self, columns_NF: Tensor, seed: int) -> FloatArray:
@@ -59,7 +59,7 @@ class ColumnAttack(Attack):
         return self.scale_columns(own_columns(view, positions), seed)
 
     def choose_rows(self, view: AdversaryView, candidates: Tensor, seed: int) -> Tensor:
-        """Return those of `candidates` (N,) that are known, others up to `most_rows`, ascending.
+        """Return those of `candidates` (N,) that are known, others up to `max_rows`, ascending.
 
         People whom the victim does not hold are left out: of them there is nothing to guess.
         """
@@ -69,7 +69,7 @@ class ColumnAttack(Attack):
             torch.cat([view.knowledge.labels.positions, view.knowledge.shadow.positions]),
         )
         others = shuffle_rows(candidates[~known], seed, "attacks", "rows")
-        room = max(self.most_rows - int(known.sum()), 1)
+        room = max(self.max_rows - int(known.sum()), 1)
         return torch.cat([candidates[known], others[:room]]).sort().values
 
 
@@ -98,8 +98,8 @@ def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
         if len(positions) and int(positions.max()) >= len(own_A):
             raise AttackError(f"{name} has {len(own_A)} rows, and sees position {positions.max()}")
         own_NF = own_A[positions].flatten(1)
-        if name in view.held:
-            known_F = own_A[view.held[name]].flatten(1)
+        if name in view.presence:
+            known_F = own_A[view.presence[name]].flatten(1)
             mean_F = known_F.mean(dim=0) if len(known_F) else own_NF.new_zeros(own_NF.shape[1])
             unknown_N1 = ~view.has_rows(name, positions)[:, None].to(own_NF.device)
             filled_NF = torch.where(unknown_N1, mean_F, own_NF)
@@ -128,6 +128,8 @@ def _compute_principal_components(values_NF: Tensor, count: int, seed: int) -> T
 
     Four rounds of subspace iteration with ten directions to spare (Halko et al., 2011, Algorithms
     4.4, 5.1). Signs are those with which each component's largest weight is positive.
+
+    `values_NF`: the columns.
     """
     draw = torch.Generator().manual_seed(derive_seed(seed, "attacks", "components"))
     start_FQ = torch.randn(values_NF.shape[1], count + _TO_SPARE, generator=draw)
@@ -179,7 +181,7 @@ def correct_priors(
         size_K1 = np.maximum(share_NK.sum(axis=0), _SMALLEST)[:, None]
         mean_KF = share_NK.T @ released_NF / size_K1
         between_F = (size_K1 * mean_KF**2).sum(axis=0) / size_K1.sum()
-        within_F = np.maximum((released_NF**2).mean(axis=0) - between_F, _LEAST_VARIANCE)
+        within_F = np.maximum((released_NF**2).mean(axis=0) - between_F, _MIN_VARIANCE)
         distance_NK = (released_NF / within_F) @ mean_KF.T - 0.5 * (mean_KF**2 / within_F).sum(1)
         posterior_NK = softmax(log_prior_NK + trust * distance_NK, axis=1)
     return posterior_NK

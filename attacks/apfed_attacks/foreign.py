@@ -508,7 +508,11 @@ def _format_title(attack: Attack) -> str:
 def _prepare_attacks(
     names: Iterable[str | AttackChoice] | None, *, draws_known_rows: bool
 ) -> Iterator[Attack]:
-    """Yield the attacks to mount; a bare name means its suite if known rows are drawn."""
+    """Yield the attacks to mount; a bare name means its suite if known rows are drawn.
+
+    `names`: of attacks; None: all that apply. `draws_known_rows`: whether known rows are drawn, not
+    given.
+    """
     quick: Mapping[str, Any] = _QUICK if names is None else {}
     for name in [names] if isinstance(names, str) else (ATTACKS if names is None else names):
         if isinstance(name, AttackChoice):
@@ -548,7 +552,10 @@ def _add_known_rows(
 def _build_envelopes(
     steps: list[Step], rows: int, has_gradients: bool
 ) -> dict[int, tuple[Envelope, ...]]:
-    """Return the messages that the adversary sent and received, by pass over the rows."""
+    """Return the messages that the adversary sent and received, by pass over the rows.
+
+    `has_gradients`: whether gradients came back.
+    """
     maker, reader = (_ADVERSARY, _OTHER) if has_gradients else (_OTHER, _ADVERSARY)
     passes = [list[Envelope]()]
     has_step = torch.zeros(rows, dtype=torch.bool)
@@ -570,6 +577,8 @@ def _build_envelopes(
 def _parse_steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
     """Yield (rows (B,), h (B, D), gradients (B, D) or None) of each step, from the forms that
     `evaluate` accepts. Raises AttackError: arrays do not match step by step.
+
+    `steps`: row positions of each step.
     """
     if steps is None and _has_pairs(h):
         steps, h = zip(*h, strict=True)
@@ -604,7 +613,10 @@ def _has_pairs(values: Any) -> bool:
 
 
 def _require_one_order(h: Any, gradients: Any) -> None:
-    """Refuse frames of steps whose columns have different names, or the same in another order."""
+    """Refuse frames of steps whose columns have different names, or the same in another order.
+
+    `gradients`: of each step; None: none came back.
+    """
     arrays = [*h, *(() if gradients is None else gradients)]
     columns = [names for values in arrays if (names := column_names(values)) is not None]
     for names in columns[1:]:
@@ -646,6 +658,8 @@ def _parse_table(name: str, values: Any, rows: int) -> Tensor:
 
 def _parse_classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
     """Return the classes, sorted, and the place of each row's among them.
+
+    `labels`: one a row.
 
     Raises AttackError: they are no classes, or fewer than two.
     """

@@ -108,7 +108,7 @@ def list_directions(config: RunSettings) -> dict[Direction, str]:
 
     That is "" where something does.
     """
-    happens = config.method.happens
+    happens = config.method.facts
     reasons = {}
     for direction, facts in _LEAVES.items():
         private_columns = "labels" if direction.target == "labels" else "features"
@@ -235,6 +235,8 @@ def _make_headline(
 ) -> Headline:
     """Return the headline of one direction from its results: the highest advantage, or why there is
     none.
+
+    `nothing_leaves`: why nothing leaves in this direction; "" where something does.
     """
     ran = [result for result in results if result.advantage is not None]
     declined = Counter(_find_reason(result) for result in results if result.advantage is None)

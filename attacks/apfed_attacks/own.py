@@ -36,6 +36,8 @@ def measure_own(
 
     An attack that finds nothing to read says why. Raises ConfigError: an attack or option is
     unknown.
+
+    `choices`: attacks with options.
     """
     choices = tuple(choices)
     chosen = None if any(choice.name == ALL for choice in choices) else expand_choices(choices)
@@ -65,6 +67,9 @@ def _attack_batches(
 ) -> Iterator[AttackResult]:
     """Yield the results of attacks on what one receiver got in messages of one kind, against the
     party's own labels and features.
+
+    `batches`: all that the receiver got, in order. `chosen`: attacks with options; None: all that
+    apply.
     """
     adversary = receiver
     if kind is Kind.CONTRIBUTION:
@@ -119,7 +124,10 @@ def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Ten
 def _select_batches(
     batches: Sequence[SentBatch], knows_N: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches' rows of which the truth is known, by their number among these."""
+    """Yield the batches' rows of which the truth is known, by their number among these.
+
+    `knows_N`: rows of which the truth is known.
+    """
     place_N = torch.where(knows_N, knows_N.cumsum(0) - 1, -1)
     for batch in batches:
         place_B = place_N[batch.rows]
@@ -144,7 +152,10 @@ def _list_readers(record: OwnRecord, name: str) -> list[Role]:
 def _make_inapplicable_result(
     record: OwnRecord, name: str, adversary: str, reason: str, seed: int
 ) -> AttackResult:
-    """Return the result of an attack that finds nothing to read, with the reason."""
+    """Return the result of an attack that finds nothing to read, with the reason.
+
+    `adversary`: the receiver.
+    """
     kind = find_attack(name)
     readers = _list_readers(record, name) or list(kind.roles)
     return AttackResult(

@@ -77,7 +77,11 @@ class Pace:
         budget: float | None,
         on_progress: OnProgress,
     ) -> None:
-        """Start the clock; nothing is measured yet."""
+        """Make the time forecast of an attack evaluation, and start its clock.
+
+        `planned`: the attacks with their names. `exchanges`: decoys of an attack, each of which is
+        one more pass. `budget`: seconds for all attacks together; None: no limit.
+        """
         self._names = [name for name, _ in planned]
         self._expected = [_estimate_seconds(attack) for _, attack in planned]
         self._passes = [1 + exchanges * attack.is_exchangeable for _, attack in planned]
@@ -85,7 +89,7 @@ class Pace:
         self._finished: set[int] = set()
         self._budget = budget
         self._on_progress = on_progress
-        self._begin = time.monotonic()
+        self._start_time = time.monotonic()
 
     @property
     def order(self) -> list[int]:
@@ -138,7 +142,7 @@ class Pace:
 
     def _seconds_spent(self) -> float:
         """Return the seconds since this call started."""
-        return time.monotonic() - self._begin
+        return time.monotonic() - self._start_time
 
     def _predict_seconds(self, attack: int, *, passes_done: int = 0) -> float:
         """Predict the seconds that the rest of an attack's passes take."""
@@ -161,8 +165,8 @@ class Pace:
         expected = sum(self._expected[attack] for attack in self._measured)
         return sum(self._measured.values()) / expected if expected else 1.0
 
-    def _require_time(self, needed: float, what: str) -> None:
-        """Raise OutOfTime if the budget has fewer seconds left than needed; `what` starts the
+    def _require_time(self, needed: float, subject: str) -> None:
+        """Raise OutOfTime if the budget has fewer seconds left than needed; `subject` starts the
         sentence.
         """
         if self._budget is None:
@@ -170,12 +174,15 @@ class Pace:
         seconds_left = max(0.0, self._budget - self._seconds_spent())
         if needed > seconds_left:
             raise OutOfTime(
-                f"{what} {needed:.3g} s, and of seconds={self._budget:g} {seconds_left:.3g} s are "
+                f"{subject} {needed:.3g} s, and of seconds={self._budget:g} {seconds_left:.3g} s "
+                "are "
                 "left"
             )
 
     def _report_progress(self, attack: int, *, passes: int) -> None:
-        """Call the progress callback with the forecast after so many passes of this attack."""
+        """Call the progress callback with the forecast after this number of passes of this
+        attack.
+        """
         waiting = set(range(len(self._names))) - self._finished - {attack}
         seconds_left = self._predict_seconds(attack, passes_done=passes)
         seconds_left += sum(map(self._predict_seconds, waiting))

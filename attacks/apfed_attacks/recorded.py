@@ -161,7 +161,10 @@ def reveal_order(recording: Recording) -> dict[int, Tensor]:
 def reveal_public(
     recording: Recording, parties: Sequence[str], rows: int, seed: int
 ) -> dict[str, Tensor]:
-    """Choose up to `rows` people outside the training whom all of these and the active hold."""
+    """Choose up to `rows` people outside the training whom all of these and the active hold.
+
+    `parties`: names of the coalition.
+    """
     truth = truth_of(recording)
     active = recording.data.active.name
     names = (active, *parties)
@@ -175,6 +178,8 @@ def reveal_public(
 def _list_training_positions(recording: Recording, victim: str | None = None) -> Tensor:
     """Return positions of the training rows, in the order of the active's table, so that a draw
     depends on the seed alone.
+
+    `victim`: a passive; None: the active.
     """
     data = recording.data
     trained = positions_of(recording.alignment[data.active.name], data.train_rows)
@@ -196,6 +201,8 @@ def view_of(
 
     An "outsider", who sees nothing of the training, is an adversary too. What the active decoded
     gets only a coalition with it.
+
+    `iterations`: of any optimiser of an attack, at most.
     """
     tables = _get_tables(recording)
     active = recording.data.active.name
@@ -221,12 +228,12 @@ def view_of(
             epoch: tuple(item for item in envelopes if {item.sender, item.receiver} & members)
             for epoch, envelopes in transcript.envelopes_by_epoch.items()
         },
-        opened=transcript.sums_by_step if active in members else {},
-        agreed=_collect_terms(recording),
-        played=played,
+        revealed=transcript.sums_by_step if active in members else {},
+        terms_by_passive=_collect_terms(recording),
+        deviation=played,
         features=_collect_features(recording, parties),
         labels=_collect_labels(recording, parties),
-        held=_find_present_rows(recording, tuple(tables) if active in members else parties),
+        presence=_find_present_rows(recording, tuple(tables) if active in members else parties),
         networks={
             name: copy.deepcopy(network) for name, network in networks.items() if name in members
         },
@@ -251,7 +258,7 @@ _OPENS: Mapping[str, Opened] = {
 
 def exchange_of(config: Config) -> Exchange:
     """Return what a run's parties exchange: only here do attacks ask what a method is."""
-    happens = config.method.happens
+    happens = config.method.facts
     side: Side = "passives" if "passives send representations" in happens else "active"
     labels: Sent = "shown" if "labels are shown" in happens else "encrypted"
     return Exchange(
@@ -337,8 +344,8 @@ def _build_model_query(recording: Recording) -> Callable[[Tensor], Tensor] | Non
     return query_model
 
 
-def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candidates, Tensor]:
-    """Choose equally many rows that trained the active's model and that did not, `most` in all.
+def reveal_candidates(recording: Recording, maximum: int, seed: int) -> tuple[Candidates, Tensor]:
+    """Choose equally many rows that trained the active's model and that did not, `maximum` in all.
 
     Returns them, mixed, and (n, 2) bool: who trained the model, and who was aligned.
     """
@@ -352,19 +359,21 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
     )
     there_are = f"{len(inside[0])} rows with a label trained and {len(outside[0])} did not"
     candidates, rows_n, inside_n = _mix_candidates(
-        recording, inside, outside, most, seed, there_are
+        recording, inside, outside, maximum, seed, there_are
     )
     aligned_n = torch.isin(rows_n, rows_n[:0] if aligned is None else aligned)
     return candidates, torch.stack([inside_n, aligned_n], dim=1)
 
 
 def reveal_people(
-    recording: Recording, adversary: str, victim: str, most: int, seed: int, strangers: Strangers
+    recording: Recording, adversary: str, victim: str, maximum: int, seed: int, strangers: Strangers
 ) -> tuple[Candidates, Tensor]:
     """Choose as many people whom `victim` trained on as others, of a run whose parties share none.
 
     The adversary's own people are not asked about; `strangers` says who the others are. Returns
     them, mixed, and (n, 2) bool: who trained at the victim; nobody is aligned.
+
+    `maximum`: people at most.
     """
     data = recording.data
 
@@ -385,13 +394,16 @@ def reveal_people(
     members = _select_rows_with_labels(list_training_rows([_get_tables(recording)[victim]]))
     rest = _select_rows_with_labels(outside)
     there_are = f"{victim} trained on {len(members[0])} people, and there are {len(rest[0])} others"
-    mixed = _mix_candidates(recording, members, rest, most, seed, f"{there_are} ({strangers})")
+    mixed = _mix_candidates(recording, members, rest, maximum, seed, f"{there_are} ({strangers})")
     candidates, _, inside_n = mixed
     return candidates, torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
 
 
 def _select_rows_with_labels(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
-    """Return features, labels and numbers of those of these rows of tables with a label."""
+    """Return features, labels and numbers of those of these rows of tables with a label.
+
+    `parts`: tables with row indices.
+    """
     selected = []
     for table, rows in parts:
         if table.labels is not None:
@@ -405,12 +417,16 @@ def _mix_candidates(
     recording: Recording,
     inside: Sequence[Tensor],
     outside: Sequence[Tensor],
-    most: int,
+    maximum: int,
     seed: int,
     there_are: str,
 ) -> tuple[Candidates, Tensor, Tensor]:
-    """Choose equally many rows of both kinds and shuffle them; return them, and who is inside."""
-    count = min(most // 2, len(inside[0]), len(outside[0]))
+    """Choose equally many rows of both kinds and shuffle them; return them, and who is inside.
+
+    `outside`: indices of rows that were not used. `maximum`: people at most. `there_are`: begins
+    the error if there are too few.
+    """
+    count = min(maximum // 2, len(inside[0]), len(outside[0]))
     if count < 2:
         raise AttackError(f"{there_are}; an attack on membership needs two of each")
     chosen = [
@@ -445,6 +461,8 @@ def build_local_training(
     def split_views(rows_N: Tensor) -> list[Tensor]:
         """Return the columns of each view, (N, F_v), in double precision; sequences through the
         GRUs.
+
+        `rows_N`: rows of the table.
         """
         if isinstance(encoder, SequenceEncoder):
             rows_N = rows_N.to(next(encoder.to(rows_N.device).parameters()).dtype)

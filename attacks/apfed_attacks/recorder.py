@@ -42,7 +42,7 @@ class Recorder:
 
     def __init__(self, *, megabytes: float = 1024) -> None:
         """Make a recorder that watches nothing yet; `megabytes` bounds all copies."""
-        self._room = megabytes * _MEGABYTE
+        self._bytes_left = megabytes * _MEGABYTE
         self._handle: RemovableHandle | None = None
         self._rows: Any = None
         self._steps = list[Any]()
@@ -104,8 +104,8 @@ class Recorder:
         if not isinstance(output, Tensor) or output.shape[:1] != rows.shape:
             received = getattr(output, "shape", type(output).__name__)
             raise AttackError(f"step(rows) told of rows {rows.shape}, and the output is {received}")
-        self._room -= 4 * output.numel() * (1 + output.requires_grad)
-        if self._room < 0:
+        self._bytes_left -= 4 * output.numel() * (1 + output.requires_grad)
+        if self._bytes_left < 0:
             warnings.warn("the recorder is full, a step is left out; raise megabytes", stacklevel=2)
             return
         step = len(self._h)

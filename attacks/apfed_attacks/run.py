@@ -107,6 +107,9 @@ def run_attacks(
     """Return one result for each chosen attack ("all": the full suite) and adversary, in order.
 
     All options are checked, as by `prepare_attack`, before the first attack starts; see `Trial`.
+
+    `choices`: attacks with options. `on_score`: called with each result that applies, and its
+    guess; None: not called.
     """
     attacks = [prepare_attack(choice) for choice in expand_choices(choices)]
     settings: Any = {"seed": seed, "device": device, "on_score": on_score}
@@ -327,12 +330,12 @@ def exchange_releases(view: AdversaryView, seed: int) -> AdversaryView | None:
 
     The order is the same in all epochs. Exchanged among themselves are rows of which as much was
     seen: people whom a malicious adversary asked about; rows that trained, which got gradients or
-    pseudo-labels, or of which a sum was opened; and the others, which are test rows; of each,
+    pseudo-labels, or of which a sum was revealed; and the others, which are test rows; of each,
     people whom the victim holds and those whom it does not. So a decoy speaks of the same rows.
     """
     observed, answered_positions = list_seen_positions(view)
     asked_positions = (
-        observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
+        observed[:0] if view.deviation is None else view.deviation.notes.get("people", observed[:0])
     )
     groups = {
         "asked": asked_positions.unique(),

@@ -183,8 +183,8 @@ def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
     """Return AUC, and true positive rates at false positive rates of 1 % and 0.1 %."""
     curve = _compute_roc_corners(scores_n, members_n2)
 
-    def true_positives_at(most: float) -> float:
-        return max(true for false, true in curve if false <= most)
+    def true_positives_at(maximum: float) -> float:
+        return max(true for false, true in curve if false <= maximum)
 
     return {
         "auc": float(roc_auc_score(members_n2[:, 0], scores_n)),
@@ -327,7 +327,10 @@ def make_inapplicable_result(
 def _list_common_fields(
     attack: Attack, view: AdversaryView, seed: int, *, scored: int
 ) -> dict[str, Any]:
-    """Return the fields that a result has whatever was found."""
+    """Return the fields that a result has whatever was found.
+
+    `scored`: how many rows are scored.
+    """
     knowledge = view.knowledge
     return {
         "attack": attack.name,
@@ -358,6 +361,8 @@ def _list_common_fields(
 def _check_guess(attack: Attack, guess: Guess, known: Tensor, columns: int) -> None:
     """Raise AttackError unless the guess is of unknown rows, each once, with an attack, a baseline
     and values of shape (N, columns).
+
+    `known`: positions that the adversary knew before.
     """
     positions = guess.positions
     if not len(positions) or len(set(positions.tolist())) != len(positions):

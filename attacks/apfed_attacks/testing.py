@@ -84,6 +84,8 @@ def plant_leak(target: str, *, leaks: bool = True, seed: int = 0) -> dict[str, A
     """Return arrays of two epochs, whose h holds labels and features, or noise alone.
 
     As in a run, each epoch leaves out some rows: those of an incomplete last batch.
+
+    `target`: "labels" or "features". `leaks`: whether h holds them.
     """
     draw = np.random.default_rng(seed)
     labels_A = draw.integers(0, _CLASSES, _ROWS)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.lazy_names import make_former_name
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack_tensors
 from secure_apfed.settings import unknown_name
@@ -249,18 +250,19 @@ class AdversaryView:
         parties: the adversary, which has the `role`, and after it those that collude with it.
         behaviour: "curious" follows the protocol; "malicious" chose what it sent.
         envelopes: epoch -> what the coalition sent and received, in that order.
-        opened: step -> (B, D) what the active decoded (`Exchange.opens`), its rows in the order of
-            that step's representations or request; of gradients the sum of lambda_p B dL_p/dz. No
+        revealed: step -> (B, D) what the active decoded (`Exchange.opens`), its rows in the order
+            of that step's representations or request; of gradients the sum of lambda_p B dL_p/dz.
+            No
             message holds it: where sums are encrypted only the active's own record does.
-        agreed: passive -> what it does by contract; empty where it contributes to no sum.
-        played: what the adversary played in place of its part; None: it kept to the protocol.
+        terms_by_passive: passive -> what it does by contract; empty where it contributes to no sum.
+        deviation: what the adversary did in place of its part; None: it kept to the protocol.
         stands_for: position -> the position that its releases are attributed to, in a decoy
             (`apfed_attacks.run`).
         features: member -> (A, ...) its own features; row k is alignment position k, NaN where
             it does not hold that person. Read them by `apfed_attacks.columns.own_columns`.
         labels: member that trains on labels -> (A,) its own, int64, negative where a row has none.
-        held: party -> (A,) bool: the people of whom it has a row, as far as the coalition knows. A
-            party that is not listed has a row of all, as every party has without pairwise
+        presence: party -> (A,) bool: the people of whom it has a row, as far as the coalition
+            knows. A party that is not listed has a row of all, as every party has without pairwise
             alignment.
         networks: member -> its own network, as training left it, where it sends what that makes of
             its features, or adds it to a sum; an attack trains copies. Where parties average
@@ -275,33 +277,39 @@ class AdversaryView:
     behaviour: Behaviour
     description: Exchange
     envelopes: Mapping[int, tuple[Envelope, ...]] = field(repr=False)
-    opened: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
-    agreed: Mapping[str, AgreedTerms] = field(default_factory=dict)
-    played: PlayedAttack | None = None
+    revealed: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
+    terms_by_passive: Mapping[str, AgreedTerms] = field(default_factory=dict)
+    deviation: PlayedAttack | None = None
     stands_for: Tensor | None = field(default=None, repr=False)
     features: Mapping[str, Tensor] = field(repr=False)
     labels: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-    held: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    presence: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     networks: Mapping[str, nn.Module] = field(default_factory=dict, repr=False)
     answers: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     knowledge: Knowledge
     iterations: int = 300
     device: torch.device = _CPU
 
+    held = make_former_name("held", "presence")
+    opened = make_former_name("opened", "revealed")
+    agreed = make_former_name("agreed", "terms_by_passive")
+    played = make_former_name("played", "deviation")
+
     def __post_init__(self) -> None:
-        """Move features, opened sums, networks and knowledge to the device; a decoy's are there
+        """Move features, revealed sums, networks and knowledge to the device; a decoy's are there
         already.
         """
         if self.is_decoy:  # made of a view, which has done so
             return
         device = self.device
-        played = self.played
+        deviation = self.deviation
         placed = {
             "features": _move_all_floats(self.features, device),
-            "opened": _move_all_floats(self.opened, device),
+            "revealed": _move_all_floats(self.revealed, device),
             "networks": {name: network.to(device) for name, network in self.networks.items()},
             "knowledge": self.knowledge.to(device),
-            "played": played and replace(played, notes=_move_all_floats(played.notes, device)),
+            "deviation": deviation
+            and replace(deviation, notes=_move_all_floats(deviation.notes, device)),
         }
         for name, value in placed.items():
             object.__setattr__(self, name, value)  # the view is frozen once it is made
@@ -326,7 +334,7 @@ class AdversaryView:
 
     def has_rows(self, party: str | None, positions: Tensor) -> Tensor:
         """Return whether the party has a row of each of `positions` (N,), bool."""
-        present_A = None if party is None else self.held.get(party)
+        present_A = None if party is None else self.presence.get(party)
         everybody_N = torch.ones(len(positions), dtype=torch.bool)
         return everybody_N if present_A is None else present_A[positions]
 
@@ -549,11 +557,11 @@ def list_released_positions(view: AdversaryView) -> Tensor:
 def list_seen_positions(view: AdversaryView) -> tuple[Tensor, Tensor]:
     """Return the positions that were released or asked about, ascending, and those of more.
 
-    Of the latter a gradient or pseudo-labels came besides, or something of them was opened.
+    Of the latter a gradient or pseudo-labels came besides, or a sum of them was revealed.
     """
     requested = [request for epoch in view.envelopes for request in iter_requests(view, epoch)]
     answered_rows = [
-        item.rows for item in requested if item.z is not None or item.step in view.opened
+        item.rows for item in requested if item.z is not None or item.step in view.revealed
     ]
     answered_rows += [
         rows_B for epoch in view.envelopes for _, rows_B in _match_gradients(view, epoch)
@@ -586,22 +594,22 @@ def list_epochs_by_request(
 def list_opened_epochs(view: AdversaryView) -> tuple[int, ...]:
     """Return the epochs, ascending, of which the view holds anything opened row by row."""
     if view.description.opens == "projections":
-        return (0,) if view.opened else ()
-    return list_epochs_by_request(view, lambda request: request.step in view.opened)
+        return (0,) if view.revealed else ()
+    return list_epochs_by_request(view, lambda request: request.step in view.revealed)
 
 
 def collect_opened_sums(view: AdversaryView, epoch: int) -> Observed:
-    """Return what the active opened of each position that it asked about in `epoch`."""
+    """Return what the active decrypted for each position that it asked about in `epoch`."""
     if view.description.opens == "projections":  # of everybody, in one question without positions
-        opened_ND = view.opened[min(view.opened)]
+        opened_ND = view.revealed[min(view.revealed)]
         all_positions = view.attribute_positions(torch.arange(len(opened_ND)))
         return _stack_latest(view, "sums", epoch, [("", all_positions, opened_ND)])
     rows = {
         request.step: request.rows
         for request in iter_requests(view, epoch)
-        if request.step in view.opened
+        if request.step in view.revealed
     }
-    sums = [("", rows_B, view.opened[step]) for step, rows_B in rows.items()]
+    sums = [("", rows_B, view.revealed[step]) for step, rows_B in rows.items()]
     return _stack_latest(view, "sums", epoch, sums)
 
 
@@ -640,7 +648,7 @@ def collect_votes(view: AdversaryView) -> dict[str, Observed]:
         return {}
     positions, order = view.attribute_positions(ballot.rows).sort()
     if view.description.opens == "sum of votes":
-        opened = view.opened
+        opened = view.revealed
         return {"sum": Observed(positions, opened[min(opened)][order])} if opened else {}
     answers_by_passive: dict[str, Observed] = {}
     for message in view.iter_messages(Kind.VOTES):
@@ -655,7 +663,10 @@ def collect_votes(view: AdversaryView) -> dict[str, Observed]:
 def _iter_releases(
     view: AdversaryView, epoch: int | None = None, sender: str | None = None
 ) -> Iterator[tuple[Envelope, Tensor, Tensor]]:
-    """Yield messages of representations, of one or all, their rows (B,) and these (B, D)."""
+    """Yield messages of representations, of one or all, their rows (B,) and these (B, D).
+
+    `epoch`: its number; None: all.
+    """
     for message in view.iter_messages(Kind.REPRESENTATIONS, epoch):
         if sender in (None, message.sender):
             tensors = _unpack_tensors(view, message, "z", rows=_ROWS)
@@ -693,18 +704,20 @@ def _join_positions(rows: Iterable[Tensor]) -> Tensor:
 
 
 def _stack_latest(
-    view: AdversaryView, what: str, epoch: int, batches: Iterable[tuple[str, Tensor, Tensor]]
+    view: AdversaryView, subject: str, epoch: int, batches: Iterable[tuple[str, Tensor, Tensor]]
 ) -> Observed:
     """Return the last vector of each row, parties side by side.
 
     `batches` are (party, rows (B,), vectors (B, D)). Parties stand in the order of their names, for
     the rows that all have. Raises AttackError: there are none.
+
+    `subject`: what the error calls the vectors. `epoch`: up to this one.
     """
     batches_by_party = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
     for party, rows_B, values_BD in batches:
         batches_by_party[party].append((rows_B, values_BD))
     if not batches_by_party:
-        raise AttackError(f"{view.name} holds no {what} of epoch {epoch}")
+        raise AttackError(f"{view.name} holds no {subject} of epoch {epoch}")
     blocks = []
     for _, batches_of_party in sorted(batches_by_party.items()):
         rows, z_ND = (torch.cat(parts) for parts in zip(*batches_of_party, strict=True))

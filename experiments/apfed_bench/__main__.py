@@ -23,13 +23,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def bench(
     name: Annotated[str, typer.Argument(help=f"{_ALL}, or one of: {', '.join(NAMES)}.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line and bench, nothing else.")
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A quick version, under 30 seconds a bench.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Stay under 30 seconds a bench.")] = False,
-    only: Annotated[str, typer.Option(help="Glob of cases, such as 'vole/*'.")] = "*",
+    only: Annotated[str, typer.Option(help="Only cases that match, such as 'vole/*'.")] = "*",
     output: Annotated[
-        Path | None, typer.Option(help="Folder that gets a JSON file of each bench.")
+        Path | None, typer.Option(help="Folder for a JSON file of each bench.")
     ] = None,
 ) -> None:
     """Measure one part against its peers, in turns within one run, or all after another."""

@@ -31,7 +31,7 @@ _PEER_PYTHON = "SECURE_APFED_SPU_PYTHON"
 _THEIRS = (_PEER, "openmined")
 _MOST = {"openmined": 100_000, "circuit-ot": 10_000}
 """The largest size of cases that take long: `circuit-ot` sends 64 KB an ID."""
-_MOST_QUICK = _MOST | {"circuit-ot": 1_000}
+_MAX_QUICK = _MOST | {"circuit-ot": 1_000}
 
 _RIVAL = {
     **dict.fromkeys(("circuit", "opprf", "vole", "ecdh", "ot"), _PEER),
@@ -56,12 +56,15 @@ PSI = Bench(
 
 def _list_cases(size: int, *, quick: bool) -> list[str]:
     """Return the cases that are run with so many IDs."""
-    most = _MOST_QUICK if quick else _MOST
+    most = _MAX_QUICK if quick else _MOST
     return [case for case in psi_case.CASES if size <= most.get(case, size)]
 
 
 def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """Yield the rows of one size: each wanted case with the case that it is compared with."""
+    """Yield the rows of one size: each wanted case with the case that it is compared with.
+
+    `repetitions`: how often each case is measured.
+    """
     requested = [case for case in psi_case.CASES if f"{case}/{size}" in wanted]
     needed = {*requested, *(_RIVAL[case] for case in requested if case in _RIVAL)}
     runs: dict[str, list[Mapping[str, Any]]] = {

@@ -89,6 +89,8 @@ _CLIP = 1.0
 def _make_image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
     """Return a run of APFed-C on strips of images under the plain sum, and its data.
 
+    `views`: how many parties.
+
     Raises DataError: no images are installed.
     """
     settings: dict[str, Any] = {
@@ -128,7 +130,10 @@ _GUARDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 def _make_table_run(
     batch: int, secure_sum: Mapping[str, Any], guard: Mapping[str, Any] = _OPEN
 ) -> tuple[Config, VerticalData]:
-    """Return a run of APFed-C on a small table of three parties, and its data."""
+    """Return a run of APFed-C on a small table of three parties, and its data.
+
+    `batch`: rows of a step. `secure_sum`: settings of the sum, and of the guard.
+    """
     settings: dict[str, Any] = {
         "name": "bench-exchange-table",
         "method": "apfed_c",
@@ -167,7 +172,10 @@ def _count_turns(quick: bool) -> int:
 
 @one_thread()
 def _measure_exchange(case: str, repetitions: int, config: Config, data: VerticalData) -> Row:
-    """Measure a training step, and its ratio to the plain loop's (targets: 1.10; tables 2.5)."""
+    """Measure a training step, and its ratio to the plain loop's (targets: 1.10; tables 2.5).
+
+    `case`: its name in the table. `repetitions`: how often each case is measured.
+    """
     session = _open_quietly(config, data)
     warm_up = 2
     batches = _iter_batches(session.learner.training_rows, config.train.batch_size)
@@ -203,6 +211,8 @@ def _open_protected(batch: int, kind: str, guard: str) -> Callable[[], object]:
 def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) -> Iterator[Row]:
     """Measure steps in turns (targets under masks: with a guard 2.5 at a batch of 64, with noise
     4.0, and 2.2 at 256).
+
+    `wanted`: names of cases. `repetitions`: how often each case is measured.
     """
     cases = _name_protected_cases(batch)
     steps: dict[str, Callable[[], object]] = {
@@ -224,7 +234,10 @@ def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) ->
 
 @one_thread()
 def _measure_release(case: str, batch: int, repetitions: int) -> Row:
-    """Measure the release of one batch, and its ratio to a clip and torch's noise (target: 5)."""
+    """Measure the release of one batch, and its ratio to a clip and torch's noise (target: 5).
+
+    `case`: its name in the table. `repetitions`: how often each case is measured.
+    """
     guard = PrivateRelease(clip=_CLIP, epsilon=8.0, delta=1e-5, epochs=_EPOCHS, rows=_ROWS)
     h_BD = torch.randn(batch, _SENT, requires_grad=True)
     batches = _iter_batches(torch.arange(_ROWS), batch)
@@ -340,6 +353,8 @@ def _make_plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
 def _measure_apart(case: str, way: Way, repetitions: int) -> Row:
     """Measure a training step with parties apart, and its ratio to one process's (targets: 1.3,
     over gRPC 1.5).
+
+    `case`: its name in the table. `repetitions`: how often each case is measured.
     """
     config, data = _make_image_run("bench-transport", clip=None, views=_PASSIVES + 1)
     with _start_parties(config, data, way=way) as (active_session, learner):
@@ -378,7 +393,7 @@ def _start_parties(
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder)
         make_private(path)
-        files = dict(prepare_parties(config, path, data=data, timeout_s=_PATIENCE_S, over=way))
+        files = dict(prepare_parties(config, path, data=data, timeout_s=_PATIENCE_S, way=way))
         stack.enter_context(run_relay(files.values()))
         active = PartyFile.from_file(files.pop(data.active.name))
         for file in files.values():

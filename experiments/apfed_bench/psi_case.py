@@ -76,7 +76,10 @@ def _estimate_floor_seconds(size: int) -> float:
 
 
 def _run_parties(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> Measured:
-    """Play each party in a process of its own; gather what they send to their last argument."""
+    """Play each party in a process of its own; gather what they send to their last argument.
+
+    `parties`: arguments of each party's function.
+    """
     context = multiprocessing.get_context("spawn")
     name_by_end = {}
     results = list[Measured]()
@@ -100,7 +103,10 @@ def _run_parties(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...
 
 
 def _meet_parties(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]]:
-    """Wait until all parties are up; return what waits for the next message of any."""
+    """Wait until all parties are up; return what waits for the next message of any.
+
+    `ends`: connection to each party.
+    """
     for end in ends.values():
         end.send_bytes(b"up")
     for end in ends.values():
@@ -110,6 +116,8 @@ def _meet_parties(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str
     def receive_next(patience_s: float) -> tuple[str, bytes]:
         """Return the name of the next party that sends, and its message. Raises TimeoutError: none
         did.
+
+        `patience_s`: seconds.
         """
         ready = cast(list[Connection], wait(list(name_by_end), patience_s))
         if not ready:
@@ -129,6 +137,8 @@ def _run_party(
 ) -> None:
     """Play one party from its file to its result, once all are up, and report what it took and
     sent.
+
+    `protocol`: name of the intersection. `ends`: connection to each party.
     """
     from pyarrow import csv
 
@@ -177,7 +187,10 @@ def _run_party(
 
 
 def _run_ours(protocol: str, size: int) -> Measured:
-    """Run each party as a process of its own with one thread, over sockets of this machine."""
+    """Run each party as a process of its own with one thread, over sockets of this machine.
+
+    `protocol`: name of the intersection.
+    """
     parties = _PARTIES[: 2 if protocol in _WITHOUT_DEALER else 3]
     ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
     for first, second in itertools.combinations(parties, 2):
@@ -196,7 +209,10 @@ def _write_csv(path: Path, party: str, size: int) -> None:
 
 
 def _write_ids(path: Path, first: int, size: int) -> None:
-    """Write IDs beside a column that nobody reads, in no order of theirs; a piece at a time."""
+    """Write IDs beside a column that nobody reads, in no order of theirs; a piece at a time.
+
+    `first`: number of the first ID.
+    """
     import numpy as np
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
@@ -232,7 +248,10 @@ def _run_bucket_party(
     meeting: Connection,
     report: Connection,
 ) -> None:
-    """Play one party in buckets, from its file to its rows, and report it."""
+    """Play one party in buckets, from its file to its rows, and report it.
+
+    `protocol`: name of the intersection.
+    """
     from secure_apfed.alignment import IdFile
     from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_alignment
     from secure_apfed.exchange import Links, run_script
@@ -267,7 +286,10 @@ def _run_bucket_party(
 
 
 def _run_buckets(protocol: str, size: int) -> Measured:
-    """Run two processes on sealed links; a minute of silence ends it."""
+    """Run two processes on sealed links; a minute of silence ends it.
+
+    `protocol`: name of the intersection.
+    """
     parties = ("hub", "member")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sockets = (socket.create_connection(listener.getsockname()), listener.accept()[0])
@@ -285,7 +307,10 @@ def _run_buckets(protocol: str, size: int) -> Measured:
 def _run_spu_party(
     rank: int, folder: str, protocol: str, addresses: list[str], report: Connection
 ) -> None:
-    """Run one party of spu's intersection and report seconds, common IDs and memory."""
+    """Run one party of spu's intersection and report seconds, common IDs and memory.
+
+    `rank`: 0 or 1. `protocol`: name of the intersection.
+    """
     from spu import libspu, psi
 
     description = libspu.link.Desc()
@@ -314,7 +339,10 @@ def _run_spu_party(
 
 
 def _run_spu(protocol: str, size: int) -> Measured:
-    """Run two processes over the loopback; spu does not report bytes."""
+    """Run two processes over the loopback; spu does not report bytes.
+
+    `protocol`: name of the intersection.
+    """
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
     for free in sockets:

@@ -81,6 +81,9 @@ def interleave(
     """Run all cases in turn, several times; return the seconds of each by case.
 
     By `time.process_time` they are the processor's, whatever else the machine does.
+
+    `repetitions`: how often each case is measured. `warm_up`: calls before the measured ones.
+    `clock`: returns seconds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for repetition in range(-warm_up, repetitions):
@@ -103,7 +106,11 @@ def compare_calls(
     clock: Callable[[], float] = time.perf_counter,
     **more: Any,
 ) -> Row:
-    """Measure a call and its peer's in turns; return the row."""
+    """Measure a call and its peer's in turns; return the row.
+
+    `case`: its name in the table. `ours`: the call; `theirs`: the peer's. `repetitions`: how often
+    each case is measured. `warm_up`: calls before the measured ones. `clock`: returns seconds.
+    """
     calls = {"ours": ours, "peer": theirs}
     seconds = interleave(calls, repetitions=repetitions, warm_up=warm_up, clock=clock)
     return make_row(
@@ -127,6 +134,8 @@ def run_script(
 
     If `ours`, it finds what this process finds. Raises RuntimeError: the end of what it complained
     of.
+
+    `python`: interpreter; `patience_s`: seconds until it is ended.
     """
     environment = dict(os.environ)
     if ours:

@@ -141,7 +141,10 @@ _NAMES = (*CASES, _TUTORIAL)
 
 
 def _measure_sums(passives: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """Yield the rows that are wanted; without CrypTen the sum that needs it gives the reason."""
+    """Yield the rows that are wanted; without CrypTen the sum that needs it gives the reason.
+
+    `repetitions`: how often each case is measured.
+    """
     case_by_name = {name: f"{name}/m{passives}" for name in _NAMES}
     chosen = {name: case for name, case in case_by_name.items() if case in wanted}
     if _ON_CRYPTEN in chosen and (reason := find_crypten_error()):
@@ -167,7 +170,10 @@ BENCH = Bench(
 def _compare_with_tutorial(
     passives: int, repetitions: int, case_of: Mapping[str, str]
 ) -> Iterator[Row]:
-    """Yield a row for each sum, its fastest time against that of the tutorial, taken in turns."""
+    """Yield a row for each sum, its fastest time against that of the tutorial, taken in turns.
+
+    `repetitions`: how often each case is measured. `case_of`: name of the case by sum.
+    """
     shape = _SHAPES[passives]
     values = _draw_gradients(shape, passives)
     our_paths = {name: OurPath(name, values) for name in case_of if name != _TUTORIAL}

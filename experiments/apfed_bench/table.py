@@ -55,6 +55,8 @@ def run_benches(
 
     Others are not measured, unless a wanted one is compared with them; `folder` gets NAME.json of
     each bench when it ends. ConfigError: `cases` names no case of any.
+
+    `quick`: measure small cases alone.
     """
     chosen = {
         name: picked for name in names if (picked := _pick_cases(BENCHES[name], quick, cases))
@@ -89,6 +91,8 @@ def _pick_cases(bench: Bench, quick: bool, cases: str) -> _Chosen:
 def _measure_bench(name: str, chosen: _Chosen, quick: bool, cases: str) -> Measured:
     """Return the rows of the chosen cases, and the state of the machine while they were
     measured.
+
+    `quick`: measure small cases alone.
     """
     head = {"bench": name, "quick": quick, "cases": cases, "machine": describe_machine()}
     began = datetime.now(UTC).date().isoformat()
@@ -116,7 +120,10 @@ def _count_ticks() -> tuple[int, int]:
 
 
 def _measure_rows(group: Group, names: Sequence[str]) -> list[Row]:
-    """Return one row for each of these cases; the reason in its place where measuring failed."""
+    """Return one row for each of these cases; the reason in its place where measuring failed.
+
+    `names`: of the cases.
+    """
     row_by_case: dict[str, Row] = {}
     reason = "its bench made no row of it"
     try:
@@ -142,7 +149,10 @@ def load_measurement(path: Path) -> Measured:
 
 
 def format_bench(measured: Measured, only: str = "*") -> str:
-    """Return a bench's table, the machine it was measured on, and why rows are missing."""
+    """Return a bench's table, the machine it was measured on, and why rows are missing.
+
+    `only`: glob of cases.
+    """
     machine = measured["machine"]
     step = measured["clock_step"]
     rows = [line for line in measured["rows"] if fnmatchcase(line["case"], only)]

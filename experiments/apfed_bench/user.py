@@ -67,6 +67,8 @@ def _write_tables(folder: Path, rows: int, form: str) -> float:
     """Write the parties' files, each in an order of its own.
 
     Returns the seconds that pandas takes to read them.
+
+    `form`: file format of the tables, csv or parquet.
     """
     rng = np.random.default_rng(0)
     seconds = 0.0
@@ -93,7 +95,10 @@ def _write_tables(folder: Path, rows: int, form: str) -> float:
 
 
 def _write_run(folder: Path, method: str, form: str) -> None:
-    """Write a run of one epoch of the method, on tables that lie beside the file."""
+    """Write a run of one epoch of the method, on tables that lie beside the file.
+
+    `form`: file format of the tables, csv or parquet.
+    """
     settings, data_settings = _METHODS[method]
     run = {
         "name": "own",
@@ -115,6 +120,8 @@ def _write_run(folder: Path, method: str, form: str) -> None:
 def _measure_run(method: str, form: str, rows: int) -> Row:
     """Measure one run of a method by phase, beside what `plan` predicts and what pandas takes to
     read.
+
+    `form`: file format of the tables, csv or parquet.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -142,6 +149,8 @@ def _measure_runs(
 ) -> Iterator[Row]:
     """Yield the rows of growing sizes, each with the exponent by which it grew over the
     one before.
+
+    `form`: file format of the tables, csv or parquet. `wanted`: names of cases.
     """
     before: Row | None = None
     for rows in sizes:
@@ -203,7 +212,10 @@ def _run_python(*arguments: str, folder: Path) -> str:
 
 
 def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """Yield the seconds of each command's process, against one that only imports torch."""
+    """Yield the seconds of each command's process, against one that only imports torch.
+
+    `repetitions`: how often each case is measured. `wanted`: names of cases.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write_tables(folder, _FEW, "csv")
@@ -243,7 +255,10 @@ STARTUP = Bench(
 
 
 def _measure_encoding(case: str, rows: int, repetitions: int) -> Row:
-    """Measure the encoding of texts as IDs, against encoding them alone."""
+    """Measure the encoding of texts as IDs, against encoding them alone.
+
+    `case`: its name in the table. `repetitions`: how often each case is measured.
+    """
     texts = [f"person-{row:07d}" for row in range(rows)]
     rules = IdNormalisation()
     row = compare_calls(

@@ -56,7 +56,10 @@ def use_backend(choice: str) -> Iterator[None]:
 
 @contextmanager
 def _connect_to_dask(address: str | None) -> Iterator[None]:
-    """Connect to a scheduler of Dask's, or start workers of this machine."""
+    """Connect to a scheduler of Dask's, or start workers of this machine.
+
+    `address`: of the scheduler; None: start workers here.
+    """
     from distributed import Client
 
     try:
@@ -72,6 +75,8 @@ def _connect_to_ray(address: str | None) -> Iterator[None]:
     """Connect to a cluster of Ray's, or start workers of this machine.
 
     These compute at the priority of this process, not at the lowest, and report to nobody.
+
+    `address`: of the scheduler; None: start workers here.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")

@@ -24,19 +24,19 @@ Form: TypeAlias = Callable[[Any], str]
 
 
 def make_form(
-    form: str, *, scale: float = 1.0, least: float = -math.inf, most: float = math.inf
+    form: str, *, scale: float = 1.0, minimum: float = -math.inf, maximum: float = math.inf
 ) -> Form:
     """Return a function that formats an interval or a number; it leaves text unchanged.
 
     Args:
         form: of one number.
         scale: of what is written.
-        least, most: that the value can be, before the scale; intervals end there.
+        minimum, maximum: that the value can be, before the scale; intervals end there.
     """
 
     def format_value(value: Interval | float | str) -> str:
         if isinstance(value, Interval):
-            return value.clip_ends(least, most).format_text(scale=scale, form=form)
+            return value.clip_ends(minimum, maximum).format_text(scale=scale, form=form)
         return value if isinstance(value, str) else f"{scale * value:{form}}"
 
     return format_value
@@ -100,7 +100,7 @@ P_HOLM = Column(
 
 def share_of_rows(form: str = ".1f") -> Form:
     """Return how an accuracy is written in per cent."""
-    return make_form(form, scale=100, least=0.0, most=1.0)
+    return make_form(form, scale=100, minimum=0.0, maximum=1.0)
 
 
 ACCURACY_SHARE = Column(
@@ -113,7 +113,7 @@ ACCURACY_SHARE = Column(
 
 def difference_of_shares(form: str = "+.1f") -> Form:
     """Return how a difference of two accuracies is written in points."""
-    return make_form(form, scale=100, least=-1.0, most=1.0)
+    return make_form(form, scale=100, minimum=-1.0, maximum=1.0)
 
 
 def missing_leak(config: RunSettings, kind: str) -> str:

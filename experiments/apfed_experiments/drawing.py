@@ -67,10 +67,13 @@ def inches_of(texts: Iterable[str]) -> float:
 def set_margins(
     figure: Figure, *, left: float, right: float, bottom: float, top: float, between: float = 0.0
 ) -> None:
-    """Leave so many inches around the axes, and between columns; upright axes fill the rest.
+    """Leave these numbers of inches around the axes, and between columns; upright axes fill the
+    rest.
 
     matplotlib's own layouts, and its search for where labels go, measure every text and take most
     of the time of a picture.
+
+    `left`: inches on each side.
     """
     width, height = figure.get_size_inches()
     columns = max(1, len({axes.get_position().x0 for axes in figure.axes}))
@@ -134,20 +137,21 @@ def draw_line(
     intervals: Sequence[Interval],
     *,
     scale: float = 1.0,
-    most: float = math.inf,
+    maximum: float = math.inf,
     fmt: str,
     **look: Any,
 ) -> None:
     """Draw means with their intervals, joined by a line where there are several.
 
     Args:
+        places: x of each mean.
         scale: of the intervals on the axis.
-        most: that a value can be, in units of the intervals; error bars end there.
+        maximum: that a value can be, in units of the intervals; error bars end there.
         fmt: of matplotlib, a marker and a line style.
     """
     means = [scale * interval.mean for interval in intervals]
     arms = np.reshape(
-        [interval.compute_error_bars(scale, most=most) for interval in intervals], (-1, 2)
+        [interval.compute_error_bars(scale, maximum=maximum) for interval in intervals], (-1, 2)
     ).T
     marker_alone = fmt.rstrip("-:.") or fmt
     shape = fmt if len(means) > 1 else marker_alone
@@ -164,6 +168,8 @@ def draw_epsilons(
 
     Returns:
         The place of each on the axis: log10 of a finite epsilon, else that of its tick.
+
+    `filled`: whether the dot is filled, else hollow. `colour`: of the dots.
     """
     powers = [math.log10(epsilon) for epsilon in epsilons if 0 < epsilon < math.inf]
     low = math.floor(min(powers, default=0.0))

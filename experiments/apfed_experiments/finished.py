@@ -121,6 +121,9 @@ def mount_attacks(
     Results that the file holds of attacks not mounted now are kept; what is not given is the run's.
     Raises ConfigError: an unknown attack or option; CheckpointError: the folder is no finished run,
     or attacks.json holds something else.
+
+    `choices`: attacks with options; None: those of the settings. `recording`: the run's; None: load
+    it.
     """
     recording = recording or load_recording(folder, data=data)
     make_private(folder)

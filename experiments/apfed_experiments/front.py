@@ -73,7 +73,10 @@ def _dominates(other: FrontLine, line: FrontLine) -> bool:
 
 
 def describe_front(lines: Sequence[FrontLine]) -> str:
-    """Return a sentence for the front, and one for each line that is dominated."""
+    """Return a sentence for the front, and one for each line that is dominated.
+
+    `lines`: all points.
+    """
     if not lines:
         return "No line has both a gain and an attack on the passives' features."
     dominated = [(line, find_dominating(line, lines)) for line in lines]

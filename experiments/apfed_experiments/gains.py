@@ -268,7 +268,10 @@ def _load_case_tables(case: "GainCase", seed: int) -> VerticalData:
 
 
 def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalData:
-    """Leave each passive its own share of the active's training people, and all test people."""
+    """Leave each passive its own share of the active's training people, and all test people.
+
+    `known`: the share.
+    """
     train = [data.active.ids[row] for row in data.train_rows.tolist()]
     passives = []
     for table in data.passives:
@@ -536,7 +539,10 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
 
 
 def cases_like(patterns: Sequence[str], cases: Mapping[str, GainCase] = CASES) -> list[GainCase]:
-    """Return the cases whose names match one of these globs; ConfigError: one matches none."""
+    """Return the cases whose names match one of these globs; ConfigError: one matches none.
+
+    `patterns`: globs such as votes/*.
+    """
     chosen: dict[str, GainCase] = {}
     for pattern in patterns:
         names = fnmatch.filter(cases, pattern)
@@ -607,6 +613,8 @@ COLUMNS = (
 def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFrame) -> Row:
     """Return the table's row of one case: gains over the best local model, over the oracle and over
     the ablation.
+
+    `seeds`: how many seeds.
     """
     summary = Summary.from_rows(runs)
     gain = Gain.from_rows(runs, control)
@@ -688,6 +696,8 @@ def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Stu
 
     For cases that are run with and without validation, a second table counts how often validation
     decided well.
+
+    `seeds`: how many seeds.
     """
     missing = {case.name: describe_missing_data(case.config) for case in cases}
     available = [case for case in cases if not missing[case.name]]

@@ -68,14 +68,19 @@ def tradeoff_figure(
     return figure
 
 
-def _check_keys(point: Any, place: int) -> None:
-    """Raise DataError unless a point is a mapping with the required keys and no others."""
+def _check_keys(point: Any, position: int) -> None:
+    """Raise DataError unless a point is a mapping with the required keys and no others.
+
+    `position`: of the point in the list.
+    """
     if not isinstance(point, Mapping):
-        raise DataError(f"point {place}: expected a mapping such as {_EXAMPLE}, got {point!r}")
+        raise DataError(f"point {position}: expected a mapping such as {_EXAMPLE}, got {point!r}")
     if missing := [key for key in _NEEDED if key not in point]:
-        raise DataError(f"point {place}: lacks {', '.join(missing)}; give a mapping as {_EXAMPLE}")
+        raise DataError(
+            f"point {position}: lacks {', '.join(missing)}; give a mapping as {_EXAMPLE}"
+        )
     if unknown := [str(key) for key in point if key not in _KNOWN]:
-        raise DataError(f"point {place}: keys are {', '.join(_KNOWN)}, got {', '.join(unknown)}")
+        raise DataError(f"point {position}: keys are {', '.join(_KNOWN)}, got {', '.join(unknown)}")
 
 
 def _describe_point(row: Row) -> str:
@@ -85,7 +90,10 @@ def _describe_point(row: Row) -> str:
 
 
 def _row_of(point: Point, name: str, target: str) -> Row:
-    """Return a point as a row of the trade-off's picture."""
+    """Return a point as a row of the trade-off's picture.
+
+    `target`: "labels" or "features".
+    """
     accuracies = _parse_numbers(point["accuracy"], f"point {name!r}: accuracy", low=0, high=1)
     epsilon = point.get("epsilon")
     place = f"point {name!r}: epsilon"
@@ -116,6 +124,8 @@ def _list_evaluations(attack: Any) -> list[Evaluation]:
 def _find_common_target(points: Sequence[Point], names: Sequence[str]) -> str:
     """Return the one target that all evaluations attacked, or "attack" if there are only numbers.
     Raises DataError: there is none, or several.
+
+    `names`: of the points.
     """
     targets_by_point = [
         {finding.result.target for evaluation in evaluations for finding in evaluation.findings}
@@ -137,6 +147,8 @@ def _find_common_target(points: Sequence[Point], names: Sequence[str]) -> str:
 def _find_leakage(attack: Any, name: str, target: str) -> Leakage:
     """Return the leakage of a point: of its evaluations the setting with the highest mean
     advantage.
+
+    `target`: "labels" or "features".
     """
     evaluations = _list_evaluations(attack)
     if not evaluations:
@@ -163,7 +175,10 @@ def _find_leakage(attack: Any, name: str, target: str) -> Leakage:
 
 
 def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[float]) -> Leakage:
-    """Return the leakage of one attack from its advantages over the seeds."""
+    """Return the leakage of one attack from its advantages over the seeds.
+
+    `target`: "labels" or "features". `metric`: its name.
+    """
     return Leakage(
         target=target,
         attack=attack,

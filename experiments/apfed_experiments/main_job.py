@@ -135,7 +135,7 @@ def _make_leak_column(key: str) -> Column:
     return Column(
         name=key,
         title=kind,
-        form=make_form(".3f", least=-width, most=width),
+        form=make_form(".3f", minimum=-width, maximum=width),
         missing=NOT_ATTACKED,
         note=note_missing,
         keys=(key, f"{key}_low", f"{key}_high"),
@@ -194,6 +194,10 @@ def _make_variant(
 ) -> Line:
     """Return one line: how a run differs from its base, with the passives' settings that its sum
     needs.
+
+    `label`: name of the line in the table; `protection`: in its column. `protected`: whether a
+    guarantee holds. `ablated`: whether it is an ablation. `changes`: settings that differ from the
+    base.
     """
     return Line(
         key=key,
@@ -362,7 +366,10 @@ def title_line(line: Line, inference: str) -> str:
 
 
 def points_of(base: Config, folder: Path, lines: Sequence[Line] = MAIN_LINES) -> list[Point]:
-    """Return one point for each line; runs are stored in a folder named after the base."""
+    """Return one point for each line; runs are stored in a folder named after the base.
+
+    `lines`: of the table.
+    """
     return [
         Point(
             config=build_line_config(line, base),
@@ -400,6 +407,8 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1)
     """Return rows in the order of the points, one for each way of inference.
 
     A gain is over the best local model; there is none where others help to predict.
+
+    `seeds`: how many.
     """
     rows: list[Row] = []
     for point in points:
@@ -436,7 +445,10 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1)
 
 
 def _make_title(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str:
-    """Return data, parties, labels, seeds, and what the best local model reaches."""
+    """Return data, parties, labels, seeds, and what the best local model reaches.
+
+    `points`: one for each line of the table.
+    """
     data = points[0].solo_config.data if points and points[0].solo_config else None
     if data is None:
         return ""
@@ -494,7 +506,10 @@ def front_of(table: Table) -> list[FrontLine]:
 
 
 def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Results]:
-    """Return the study of a job: a part for each data set, and ablations beside its lines."""
+    """Return the study of a job: a part for each data set, and ablations beside its lines.
+
+    `seeds`: of the runs.
+    """
     bases = [base_config(name) for name in job.configs]
     parts = [(base, points_of(base, folder, job.lines)) for base in bases]
     points = [point for _, base_points in parts for point in base_points]
@@ -534,7 +549,10 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
 
 
 def _describe_first(base: Config, point: Point, results: Results, *, seeds: int) -> str:
-    """Return the gain of one line in a sentence, before the other lines are measured."""
+    """Return the gain of one line in a sentence, before the other lines are measured.
+
+    `seeds`: how many.
+    """
     summary = Summary.from_rows(results.select_rows(point))
     sentence = (
         f"First line of {base.name}, {seeds} seed{'' if seeds == 1 else 's'}: {point.line.label} "
@@ -601,7 +619,10 @@ def _draw_dots(
     colour: str,
     scale: float = 1.0,
 ) -> None:
-    """Draw each row's mean and interval at its height, filled where the line is protected."""
+    """Draw each row's mean and interval at its height, filled where the line is protected.
+
+    `colour`: of the dots. `scale`: 100 for per cent.
+    """
     for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
         if interval is not None:
             axes.errorbar(

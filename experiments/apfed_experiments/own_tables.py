@@ -42,6 +42,8 @@ def sets_in(folder: Path) -> Mapping[str, Mapping[str, Any]]:
 def _make_set(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the sections `data` and `measure` of one table's runs. Raises ConfigError: no file, no
     second party, or columns that the file lacks.
+
+    `split`: settings of the split.
     """
     columns_by_party = {
         party: [*map(str, columns)] for party, columns in split.items() if isinstance(columns, list)

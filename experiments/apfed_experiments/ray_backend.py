@@ -32,7 +32,7 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._play = ray.remote(num_cpus=1, max_retries=_REPEATS)(_play_task)
+        self._remote_task = ray.remote(num_cpus=1, max_retries=_REPEATS)(_play_task)
         self._waiters: ThreadPoolExecutor | None = None
         self._running: set[Any] = set()
 
@@ -58,6 +58,8 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
 
         It is called in a thread of this process, where it starts further tasks: in Ray's own it
         would wait for itself.
+
+        `func`: the task.
         """
         assert self._waiters is not None, "configured before"
         future = self._waiters.submit(self._await_task, func)
@@ -66,8 +68,11 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
         return future
 
     def _await_task(self, func: Callable[[], Any]) -> Any:
-        """Return a task's result, or raise its error as the task raised it."""
-        reference = self._play.remote(func)
+        """Return a task's result, or raise its error as the task raised it.
+
+        `func`: the task.
+        """
+        reference = self._remote_task.remote(func)
         self._running.add(reference)
         try:
             return ray.get(reference)
@@ -80,7 +85,10 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """End the tasks that are under way: the study ends by an error or an interrupt."""
+        """End the tasks that are under way: the study ends by an error or an interrupt.
+
+        `ensure_ready`: joblib's; whether the backend is used again.
+        """
         if self._waiters is not None:
             self._waiters.shutdown(wait=False, cancel_futures=True)
         for reference in list(self._running):

@@ -136,7 +136,10 @@ def _write_trial_report(trial: Trial) -> Path:
 
 
 def _write_table(base: Path, part: Part, failures: Sequence[str]) -> None:
-    """Write a part's table in each form; names of parts may hold dots."""
+    """Write a part's table in each form; names of parts may hold dots.
+
+    `failures`: of the study so far.
+    """
     contents = {
         "csv": part.table.format_csv(),
         "md": part.table.format_markdown([*part.notes, *failures]),
@@ -147,7 +150,10 @@ def _write_table(base: Path, part: Part, failures: Sequence[str]) -> None:
 
 
 def list_failures(failures: Sequence[Failure]) -> list[str]:
-    """Return a sentence for each error, with all that it ended."""
+    """Return a sentence for each error, with all that it ended.
+
+    `failures`: of the study so far.
+    """
     names: dict[str, list[str]] = {}
     for failure in failures:
         names.setdefault(failure.message, []).append(failure.trial)

@@ -171,7 +171,11 @@ def declare_study(
 def _run_seeds(
     trials: Sequence[Trial], *, baselines: bool, jobs: int, on_done: OnDone
 ) -> SeveralSeeds:
-    """Run what is missing of all seeds, summarise them, and write several.json."""
+    """Run what is missing of all seeds, summarise them, and write several.json.
+
+    `trials`: runs of all seeds. `baselines`: whether local models are measured. `jobs`: how many
+    runs at a time.
+    """
     point = trials[0].point
     config = point.config
     runs = dict[int, FinishedRun]()
@@ -263,6 +267,8 @@ def _summarise_ranking(
     """Return a ranking measure over all runs, with its gain where baselines have it, too.
 
     None: a run did not tell two classes apart, or was not measured by it.
+
+    `shared`: correlation of two seeds' figures.
     """
     first = [next(iter(run.outcome.measures.values()), {}) for run in runs]
     if not all(

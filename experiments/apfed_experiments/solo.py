@@ -67,7 +67,7 @@ from secure_apfed.runs.outcome import (
 )
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.solo import (
-    MOST_APART,
+    MAX_APART,
     Baseline,
     SoloTask,
     every_baseline,
@@ -77,7 +77,7 @@ from secure_apfed.solo import (
     validation_of,
 )
 from secure_apfed.solo.interface import (
-    MOST_ROWS,
+    MAX_ROWS,
     FitStore,
     FloatArray,
     IntArray,
@@ -106,7 +106,7 @@ _FOLDS = 5
 _FEWEST = 4
 _BASELINES = "solo baselines"
 _SAMPLES = (500, 5000)
-_MOST_TESTED = 100_000  # rows of a mapped table that baselines predict
+_MAX_TESTED = 100_000  # rows of a mapped table that baselines predict
 REGRESSORS: Mapping[str, str] = {
     "ridge": "Ridge regression",
     "cosines": "Ridge on random features",
@@ -140,7 +140,7 @@ class BaselineResult:
     @property
     def has_collapsed(self) -> bool:
         """Return whether the classes that it predicts lie too far from those of the labels."""
-        return self.apart is not None and self.apart > MOST_APART
+        return self.apart is not None and self.apart > MAX_APART
 
 
 def pick_best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
@@ -251,7 +251,10 @@ class SoloRecord(Written):
         )
 
     def describe_gain(self, gain: RunGain | None) -> str:
-        """Say what help added in one run, or why that is not known; one run shows no more."""
+        """Say what help added in one run, or why that is not known; one run shows no more.
+
+        `gain`: None: not measured.
+        """
         if gain is None:
             return f"no gain can be told over {self.best.title}: {OTHER_ROWS}"
         return (
@@ -386,30 +389,30 @@ def measure_run_baselines(
     return record
 
 
-def has_baselines(own: OwnData) -> bool:
+def has_baselines(data: OwnData) -> bool:
     """Return whether local models can read the active's rows, or a sample of them."""
-    return not is_lazy(own.table.features) or is_sampled(own.table.features)
+    return not is_lazy(data.table.features) or is_sampled(data.table.features)
 
 
-def _sample_test_rows(own: OwnData, seed: int) -> Tensor:
+def _sample_test_rows(data: OwnData, seed: int) -> Tensor:
     """Return the places of the test rows that baselines predict: all, or a sample of mapped
     ones.
     """
-    rows = len(own.test_rows)
-    if not is_sampled(own.table.features) or rows <= _MOST_TESTED:
+    rows = len(data.test_rows)
+    if not is_sampled(data.table.features) or rows <= _MAX_TESTED:
         return torch.arange(rows)
     draw = np.random.default_rng(derive_seed(seed, "solo", "test rows"))
-    return torch.from_numpy(draw.permutation(rows)[:_MOST_TESTED]).sort().values
+    return torch.from_numpy(draw.permutation(rows)[:_MAX_TESTED]).sort().values
 
 
-def _select_test_rows(own: OwnData, files: RunFolder) -> OwnData:
+def _select_test_rows(data: OwnData, files: RunFolder) -> OwnData:
     """Return the data with the test rows that the run's model predicts; with all of them if it
     predicts none.
     """
     tested = load_tested_rows(files) if files.scored.exists() else None
-    if tested is None or len(tested) != len(own.test_rows) or not bool(tested.any()):
-        return own
-    return replace(own, test_rows=own.test_rows[tested.to(own.test_rows.device)])
+    if tested is None or len(tested) != len(data.test_rows) or not bool(tested.any()):
+        return data
+    return replace(data, test_rows=data.test_rows[tested.to(data.test_rows.device)])
 
 
 def _write_solo(path: Path, record: SoloRecord) -> None:
@@ -420,7 +423,7 @@ def _write_solo(path: Path, record: SoloRecord) -> None:
 def _measure_baselines(
     config: Config,
     path: Path,
-    own: OwnData,
+    data: OwnData,
     *,
     files: str = "",
     scored: Path | None = None,
@@ -429,17 +432,18 @@ def _measure_baselines(
     """Measure and write the baselines.
 
     Args:
+        files: digest of the tables' files.
         scored: file for the best baseline's test predictions; None: the influence of each test row
             is kept of every baseline instead.
         every: file for all baselines' test predictions.
     """
     predictions_by_name: dict[str, Scored] = {}
     with one_thread():
-        results = _compare_baselines(config, own, predictions_by_name)
+        results = _compare_baselines(config, data, predictions_by_name)
     people: tuple[str, ...] = ()
-    learnt = _select_learnt_rows(own)
+    learnt = _select_learnt_rows(data)
     if scored is None:
-        people = tuple(own.table.ids[row] for row in own.test_rows.tolist())
+        people = tuple(data.table.ids[row] for row in data.test_rows.tolist())
         measure = MEASURES[config.measure]
         results = [
             replace(
@@ -455,9 +459,9 @@ def _measure_baselines(
         files=files,
         labels="answered" if config.labels_are_private else "true",
         people=people,
-        sample=MOST_ROWS if len(learnt) > MOST_ROWS else None,
-        learnt=len(learnt) if len(learnt) > MOST_ROWS else None,
-        rows=len(own.test_rows),
+        sample=MAX_ROWS if len(learnt) > MAX_ROWS else None,
+        learnt=len(learnt) if len(learnt) > MAX_ROWS else None,
+        rows=len(data.test_rows),
     )
     if every is not None:
         every.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -481,23 +485,26 @@ def round_influences(data: DataSettings, scored: Scored, measure: Measure) -> tu
 
 
 def _compare_baselines(
-    config: Config, own: OwnData, predictions_by_name: dict[str, Scored]
+    config: Config, data: OwnData, predictions_by_name: dict[str, Scored]
 ) -> list[BaselineResult]:
-    """Compare regressions in the unit of the labels, or classifiers."""
-    table = own.table
-    rows = own.train_rows
-    known = own.labelled_rows
+    """Compare regressions in the unit of the labels, or classifiers.
+
+    `predictions_by_name`: filled with each model's predictions.
+    """
+    table = data.table
+    rows = data.train_rows
+    known = data.labelled_rows
     seed = config.seed
     assert table.labels is not None
 
     def flatten_rows(rows: Tensor) -> FloatArray:
         return np.asarray(table.features[rows].flatten(1).double().numpy())
 
-    sampled = _sample_rows(own, seed, MOST_ROWS)
-    test_BF = flatten_rows(own.test_rows)
-    labels_B = table.labels[own.test_rows]
-    if own.targets is not None:
-        known_n, truth_B = map(own.targets.decode, (table.labels[sampled], labels_B))
+    sampled = _sample_rows(data, seed, MAX_ROWS)
+    test_BF = flatten_rows(data.test_rows)
+    labels_B = table.labels[data.test_rows]
+    if data.targets is not None:
+        known_n, truth_B = map(data.targets.decode, (table.labels[sampled], labels_B))
         measure = MEASURES[config.measure]
         are_counts = TASKS[config.task].measured_as == Poisson.measured_as
         if are_counts:  # a count of 0 is rounded as a standardised number
@@ -514,14 +521,14 @@ def _compare_baselines(
             predictions_by_name=predictions_by_name,
         )
     rows = rows[~torch.isin(rows, known) | torch.isin(rows, sampled)]
-    if is_sampled(table.features) and len(rows) > MOST_ROWS:
+    if is_sampled(table.features) and len(rows) > MAX_ROWS:
         rows = _sample_unlabelled_rows(rows, sampled, seed)
-    task = SoloTask.from_run(config, replace(own, labelled=sampled), rows)
+    task = SoloTask.from_run(config, replace(data, labelled=sampled), rows)
     baselines = dict(every_baseline())
     if config.model.is_own:
         # The run that trained this network imported it into this process.
-        _, named = split_code(config, own.table.name, ())
-        networks = OwnCode.from_file(named[own.table.name]).copy_networks()
+        _, named = split_code(config, data.table.name, ())
+        networks = OwnCode.from_file(named[data.table.name]).copy_networks()
         task = replace(task, family=networks)
         if networks is None:  # it was handed in, and nothing makes it anew
             del baselines["network"]
@@ -530,10 +537,10 @@ def _compare_baselines(
     )
 
 
-def find_best_local(config: Config, own: OwnData) -> tuple[str, float]:
+def find_best_local(config: Config, data: OwnData) -> tuple[str, float]:
     """Return the best local model by validation, and its headline measure on the test rows."""
     with one_thread():
-        results = _compare_baselines(config, own, {})
+        results = _compare_baselines(config, data, {})
     best = pick_best(results, measure=MEASURES[config.measure])
     return best.title, best.test
 
@@ -554,7 +561,7 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
     own = replace(own, test_rows=own.test_rows[_sample_test_rows(own, config.seed)])
     learnt = _select_learnt_rows(own)
     others = learnt[~torch.isin(learnt, own.labelled_rows)]
-    rows = min(len(learnt), MOST_ROWS)
+    rows = min(len(learnt), MAX_ROWS)
     took = dict[int, float]()
     with one_thread():
         for size in sorted({min(rows, size) for size in _SAMPLES}):
@@ -574,32 +581,34 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
     return max(*took.values(), float(np.polyval(line, rows)))
 
 
-def _select_learnt_rows(own: OwnData) -> Tensor:
+def _select_learnt_rows(data: OwnData) -> Tensor:
     """Return the rows that baselines learn from; a regression learns from labelled ones only."""
-    return own.train_rows if own.targets is None else own.labelled_rows
+    return data.train_rows if data.targets is None else data.labelled_rows
 
 
-def _sample_rows(own: OwnData, seed: int, most: int) -> Tensor:
-    """Draw about `most` labelled rows, or take all; of each class its share, and one at least."""
-    known_n = own.labelled_rows
-    if len(known_n) <= most or own.table.labels is None:
+def _sample_rows(data: OwnData, seed: int, maximum: int) -> Tensor:
+    """Draw about `maximum` labelled rows, or take all; of each class its share, and one at
+    least.
+    """
+    known_n = data.labelled_rows
+    if len(known_n) <= maximum or data.table.labels is None:
         return known_n
     draw = np.random.default_rng(derive_seed(seed, "solo", "sample"))
     order_n = torch.from_numpy(draw.permutation(len(known_n)))
-    kinds_n = torch.zeros_like(known_n) if own.targets else own.table.labels[known_n]
+    kinds_n = torch.zeros_like(known_n) if data.targets else data.table.labels[known_n]
     classes = pd.Series(kinds_n[order_n].numpy())
     groups = classes.groupby(classes)
-    share = most / len(known_n)
+    share = maximum / len(known_n)
     is_chosen = groups.cumcount() < np.ceil(share * groups.transform("size"))
     return known_n[order_n[torch.tensor(is_chosen.to_numpy())]].sort().values
 
 
 def _sample_unlabelled_rows(rows: Tensor, labelled: Tensor, seed: int) -> Tensor:
-    """Return the labelled rows among these, and so many others that they are `MOST_ROWS`."""
+    """Return the labelled rows among these, and so many others that they are `MAX_ROWS`."""
     others = rows[~torch.isin(rows, labelled)]
     draw = np.random.default_rng(derive_seed(seed, "solo", "unlabelled"))
     order = torch.from_numpy(draw.permutation(len(others)))
-    chosen = others[order[: max(0, MOST_ROWS - len(labelled))]]
+    chosen = others[order[: max(0, MAX_ROWS - len(labelled))]]
     return torch.cat([labelled, chosen]).sort().values
 
 
@@ -700,7 +709,7 @@ def compare_baselines(
     run's own network diverged or cannot take such rows.
     """
     results = []
-    task = task.few
+    task = task.with_few_rows
     with cache_fits():
         for done, (name, baseline) in enumerate(baselines.items()):
             report_work(_BASELINES, done, len(baselines), baseline.title)

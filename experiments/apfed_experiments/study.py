@@ -132,7 +132,7 @@ def measure_outcome(config: Config, data: VerticalData) -> TrialOutcome:
     result = run(config, None, data=data)
     aligned = result.recording.alignment.get(data.active.name, ())
     contributions = result.contributions.items()
-    own_scores = next(iter(result.said.values()))  # of the method's own way of inference
+    own_scores = next(iter(result.test_scores.values()))  # of the method's own way of inference
     return TrialOutcome(
         method=result.method,
         accuracy=result.accuracy,
@@ -428,6 +428,8 @@ def run_tasks(
 ) -> dict[str, _T]:
     """Return each task's result by name, computed in `jobs` processes; a task is drawn as it
     begins.
+
+    `tasks`: names with functions. `total`: how many there are.
     """
     results: dict[str, _T] = {}
     parallel = Parallel(
@@ -588,6 +590,8 @@ def run_points(
     ends the study, as another's run in a trial's place does. With `solo` the local models are
     measured, too, once for all runs on the same data; what those of points `later` need of them is
     kept as well.
+
+    `seeds`: of the runs.
     """
     trials = list_trials(points, seeds)
     solo_configs = {
@@ -598,7 +602,7 @@ def run_points(
     compared_jointly = {
         solo_file(trial.solo_config, trial.point.folder)
         for trial in list_trials([*points, *later], seeds)
-        if "the active predicts alone" not in trial.config.method.happens
+        if "the active predicts alone" not in trial.config.method.facts
     }
     tasks: list[tuple[str, Callable[[], Any]]] = [
         (str(path), partial(_store_solo, config, path, with_scores=path in compared_jointly))

@@ -141,7 +141,10 @@ def points_of(base: Config, folder: Path) -> list[Point]:
 
 
 def compare_points(points: Sequence[Point], results: Results, *, seeds: int) -> Table:
-    """Return one row for each cell."""
+    """Return one row for each cell.
+
+    `points`: cells of the table. `seeds`: how many.
+    """
     results = replace(results, table=share_baselines(results.table))
     rows: list[Row] = []
     for point in points:
@@ -198,6 +201,8 @@ def declare_study(base: Config, folder: Path, *, seeds: Sequence[int]) -> Study[
 
     Method, passives, sum, guard and attacks of `base` are replaced. It has two passives or more,
     for the masks.
+
+    `seeds`: of the runs.
     """
     points = points_of(base, folder)
 

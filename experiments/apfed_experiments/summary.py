@@ -27,6 +27,8 @@ def estimate_seed_correlation(data: DataSettings | None, *, train: int, test: in
     error, section 3) give such re-splits the share of test rows. Where a set has its own test rows,
     seeds draw no others, and the interval speaks of these rows alone: 0; without `data` test rows
     were drawn again.
+
+    `train`: number of training rows.
     """
     if data and data.dataset in DATASETS and DATASETS[data.dataset].split:
         return 0.0
@@ -85,7 +87,9 @@ class Interval:
         return cls(mean, mean - arm, mean + arm)
 
     def p_value(self, seeds: int) -> float:
-        """Return the two-sided p-value of the mean over so many seeds being 0; NaN of one seed."""
+        """Return the two-sided p-value of the mean over this number of seeds being 0; NaN of one
+        seed.
+        """
         if math.isnan(self.low):
             return math.nan
         if self.high <= self.low:
@@ -93,9 +97,11 @@ class Interval:
         arms = 2 * abs(self.mean) / (self.high - self.low)
         return float(2 * t.sf(arms * t.ppf((1 + _CONFIDENCE) / 2, seeds - 1), seeds - 1))
 
-    def clip_ends(self, least: float, most: float) -> "Interval":
-        """Return the interval without what the value cannot be, below `least` or above `most`."""
-        return replace(self, low=max(self.low, least), high=min(self.high, most))
+    def clip_ends(self, minimum: float, maximum: float) -> "Interval":
+        """Return the interval without what the value cannot be, below `minimum` or above
+        `maximum`.
+        """
+        return replace(self, low=max(self.low, minimum), high=min(self.high, maximum))
 
     def format_text(self, *, scale: float = 1.0, form: str = ".1f") -> str:
         """Return a text such as "95.2 [94.8, 95.6]"; `form` is that of one number."""
@@ -103,20 +109,20 @@ class Interval:
         return mean if math.isnan(self.low) else f"{mean} [{low}, {high}]"
 
     def compute_error_bars(
-        self, scale: float = 1.0, *, least: float = -math.inf, most: float = math.inf
+        self, scale: float = 1.0, *, minimum: float = -math.inf, maximum: float = math.inf
     ) -> list[list[float]]:
         """Return how far the ends lie from the mean, as matplotlib's error bars take them.
 
         Args:
             scale: of both, in units of the interval.
-            least, most: that the value can be, in units of the interval; bars end there.
+            minimum, maximum: that the value can be, in units of the interval; bars end there.
 
         Returns:
             Lengths below and above the mean; 0 where there is no interval.
         """
         if math.isnan(self.low):
             return [[0.0], [0.0]]
-        ends = self.clip_ends(least, most)
+        ends = self.clip_ends(minimum, maximum)
         # Ends of equal values may lie on the wrong side of their mean by a rounding.
         below = self.mean - ends.low
         above = ends.high - self.mean
@@ -431,6 +437,8 @@ def _make_interval(
 ) -> Interval:
     """Return mean and interval of figures over the seeds; `influences`: of each person on each
     figure.
+
+    `shared`: correlation of two seeds' figures.
     """
     common = estimate_covariance(influences) if len(values) > 1 and influences else None
     return Interval.from_values(values.tolist(), shared=shared, common=common)
@@ -444,8 +452,8 @@ def _get_correlation(rows: pd.DataFrame) -> float:
 def adjust_p_values(intervals: Sequence[Interval | None], seeds: int) -> list[float]:
     """Return the p-values of all that one table compares, adjusted for their number (Holm 1979).
 
-    There is one for each interval of differences over so many seeds; NaN where nothing was compared
-    (None), or one seed was run.
+    There is one for each interval of differences over this number of seeds; NaN where nothing was
+    compared (None), or one seed was run.
     """
     p_values = [math.nan if interval is None else interval.p_value(seeds) for interval in intervals]
     order = sorted(

@@ -268,6 +268,8 @@ def _train_references(tradeoff: TradeOff) -> dict[str, Any]:
 def _make_config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Config:
     """Return the run of one point: the base with the study's and this point's changes. Raises
     ConfigError, which names the point.
+
+    `label`: name of the point.
     """
     file_name = "".join(
         letter if letter.isascii() and letter.isalnum() else "-" for letter in label.lower()
@@ -343,7 +345,10 @@ def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
 
 
 def select_front(rows: Iterable[Row], target: str) -> list[Row]:
-    """Return the points that no other beats in both accuracy and advantage, least leaking first."""
+    """Return the points that no other beats in both accuracy and advantage, least leaking first.
+
+    `target`: "labels" or "features".
+    """
     candidates = [row for row in rows if target in row["leakage"] and not row["reference"]]
     return find_front(
         candidates,
@@ -374,7 +379,10 @@ _STORED = make_hidden_columns(
 def _make_leak_column(
     target: str, title: str, form: Callable[[Leakage], str], missing: str
 ) -> Column:
-    """Return the column of one target's leakage, written by `form`."""
+    """Return the column of one target's leakage, written by `form`.
+
+    `missing`: text of an empty cell.
+    """
     return make_visible_column(
         "leakage",
         title,
@@ -572,7 +580,10 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
 def _draw_points(
     axes: Axes, rows: Sequence[Row], target: str, describe: Callable[[Row], str]
 ) -> list[Text]:
-    """Draw each point with its intervals, and return the numbers beside the marks."""
+    """Draw each point with its intervals, and return the numbers beside the marks.
+
+    `target`: "labels" or "features". `describe`: returns the text beside a mark.
+    """
     defences = dict.fromkeys(row["defence"] for row in rows)
     styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
     numbers: list[Text] = []
@@ -651,7 +662,10 @@ def _measure_points(
     jobs: int,
     on_done: OnDone,
 ) -> Results:
-    """Run the missing trials, in a folder of this study only."""
+    """Run the missing trials, in a folder of this study only.
+
+    `points`: to measure. `jobs`: how many runs at a time.
+    """
     seeds = range(tradeoff.seeds)
     _claim_folder(folder, tradeoff, list_trials(points, seeds))
     results = run_points(points, seeds, jobs=jobs, on_done=on_done, keep_going=True, solo=True)
@@ -695,7 +709,10 @@ def _list_compared(board: Board) -> list[ComparedLine]:
 
 
 def _claim_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -> None:
-    """Make the folder the study's, unless anything in it is not."""
+    """Make the folder the study's, unless anything in it is not.
+
+    `trials`: of this study.
+    """
     settings = folder / "study.yaml"
     if settings.is_file():
         try:  # whatever else the file says may be of an earlier version

@@ -29,6 +29,8 @@ def title_variant(method: MethodSettings, variant: str) -> str:
         >>> from secure_apfed.methods import METHODS
         >>> title_variant(METHODS["tvfl"].public_facts, "tvfl_alone")
         'TVFL, the active left alone'
+
+    `variant`: its key.
     """
     if variant == method.name:
         return method.title
@@ -40,6 +42,8 @@ def describe_tested_rows(config: Config, outcome: Outcome, variant: str) -> str:
     """Say of how many test rows a figure of this way to predict is.
 
     Where that is fewer than the active has, the sentence says both.
+
+    `variant`: its key.
     """
     rows = count_measured_rows(config, outcome, variant)
     all_rows = outcome.test_rows

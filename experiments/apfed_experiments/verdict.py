@@ -72,7 +72,10 @@ def _describe_protection(run: "FinishedRun") -> str:
 
 
 def _describe_promises(config: RunSettings, promises: Sequence[Promise]) -> str:
-    """Return which releases are bounded, which have no guarantee, and where nothing is sent."""
+    """Return which releases are bounded, which have no guarantee, and where nothing is sent.
+
+    `promises`: of all parties.
+    """
     bounded = [
         f"{_name_protection(config, promise)}: {promise.figure} {promise.text}"
         for promise in promises
@@ -114,7 +117,7 @@ def _name_protection(config: RunSettings, promise: Promise) -> str:
 
 def _describe_sum(config: RunSettings) -> str:
     """Say whether a sum hides single contributions; empty where nothing is summed."""
-    if "contributions are summed" not in config.method.happens:
+    if "contributions are summed" not in config.method.facts:
         return ""
     kind = sum_kind(config.secure_sum)
     if kind.unsafe:
@@ -135,7 +138,7 @@ def _describe_help(run: "FinishedRun") -> str:
     if run.gain is not None and count_measured_rows(run.config, outcome, variant) is None:
         rows = f"of {run.gain.rows:,} test rows"  # an older run's scores count them
     reached = f"{title} {value} {rows}: {_describe_gain(run)}"
-    if "passives take part" not in run.config.method.happens:
+    if "passives take part" not in run.config.method.facts:
         return f"No party helped, the active trained alone. {reached}"
     if outcome.help is not None and not outcome.help.is_in_use:
         return f"Help was disabled, labelled rows did not let it in ({outcome.help}). {reached}"
@@ -172,7 +175,10 @@ def _describe_gain(run: "FinishedRun") -> str:
 
 
 def _describe_found(headlines: Iterable[Headline]) -> str:
-    """Say what attacks gained by direction, and that nothing is known where none ran."""
+    """Say what attacks gained by direction, and that nothing is known where none ran.
+
+    `headlines`: one for each direction.
+    """
     ran = [headline for headline in headlines if headline.worst is not None]
     if not ran:
         return "Not known: no attack ran."
@@ -195,7 +201,10 @@ def _name_attack(headline: Headline) -> str:
 
 
 def _describe_missing(headlines: Sequence[Headline]) -> str:
-    """Say of which directions no attack ran, each with its reason."""
+    """Say of which directions no attack ran, each with its reason.
+
+    `headlines`: one for each direction.
+    """
     kinds_by_reason: dict[str, list[str]] = {}
     for headline in headlines:
         if headline.worst is None:

@@ -104,7 +104,10 @@ def declare_study(
 def _compare_points(
     points: Sequence[Point], passives: Sequence[str], results: Results, *, seeds: int
 ) -> list[Row]:
-    """Return a row for each passive, then one for all of them where baselines were measured."""
+    """Return a row for each passive, then one for all of them where baselines were measured.
+
+    `points`: one for each omitted passive. `seeds`: how many.
+    """
     joint_point, *points_without = points
     joint = results.select_rows(joint_point)
     sent = Summary.from_rows(joint).wire_bytes

@@ -111,7 +111,7 @@ def describe_cost(config: RunSettings, passives: int) -> str:
         f"Between organisations these were {passives} further sessions: each passive's account is "
         f"charged {passives} times in all, the active's {passives + 1} times, and epsilons add up."
     )
-    happens = config.method.happens
+    happens = config.method.facts
     if not {"contributions are summed", "votes of encrypted labels are summed"} & happens:
         return charged
     return (
@@ -132,6 +132,8 @@ def draw_worth(
     """Draw each passive's worth with its interval, and beside it the megabytes that it costs.
 
     Args:
+        names: of the passives.
+        wire_bytes: of each passive.
         figure: with matplotlib's constrained layout; its size is set here.
         worths: in the unit of the measure; None: not known, and left out.
     """

@@ -8,9 +8,9 @@ import numpy as np
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
-MOST_ANNOUNCED_BYTES = 2**34
+MAX_ANNOUNCED_BYTES = 2**34
 """Memory that a number which a peer names may make a party take, before as much has come of it."""
-_MOST_NAME_BYTES = 255
+_MAX_NAME_BYTES = 255
 _PEOPLE_BYTES = 32
 
 
@@ -23,16 +23,18 @@ def require_name(noun: str, name: object) -> None:
         size = len(name.encode()) if isinstance(name, str) else 0
     except UnicodeEncodeError:
         size = 0
-    if not 0 < size <= _MOST_NAME_BYTES:
+    if not 0 < size <= _MAX_NAME_BYTES:
         raise LocalProtocolError(
             f"a {noun} needs a session name and a name for every party, text of 1 to "
-            f"{_MOST_NAME_BYTES} bytes in UTF-8 each, got {name!r:.100}"
+            f"{_MAX_NAME_BYTES} bytes in UTF-8 each, got {name!r:.100}"
         )
 
 
 def require_names(noun: str, session: object, parties: Sequence[object]) -> None:
     """Raise LocalProtocolError unless the session and all parties have valid names, the parties
     different ones.
+
+    `noun`: what each party is called in errors.
     """
     for name in (session, *parties):
         require_name(noun, name)
@@ -58,6 +60,8 @@ def require_type(holder: object, kind: type, *fields: str) -> None:
 def require_ranges(holder: object, ranges: Mapping[str, tuple[int, int]]) -> None:
     """Raise LocalProtocolError unless these attributes of `holder` are integers within
     (low, high).
+
+    `ranges`: smallest and largest value by attribute.
     """
     for name, (low, high) in ranges.items():
         value = getattr(holder, name)
@@ -77,6 +81,8 @@ def require_people(people: bytes, noun: str) -> bytes:
 def require_all(need: str, received: Collection[str], expected: Sequence[str]) -> None:
     """Raise RemoteProtocolError unless exactly the expected senders are there; `need` starts its
     sentence.
+
+    `received`: the senders whose message has come.
     """
     if set(received) != set(expected):
         missing = set(expected) - set(received)
@@ -96,6 +102,8 @@ def take_numpy_integers(holder: Any) -> None:
     """Turn NumPy's integers in the fields of a frozen dataclass, or in tuples there, into Python's.
 
     For the start of `__post_init__`: digests, bytes on the wire and checks of types are of those.
+
+    `holder`: the dataclass, which is changed in place.
     """
     for field in fields(holder):
         value = getattr(holder, field.name)

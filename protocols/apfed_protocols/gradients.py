@@ -38,6 +38,8 @@ def refuse_gradients(tree: Any, who: str) -> None:
     """Raise LocalProtocolError where a contribution that leaves this process requires a gradient.
 
     Under `torch.no_grad()` nothing does.
+
+    `tree`: nested dicts and lists of arrays. `who`: the party, named in errors.
     """
     require_numbers(tree, who)
     for path, leaf in _list_leaves(tree):
@@ -55,6 +57,8 @@ def require_numbers(tree: Any, who: str) -> None:
     """Raise LocalProtocolError where a tensor has no numbers of its own to add.
 
     On the meta device, under `torch.func` and `torch.vmap`, and in forward-mode differentiation.
+
+    `tree`: nested dicts and lists of arrays. `who`: the party, named in errors.
     """
     torch = sys.modules.get("torch")
     if torch is None:

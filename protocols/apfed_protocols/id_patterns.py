@@ -22,7 +22,7 @@ from apfed_protocols.ids import JOINT, IdNormalisation
 
 __all__ = [
     "LEGEND",
-    "MOST_PATTERNS",
+    "MAX_PATTERNS",
     "count_patterns",
     "describe_patterns",
     "differ_by_zeros",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 LEGEND = "A: capitals, a: small letters, 9: digits, 09: leading zeros, #: letters or digits"
-MOST_PATTERNS = 12
+MAX_PATTERNS = 12
 """With more patterns than these, letters and digits are not told apart."""
 _SAMPLE = 20_000
 _RULES = ("case_fold", "drop_punctuation", "whole_numbers")
@@ -43,7 +43,7 @@ _RUN = re.compile(r"[^\W_]+")
 _PADDED = re.compile(r"(?P<name>[^\W\d_]*)(?P<between>[\W_]*)0\d+")
 _WHOLE_NUMBER = re.compile(r"[+-]?0?9(\.0?9)?")
 # Fewer IDs of a pattern say nothing of its share among the common people.
-_FEWEST_IDS = 30
+_MIN_IDS = 30
 _MUCH_RARER = 0.25
 # Per cent of the people whose patterns have to be known before others count for nothing.
 _NEARLY_ALL = 90
@@ -58,10 +58,12 @@ def count_patterns(texts: Sequence[str]) -> dict[str, int]:
     """Return how many IDs have each pattern, the most frequent first.
 
     At most 20,000 IDs are read, spread evenly over all.
+
+    `texts`: the IDs as they stand in the party's table.
     """
     sample = _sample_texts(texts)
     counts = Counter(map(pattern_of, sample))
-    if len(counts) > MOST_PATTERNS:
+    if len(counts) > MAX_PATTERNS:
         counts = Counter(
             _escape_invisible(_RUN.sub("#", text.replace(JOINT, " & "))) for text in sample
         )
@@ -70,11 +72,14 @@ def count_patterns(texts: Sequence[str]) -> dict[str, int]:
 
 
 def describe_patterns(counts: Mapping[str, int]) -> str:
-    """Say the patterns with their shares, such as "A-9 56 %, a-9 24 %, A9 20 %"."""
+    """Say the patterns with their shares, such as "A-9 56 %, a-9 24 %, A9 20 %".
+
+    `counts`: number of IDs by pattern.
+    """
     total = sum(counts.values())
     parts = [
         f"{pattern} {_format_percent(count, total)}"
-        for pattern, count in [*counts.items()][:MOST_PATTERNS]
+        for pattern, count in [*counts.items()][:MAX_PATTERNS]
     ]
     others = len(counts) - len(parts)
     return ", ".join(parts) + (f" and {others} more" if others else "")
@@ -172,12 +177,12 @@ def find_unmatched_patterns(
     """
     patterns = [pattern_of(text) for text in texts]
     total = Counter(patterns)
-    if len(total) > MOST_PATTERNS:
+    if len(total) > MAX_PATTERNS:
         return {}
     common = Counter(
         pattern for pattern, is_match in zip(patterns, is_common, strict=True) if is_match
     )
-    frequent = {pattern for pattern, count in total.items() if count >= _FEWEST_IDS}
+    frequent = {pattern for pattern, count in total.items() if count >= _MIN_IDS}
     best = max((common[pattern] / total[pattern] for pattern in frequent), default=0.0)
     return {
         pattern: (common[pattern], total[pattern])
@@ -233,7 +238,10 @@ def _list_rule_sets(rules: IdNormalisation) -> list[tuple[str, ...]]:
 
 
 def _apply_rules(patterns: set[str], chosen: tuple[str, ...]) -> set[str]:
-    """Return the patterns after these rules, as far as the patterns themselves determine them."""
+    """Return the patterns after these rules, as far as the patterns themselves determine them.
+
+    `chosen`: names of normalisation rules.
+    """
     united = set[str]()
     for pattern in patterns:
         text = pattern

@@ -33,7 +33,7 @@ __all__ = [
     "FORMS",
     "JOINT",
     "KINDS",
-    "MOST_IDS",
+    "MAX_IDS",
     "REFUSALS",
     "IdColumn",
     "IdKind",
@@ -79,8 +79,8 @@ EMPTY = frozenset(
 _NOBODY = EMPTY | {"NaT"}
 _ABSENT = frozenset({"NoneType", "NAType", "NaTType"})  # of pandas, too, which need not be here
 # Python refuses to write longer numbers in decimal, unless it is told otherwise.
-_MOST_DIGITS = 4000  # Python refuses to read longer numbers, unless it is told otherwise
-_HUGE = 10**_MOST_DIGITS
+_MAX_DIGITS = 4000  # Python refuses to read longer numbers, unless it is told otherwise
+_HUGE = 10**_MAX_DIGITS
 _DOUBLE_BITS = 53
 _QUICK_BITS = 64
 _ROWS_OF_A_PIECE = 2**16
@@ -121,7 +121,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "read it again in the encoding in which it was written",
     ),
     "digits": (
-        f"holds numbers of more than {_MOST_DIGITS} digits",
+        f"holds numbers of more than {_MAX_DIGITS} digits",
         "write them as text at all parties, as with .map(hex)",
     ),
     "joint": (
@@ -145,9 +145,9 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     ),
 }
 """Why cells are refused: what is said of the column, and what to do."""
-MOST_IDS = 10_000_000
+MAX_IDS = 10_000_000
 """The largest set that an intersection takes, unless the parties agree on another."""
-_MOST_COLUMNS = 2**16 - 1
+_MAX_COLUMNS = 2**16 - 1
 _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
 
 
@@ -186,7 +186,7 @@ def _format_decimal(value: Any, bits: int) -> str:
         raise _RefusedError("nobody")
     if value.is_infinite():
         raise _RefusedError("infinite")
-    if value and value.adjusted() >= _MOST_DIGITS:
+    if value and value.adjusted() >= _MAX_DIGITS:
         raise _RefusedError("digits")
     if value != int(value):
         raise _RefusedError("fraction")
@@ -358,7 +358,12 @@ class IdReader:
         rows: bool = False,
         key: str = "",
     ) -> None:
-        """Make a reader that has read no row yet."""
+        """Make a reader that has read no row yet.
+
+        `whose`: party and column, for errors. `place`: says in words where a reader finds a row;
+        None: by its number from 0. `strip`: whether blanks at both ends are dropped, as tables do.
+        `part`: whether the column is one of several whose texts are joined.
+        """
         self._subject = whose
         self._place = place
         self._strip = strip
@@ -401,7 +406,10 @@ class IdReader:
         return [self._convert_row(value, bits, row) for row, value in enumerate(values, first)]
 
     def _convert_uniform(self, values: list[Any], *, part: bool) -> list[str] | None:
-        """Return the texts of cells that are all plain text or all small integers, else None."""
+        """Return the texts of cells that are all plain text or all small integers, else None.
+
+        `part`: whether the column is one of several whose texts are joined.
+        """
         kinds = {*map(type, values)}
         if kinds == {str} and _is_valid("".join(values)):
             if part and any(JOINT in text for text in values):
@@ -458,6 +466,8 @@ class IdReader:
     def _convert_cell(self, value: Any, bits: int, *, part: bool) -> str:
         """Return the text of one cell; refuse what is empty, no valid Unicode, or contains the
         joint.
+
+        `part`: whether the column is one of several whose texts are joined.
         """
         text = _find_formatter(value.__class__)(value, bits)
         bare = text.strip()
@@ -474,7 +484,7 @@ def id_texts(
     column: Iterable[object],
     *,
     party: str,
-    what: str = _COLUMN,
+    subject: str = _COLUMN,
     place: Callable[[int], str] | None = None,
     strip: bool = False,
     part: bool = False,
@@ -483,10 +493,15 @@ def id_texts(
 ) -> list[str]:
     """Return the text of each row of a column of IDs.
 
-    The column is any iterable, or one of numpy, pandas, polars or pyarrow; `party` and `what` say
-    whose it is and what it is called, for errors; the rest is as of `IdReader`.
+    The column is any iterable, or one of numpy, pandas, polars or pyarrow; `party` and `subject`
+    say whose it is and what it is called, for errors; the rest is as of `IdReader`.
+
+    `place`: says in words where a reader finds a row; None: by its number from 0. `strip`: whether
+    blanks at both ends are dropped, as tables do.
     """
-    reader = IdReader(f"{party}: {what}", place=place, strip=strip, part=part, rows=rows, key=key)
+    reader = IdReader(
+        f"{party}: {subject}", place=place, strip=strip, part=part, rows=rows, key=key
+    )
     texts = reader.convert_column(column)
     reader.require_no_refusals()
     return texts
@@ -498,7 +513,7 @@ def _iter_text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
     columns = _split_columns(ids)
     if columns is not None:
         read = (
-            id_texts(cells, party=party, what=f"column {name!r}", part=len(columns) > 1)
+            id_texts(cells, party=party, subject=f"column {name!r}", part=len(columns) > 1)
             for name, cells in columns
         )
         yield list(map(JOINT.join, zip(*read, strict=True)))
@@ -540,6 +555,8 @@ def _split_columns(ids: Any) -> list[tuple[str, Any]] | None:
 
 def _list_values(ids: Any, subject: str) -> tuple[list[Any], int]:
     """Return the cells of a column as a list, and the number of bits of its floats.
+
+    `subject`: what errors call the column.
 
     Raises DataError: the type is that of no column.
     """
@@ -664,7 +681,10 @@ _COMPARED_ELSE = (
 
 
 def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
-    """Refuse parties whose IDs, normalised, are of kinds of which none matches the first's."""
+    """Refuse parties whose IDs, normalised, are of kinds of which none matches the first's.
+
+    `texts`: some normalised IDs by party.
+    """
     (first, first_texts), *others = texts.items()
     first_texts = list(first_texts)
     for party, texts_of_party in others:
@@ -693,6 +713,8 @@ def _refuse_to_compare(
 ) -> None:
     """Raise DataError for two parties whose IDs have no form in common, with the advice
     that fits.
+
+    `first`: the two parties.
     """
     names = {name for look in first_looks | party_looks for name in look}
     remedy = next((advice for kinds, advice in _COMPARED if names <= kinds), _COMPARED_ELSE)
@@ -817,7 +839,7 @@ class IdNormalisation:
         """Return the agreed form of a number or a date; return other texts unchanged."""
         if (day := parse_date(text, self.date_formats)) is not None:
             return day.isoformat()
-        if self.whole_numbers and len(text) < _MOST_DIGITS and _WHOLE.fullmatch(text):
+        if self.whole_numbers and len(text) < _MAX_DIGITS and _WHOLE.fullmatch(text):
             return str(int(text.partition(".")[0]))
         return text
 
@@ -835,12 +857,14 @@ _LETTERS_AND_DIGITS = _LettersAndDigits()
 
 
 def encode_ids(
-    party: str, ids: IdColumn, normalisation: IdNormalisation, *, maximum_ids: int = MOST_IDS
+    party: str, ids: IdColumn, normalisation: IdNormalisation, *, maximum_ids: int = MAX_IDS
 ) -> list[bytes]:
     """Return the IDs of `party` as bytes, one a row.
 
     An ID is the number of its columns and the length and bytes of each, so that
     ("ab", "c") and ("a", "bc") differ.
+
+    `maximum_ids`: the largest number of IDs that a party may have.
 
     Raises:
         DataError: IDs are missing, empty, repeated (also if only after normalisation), too
@@ -876,7 +900,10 @@ def encode_pieces(
 
 
 def _refuse_empty(party: str, texts: Sequence[str], first: int) -> None:
-    """Raise DataError, which names rows, if an ID has a column of which the rules leave nothing."""
+    """Raise DataError, which names rows, if an ID has a column of which the rules leave nothing.
+
+    `first`: number of the first of these rows.
+    """
     empty = [row for row, text in enumerate(texts, first) if not all(text.split(JOINT))]
     if empty:
         raise DataError(
@@ -892,13 +919,16 @@ def _encode_head(size: int) -> bytes:
 
 
 def _frame_id(party: str, row: int, text: str) -> bytes:
-    """Return the bytes of one ID: number of columns, then length and bytes of each."""
+    """Return the bytes of one ID: number of columns, then length and bytes of each.
+
+    `row`: the text of each column.
+    """
     parts = text.encode().split(b"\x1f")
     if len(parts) == 1:
         return _encode_head(len(parts[0])) + parts[0]
-    if len(parts) > _MOST_COLUMNS:
+    if len(parts) > _MAX_COLUMNS:
         raise DataError(
-            f"{party}, row {row}: an ID of {len(parts)} columns, at most {_MOST_COLUMNS} are "
+            f"{party}, row {row}: an ID of {len(parts)} columns, at most {_MAX_COLUMNS} are "
             "taken; give one ID a row"
         )
     framed = [len(parts).to_bytes(2, "big")]
@@ -908,7 +938,10 @@ def _frame_id(party: str, row: int, text: str) -> bytes:
 
 
 def text_of(identity: bytes) -> str:
-    """Return the text of an encoded ID, its columns joined; the inverse of `encode_ids`."""
+    """Return the text of an encoded ID, its columns joined; the inverse of `encode_ids`.
+
+    `identity`: bytes from `encode_ids`.
+    """
     parts = []
     start = 2
     while start < len(identity):
@@ -919,7 +952,10 @@ def text_of(identity: bytes) -> str:
 
 
 def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
-    """Refuse a set that an intersection would get wrong; names rows, never an ID."""
+    """Refuse a set that an intersection would get wrong; names rows, never an ID.
+
+    `maximum_ids`: the largest number of IDs that a party may have.
+    """
     if len(ids) > maximum_ids:
         raise LocalProtocolError(
             f"{me} has {len(ids)} IDs, the parties agreed on at most {maximum_ids}"

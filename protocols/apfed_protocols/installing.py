@@ -51,7 +51,10 @@ def install_requirement(package: str, distribution: str = "secure-apfed") -> str
 
 
 def _packages_of(extra: str, distribution: str) -> list[str]:
-    """List the requirements behind an extra; those behind other extras of ours, too."""
+    """List the requirements behind an extra; those behind other extras of ours, too.
+
+    `distribution`: the package whose extra it is.
+    """
     packages: list[str] = []
     for line in _list_requirements(distribution):
         requirement, _, marker = line.partition(";")

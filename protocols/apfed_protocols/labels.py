@@ -54,21 +54,21 @@ class Labels:
         return values
 
 
-def find_labels(values: Any, what: str) -> Labels | None:
+def find_labels(values: Any, subject: str) -> Labels | None:
     """Return the labels of a pandas frame or series; None where the values have none.
 
     Raises LocalProtocolError: labels that occur twice, or a frame of another library whose columns
-    or coordinates have names; `what` names it.
+    or coordinates have names; `subject` names it.
     """
     if isinstance(values, np.ndarray | Mapping | Sequence):
         return None
-    _refuse_names(values, what)
+    _refuse_names(values, subject)
     index = getattr(values, "index", None)
     if index is None or callable(index):
         return None
     columns = getattr(values, "columns", None)
     axes = [("row", index)] if columns is None else [("row", index), ("column", columns)]
-    sorted_axes = [_sort_axis(axis, what, noun) for noun, axis in axes]
+    sorted_axes = [_sort_axis(axis, subject, noun) for noun, axis in axes]
     return Labels(
         order=tuple(order for order, _ in sorted_axes),
         names=tuple(names for _, names in sorted_axes),
@@ -76,39 +76,44 @@ def find_labels(values: Any, what: str) -> Labels | None:
 
 
 def order_by_position(
-    values: Any, what: str, *, error: type[Exception] = LocalProtocolError
+    values: Any, subject: str, *, error: type[Exception] = LocalProtocolError
 ) -> Any:
     """Return values whose rows are positions: a frame labelled 0 to n - 1 in the order of these.
 
     What has no labels comes back as it is. Columns stay as they are.
 
+    `subject`: what errors call the values.
+
     Raises:
         error: row labels that are no positions, so that nobody knows which row is which.
     """
     try:
-        index = _find_row_index(values, what)
+        index = _find_row_index(values, subject)
         if index is None:
             return values
-        order, names = _sort_axis(index, what, "row")
+        order, names = _sort_axis(index, subject, "row")
     except LocalProtocolError as refused:
         raise error(str(refused)) from refused
     if names is not None:
         raise error(
-            f"{what}: its rows have labels ({_format_names(names)}), and rows go by position here; "
+            f"{subject}: its rows have labels ({_format_names(names)}), and rows go by position "
+            "here; "
             "put them into the order of the other arrays and give .to_numpy()"
         )
     return values if (order == np.arange(len(order))).all() else values.iloc[order]
 
 
 def refuse_ambiguous_index(
-    values: Any, what: str, *, error: type[Exception] = LocalProtocolError
+    values: Any, subject: str, *, error: type[Exception] = LocalProtocolError
 ) -> None:
     """Refuse a series or frame in whose index a position of one row is the label of another.
 
     For what is answered by positions: a caller who looked one up would get another row, and no
     error. Labels that are no positions, such as those that dropped rows leave, look up nothing.
+
+    `subject`: what errors call the values.
     """
-    index = _find_row_index(values, what)
+    index = _find_row_index(values, subject)
     if index is None or (getattr(index, "start", None) == 0 and getattr(index, "step", None) == 1):
         return
     labels = [_convert_label(label) for label in index.tolist()]
@@ -117,7 +122,8 @@ def refuse_ambiguous_index(
         for place, label in enumerate(labels)
     ):
         raise error(
-            f"{what}: the answer is positions from 0, and its index has such numbers as labels of "
+            f"{subject}: the answer is positions from 0, and its index has such numbers as labels "
+            "of "
             "other rows; give .reset_index(drop=True), or .to_numpy()"
         )
 
@@ -133,35 +139,47 @@ def column_names(values: Any) -> tuple[str, ...] | None:
     return tuple(str(_convert_label(name)) for name in names)
 
 
-def _find_row_index(values: Any, what: str) -> Any:
-    """Return the index of a pandas frame or series; None if the values have none."""
+def _find_row_index(values: Any, subject: str) -> Any:
+    """Return the index of a pandas frame or series; None if the values have none.
+
+    `subject`: what errors call the values.
+    """
     if isinstance(values, np.ndarray | Mapping | Sequence):
         return None
     if hasattr(values, "dims") and getattr(values, "indexes", None):
-        _refuse_names(values, what)
+        _refuse_names(values, subject)
     index = getattr(values, "index", None)
     return None if callable(index) or not hasattr(values, "iloc") else index
 
 
-def _refuse_names(values: Any, what: str) -> None:
-    """Refuse frames that are no pandas frames, and arrays with coordinates."""
+def _refuse_names(values: Any, subject: str) -> None:
+    """Refuse frames that are no pandas frames, and arrays with coordinates.
+
+    `subject`: what errors call the values.
+    """
     if hasattr(values, "dims") and len(getattr(values, "indexes", ())):
         raise LocalProtocolError(
-            f"{what} is a {type(values).__name__} with coordinates, which nobody compares; put the "
+            f"{subject} is a {type(values).__name__} with coordinates, which nobody compares; put "
+            "the "
             "arrays of all into one order and give .values"
         )
     names = None if hasattr(values, "iloc") else column_names(values)
     if names is not None:
         raise LocalProtocolError(
-            f"{what} is a {type(values).__name__}, whose columns have names "
+            f"{subject} is a {type(values).__name__}, whose columns have names "
             f"({_format_names(names)}); give "
             "a dict of its columns, which go by their names: {name: frame[name].to_numpy() for "
             "name in names}"
         )
 
 
-def _sort_axis(axis: Any, what: str, noun: str) -> tuple[NDArray[np.intp], tuple[str, ...] | None]:
-    """Return the canonical order of one axis, and its labels in that order unless 0 to n - 1."""
+def _sort_axis(
+    axis: Any, subject: str, noun: str
+) -> tuple[NDArray[np.intp], tuple[str, ...] | None]:
+    """Return the canonical order of one axis, and its labels in that order unless 0 to n - 1.
+
+    `subject`: what errors call the values. `noun`: "row" or "column".
+    """
     if getattr(axis, "start", None) == 0 and getattr(axis, "step", None) == 1:
         return np.arange(len(axis)), None
     labels = [_convert_label(label) for label in axis.tolist()]
@@ -173,7 +191,7 @@ def _sort_axis(axis: Any, what: str, noun: str) -> tuple[NDArray[np.intp], tuple
     twice = next((a for a, b in pairwise(ordered) if a == b), None)
     if twice is not None:
         raise LocalProtocolError(
-            f"{what}: {noun} label {twice:.80} occurs more than once, so that it is open which "
+            f"{subject}: {noun} label {twice:.80} occurs more than once, so that it is open which "
             "numbers belong together; give each a label of its own, or .to_numpy()"
         )
     return np.array(order, np.intp), tuple(ordered)

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-__all__ = ["give_names"]
+__all__ = ["give_names", "make_former_name"]
 
 
 def give_names(
@@ -59,3 +59,23 @@ def give_names(
         return getattr(import_module(home), name)
 
     return load_name, lambda: [*names]
+
+
+def make_former_name(former: str, name: str) -> property:
+    """Return a property that reads the attribute `name` by its former name, with a warning.
+
+    The warning is a `DeprecationWarning`: the next minor version gives the attribute by its new
+    name alone.
+    """
+
+    def read_attribute(owner: Any) -> Any:
+        warnings.warn(
+            f"{type(owner).__name__}.{former} is now {type(owner).__name__}.{name}; read it by "
+            "that "
+            "name, since the next minor version has it alone",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(owner, name)
+
+    return property(read_attribute)

@@ -10,7 +10,7 @@ Kamath and Steinke 2020, The Discrete Gaussian for Differential Privacy, Definit
 is an integer and the noise ends at `largest_noise(s)`, with what lies beyond left out: less
 than `TAIL` of the probability, which every account of it must add.
 
-Two ways lead to that law. From `LEAST_BINNED_DEVIATION` on a table proposes a bin of magnitudes,
+Two ways lead to that law. From `MIN_BINNED_DEVIATION` on a table proposes a bin of magnitudes,
 random bits the place in it, and one coin corrects (`_draw_in_bins`): about 60 ns a value. Smaller
 deviations take Algorithm 3 of that paper (`_draw_by_laplace`).
 
@@ -34,8 +34,8 @@ from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.randomness import derive_key, keystream
 
 __all__ = [
-    "LEAST_BINNED_DEVIATION",
     "MAX_DEVIATION",
+    "MIN_BINNED_DEVIATION",
     "TAIL",
     "discrete_gaussian",
     "largest_noise",
@@ -50,7 +50,7 @@ TAIL = 2.0**-128
 # 2 exp(-t^2 / 2) = 2^-128 at t = 13.37: N_Z is as concentrated as the continuous Gaussian
 # (Canonne, Kamath and Steinke 2020, Corollary 17 and the Chernoff bound after it).
 _TAIL_DEVIATIONS = 13.375
-LEAST_BINNED_DEVIATION = 16
+MIN_BINNED_DEVIATION = 16
 """Smallest s that is drawn in bins: from here on a sixteenth of s is a whole number."""
 
 _WORD_BITS = 64
@@ -91,7 +91,7 @@ def discrete_gaussian(
     deviation = int(deviation)
     count = math.prod(shape)
     bits = _Bits(derive_key(key, _PURPOSE, *context))
-    draw = _draw_in_bins if deviation >= LEAST_BINNED_DEVIATION else _draw_by_laplace
+    draw = _draw_in_bins if deviation >= MIN_BINNED_DEVIATION else _draw_by_laplace
     parts = [np.zeros(0, dtype=np.int64)]
     missing = count
     while missing > 0:
@@ -114,7 +114,10 @@ class _Bits:
         return words
 
     def draw_below(self, bound: int, count: int) -> Integers:
-        """Draw uniform integers in 0..bound - 1 by rejection; bound is at most 2^62."""
+        """Draw uniform integers in 0..bound - 1 by rejection; bound is at most 2^62.
+
+        `count`: how many integers.
+        """
         width = (bound - 1).bit_length()
         if width == 0:
             return np.zeros(count, dtype=np.int64)
@@ -182,7 +185,7 @@ def _choose_width_bits(deviation: int) -> int:
     That gives 214 to 428 bins, keeps more than 97 of 100 proposals, and bounds the exponent of the
     coin: (w - 1) (2 j w + w - 1) / 2 s^2 < (1/16) (13.375 + 2/16) < 1.
     """
-    return (deviation // LEAST_BINNED_DEVIATION).bit_length() - 1
+    return (deviation // MIN_BINNED_DEVIATION).bit_length() - 1
 
 
 @lru_cache(maxsize=64)
@@ -192,6 +195,8 @@ def _compute_thresholds(deviation: int, precision: int) -> tuple[int, ...]:
     C_j is the sum of the first j weights over that of all J, and bin j weighs
     exp(-(j w)^2 / 2 s^2). Each is enclosed between two integers; where these leave a floor
     open, all are computed again with more digits.
+
+    `deviation`: standard deviation s of the noise, 1 to `MAX_DEVIATION`.
     """
     spare = 64
     while True:
@@ -208,6 +213,8 @@ def _enclose_sums(deviation: int, digits: int) -> tuple[list[int], list[int]]:
 
     exp(-c (j + 1)^2) = exp(-c j^2) exp(-c (2 j + 1)), and the last factor shrinks by exp(-2 c)
     from bin to bin, for c = w^2 / 2 s^2.
+
+    `deviation`: standard deviation s of the noise, 1 to `MAX_DEVIATION`.
     """
     width = 1 << _choose_width_bits(deviation)
     bins = largest_noise(deviation) // width + 1
@@ -242,7 +249,10 @@ def _enclose_exp(exponent: Fraction, digits: int) -> tuple[int, int]:
 
 
 def _find_bin(bits: _Bits, deviation: int, word: int) -> int:
-    """Return the bin of a number whose first bits are `word`: draw more until they decide."""
+    """Return the bin of a number whose first bits are `word`: draw more until they decide.
+
+    `deviation`: standard deviation s of the noise, 1 to `MAX_DEVIATION`.
+    """
     number = word
     precision = _WORD_BITS
     while True:
@@ -265,6 +275,8 @@ def _draw_in_bins(bits: _Bits, deviation: int, count: int) -> Integers:
 
     So x and -x are kept in proportion to exp(-x^2 / 2 s^2), each once. The coin is an exact one,
     and its exponent is small: 97 of 100 are decided by their first toss.
+
+    `deviation`: standard deviation s of the noise, 1 to `MAX_DEVIATION`.
     """
     bins = _make_bins(deviation)
     proposals = count + count // 32 + 16
@@ -291,6 +303,8 @@ def _draw_by_laplace(bits: _Bits, deviation: int, count: int) -> Integers:
 
     Propose y from the discrete Laplace distribution, P(y) ~ exp(-|y| / s), and keep it with
     probability exp(-(|y| - s)^2 / 2 s^2).
+
+    `deviation`: standard deviation s of the noise, 1 to `MAX_DEVIATION`.
     """
     # About half of the proposals are kept.
     y_n = _draw_laplace(bits, deviation, 2 * count + 16)
@@ -301,7 +315,10 @@ def _draw_by_laplace(bits: _Bits, deviation: int, count: int) -> Integers:
 
 
 def _draw_laplace(bits: _Bits, scale: int, proposals: int) -> Integers:
-    """Draw at most `proposals` values of the discrete Laplace distribution (Algorithm 2)."""
+    """Draw at most `proposals` values of the discrete Laplace distribution (Algorithm 2).
+
+    `scale`: t, an integer.
+    """
     u_n = bits.draw_below(scale, proposals)
     u_n = u_n[_toss_exp(bits, u_n, scale)]
     v_n = _count_while(lambda number: _toss_exp_one(bits, number), len(u_n))

@@ -66,6 +66,8 @@ def keystream_chunks(
 
     For long streams that are used up at once: they stay in the processor's cache. Pieces have
     `piece` bytes, 128 KiB at most; the last may have less.
+
+    `length`: of the whole stream, in bytes.
     """
     cipher = Cipher(algorithms.AES(derive_key(key, *context)), _COUNTER)
     encryptor = cipher.encryptor()

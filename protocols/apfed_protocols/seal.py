@@ -61,6 +61,8 @@ class Identity:
     def from_secret_bytes(cls, private: bytes) -> "Identity":
         """Restore the key pair from its 32 secret bytes.
 
+        `private`: the secret bytes.
+
         Raises LocalProtocolError: another number of bytes.
         """
         if len(private) != _KEY_BYTES:
@@ -91,6 +93,8 @@ def verify_signature(
 ) -> None:
     """Raise RemoteProtocolError unless the holder of `public` signed these parts for
     this purpose.
+
+    `signature`: 64 bytes.
     """
     try:
         # Under a key of small order one signature fits every message, and binds to none.
@@ -122,6 +126,8 @@ class RunKey:
     def from_secret_bytes(cls, private: bytes) -> "RunKey":
         """Restore the key pair from its 32 secret bytes. Raises LocalProtocolError: another number
         of bytes.
+
+        `private`: the secret bytes.
         """
         if len(private) != _KEY_BYTES:
             raise LocalProtocolError(
@@ -135,7 +141,10 @@ class RunKey:
         return self._private.private_bytes_raw()
 
     def derive_shared_key(self, peer_public: bytes, *, salt: bytes, info: bytes) -> bytes:
-        """Return 32 key bytes shared with the holder of `peer_public`."""
+        """Return 32 key bytes shared with the holder of `peer_public`.
+
+        `salt`: salt and info of HKDF.
+        """
         if len(peer_public) != _KEY_BYTES:
             raise RemoteProtocolError(
                 f"an X25519 public key has {_KEY_BYTES} bytes, the peer's has {len(peer_public)}"
@@ -176,7 +185,10 @@ class SealedLink:
     """
 
     def __init__(self, *, me: str, peer: str, run_key: RunKey, contract_hash: bytes) -> None:
-        """Make this party's end, which has no keys before `agree`."""
+        """Make this party's end, which has no keys before `agree`.
+
+        `contract_hash`: 32 bytes; both ends must hold the same contract.
+        """
         if me == peer:
             raise LocalProtocolError(f"{me!r} has no link to itself")
         if type(contract_hash) is not bytes or len(contract_hash) != _HASH_BYTES:
@@ -225,7 +237,10 @@ class SealedLink:
     def _make_cipher(
         self, peer_public: bytes, sender: tuple[str, bytes], receiver: tuple[str, bytes]
     ) -> AESGCM:
-        """Return AES-256-GCM for one direction; its key depends on both names and both hellos."""
+        """Return AES-256-GCM for one direction; its key depends on both names and both hellos.
+
+        `peer_public`: the peer's X25519 public key. `receiver`: its name and its hello.
+        """
         ends = b"".join(
             len(name.encode()).to_bytes(2, "big") + name.encode() + hello
             for name, hello in (sender, receiver)
@@ -275,6 +290,9 @@ class SealedLink:
     def open(self, sealed: bytes, *, sequence: int, associated: bytes) -> bytes:
         """Decrypt what the peer sealed. Raises RemoteProtocolError: replayed, reordered, altered,
         or sealed under another contract or by another party. The link's state does not change then.
+
+        `sequence`: number of the message from this peer, from 0. `associated`: bytes that are
+        authenticated beside the text.
         """
         _, opener = self._require_keys()
         if sequence != self._received:

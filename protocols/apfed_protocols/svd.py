@@ -44,14 +44,14 @@ from apfed_protocols.installing import install_extra
 from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key, keystream
 from apfed_protocols.sums.roles import KeepsSecrets
 
-MOST_FEATURES = 2**13
+MAX_FEATURES = 2**13
 """Of all owners together: the dealer decomposes a matrix of so many rows and columns."""
-MOST_MASK_ROWS = 2**13
+MAX_MASK_ROWS = 2**13
 """In one block of the mask of rows: a block takes half a gigabyte then."""
 _RANGES = {
-    "vectors": (1, MOST_FEATURES),
-    "mask_rows": (2, MOST_MASK_ROWS),
-    "most_rows": (2, 2**26),
+    "vectors": (1, MAX_FEATURES),
+    "mask_rows": (2, MAX_MASK_ROWS),
+    "max_rows": (2, 2**26),
 }
 try:
     import scipy
@@ -86,7 +86,7 @@ class SvdAgreement:
         receiver: the owner that gets the singular vectors.
         vectors: D, how many of them, those of the largest singular values first.
         mask_rows: rows of one block of the mask of rows, at most.
-        most_rows: of a table.
+        max_rows: of a table.
     """
 
     session: str
@@ -97,7 +97,7 @@ class SvdAgreement:
     receiver: str
     vectors: int
     mask_rows: int
-    most_rows: int
+    max_rows: int
 
     def __post_init__(self) -> None:
         """Raise LocalProtocolError unless parties, features and numbers of vectors and rows fit
@@ -119,10 +119,10 @@ class SvdAgreement:
                 f"each of {len(self.owners)} owners has 1 feature or more, got {self.features!r}"
             )
         require_ranges(self, _RANGES)
-        if not self.vectors <= self.columns <= MOST_FEATURES:
+        if not self.vectors <= self.columns <= MAX_FEATURES:
             raise LocalProtocolError(
                 f"the tables have {self.columns} features together; that is at most "
-                f"{MOST_FEATURES}, and no fewer than the {self.vectors} singular vectors asked for"
+                f"{MAX_FEATURES}, and no fewer than the {self.vectors} singular vectors asked for"
             )
 
     @property
@@ -168,9 +168,11 @@ def random_orthogonal(size: int, key: bytes, *context: bytes) -> Floats:
     return np.asarray(factor * np.where(np.diag(triangle) < 0, -1.0, 1.0), dtype=np.float64)
 
 
-def block_sizes(rows: int, most: int) -> tuple[int, ...]:
-    """Return the sizes of the blocks of the row mask: equal up to one row, at most `most` each."""
-    count = -(-rows // most)
+def block_sizes(rows: int, maximum: int) -> tuple[int, ...]:
+    """Return the sizes of the blocks of the row mask: equal up to one row, at most `maximum`
+    each.
+    """
+    count = -(-rows // maximum)
     size, larger = divmod(rows, count)
     return (size + 1,) * larger + (size,) * (count - larger)
 
@@ -190,7 +192,10 @@ def _unmask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_row
 def _make_mask_blocks(
     rows: int, seed: bytes, people: bytes, mask_rows: int
 ) -> Iterator[tuple[slice, Floats]]:
-    """Yield each block of the row mask P with the rows that it covers."""
+    """Yield each block of the row mask P with the rows that it covers.
+
+    `people`: SHA-256 of the aligned rows, the same at all owners.
+    """
     start = 0
     for block, size in enumerate(block_sizes(rows, mask_rows)):
         mask_bb = random_orthogonal(size, seed, b"rows", people, block.to_bytes(8, "big"))
@@ -239,12 +244,18 @@ class SvdFrames:
         people: bytes = _NOBODY,
         seed: bytes = b"",
     ) -> bytes:
-        """Frame a matrix of float64: header, the seed where masks are dealt, the numbers."""
+        """Frame a matrix of float64: header, the seed where masks are dealt, the numbers.
+
+        `owner`: the owner whose columns these are. `people`: SHA-256 of the aligned rows, the same
+        at all owners.
+        """
         return self._pack_header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
     def open_frame(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> SvdMessage:
         """Parse a frame of this kind. Raises RemoteProtocolError: another kind, agreement or size,
         or numbers that are not finite or too large.
+
+        `owner`: the owner whose columns these are.
         """
         if type(frame) is not bytes:
             raise LocalProtocolError(
@@ -259,6 +270,8 @@ class SvdFrames:
     def _check_header(self, frame: bytes, kind: MessageKind, sender: str, owner: str) -> None:
         """Raise RemoteProtocolError, which names the field, unless the header is the
         expected one.
+
+        `owner`: the owner whose columns these are.
         """
         if len(frame) < _HEADER.size:
             raise RemoteProtocolError(
@@ -275,12 +288,15 @@ class SvdFrames:
                 )
 
     def _parse_matrix(self, body: bytes, kind: MessageKind, sender: str, owner: str) -> Floats:
-        """Return the matrix of a body; the kind decides how many rows and columns it may have."""
+        """Return the matrix of a body; the kind decides how many rows and columns it may have.
+
+        `owner`: the owner whose columns these are.
+        """
         agreed = self._agreement
         columns = agreed.vectors if kind is MessageKind.VECTORS else agreed.columns
         rows, beyond = divmod(len(body), _NUMBER * columns)
         smallest = agreed.vectors
-        largest = agreed.most_rows
+        largest = agreed.max_rows
         if kind is MessageKind.MASKS:
             smallest = largest = agreed.features[agreed.find_position(owner)]
         if beyond or not smallest <= rows <= largest:
@@ -336,7 +352,10 @@ class SvdDealer(_SvdRole):
         return self._make_messages(fresh_key(), fresh_key())
 
     def _make_messages(self, rows_seed: bytes, columns_key: bytes) -> Iterator[Outgoing]:
-        """Yield each owner's seed of P and its rows of Q."""
+        """Yield each owner's seed of P and its rows of Q.
+
+        `columns_key`: from which Q is drawn.
+        """
         agreed = self.agreement
         mask_FF = random_orthogonal(agreed.columns, columns_key, b"columns")
         for owner in agreed.owners:
@@ -358,6 +377,8 @@ class SvdOwner(_SvdRole):
     def take_masks(self, dealt: bytes) -> None:
         """Take this owner's masks. Raises RemoteProtocolError: its rows of Q are not
         orthonormal.
+
+        `dealt`: the dealer's message.
         """
         agreed = self.agreement
         if self._masks is not None:
@@ -382,12 +403,12 @@ class SvdOwner(_SvdRole):
             or table_NF.dtype != np.float64
             or table_NF.ndim != 2
             or table_NF.shape[1] != own_columns
-            or not agreed.vectors <= len(table_NF) <= agreed.most_rows
+            or not agreed.vectors <= len(table_NF) <= agreed.max_rows
             or not _is_bounded(table_NF)
         ):
             raise LocalProtocolError(
                 f"{self.me}: a table is an array of bounded float64 of {agreed.vectors} to "
-                f"{agreed.most_rows} rows and {own_columns} columns, got "
+                f"{agreed.max_rows} rows and {own_columns} columns, got "
                 f"{getattr(table_NF, 'dtype', type(table_NF))} {np.shape(table_NF)}"
             )
         self._require_first_use()
@@ -410,7 +431,10 @@ class SvdServer(_SvdRole):
         super().__init__(agreement, agreement.server)
 
     def factor_tables(self, tables: Mapping[str, bytes]) -> bytes:
-        """Return P U for the receiver; once."""
+        """Return P U for the receiver; once.
+
+        `tables`: each owner's masked table.
+        """
         agreed = self.agreement
         require_all("a decomposition needs the tables of", tables, agreed.owners)
         first, *others = agreed.owners
@@ -436,7 +460,10 @@ class SvdServer(_SvdRole):
         return self._frames.open_frame(frame, MessageKind.TABLE, owner, owner=owner)
 
     def _compute_vectors(self, masked_NF: Floats) -> Floats:
-        """Return the first left singular vectors of the sum, zeros beyond its numerical rank."""
+        """Return the first left singular vectors of the sum, zeros beyond its numerical rank.
+
+        `masked_NF`: the sum of the masked tables.
+        """
         count = self.agreement.vectors
         try:
             left_vectors, values, _ = np.linalg.svd(masked_NF, full_matrices=False)
@@ -462,6 +489,9 @@ class SvdReceiver(SvdOwner):
         """Return U, (N, D): orthonormal columns, of the largest singular values first; once.
 
         Columns beyond the numerical rank of the table are zeros.
+
+        `vectors`: P U, as the server sent it. `people`: SHA-256 of the aligned rows, the same at
+        all owners.
         """
         agreed = self.agreement
         masks = self._require_masks()
@@ -488,7 +518,10 @@ class SvdReceiver(SvdOwner):
 
 
 def _require_orthonormal(vectors: Floats, sender: str) -> None:
-    """Raise RemoteProtocolError unless the columns are orthonormal to within 1e-8."""
+    """Raise RemoteProtocolError unless the columns are orthonormal to within 1e-8.
+
+    `vectors`: (N, D).
+    """
     deviation = np.abs(vectors.T @ vectors - np.eye(vectors.shape[1]))
     if not (deviation < _SLACK).all():
         raise RemoteProtocolError(

@@ -157,7 +157,10 @@ def flatten_tree(tree: Any) -> Flattened:
 
 
 def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
-    """Append the leaves under `node`; return their structure and shapes as JSON values."""
+    """Append the leaves under `node`; return their structure and shapes as JSON values.
+
+    `depth`: how many levels are above this node.
+    """
     if depth > _DEEPEST:
         raise LocalProtocolError(f"lists within lists, more than {_DEEPEST} deep, are no tree")
     if isinstance(node, Mapping):
@@ -177,7 +180,10 @@ def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
 
 
 def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
-    """Rebuild the same structure with other leaves, taken in the order of `_add_leaves`."""
+    """Rebuild the same structure with other leaves, taken in the order of `_add_leaves`.
+
+    `node`: its structure, as JSON values.
+    """
     if isinstance(node, Mapping):
         children = {key: rebuild_tree(node[key], leaves) for key in sorted(node, key=repr)}
         if type(node) is dict:
@@ -195,6 +201,8 @@ def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
 def _make_leaf(node: Any, path: str) -> _Leaf:
     """Return one array or number as a leaf. Raises LocalProtocolError, which names the place: it is
     no array of floats or integers.
+
+    `node`: an array, tensor or number.
     """
     path = f"leaf {path}" if path else "a contribution"
     torch = sys.modules.get("torch")
@@ -246,7 +254,10 @@ def _make_frame_like(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]
 
 
 def _make_torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
-    """Return a tensor as a leaf; the way back restores device and type."""
+    """Return a tensor as a leaf; the way back restores device and type.
+
+    `torch`: the module. `node`: the tensor.
+    """
     dtype = node.dtype
     device = node.device
     is_whole = str(dtype).startswith(("torch.int", "torch.uint"))

@@ -8,7 +8,7 @@ Run by: each party in its own process, which carries the messages over its links
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from apfed_protocols.checks import MOST_ANNOUNCED_BYTES
+from apfed_protocols.checks import MAX_ANNOUNCED_BYTES
 from apfed_protocols.ids import IdColumn, encode_ids
 from apfed_protocols.psi import SET_INTERSECTIONS
 from apfed_protocols.psi.interface import (
@@ -31,7 +31,7 @@ __all__ = [
     "canonical_ids",
     "check_alignment",
     "make_intersection",
-    "most_guesses",
+    "max_guesses",
     "require_overlaps_shown",
 ]
 
@@ -53,7 +53,7 @@ def check_alignment(settings: AlignmentSettings) -> None:
     if settings.maximum_ids > largest and not issubclass(backend, ResumableIntersection):
         raise ValueError(
             f"maximum_ids: whoever announced {settings.maximum_ids:,} IDs to {settings.backend} "
-            f"would have others take more than {MOST_ANNOUNCED_BYTES / 2**30:g} GiB; say "
+            f"would have others take more than {MAX_ANNOUNCED_BYTES / 2**30:g} GiB; say "
             f"{largest:,} at most, or protocol: ot, which takes such sets in parts"
         )
     shows = settings.mode == "pairwise" or backend.pairwise
@@ -118,7 +118,7 @@ def make_intersection(
     )
 
 
-def most_guesses(settings: AlignmentSettings) -> Guesses:
+def max_guesses(settings: AlignmentSettings) -> Guesses:
     """Return the most IDs that a deviating active (`hub`) or passive can test in an intersection.
 
     Protocols in buckets pad their lists to fixed sizes, and a deviating party may use the padding,
@@ -127,7 +127,7 @@ def most_guesses(settings: AlignmentSettings) -> Guesses:
     largest = settings.maximum_ids
     backend = SET_INTERSECTIONS[settings.backend]
     if not issubclass(backend, ResumableIntersection):
-        return backend.most_guesses(largest)
+        return backend.max_guesses(largest)
     buckets = bucket_count(largest)
-    guesses = backend.most_guesses(compute_capacity(largest, buckets))
+    guesses = backend.max_guesses(compute_capacity(largest, buckets))
     return Guesses(hub=buckets * guesses.hub, member=buckets * guesses.member)

@@ -75,7 +75,10 @@ def fingerprint_ids(
     key: bytes,
     worked: Callable[[int], None] = lambda ids: None,
 ) -> bytes:
-    """Return 32 bytes that are equal if a party has the same IDs in the same rows."""
+    """Return 32 bytes that are equal if a party has the same IDs in the same rows.
+
+    `worked`: called with the number of IDs that were digested.
+    """
     combined_hash = _make_hasher(key)
     for piece in encode_pieces(me, ids, id_rules(settings)):
         combined_hash.update(_hash_ids(piece, key))
@@ -106,7 +109,11 @@ class BucketedIds:
         folder: Path | None = None,
         worked: Callable[[int], None] = lambda ids: None,
     ) -> None:
-        """Read and digest all IDs, distribute them to buckets, and refuse repeated ones."""
+        """Read and digest all IDs, distribute them to buckets, and refuse repeated ones.
+
+        `secret`: 32 bytes of this party alone, from which the padding is derived. `worked`: called
+        with the number of IDs that were digested.
+        """
         self._me = me
         self._secret = secret
         self._buckets = buckets
@@ -124,7 +131,10 @@ class BucketedIds:
     def _fill_buckets(
         self, ids: SizedIds, settings: AlignmentSettings, key: bytes, worked: Callable[[int], None]
     ) -> bytes:
-        """Write each ID's digest and row into its bucket; return the digest of all IDs."""
+        """Write each ID's digest and row into its bucket; return the digest of all IDs.
+
+        `worked`: called with the number of IDs that were digested.
+        """
         combined_hash = _make_hasher(key)
         first = 0
         self.clear()
@@ -178,7 +188,10 @@ class BucketedIds:
                 self._refuse_repeats(records)
 
     def _refuse_repeats(self, records: NDArray[np.void]) -> None:
-        """Raise DataError if two IDs of a bucket are equal; name their rows."""
+        """Raise DataError if two IDs of a bucket are equal; name their rows.
+
+        `records`: digest and row of each ID.
+        """
         first: dict[bytes, int] = {}
         pairs = [
             (row, first_row)

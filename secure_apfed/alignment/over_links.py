@@ -129,6 +129,8 @@ async def align_hub(
 
     `ids` is read several times, so it must not be a generator. `session` names the intersection and
     is used once. `folder`: stores what is needed to resume after a break; None: a break ends it.
+
+    `members`: names of all parties but the hub.
     """
     end = _End(links, links.me, tuple(members), ids, settings, folder)
     with relay_signs(links):
@@ -168,7 +170,10 @@ async def align_member(
     session: str,
     folder: Path | None = None,
 ) -> Rows:
-    """Run a member's side of an intersection; `members` names all members; see `align_hub`."""
+    """Run a member's side of an intersection; `members` names all members; see `align_hub`.
+
+    `hub`: the hub's name. `session`: its name, the same at all parties.
+    """
     end = _End(links, hub, tuple(members), ids, settings, folder)
     end.look_back()
     stored = end.unfinished.agreed
@@ -183,7 +188,7 @@ async def align_member(
     agreed = end.check_reply(reply, opening, session)
     await end.intersect_buckets(agreed, {hub: reply.size}, reply.start, resumes=reply.resumes)
     return end.open_at_member(
-        await end.receive(hub, most=_OPENING_BYTES + 8 * len(ids)), reply.size
+        await end.receive(hub, maximum=_OPENING_BYTES + 8 * len(ids)), reply.size
     )
 
 
@@ -247,7 +252,11 @@ class _End:
         settings: AlignmentSettings,
         folder: Path | None,
     ) -> None:
-        """Load the intersection that the folder has, if it is of the same terms."""
+        """Prepare one end of an intersection over links; load a stored one if its terms are the
+        same.
+
+        `hub`: the hub's name. `members`: names of all parties but the hub.
+        """
         self._links = links
         self._me = links.me
         self._hub = hub
@@ -264,11 +273,11 @@ class _End:
         self._links.send(peer, Kind.ALIGNMENT, BEFORE_TRAINING, body)
 
     async def receive(
-        self, peer: str, *, patience: int = 2, most: int = _OPENING_BYTES
+        self, peer: str, *, patience: int = 2, maximum: int = _OPENING_BYTES
     ) -> Envelope:
         """Return the peer's next message of the alignment."""
         return await self._links.receive(
-            peer, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=patience, most=most
+            peer, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=patience, maximum=maximum
         )
 
     def look_back(self) -> None:
@@ -284,7 +293,10 @@ class _End:
             stored.delete_files()
 
     def check_reply(self, reply: _Reply, opening: _Opening, session: str) -> "Agreed":
-        """Return the terms that a member agrees to with this reply of the hub."""
+        """Return the terms that a member agrees to with this reply of the hub.
+
+        `session`: its name, the same at all parties.
+        """
         stored = self.unfinished.agreed
         hub = self._hub
         nonces = dict(reply.nonces)
@@ -323,7 +335,11 @@ class _End:
     async def intersect_buckets(
         self, agreed: "Agreed", sizes: Mapping[str, int], start: int, *, resumes: bool
     ) -> None:
-        """Run all buckets from `start` on, and store each result."""
+        """Run all buckets from `start` on, and store each result.
+
+        `sizes`: announced number of IDs by party. `resumes`: whether an earlier process finished
+        some buckets.
+        """
         if not resumes:
             self.unfinished.store_agreement(agreed)
         with self._links.signs.tighten_limits(self._estimate_signs(agreed.buckets, sizes)):
@@ -348,7 +364,10 @@ class _End:
             own_ids.clear()
 
     def _estimate_signs(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return how many signs of life each peer's work may take, from the announced sizes."""
+        """Return how many signs of life each peer's work may take, from the announced sizes.
+
+        `buckets`: how many there are.
+        """
         mine = compute_capacity(len(self._ids), buckets)
         members = len(self._members)
         if self._me == self._hub:
@@ -368,7 +387,10 @@ class _End:
     async def _intersect_bucket(
         self, own_ids: BucketedIds, agreed: "Agreed", sizes: Mapping[str, int], bucket: int
     ) -> None:
-        """Run the protocol on one bucket, and store its common rows."""
+        """Run the protocol on one bucket, and store its common rows.
+
+        `sizes`: announced number of IDs by party.
+        """
         entries, row_of_entry = own_ids.load_bucket(bucket)
         lists = {peer: compute_capacity(size, agreed.buckets) for peer, size in sizes.items()}
         agreement = IntersectionAgreement(
@@ -392,7 +414,9 @@ class _End:
         async def play_role(role: Conversation) -> None:
             """Run one role's conversation; a repeated message must equal the former one."""
             checked = _Checked(role, partial(self.unfinished.require_same, bucket))
-            await self._links.run_conversation(Kind.ALIGNMENT, checked, self._peers, most=longest)
+            await self._links.run_conversation(
+                Kind.ALIGNMENT, checked, self._peers, maximum=longest
+            )
 
         if self._me == self._hub:
             hub = protocol.make_hub(self._me, self._members, entries)
@@ -411,7 +435,10 @@ class _End:
         self.unfinished.store_result(bucket, result)
 
     def open_at_hub(self, sizes: Mapping[str, int]) -> Rows:
-        """Send the members the common positions; return this party's rows of them."""
+        """Send the members the common positions; return this party's rows of them.
+
+        `sizes`: announced number of IDs by party.
+        """
         agreed = self.unfinished.agreed
         minimum = self._settings.minimum_rows
         assert agreed is not None
@@ -527,10 +554,10 @@ class StoredIntersection:
         path = folder / _AGREED
         try:
             version, session, stored_terms, buckets, nonces, fingerprint = msgpack.unpackb(
-                load_bytes(path, most=_SMALL_BYTES)
+                load_bytes(path, maximum=_SMALL_BYTES)
             )
             agreed = Agreed(session, stored_terms, buckets, dict(nonces))
-            secret = load_bytes(folder / _SECRET, most=_SMALL_BYTES)
+            secret = load_bytes(folder / _SECRET, maximum=_SMALL_BYTES)
             if version != _VERSION or len(secret) != len(fresh_key()):
                 raise ValueError("another version")
             _ = agreed.identity
@@ -579,7 +606,9 @@ class StoredIntersection:
         """Return the results of all buckets, one after another."""
         assert self.agreed is not None
         names = (f"result-{bucket}.bin" for bucket in range(self.agreed.buckets))
-        arrays = [np.frombuffer(self._load_file(name, most=_RESULT_BYTES), "<i8") for name in names]
+        arrays = [
+            np.frombuffer(self._load_file(name, maximum=_RESULT_BYTES), "<i8") for name in names
+        ]
         return np.concatenate([numbers[2:].reshape(*numbers[:2].tolist()) for numbers in arrays])
 
     def require_same(self, bucket: int, peer: str, number: int, message: bytes) -> None:
@@ -612,10 +641,10 @@ class StoredIntersection:
         """Return whether a file of the unfinished intersection is stored."""
         return name in self._contents if self.folder is None else (self.folder / name).exists()
 
-    def _load_file(self, name: str, *, most: int = _SMALL_BYTES) -> bytes:
+    def _load_file(self, name: str, *, maximum: int = _SMALL_BYTES) -> bytes:
         """Read a stored file, or its content in memory if there is no folder."""
         path = self.folder and self.folder / name
-        return self._contents[name] if path is None else load_bytes(path, most=most)
+        return self._contents[name] if path is None else load_bytes(path, maximum=maximum)
 
     def _write_file(self, name: str, content: bytes) -> None:
         """Store a file of the unfinished intersection, on disk if there is a folder."""

@@ -14,7 +14,7 @@ from apfed_protocols.id_patterns import find_unmatched_patterns, pattern_of, sug
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.settings.alignment import ID_RULES, AlignmentSettings
 
-_MOST_READ = 200_000
+_MAX_READ = 200_000
 
 
 class CommonPeople(BaseModel):
@@ -73,8 +73,11 @@ def describe_common(
 def _describe_mismatches(
     party: str, ids: Sequence[str], is_common: NDArray[np.bool_], settings: AlignmentSettings
 ) -> str:
-    """Return a warning on ID patterns that rarely match, with a remedy; "" if there are none."""
-    step = -(-len(ids) // _MOST_READ) or 1
+    """Return a warning on ID patterns that rarely match, with a remedy; "" if there are none.
+
+    `is_common`: whether each own row is common, (N,).
+    """
+    step = -(-len(ids) // _MAX_READ) or 1
     rules = id_rules(settings)
     texts = [rules.normalise_text(text) for text in ids[::step]]
     are_common = is_common[::step].tolist()

@@ -27,7 +27,7 @@ class AlignmentHistory:
 
     A peer that puts guessed IDs into its set learns in each run which of up to `maximum_ids`
     guesses are right (ID stuffing, attack A10), of somewhat more where it deviates
-    (`secure_apfed.alignment.most_guesses`); over many runs it could try out a whole population.
+    (`secure_apfed.alignment.max_guesses`); over many runs it could try out a whole population.
     With at most R runs a peer tries out at most R times as many. Peers are identified by the names
     that the links authenticate; a peer with two names gets twice the runs.
 
@@ -55,6 +55,8 @@ class AlignmentHistory:
     ) -> "AlignmentHistory":
         """Return the history of `party` in a folder that several parties may use, as in
         simulations.
+
+        `runs_with_a_peer`: how many runs with the same peer are allowed.
         """
         try:
             check_name(party)
@@ -152,7 +154,11 @@ def admit_run(
     session: str,
     resumes: bool = False,
 ) -> None:
-    """Record a run if the settings of party `me` name a history; see `AlignmentHistory`."""
+    """Record a run if the settings of party `me` name a history; see `AlignmentHistory`.
+
+    `peers`: names of the other parties. `session`: its name. `resumes`: whether it continues an
+    interrupted run, which is recorded already.
+    """
     folder = settings.history
     runs = settings.runs_with_a_peer
     if folder is not None and runs is not None:

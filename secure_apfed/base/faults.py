@@ -160,7 +160,10 @@ def describe_remedies(remedies: Sequence[Remedy]) -> str:
 
 
 def _merge_lines(lines: Sequence[SettingLine]) -> dict[tuple[str, ...], Any]:
-    """Return values by path; lists of one path are merged, of other values the first is taken."""
+    """Return values by path; lists of one path are merged, of other values the first is taken.
+
+    `lines`: values by path.
+    """
     values = dict[tuple[str, ...], Any]()
     for line in lines:
         first_value = values.setdefault(line.path, line.value)
@@ -180,6 +183,8 @@ def format_options(lines: Sequence[SettingLine]) -> str:
 def format_settings(lines: Sequence[SettingLine]) -> str:
     """Return the settings as YAML; lists of one key are merged, of other values the
     first is taken.
+
+    `lines`: values by path.
     """
     values = _merge_lines(lines)
     remarks = dict[tuple[str, ...], str]()

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Limit for recordings and checkpoints, which are read into memory; no run has written as much.
-MOST_BYTES = 2**34
+MAX_BYTES = 2**34
 # A byte of JSON may take twenty in memory.
-MOST_JSON_BYTES = 2**24
+MAX_JSON_BYTES = 2**24
 # Of a run, of a study of runs, of a party.
 _OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem", "party.yaml")
 _DIGITS = 20
@@ -90,13 +90,17 @@ def open_plain(path: Path) -> BufferedReader:
     return file
 
 
-def load_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
-    """Return a file's content. Raises CheckpointError: missing, too large or unreadable."""
+def load_bytes(path: Path, *, maximum: int = MAX_BYTES) -> bytes:
+    """Return a file's content. Raises CheckpointError: missing, too large or unreadable.
+
+    `maximum`: bytes at most.
+    """
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
+        if size > maximum:
             raise CheckpointError(
-                f"{path}: is larger than {most} bytes, which no run writes; restore it from a copy"
+                f"{path}: is larger than {maximum} bytes, which no run writes; restore it from a "
+                "copy"
             )
         try:
             return file.read(size)
@@ -114,19 +118,22 @@ def load_text(path: Path) -> str:
         ) from None
 
 
-def load_json(path: Path, kind: type[PartT], *, of: FileFormat | None = None) -> PartT:
+def load_json(path: Path, kind: type[PartT], *, file_format: FileFormat | None = None) -> PartT:
     """Read a JSON file as this type.
 
     Args:
-        of: its format, whose number is checked before anything else.
+        file_format: its format, whose number is checked before anything else.
 
     Raises CheckpointError: missing, not JSON, of another type, or in an unsupported format.
     """
     content = _parse_json(path, _load_content(path))
-    if of is None:
+    if file_format is None:
         return _validate_content(path, kind, content)
     return _validate_content(
-        path, kind, content, remedy=of.describe_misfit(of.parse_format_number(path, content))
+        path,
+        kind,
+        content,
+        remedy=file_format.describe_misfit(file_format.parse_format_number(path, content)),
     )
 
 
@@ -147,11 +154,14 @@ def count_lines(path: Path) -> int:
 
 
 def _load_content(path: Path) -> bytes:
-    return load_bytes(path, most=MOST_JSON_BYTES)
+    return load_bytes(path, maximum=MAX_JSON_BYTES)
 
 
 def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
-    """Parse JSON, refusing huge integers and NaN. Raises CheckpointError: names the place."""
+    """Parse JSON, refusing huge integers and NaN. Raises CheckpointError: names the place.
+
+    `content`: what to write or parse.
+    """
     try:
         return json.loads(content, parse_int=_parse_integer, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -192,7 +202,10 @@ def describe_origin(path: Path) -> str:
 def _validate_content(
     path: Path, kind: type[PartT], value: Any, *, remedy: str = _RESTORE
 ) -> PartT:
-    """Return a value as this type. Raises CheckpointError: names the field that does not fit."""
+    """Return a value as this type. Raises CheckpointError: names the field that does not fit.
+
+    `remedy`: what the error advises.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -255,6 +268,8 @@ def open_regular(path: Path, *, create: bool) -> int:
     Only this very file is opened: a symbolic link in its place would let the next session change a
     file of somebody else's choice; a pipe would make it wait for ever.
 
+    `create`: make the file if it is missing.
+
     Raises:
         CheckpointError: a link, a folder, a pipe or a device; or the file is gone.
         OSError: it may not be opened.
@@ -280,14 +295,15 @@ def open_regular(path: Path, *, create: bool) -> int:
     return descriptor
 
 
-def add_line(log: Path, fields: Mapping[str, Any], *, waits: bool = True) -> None:
+def add_line(log: Path, fields: Mapping[str, Any], *, is_durable: bool = True) -> None:
     """Append a JSON line to a log; a newline comes first, as the last line may be torn.
 
-    `waits`: until it is on the disk, not only with the operating system.
+    `is_durable`: until it is on the disk, not only with the operating system. `fields`: the JSON
+    object.
     """
     with FileIO(open_regular(log, create=True), "a") as lines:
         lines.write(f"\n{json.dumps(fields)}\n".encode())
-        if waits:
+        if is_durable:
             os.fsync(lines.fileno())
 
 
@@ -320,7 +336,10 @@ def refuse_replacing_input(output: Path, option: str, *inputs: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Replace `path` in one step; `private` files are readable by their owner only."""
+    """Replace `path` in one step; `private` files are readable by their owner only.
+
+    `content`: what to write or parse.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
@@ -342,6 +361,8 @@ def to_json(content: Any, *, indent: int | None = None) -> str:
     """Return JSON for programs of any language: infinity and NaN as "inf" and "nan", paths as text.
 
     Terminal control characters are escaped, which every JSON reader reverses.
+
+    `content`: what to write or parse. `indent`: blanks by level; None: one line.
     """
     text = json.dumps(
         _replace_non_finite(content), indent=indent, allow_nan=False, ensure_ascii=False
@@ -355,7 +376,10 @@ def to_json(content: Any, *, indent: int | None = None) -> str:
 
 
 def _replace_non_finite(content: Any) -> Any:
-    """Return plain values with infinity and NaN as texts."""
+    """Return plain values with infinity and NaN as texts.
+
+    `content`: what to write or parse.
+    """
     if isinstance(content, Mapping):
         return {key: _replace_non_finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
@@ -389,6 +413,8 @@ def to_csv(frame: "pd.DataFrame", *, header: bool = True) -> str:
     formula gets an apostrophe before it, and so does what follows a semicolon, tab or newline in
     it: where a comma is the decimal mark, a spreadsheet takes semicolons as separators, and quotes
     within such a cell do not protect it. Numbers, negative ones too, stay as they are.
+
+    `header`: whether column names come first.
     """
     text: str = (
         frame.map(escape_cell).rename(columns=escape_cell).to_csv(index=False, header=header)

@@ -85,7 +85,10 @@ class FileFormat:
         return number
 
     def describe_misfit(self, number: int) -> str:
-        """Return advice for a file in a supported format whose fields do not fit."""
+        """Return advice for a file in a supported format whose fields do not fit.
+
+        `number`: the file's format number.
+        """
         if number == self.number:
             return "restore it from a copy"
         return (

@@ -19,10 +19,10 @@ from typing import Any
 
 __all__ = ["check_host", "check_version", "escape_text", "find_unprintable", "quote_text"]
 
-_MOST_LETTERS = 80
-_MOST_VERSION_LETTERS = 64
-_MOST_HOST_LETTERS = 253
-_MOST_LEVELS = 64
+_MAX_LETTERS = 80
+_MAX_VERSION_LETTERS = 64
+_MAX_HOST_LETTERS = 253
+_MAX_LEVELS = 64
 _NUMBER = "(?:0|[1-9][0-9]*)"
 # The canonical form of PEP 440, Appendix B, with a local version behind it.
 _VERSION = re.compile(
@@ -46,14 +46,14 @@ def escape_text(text: str, *, keep: str = "") -> str:
     )
 
 
-def quote_text(text: object, *, most: int = _MOST_LETTERS) -> str:
-    """Return another party's text in quotes, escaped and shortened to `most` characters.
+def quote_text(text: object, *, maximum: int = _MAX_LETTERS) -> str:
+    """Return another party's text in quotes, escaped and shortened to `maximum` characters.
 
     Other values are shown as Python writes them, under the same rules.
     """
     if not isinstance(text, str):
-        return escape_text(repr(text)[:most])
-    shortened = text if len(text) <= most else text[: most - 3] + "..."
+        return escape_text(repr(text)[:maximum])
+    shortened = text if len(text) <= maximum else text[: maximum - 3] + "..."
     return escape_text(repr(shortened))
 
 
@@ -61,15 +61,17 @@ def find_unprintable(value: Any, prefix: str = "", *, level: int = 0) -> Iterato
     """Yield the paths in plain values whose text is not printable, or that are nested too deeply.
 
     Keys count as text. A path is dotted and escaped.
+
+    `prefix`: path of the values. `level`: their depth.
     """
-    if level > _MOST_LEVELS:
-        yield f"{prefix} (more than {_MOST_LEVELS} levels deep)"
+    if level > _MAX_LEVELS:
+        yield f"{prefix} (more than {_MAX_LEVELS} levels deep)"
     elif isinstance(value, str):
         if not value.isprintable():
             yield prefix
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            name = escape_text(str(key)[:_MOST_LETTERS])
+            name = escape_text(str(key)[:_MAX_LETTERS])
             place = f"{prefix}.{name}" if prefix else name
             if not str(key).isprintable():
                 yield f"the name {place}"
@@ -81,7 +83,7 @@ def find_unprintable(value: Any, prefix: str = "", *, level: int = 0) -> Iterato
 
 def check_version(text: str) -> str:
     """Return a version in the canonical form of PEP 440; ValueError: it has another form."""
-    if len(text) > _MOST_VERSION_LETTERS or not _VERSION.fullmatch(text):
+    if len(text) > _MAX_VERSION_LETTERS or not _VERSION.fullmatch(text):
         raise ValueError(f"expected a version such as 0.1.1, got {quote_text(text)}")
     return text
 
@@ -91,7 +93,7 @@ def check_host(host: str) -> str:
 
     An international name has the form of the DNS (xn--...).
     """
-    if len(host) > _MOST_HOST_LETTERS or not _HOST.fullmatch(host):
+    if len(host) > _MAX_HOST_LETTERS or not _HOST.fullmatch(host):
         raise ValueError(
             "expected a host of letters (a-z, A-Z), digits, '-', '_' and '.', an international "
             f"name as xn--..., got {quote_text(host)}"

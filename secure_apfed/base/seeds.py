@@ -124,6 +124,8 @@ class Draws(TorchFunctionMode):
     ) -> Any:
         """Call a torch function; if it draws random numbers, draw them from this object's
         generator.
+
+        `types`: as torch passes them.
         """
         kwargs = kwargs or {}
         if func not in _CHANGED:
@@ -150,7 +152,11 @@ class Draws(TorchFunctionMode):
     def _draw_dropout(
         self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Return values after dropout, with the mask drawn from this object's generator."""
+        """Return values after dropout, with the mask drawn from this object's generator.
+
+        `training`: as in torch's dropout; otherwise values stay. `inplace`: ignored, since torch
+        asks for it.
+        """
         if not training or not 0 < p < 1 or not values.numel():
             return F.dropout(values, p, training, inplace)
         mask = torch.empty_like(values).bernoulli_(
@@ -285,7 +291,10 @@ def usable_cores() -> int:
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """Limit torch to this number of threads in the block."""
+    """Limit torch to this number of threads in the block.
+
+    `count`: how many.
+    """
     callers = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -23,7 +23,7 @@ __all__ = [
     "working_on",
 ]
 
-_MOST_MARKS = 512
+_MAX_MARKS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class TimeLeft:
             self._marks = [(self._clock(), done)]
         elif done > last:
             self._marks.append((self._clock(), done))
-        if len(self._marks) > _MOST_MARKS:
+        if len(self._marks) > _MAX_MARKS:
             del self._marks[1:-1:2]
 
     def estimate_seconds(self, total: float) -> float | None:
@@ -92,7 +92,10 @@ class TimeLeft:
 
 
 def describe_time_left(seconds: float | None) -> str:
-    """Return an estimate as text; "" if there is none, or nothing remains."""
+    """Return an estimate as text; "" if there is none, or nothing remains.
+
+    `seconds`: the estimate; None: there is none.
+    """
     if seconds is None or not 0 < seconds < math.inf:
         return ""
     if seconds < 60:

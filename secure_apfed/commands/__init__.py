@@ -22,17 +22,19 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting, as in train.epochs=3."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting, for example train.epochs=3."
+    ),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout; infinity is the text inf.")
 ]
-Jobs = Annotated[int, typer.Option(min=1, help="Processes, one thread each.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of parallel processes, one thread each.")]
 JsonEvents = Annotated[
     bool,
     typer.Option(
         "--json-events",
-        help="Print JSON objects on stdout, one a line: how each party stands, then as --json.",
+        help="Print progress as JSON lines on stdout, then the result as with --json.",
     ),
 ]
 MetricsFile = Annotated[
@@ -40,7 +42,7 @@ MetricsFile = Annotated[
     typer.Option(
         "--metrics-file",
         metavar="FILE.prom",
-        help="Keep a file for Prometheus, written each second.",
+        help="Write metrics for Prometheus to this file, once a second.",
     ),
 ]
 State: TypeAlias = Literal["ok", "optional", "missing"]

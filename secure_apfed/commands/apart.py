@@ -31,18 +31,16 @@ if TYPE_CHECKING:
 _LAST_WORDS_S = 10.0
 certs_app = typer.Typer(
     no_args_is_help=True,
-    help="Look at certificates, renew and revoke them; `secure-apfed project` makes them.",
+    help="Show, renew and revoke TLS certificates; `secure-apfed project` issues them.",
 )
 _PARTED = 4
 audit_log_app = typer.Typer(
     no_args_is_help=True, help="Verify a party's audit log, or compare those of two parties."
 )
 _PartyConfig = Annotated[
-    Path, typer.Option("--config", metavar="PARTY.yaml", help="The party's own file.")
+    Path, typer.Option("--config", metavar="PARTY.yaml", help="The party's settings file.")
 ]
-_Log = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="A party's folder, or its audit.log alone.")
-]
+_Log = Annotated[Path, typer.Argument(metavar="FOLDER", help="A party's folder, or its audit.log.")]
 
 
 def _print_schema(is_requested: bool) -> None:
@@ -55,12 +53,12 @@ def _print_schema(is_requested: bool) -> None:
 
 
 def party(
-    config: Annotated[Path, typer.Option(metavar="PARTY.yaml", help="The party's own file.")],
+    config: Annotated[Path, typer.Option(metavar="PARTY.yaml", help="The party's settings file.")],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint in its folder.")
+        bool, typer.Option("--resume", help="Continue from the checkpoint in the party's folder.")
     ] = False,
     baselines: Annotated[
-        bool, typer.Option(help="At the active: measure what it does alone, once the run is over.")
+        bool, typer.Option(help="At the active: compare with its local models after the run.")
     ] = True,
     end_with_stdin: Annotated[
         bool, typer.Option("--end-with-stdin", hidden=True, help="End where stdin ends.")
@@ -77,15 +75,16 @@ def party(
             "--json-events-schema",
             is_eager=True,
             callback=_print_schema,
-            help="Print the JSON schema of a line of --json-events, and end.",
+            help="Print the JSON schema of the lines of --json-events, and exit.",
         ),
     ] = False,
     metrics_file: MetricsFile = None,
 ) -> None:
-    """Play one party of a run; the others run elsewhere, each by its own file.
+    """Run one party of a training between several processes or organisations.
 
-    Each party then makes its own report, and attacks what it let out where its `attacks` say so.
-    The active's process measures, too, and tells the result, as `run` does.
+    The other parties run elsewhere, each by its own settings file. Afterwards each party writes its
+    own report, and attacks what it sent if its `attacks` setting says so. The active also evaluates
+    the model and prints the result, as `run` does.
     """
     from apfed_attacks.run import expand_choices
     from secure_apfed.config.file import load_config
@@ -146,13 +145,15 @@ def party(
 
 
 def serve(
-    config: Annotated[Path, typer.Option(metavar="PARTY.yaml", help="The party's own file.")],
-    sessions: Annotated[int | None, typer.Option(min=1, help="End after so many sessions.")] = None,
+    config: Annotated[Path, typer.Option(metavar="PARTY.yaml", help="The party's settings file.")],
+    sessions: Annotated[
+        int | None, typer.Option(min=1, help="Exit after this number of sessions.")
+    ] = None,
     json_events: JsonEvents = False,
 ) -> None:
-    """Serve joint predictions at a passive or the aggregator, until it is ended.
+    """Answer joint predictions, at a passive or the aggregator, until stopped.
 
-    What it answers at most says `serve` in the party's file.
+    The `serve` section of the party's file limits the answers.
     """
     from secure_apfed.exchange import StatusTracker
     from secure_apfed.organisations.served import serve_party
@@ -190,31 +191,42 @@ def watch_stdin() -> None:
 
 
 def relay(
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the parties dial.")],
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")],
     ca: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="Authorities of the parties' certificates.")
+        Path | None,
+        typer.Option(metavar="PEM", help="CA certificates by which parties are verified."),
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="Its own, for the name relay.")
+        Path | None,
+        typer.Option(
+            metavar="PEM", help="The relay's own TLS certificate, issued for the name relay."
+        ),
     ] = None,
-    key: Annotated[Path | None, typer.Option(metavar="PEM", help="Of its certificate.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="Private key of the certificate.")
+    ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="IDENTITY", help="Let these parties in alone; hex, may be repeated."),
+        typer.Option(
+            metavar="IDENTITY", help="Accept only this public identity, in hex; may be repeated."
+        ),
     ] = None,
     revoked: Annotated[
         Path | None,
-        typer.Option(metavar="LIST", help="Certificates and identities that it does not let in."),
+        typer.Option(
+            metavar="LIST", help="List of revoked certificates and identities, which are refused."
+        ),
     ] = None,
     insecure_plaintext_on_loopback: Annotated[
-        bool, typer.Option("--insecure-plaintext-on-loopback", help="No TLS, on this machine.")
+        bool,
+        typer.Option("--insecure-plaintext-on-loopback", help="Without TLS; on this machine only."),
     ] = False,
     end_with_stdin: Annotated[
         bool, typer.Option("--end-with-stdin", hidden=True, help="End where stdin ends.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Forward sealed frames between parties that may only dial out, until it is ended."""
+    """Forward encrypted messages between parties that can only connect outwards."""
     from secure_apfed.exchange.certificates import Credentials
     from secure_apfed.exchange.grpc_link import warn_of_plaintext
     from secure_apfed.exchange.relay import Relay
@@ -250,10 +262,10 @@ def relay(
 
 @certs_app.command("show")
 def show_certificates(
-    files: Annotated[list[Path], typer.Argument(metavar="PEM...", help="Certificates.")],
+    files: Annotated[list[Path], typer.Argument(metavar="PEM...", help="Certificate files.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say whose certificates these are, until when, and how a list of revoked ones names them."""
+    """Show who the certificates belong to, how long they are valid, and their fingerprints."""
     from secure_apfed.exchange.certificates import certificate_names, hash_certificate
 
     now = dt.datetime.now(dt.UTC)
@@ -280,11 +292,11 @@ def show_certificates(
 def request_renewal(
     config: _PartyConfig,
     new_key: Annotated[
-        bool, typer.Option("--new-key", help="Of another key, since the one in use leaked.")
+        bool, typer.Option("--new-key", help="Use a new private key, if the present one leaked.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask the project's organiser for a new certificate; identity and words stay as they are."""
+    """Request a new certificate from the organiser; the party's identity stays the same."""
     from secure_apfed.organisations.renewal import request_certificate
 
     path = request_certificate(config, new_key=new_key)
@@ -296,9 +308,13 @@ def request_renewal(
 
 @certs_app.command("renew")
 def issue_renewal(
-    asked: Annotated[Path, typer.Argument(metavar="REQUEST", help="What a party sent.")],
-    folder: Annotated[Path, typer.Option(help="The organiser's own.")],
-    days: Annotated[float, typer.Option(min=0.01, max=3650, help="How long it is valid.")] = 365,
+    asked: Annotated[
+        Path, typer.Argument(metavar="REQUEST", help="Request file that the party sent.")
+    ],
+    folder: Annotated[Path, typer.Option(help="The organiser's folder.")],
+    days: Annotated[
+        float, typer.Option(min=0.01, max=3650, help="Days that the certificate is valid.")
+    ] = 365,
     as_json: AsJson = False,
 ) -> None:
     """At the organiser: issue a certificate under the authority that sealed the project."""
@@ -313,11 +329,13 @@ def issue_renewal(
 
 @certs_app.command("accept")
 def install_renewal(
-    renewed: Annotated[Path, typer.Argument(metavar="RENEWED", help="What the organiser sent.")],
+    renewed: Annotated[
+        Path, typer.Argument(metavar="RENEWED", help="File that the organiser sent.")
+    ],
     config: _PartyConfig,
     as_json: AsJson = False,
 ) -> None:
-    """Show the renewed certificate from now on; at another party: note it."""
+    """Install a renewed certificate; at other parties: record it."""
     from secure_apfed.organisations.renewal import accept_certificate
 
     renewal = accept_certificate(renewed, config)
@@ -340,14 +358,23 @@ def revoke_certificates(
             "number, or a party's public identity, in hex.",
         ),
     ],
-    revoked: Annotated[Path, typer.Option("--list", help="List that the parties' files name.")],
-    note: Annotated[str, typer.Option(help="Why, for people.")] = "",
+    revoked: Annotated[
+        Path,
+        typer.Option(
+            "--list", help="The list of revoked certificates that the parties' files name."
+        ),
+    ],
+    note: Annotated[str, typer.Option(help="Reason, as free text.")] = "",
     for_others: Annotated[
-        bool, typer.Option("--for-others", help="No party's file here has to read the list.")
+        bool,
+        typer.Option(
+            "--for-others",
+            help="Do not require that a party's file on this machine reads the list.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write these into a list of what is revoked, and say whose files read it.
+    """Add certificates or identities to a list of revoked ones.
 
     A running party reads its list again at once, and ends its session with whom it names; so does
     a relay with the list that it was started with. A list that no file here reads protects nobody,
@@ -436,11 +463,11 @@ def _load_certificate(file: Path) -> "x509.Certificate":
 def verify(
     folder: _Log,
     identity: Annotated[
-        str | None, typer.Option(metavar="HEX", help="The party's public identity, as you know it.")
+        str | None, typer.Option(metavar="HEX", help="The party's public identity that you expect.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify that a log is whole, and say what adds up in it."""
+    """Verify a log's hash chain and signatures, and summarise it."""
     from secure_apfed.runs.audit_log import verify_log
 
     summary = verify_log(folder, identity=identity)
@@ -452,7 +479,7 @@ def verify(
 
 @audit_log_app.command()
 def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
-    """Compare what two parties logged of the link between them; exit code 4 where they part."""
+    """Compare two parties' logs of their link; exit code 4 if they disagree."""
     from secure_apfed.runs.audit_log import compare_logs
 
     comparison = compare_logs(one, other)
@@ -491,14 +518,16 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
 @audit_log_app.command("restart-counter")
 def restart_counter(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The party's folder.")],
-    counter: Annotated[str, typer.Argument(metavar="NAME", help="The counter's file in it.")],
-    party: Annotated[str, typer.Option(metavar="NAME", help="Whose folder it is.")],
+    counter: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the counter's file in that folder.")
+    ],
+    party: Annotated[str, typer.Option(metavar="NAME", help="The party whose folder it is.")],
     as_json: AsJson = False,
 ) -> None:
-    """Let a counter go on whose file was lost, shortened or exchanged, and log that you did.
+    """Let a counter continue whose file was lost, shortened or replaced; this is logged.
 
-    An older copy goes on from what it holds. Any other file is set aside, and the counter begins
-    anew: it forgets what the party gave away.
+    An older copy goes on from what it holds. Any other file is set aside, and the counter restarts:
+    it forgets what the party gave away.
     """
     from secure_apfed.organisations.counters import restart_in
 

@@ -29,26 +29,32 @@ _CLIP = 1.0
 
 def plan(
     config_file: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file of the run, if any.")
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG]", help="YAML file of the run; not needed to calibrate noise."
+        ),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Calibrate the guard to this epsilon_x.")
+        float | None,
+        typer.Option(
+            help="Find the noise whose releases cost this epsilon_x (privacy of the active's rows)."
+        ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="The config's, or 50, unless given.")
+        int | None, typer.Option(min=1, help="Number of epochs; default: of CONFIG, else 50.")
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="The config's, or 1e-5, unless given.")
+        float | None, typer.Option(help="delta of the guarantee; default: of CONFIG, else 1e-5.")
     ] = None,
     links: Annotated[
-        bool, typer.Option("--links", help="Tell what is sent on each link, not their sum.")
+        bool, typer.Option("--links", help="Show the traffic of each link instead of the total.")
     ] = False,
     party: Annotated[
         Path | None,
         typer.Option(
             "--config",
             metavar="PARTY.yaml",
-            help="In place of CONFIG: plan by one's own table and what the others declared.",
+            help="Instead of CONFIG: plan from this party's table and what the others declared.",
         ),
     ] = None,
     peers: Annotated[
@@ -56,17 +62,20 @@ def plan(
         typer.Option(
             "--with-peers",
             metavar="EPSILON",
-            help="Rehearse votes: each passive tells one number of this epsilon.",
+            help="Rehearse votes with the real passives: each reveals one number at this epsilon.",
         ),
     ] = None,
     baselines: Annotated[
         bool,
-        typer.Option("--baselines", help="Forecast the baselines, too: play those of two samples."),
+        typer.Option(
+            "--baselines",
+            help="Also forecast how long local models take, by training them on two samples.",
+        ),
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast a run before anything is sent, or calibrate noise to epsilon, or both."""
+    """Forecast time, traffic and privacy cost of a run, or find the noise for an epsilon."""
     planned: dict[str, Any] = {}
     if party is not None and config_file is not None:
         raise typer.BadParameter("give CONFIG, or --config, not both")
@@ -97,7 +106,7 @@ def plan(
             planned["rehearsal"] = _rehearse_votes(config, peers, quiet=as_json)
         guard = config.guard
         calibrations = []
-        if guard.epsilon is not None and "representations are sent" in config.method.happens:
+        if guard.epsilon is not None and "representations are sent" in config.method.facts:
             calibrations.append(
                 _calibrate_noise(
                     guard.mechanism,
@@ -122,7 +131,10 @@ def _load_changed_config(
     epochs: int | None,
     delta: float | None,
 ) -> "Config":
-    """Return the file's run with the changes of the options; a missing guard becomes gaussian."""
+    """Return the file's run with the changes of the options; a missing guard becomes gaussian.
+
+    `overrides`: settings such as train.epochs=3.
+    """
     from secure_apfed.config.file import load_config
 
     config = load_config(path, overrides=overrides, own=True)
@@ -180,7 +192,10 @@ def _forecast_run(
     links: bool,
     baselines: bool,
 ) -> dict[str, Any]:
-    """Forecast a run, print it unless `quiet`, and return it as plain values."""
+    """Forecast a run, print it unless `quiet`, and return it as plain values.
+
+    `baselines`: whether local models are measured, too.
+    """
     from secure_apfed.planning.forecast import forecast
     from secure_apfed.settings.protection import find_departures
 
@@ -206,6 +221,8 @@ def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[st
 
     The votes on a row are fitted without its own label. A party with only its own table runs method
     votes_rehearsal with the others instead.
+
+    `quiet`: print nothing.
     """
     from secure_apfed.errors import ConfigError
     from secure_apfed.methods import METHODS
@@ -249,6 +266,8 @@ def _calibrate_noise(
 
     Each row is released once an epoch, or once in all under `frozen_gaussian`; adjacency is
     replace-one, and subsampling is not credited, since passives know who is in a batch.
+
+    `mechanism`: name of the guard.
     """
     from secure_apfed.privacy.accountants import calibrate_sigma, gdp_mu
 
@@ -280,13 +299,15 @@ def _show_noise(calibrations: Sequence[Mapping[str, Any]]) -> None:
 def check_encoder(
     config_file: ConfigFile,
     threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="Loss of accuracy that is not worth mending.")
+        float, typer.Option(min=0, max=1, help="Loss of accuracy that you accept.")
     ] = 0.02,
-    folds: Annotated[int, typer.Option(min=2, help="Of the cross-validation.")] = 10,
+    folds: Annotated[
+        int, typer.Option(min=2, help="Number of folds of the cross-validation.")
+    ] = 10,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a classifier on the active's columns with one on its encoder's code of them.
+    """Test an encoder: compare a classifier on the columns with one on the encoder's output.
 
     The encoder is the run's `model`, trained without labels on the active's training rows as
     `method` says of autoencoders (APC-VFL, Appendix F); nobody else takes part.

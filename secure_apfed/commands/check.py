@@ -45,7 +45,7 @@ SUBMIT_CHECK = (
     "each party's folder says what was found"
 )
 _PATTERNS = "patterns of IDs"
-_MOST_PATTERNS = 12
+_MAX_PATTERNS = 12
 _LONGEST_PATTERN = 64
 # Marks for kinds of characters, and the code points of invisible characters.
 _MARKS_OF_KINDS = re.compile(r"A?a?(?:0?9)?|#")
@@ -59,17 +59,22 @@ _MARKS = {"ok": "ok", "optional": "note", "missing": "WRONG"}
 
 
 def check(
-    config: Annotated[Path, typer.Option(metavar="PARTY.yaml", help="The party's own file.")],
+    config: Annotated[Path, typer.Option(metavar="PARTY.yaml", help="The party's settings file.")],
     meet: Annotated[
         float | None,
-        typer.Option(min=1, max=86_400, help="Meet all others, who run the same, within seconds."),
+        typer.Option(
+            min=1,
+            max=86_400,
+            help="Also connect to all other parties, which run the same command, within this "
+            "number of seconds.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a party could begin: its own files, and whom it reaches, and why not.
+    """Check whether a party is ready to run: its files, and whether it reaches the others.
 
-    A peer that is not running yet is not an error. An error ends with the exit code of a run that
-    met it.
+    A peer that is not running yet is not an error. If there is an error, the exit code is that of
+    a run that meets it.
     """
     checks = Checks(config, is_quiet=as_json)
     findings = list(checks.run_checks(meet))
@@ -98,13 +103,17 @@ def check(
 class Checks:
     """The checks of one party; `code` is the exit code of the first failure, or 0.
 
-    `meet` connects it to the others; unless given, the link of the party's file does.
+    `connect` connects it to the others; unless given, the link of the party's file does.
     """
 
     def __init__(
-        self, path: Path, *, is_quiet: bool = False, meet: "Connect | None" = None
+        self, path: Path, *, is_quiet: bool = False, connect: "Connect | None" = None
     ) -> None:
-        """Load the party's file, settings, role, identity and sealed project."""
+        """Prepare the checks of one party: load its file, settings, role, identity and sealed
+        project.
+
+        `is_quiet`: print no progress.
+        """
         from secure_apfed.base.faults import FaultList
         from secure_apfed.config.file import load_config
         from secure_apfed.organisations.party import PartyFile, role_of
@@ -113,7 +122,7 @@ class Checks:
 
         self.path = path
         self.is_quiet = is_quiet
-        self.meet = meet
+        self.meet = connect
         self.faults = FaultList()
         self.patterns: dict[str, int] = {}
         self.file = file = PartyFile.from_file(path)
@@ -169,7 +178,10 @@ class Checks:
             yield Finding("peers", "clock, version", "optional", how)
 
     def _try_check(self, name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-        """Run one check; yield its findings, its failure, and its warnings."""
+        """Run one check; yield its findings, its failure, and its warnings.
+
+        `examine`: the check, which yields its findings.
+        """
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
@@ -443,6 +455,8 @@ class Checks:
     def _meet_peers(self, meet_s: float) -> Iterator[Finding]:
         """Connect to all others as for a run, and compare versions, clocks and the contracts they
         would sign.
+
+        `meet_s`: seconds to wait for the others.
         """
         from secure_apfed.exchange import Links, StatusTracker, run_role
         from secure_apfed.organisations.party import connect_peers
@@ -495,7 +509,10 @@ class Checks:
     def _compare_patterns(
         self, own_patterns: Mapping[str, int], patterns_by_peer: Mapping[str, Mapping[str, int]]
     ) -> Iterator[Finding]:
-        """Yield how each other party writes its IDs, and the normalisation rules that unite all."""
+        """Yield how each other party writes its IDs, and the normalisation rules that unite all.
+
+        `own_patterns`: share by pattern of IDs.
+        """
         from apfed_protocols.id_patterns import (
             describe_patterns,
             differ_by_zeros,
@@ -553,7 +570,10 @@ class Checks:
 async def _compare_peers(
     links: "Links", peers: list[str], mine: Mapping[str, Any]
 ) -> dict[str, tuple[dict[str, Any], float]]:
-    """Return each peer's report, and the difference of its clock to this one, in seconds."""
+    """Return each peer's report, and the difference of its clock to this one, in seconds.
+
+    `mine`: this party's report.
+    """
     from secure_apfed.exchange import BEFORE_TRAINING, Kind
 
     for peer in peers:
@@ -579,13 +599,16 @@ def spell_findings(checks: Checks, findings: Sequence[Finding]) -> str:
 
 
 def share_patterns(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the patterns of at least 1 %, 12 at most, with their shares in whole per cent."""
+    """Return the patterns of at least 1 %, 12 at most, with their shares in whole per cent.
+
+    `counts`: number of IDs by pattern.
+    """
     total = sum(counts.values())
     shares = {pattern: 100 * count // total for pattern, count in counts.items() if count}
     frequent = {
         pattern: share for pattern, share in shares.items() if share >= 1 and _is_pattern(pattern)
     }
-    return dict(list(frequent.items())[:_MOST_PATTERNS])
+    return dict(list(frequent.items())[:_MAX_PATTERNS])
 
 
 def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
@@ -595,14 +618,14 @@ def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
     """
     fits = (
         isinstance(value, dict)
-        and len(value) <= _MOST_PATTERNS
+        and len(value) <= _MAX_PATTERNS
         and all(_is_pattern(pattern) for pattern in value)
         and all(type(share) is int and 1 <= share <= 100 for share in value.values())
         and sum(value.values()) <= 100
     )
     if not fits or not isinstance(value, dict):
         raise RemoteProtocolError(
-            f"{sender} sent no patterns of IDs: at most {_MOST_PATTERNS} are expected, each of at "
+            f"{sender} sent no patterns of IDs: at most {_MAX_PATTERNS} are expected, each of at "
             f"most {_LONGEST_PATTERN} characters with a share of 1 to 100 per cent; all run the "
             "same version of project check --meet"
         )

@@ -93,7 +93,10 @@ def _check_packages() -> Iterator[Finding]:
 
 
 def _check_package(name: str, module: str, purpose: str, remedy: str, absent: State) -> Finding:
-    """Import a package; return its version, or the reason why it cannot be used, with a remedy."""
+    """Import a package; return its version, or the reason why it cannot be used, with a remedy.
+
+    `purpose`: what the package is needed for.
+    """
     quiet = io.StringIO()
     try:
         with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet):

@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 OwnEncoder = Annotated[
     str | None,
     typer.Option(
-        metavar="MODULE:NAME", help="What made the model's encoder, where that is your own code."
+        metavar="MODULE:NAME", help="If the encoder is your own code: where it is defined."
     ),
 ]
-OwnHead = Annotated[
-    str | None, typer.Option(metavar="MODULE:NAME", help="What made its head, likewise.")
-]
+OwnHead = Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="The same for the head.")]
 
 
 def _import_networks(encoder: str | None, head: str | None) -> dict[str, Any]:
     """Return what the command's caller names as networks, as `load_model` takes it.
 
     A run's folder never says which code to import.
+
+    `head`: name of the code of the head; None: none is named.
     """
     from secure_apfed.settings.plugins import import_code
 
@@ -59,6 +59,8 @@ def _import_networks(encoder: str | None, head: str | None) -> dict[str, Any]:
 
 def _import_passive_networks(named: Sequence[str]) -> dict[str, Any]:
     """Return what made the networks of passives, by name, of texts as lab=my_nets:encode.
+
+    `named`: texts such as lab=my_nets:encode.
 
     Raises:
         ConfigError: a text is none of these.
@@ -88,6 +90,8 @@ def finish_run(
     """Measure baselines, attacks and report of a finished run, write them, and print all.
 
     Args:
+        quiet: print nothing.
+        json_events: print progress as JSON lines.
         contributions: also measure the worth of each passive's help.
         phases: the phases of the run, whose costs are printed; None: not measured.
     """
@@ -180,7 +184,10 @@ def _collect_figures(
 
 
 def _measure_worth(result: "RunResult", *, quiet: bool) -> "WhoHelped":
-    """Train again without each passive, and write the passives' worth into the run's folder."""
+    """Train again without each passive, and write the passives' worth into the run's folder.
+
+    `quiet`: print nothing.
+    """
     from secure_apfed.runs.worth import measure_worth
 
     assert result.folder is not None
@@ -224,7 +231,10 @@ def _merge_attacks(folder: Path) -> "tuple[AttackResult, ...]":
 
 
 def attack_own(record: "OwnRecord", folder: Path, *, quiet: bool) -> None:
-    """Attack what a party sent, if its settings say so; its own table is the ground truth."""
+    """Attack what a party sent, if its settings say so; its own table is the ground truth.
+
+    `quiet`: print nothing.
+    """
     if not record.config.attacks or record.held is None:
         return
     from apfed_attacks.own import measure_own
@@ -274,7 +284,10 @@ def _show_result(
     solo: "SoloRecord | None",
     page: Path | None,
 ) -> None:
-    """Print a finished run's table: scores, people, gain, privacy, attacks, and the verdict."""
+    """Print a finished run's table: scores, people, gain, privacy, attacks, and the verdict.
+
+    `page`: the report, if one was written.
+    """
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import load_finished_run
     from apfed_experiments.verdict import describe_run
@@ -410,20 +423,24 @@ def attack(
     folder: RunFolder,
     attacks: Annotated[
         list[str] | None,
-        typer.Option("--attacks", help="Names, apart or with commas; all that exist unless given."),
+        typer.Option(
+            "--attacks", help="Names of attacks, repeated or separated by commas; default: all."
+        ),
     ] = None,
     options: Annotated[
         list[str] | None,
         typer.Option(
             "--option",
             metavar="ATTACK.KEY=VALUE",
-            help="Mount this attack once with these options instead of its usual settings.",
+            help="Run this attack once, with these options instead of its defaults.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="The run's unless given.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the attacks; default: the run's.")
+    ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Where: auto, cpu, cuda or one of several, as cuda:1; else as the run."),
+        typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1; default: as in the run."),
     ] = None,
     encoder: OwnEncoder = None,
     head: OwnHead = None,
@@ -432,12 +449,12 @@ def attack(
         typer.Option(
             "--passive-encoder",
             metavar="PASSIVE=MODULE:NAME",
-            help="What made the network whose output a passive sent, where that is your own code.",
+            help="If a passive's network is your own code: where it is defined.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Mount attacks on a finished run, show them, and renew its report."""
+    """Attack a finished run, show what was read, and update its report."""
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import mount_attacks
     from secure_apfed.learning.descent import find_device
@@ -527,6 +544,8 @@ def _show_attacks(results: "Sequence[AttackResult]", by_direction: "Sequence[Hea
 def _pick_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
     """Return the attacks to run: those with given options once each, the others with their full
     suites.
+
+    `names`: attacks, or "all".
     """
     from apfed_attacks import ATTACKS
     from apfed_attacks.run import ALL, full_suite, prepare_attack
@@ -573,6 +592,8 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
 
     Unless `quiet`, print its first answer as soon as possible, and at the end its tables and how to
     read them.
+
+    `jobs`: how many runs at a time.
     """
     from apfed_experiments import runner
 
@@ -611,11 +632,14 @@ def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Answer | No
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where run folders lie, at any depth.")
+        Path,
+        typer.Argument(metavar="FOLDER", help="Folder that contains run folders, at any depth."),
     ] = Path("runs"),
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write one page to filter, sort and compare them."),
+        typer.Option(
+            metavar="FILE", help="Write an HTML page to filter, sort and compare the runs."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -647,22 +671,27 @@ def runs(
 
 def predict(
     model: Annotated[Path, typer.Option(metavar="RUN", help="Folder of a finished run.")],
-    data: Annotated[Path, typer.Option(metavar="FILE", help="CSV, Parquet, .npy or IDX.")],
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help="The rows: CSV, Parquet, .npy or IDX.")
+    ],
     output: Annotated[
-        Path | None, typer.Option(help="Write to .csv, .parquet or .json instead.")
+        Path | None, typer.Option(help="Write the predictions to a .csv, .parquet or .json file.")
     ] = None,
     id_column: Annotated[
-        list[str] | None, typer.Option(help="Column that names a row; as in training unless given.")
+        list[str] | None, typer.Option(help="Column of IDs; default: as in training.")
     ] = None,
     jointly: Annotated[
         Path | None,
-        typer.Option(metavar="PARTY.yaml", help="Ask the passives, too, which serve meanwhile."),
+        typer.Option(
+            metavar="PARTY.yaml",
+            help="Predict jointly with the passives, which must be running `secure-apfed serve`.",
+        ),
     ] = None,
     encoder: OwnEncoder = None,
     head: OwnHead = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the active's own rows, with no other party present, or jointly with all."""
+    """Predict with the active's model, locally or jointly with all parties."""
     from secure_apfed.runs.solo import predict_file, predict_into
 
     if jointly is not None:
@@ -709,7 +738,11 @@ def _predict_jointly(
     *,
     as_json: bool,
 ) -> None:
-    """Predict with the serving parties, and show or write the rows. Exits with 4 if it failed."""
+    """Predict with the serving parties, and show or write the rows. Exits with 4 if it failed.
+
+    `output`: file for the rows; None: print them. `id_columns`: columns that identify rows; None:
+    those of training.
+    """
     from secure_apfed.errors import ConfigError
     from secure_apfed.exchange import StatusTracker
     from secure_apfed.organisations.party import PartyFile
@@ -751,14 +784,15 @@ def columns(
     folder: RunFolder,
     keep: Annotated[
         float | None,
-        typer.Option(help="Columns of each party that stay: so many, or below 1 this share."),
+        typer.Option(help="Columns to keep at each party: a number, or below 1 a share."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE.yaml", help="Write the run on these columns alone.")
+        Path | None,
+        typer.Option(metavar="FILE.yaml", help="Write the settings of a run on these columns."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank the columns of a run of mmvfl or v_fedmv, each party's own, and cut it to the first."""
+    """Rank each party's columns by a finished run of mmvfl or v_fedmv, and keep the best."""
     from secure_apfed.base.files import refuse_replacing_input, write_atomically
     from secure_apfed.config.file import dump_settings
     from secure_apfed.errors import ConfigError
@@ -793,12 +827,15 @@ def columns(
 
 def export(
     folder: RunFolder,
-    onnx: Annotated[Path, typer.Option(metavar="FILE", help="Written, or replaced.")],
+    onnx: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="The ONNX file to write; an existing one is replaced."),
+    ],
     encoder: OwnEncoder = None,
     head: OwnHead = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the active's model with its encoding as ONNX, to predict without this library."""
+    """Export the active's model as ONNX, to predict without this library."""
     from secure_apfed.base.files import refuse_replacing_input
     from secure_apfed.runs.onnx_file import write_onnx
     from secure_apfed.runs.solo import load_model

@@ -35,9 +35,9 @@ def _make_site_class() -> "type[Site]":
     class CheckSite(Site):
         """A site that meets all others as for a run, compares what they have, and trains not."""
 
-        def run_party(self, site: str, meet: "Connect") -> None:
+        def run_party(self, site: str, connect: "Connect") -> None:
             """Check the site's party, and write what was found; ConfigError: it is not ready."""
-            checks = Checks(find_party_file(site), is_quiet=True, meet=meet)
+            checks = Checks(find_party_file(site), is_quiet=True, connect=connect)
             findings = list(checks.run_checks(_MEET_S))
             text = spell_findings(checks, findings)
             write_atomically(checks.file.folder / CHECKED, text.encode(), private=True)

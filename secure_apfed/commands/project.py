@@ -30,22 +30,27 @@ if TYPE_CHECKING:
     from secure_apfed.settings.data import TableShape
 
 project_app = typer.Typer(
-    no_args_is_help=True, help="Lead a run between organisations, from its proposal to its end."
+    no_args_is_help=True,
+    help="Set up a run between organisations: propose, join, seal, check and end.",
 )
 identity_app = typer.Typer(
-    no_args_is_help=True, help="Make or show the key pair by which the others know a party."
+    no_args_is_help=True, help="Create or show a party's long-term key pair."
 )
 _EMPTY_CELLS = "empty cells in"
 _LACKS_COLUMNS = "lacks the columns"
-_As = Annotated[str, typer.Option("--as", metavar="NAME", help="Which party this is.")]
-_Folder = Annotated[Path | None, typer.Option(help="The party's own; NAME unless given.")]
-_Columns = Annotated[bool, typer.Option("--columns", help="Tell the others the names of columns.")]
+_As = Annotated[str, typer.Option("--as", metavar="NAME", help="Name of this party.")]
+_Folder = Annotated[Path | None, typer.Option(help="The party's folder; default: NAME.")]
+_Columns = Annotated[
+    bool,
+    typer.Option("--columns", help="Show the names of this table's columns to the other parties."),
+]
 _Together = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-together",
         metavar="NAME+NAME",
-        help="Parties that one organisation may run although it reads more; may be repeated.",
+        help="Accept that one organisation runs these parties, which lets it read more; may be "
+        "repeated.",
     ),
 ]
 _OwnSettings = Annotated[
@@ -53,12 +58,15 @@ _OwnSettings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting of its own table, as in data.parties.NAME.numeric=[age]; may be repeated.",
+        help="A setting of this party's table, for example data.parties.NAME.numeric=[age]; may be "
+        "repeated.",
     ),
 ]
 _Certificates = Annotated[
     Path | None,
-    typer.Option(help="Folder with certificate.pem, key.pem and ca.pem of its own authority."),
+    typer.Option(
+        help="Folder with certificate.pem, key.pem and ca.pem, if the organisation has its own CA."
+    ),
 ]
 
 
@@ -68,21 +76,34 @@ def new(
     party: _As,
     at: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=HOST:PORT", help="Where a party is reached; may be repeated."),
+        typer.Option(metavar="NAME=HOST:PORT", help="Address of a party; may be repeated."),
     ] = None,
     relay: Annotated[
-        str | None, typer.Option(metavar="NAME=HOST:PORT", help="Who runs a relay that all dial.")
+        str | None,
+        typer.Option(
+            metavar="NAME=HOST:PORT",
+            help="The party that runs a relay to which all connect, and its address.",
+        ),
     ] = None,
     run_by: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=ORGANISATION", help="Who runs the aggregator, or the dealer."),
+        typer.Option(
+            metavar="NAME=ORGANISATION",
+            help="The organisation that runs the aggregator or the dealer.",
+        ),
     ] = None,
     over: Annotated[
-        str, typer.Option(metavar="grpc|nvflare|flower", help="What carries or starts the parties.")
+        str,
+        typer.Option(
+            metavar="grpc|nvflare|flower",
+            help="How parties connect: gRPC, or inside NVFlare or Flower.",
+        ),
     ] = "grpc",
     server: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Of NVFlare's server, or of Flower's SuperLink."),
+        typer.Option(
+            metavar="HOST:PORT", help="Address of NVFlare's server or Flower's SuperLink."
+        ),
     ] = None,
     together: _Together = None,
     folder: _Folder = None,
@@ -91,7 +112,7 @@ def new(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Propose a run: the file that comes of it goes to all other parties."""
+    """Propose a run; send the resulting file to all other parties."""
     from secure_apfed.config.file import load_config
     from secure_apfed.organisations.project import PROPOSAL, propose_project
 
@@ -124,35 +145,43 @@ def new(
 
 @project_app.command()
 def join(
-    file: Annotated[Path, typer.Argument(help="A proposal, or the sealed project.")],
+    file: Annotated[
+        Path, typer.Argument(help="The proposal or the sealed project that you received.")
+    ],
     party: _As,
     folder: _Folder = None,
     table: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Its own rows: CSV, Parquet or Arrow, or several files."),
+        typer.Option(
+            metavar="FILE", help="This party's table: CSV, Parquet or Arrow; may be several files."
+        ),
     ] = None,
     id_column: Annotated[
-        str | None, typer.Option(help="Where IDs stand in it, if not where the others' do.")
+        str | None, typer.Option(help="Column of IDs; default: as in the proposal.")
     ] = None,
     missing: Annotated[
         Literal["error", "mean", "drop"] | None,
-        typer.Option(help="What to do about its empty cells; error unless given."),
+        typer.Option(help="How to treat empty cells; default: error."),
     ] = None,
     columns: _Columns = False,
     over: Annotated[
         str | None,
-        typer.Option(metavar="grpc|nvflare|flower", help="The engine that was agreed on."),
+        typer.Option(
+            metavar="grpc|nvflare|flower", help="How parties connect, as in the proposal."
+        ),
     ] = None,
     words: Annotated[
         str | None,
-        typer.Option(help="The organiser's or the project's words, as read out by telephone."),
+        typer.Option(
+            help="The words that the organiser read to you by telephone, to verify the file."
+        ),
     ] = None,
     certificates: _Certificates = None,
     together: _Together = None,
     own_settings: _OwnSettings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a proposal, or take over the sealed project: the file says which of the two it is."""
+    """Answer a proposal, or install the sealed project, by the kind of the file."""
     from secure_apfed.organisations import project
 
     home = folder or Path(party)
@@ -186,7 +215,7 @@ def join(
             columns=columns,
             certificates=certificates,
             table={key: value for key, value in own_table.items() if value is not None},
-            together=_parse_groups(together or ()),
+            colluding_groups=_parse_groups(together or ()),
             settings=own_settings or (),
             show=partial(_show_proposal, party=party, as_json=as_json),
         )
@@ -205,15 +234,15 @@ def join(
 def seal_answers(
     answers: Annotated[
         list[Path],
-        typer.Argument(metavar="ANSWER...", help="Of all the others."),
+        typer.Argument(metavar="ANSWER...", help="Answer files of all other parties."),
     ],
-    folder: Annotated[Path, typer.Option(help="The organiser's own.")],
+    folder: Annotated[Path, typer.Option(help="The organiser's folder.")],
     days: Annotated[
-        float, typer.Option(min=0.01, max=3650, help="How long certificates are valid.")
+        float, typer.Option(min=0.01, max=3650, help="Days that certificates are valid.")
     ] = 365,
     as_json: AsJson = False,
 ) -> None:
-    """Put all answers together into the project that all hold; again, to renew certificates."""
+    """Collect all answers into the sealed project, which goes to all parties."""
     from secure_apfed.organisations.project import SEALED, seal_project
 
     sealed = seal_project(answers, folder, days=days)
@@ -227,20 +256,24 @@ project_app.command()(check.check)
 @project_app.command("end")
 def end_party_project(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER", help="The party's, in place of --config.")
+        Path | None,
+        typer.Argument(metavar="FOLDER", help="The party's folder, instead of --config."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="PARTY.yaml", help="The party's own file.")
+        Path | None, typer.Option(metavar="PARTY.yaml", help="The party's settings file.")
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Delete, and sign the end; else it is only shown.")
+        bool,
+        typer.Option(
+            "--yes", help="Delete and sign; without this, only show what would be deleted."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """End a project in a party's folder: delete what is secret or answers, and sign what is kept.
+    """End a project in a party's folder: delete secrets and saved answers, sign what stays.
 
-    Without --yes it shows what it would do, and asks on a terminal. Nothing begins in the folder
-    afterwards; each party ends its own.
+    Without --yes, show what would be deleted and, on a terminal, ask. No run can start in the
+    folder afterwards. Each party ends the project in its own folder.
     """
     from secure_apfed.organisations.ending import end_project, find_owner, plan_end
 
@@ -331,7 +364,7 @@ def _check_engine(over: str, file: Path, organiser: "SealedProject | Proposal") 
 
 @identity_app.command("new")
 def new_identity(folder: Annotated[Path, typer.Option()], as_json: AsJson = False) -> None:
-    """Make identity.pem in a party's folder (mode 600), which must not have one."""
+    """Create identity.pem in a party's folder (mode 600), which must not have one."""
     from secure_apfed.base.files import make_private
 
     if (folder / "identity.pem").exists():
@@ -524,7 +557,10 @@ def _describe_engine(proposal: "Proposal") -> str:
 def _describe_serving(
     config: "Config", party: str, own_shape: "TableShape | None", *, role: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield how much a passive answers after training, unless its own file sets limits."""
+    """Yield how much a passive answers after training, unless its own file sets limits.
+
+    `role`: this party's.
+    """
     from secure_apfed.methods import METHODS
     from secure_apfed.methods.joint import Tvfl
     from secure_apfed.organisations.party import ServeSettings
@@ -578,7 +614,10 @@ def _format_listen_address(address: str) -> str:
 def _show_sealed_project(
     sealed: "SealedProject", folder: Path, next_step: str, *, as_json: bool
 ) -> None:
-    """Print the parties' words, the project's words, and the relay's command."""
+    """Print the parties' words, the project's words, and the relay's command.
+
+    `next_step`: what the reader does next.
+    """
     words = {name: answer.words for name, answer in sealed.answer_documents.items()}
     if as_json:
         terminal.print_json({"words": words, "project_words": sealed.project_words})

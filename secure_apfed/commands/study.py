@@ -44,11 +44,9 @@ LEAKS = (
 BASES = ("main-digits", "main-breast-cancer", "main-handwritten")
 
 _FAILED = 3
-app = typer.Typer(
-    no_args_is_help=True, help="Compare many runs: what help is worth, what it costs, what is read."
-)
-Seeds = Annotated[int, typer.Option(min=1, help="Runs of each line.")]
-Output = Annotated[Path, typer.Option(help="Folder of the study.")]
+app = typer.Typer(no_args_is_help=True, help="Studies over many runs: gain, cost and leakage.")
+Seeds = Annotated[int, typer.Option(min=1, help="Number of runs (seeds) of each setting.")]
+Output = Annotated[Path, typer.Option(help="Folder for the results.")]
 
 
 @app.callback()
@@ -84,7 +82,7 @@ def _describe_choice(names: Sequence[str]) -> str:
 def main_job(
     output: Output = Path("runs/main"), seeds: Seeds = 5, jobs: Jobs = 2, as_json: AsJson = False
 ) -> None:
-    """Show what APFed is worth, costs and gives away under a secure sum and a guard."""
+    """Measure gain, cost and leakage of APFed on real data (the main job)."""
     with _start_workers():
         from apfed_experiments.main_job import MAIN, declare_study
 
@@ -113,7 +111,7 @@ def sums(
     ] = BASES[0],
     as_json: AsJson = False,
 ) -> None:
-    """Measure what aggregator, active and passive of APFed read, by secure sum and guard."""
+    """Measure what each party of APFed can read, by secure sum and guard."""
     _check_names([base], BASES)
     with _start_workers():
         from apfed_experiments.study import base_config
@@ -126,20 +124,23 @@ def sums(
 @app.command()
 def gains(
     output: Output = Path("runs/gains"),
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each case; 10.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of runs (seeds) of each case; default: 10.")
+    ] = None,
     jobs: Jobs = 2,
     only: Annotated[
-        list[str] | None, typer.Option(help="Cases, as globs such as 'votes/*'; all unless given.")
+        list[str] | None,
+        typer.Option(help="Only cases that match, such as 'votes/*'; default: all."),
     ] = None,
     tables: Annotated[
-        Path | None, typer.Option(help="Folder of one's own tables, which its splits.yaml cuts.")
+        Path | None, typer.Option(help="Folder with your own tables and a splits.yaml.")
     ] = None,
     as_json: AsJson = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Three seeds; shipped cases: three.")
+        bool, typer.Option("--quick", help="A quick version: three seeds and three built-in cases.")
     ] = False,
 ) -> None:
-    """Measure what help adds to the best local model, case by case."""
+    """Measure the gain over the best local model, case by case."""
     with _start_workers():
         from apfed_experiments import gains as help_by_case
 
@@ -155,17 +156,19 @@ def gains(
 def measure_passives(
     config_file: ConfigFile,
     output: Annotated[
-        Path | None, typer.Option(help="Folder; runs/NAME-who-helped unless given.")
+        Path | None, typer.Option(help="Folder for the results; default: runs/NAME-who-helped.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs with all passives.")] = 5,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of runs (seeds) with all passives.")
+    ] = 5,
     jobs: Jobs = 2,
     baselines: Annotated[
-        bool, typer.Option(help="Measure what all passives are worth over the active alone, too.")
+        bool, typer.Option(help="Also compare with the active's local models.")
     ] = True,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what each passive's help is worth: train without it, paired by seed."""
+    """Measure each passive's contribution: train without it, paired by seed."""
     from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or (), own=True)
@@ -181,11 +184,12 @@ def measure_passives(
 def leaks(
     only: Annotated[list[str] | None, typer.Option(help=_describe_choice(LEAKS))] = None,
     store: Annotated[
-        Path | None, typer.Option(help="JSON file in which the parts played are replaced.")
+        Path | None,
+        typer.Option(help="JSON file of results, in which the measured parts are replaced."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what an active or a passive reads, honest or not, and what rules stop."""
+    """Measure what a curious or malicious party reads, and which rules stop it."""
     _check_names(only, LEAKS)
     from apfed_experiments.leaks import declare_study
 
@@ -197,7 +201,10 @@ def leaks(
 def tradeoff(
     study_file: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file of the study.")],
     output: Annotated[
-        Path | None, typer.Option(help="Folder; runs/NAME unless given. A stopped study goes on.")
+        Path | None,
+        typer.Option(
+            help="Folder for the results; default: runs/NAME. An interrupted study continues."
+        ),
     ] = None,
     jobs: Jobs = 2,
     as_json: AsJson = False,
@@ -213,16 +220,20 @@ def tradeoff(
 
 @app.command()
 def audit(
-    output: Annotated[Path, typer.Option(help="Folder of audit.json.")] = Path("runs/audit"),
-    quick: Annotated[bool, typer.Option("--quick", help="1,000 retrainings a case.")] = False,
+    output: Annotated[Path, typer.Option(help="Folder for audit.json.")] = Path("runs/audit"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A quick version: 1,000 retrainings a case.")
+    ] = False,
     retrainings: Annotated[
-        int, typer.Option(min=120, help="Of both worlds together, a case.")
+        int, typer.Option(min=120, help="Retrainings a case, with and without the record together.")
     ] = 5000,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")
+    ] = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Retrain with and without a record; print what that proves about the claims of privacy."""
+    """Audit the privacy claims by retraining with and without one record."""
     from apfed_experiments.audit.retraining import declare_study
     from secure_apfed.learning.descent import find_device
 
@@ -236,7 +247,10 @@ def audit(
 
 
 def _run_study(study: "Study[Any]", jobs: int, *, as_json: bool) -> None:
-    """Run a study, and show its answer or print it as JSON; exit with an error if a part failed."""
+    """Run a study, and show its answer or print it as JSON; exit with an error if a part failed.
+
+    `jobs`: how many runs at a time.
+    """
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # studies compare with unsafe choices
     answer = finished.run_study(study, jobs, quiet=as_json)
     if as_json:
@@ -256,19 +270,21 @@ def _check_names(chosen: Sequence[str] | None, names: Sequence[str]) -> None:
 
 @app.command()
 def table(
-    name: Annotated[str | None, typer.Argument(help="A table of --list.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a table; see --list.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List all tables and figures.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="All of it, not the default part.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Measure the whole table, not its default part.")
+    ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Folder; runs/tables/NAME unless given.")
+        Path | None, typer.Option(help="Folder for the results; default: runs/tables/NAME.")
     ] = None,
     jobs: Jobs = 2,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Begin no other job after so many minutes.")
+        float | None, typer.Option(min=0, help="Start no further job after this number of minutes.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a table or figure of a paper; one that was stopped goes on where it was."""
+    """Reproduce a table or figure of a paper; an interrupted one continues."""
     if list_all == (name is not None):
         raise typer.BadParameter("give the NAME of a table, or --list")
     if name is None:

@@ -72,6 +72,8 @@ class Config(RunSettings):
     def __setstate__(self, state: dict[Any, Any]) -> None:
         """Restore a pickle from another process of this party, and import the code
         that it named.
+
+        `state`: of pydantic.
         """
         from secure_apfed.config.checks import take_names
 

@@ -75,7 +75,10 @@ def describe_errors(
 
 
 def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
-    """Return the error's key path without names of union members, which no file contains."""
+    """Return the error's key path without names of union members, which no file contains.
+
+    `raw`: the settings as YAML gives them, plain values.
+    """
     names = list(detail["loc"])
     path = []
     value = raw
@@ -100,6 +103,8 @@ def _find_key_names(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list
 
     They are relative to the error's location, which for a field's own validator ends in that field
     already.
+
+    `raw`: the settings as YAML gives them, plain values.
     """
     if detail["type"] != "value_error":
         return []
@@ -112,6 +117,8 @@ def _describe_problem(
 ) -> str:
     """Return one problem in words: unknown or missing key, our own message, or expectation and
     value.
+
+    `raw`: the settings as YAML gives them, plain values.
     """
     first = details[0]
     if first["type"] == "extra_forbidden":
@@ -213,7 +220,10 @@ def _find_named_class(model: type[BaseModel], value: Any) -> type[BaseModel]:
 
 
 def _list_union_members(annotation: Any) -> Iterator[Any]:
-    """Yield the members of a union at any depth; any other type is its own only member."""
+    """Yield the members of a union at any depth; any other type is its own only member.
+
+    `annotation`: the declared type of a field.
+    """
     if get_origin(annotation) is Annotated:
         yield from _list_union_members(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, UnionType):
@@ -273,7 +283,10 @@ def load_settings_text(
     overrides: Sequence[str] = (),
     own: bool = False,
 ) -> SettingsT:
-    """Return any settings from a YAML text; `own`: see `load_config`."""
+    """Return any settings from a YAML text; `own`: see `load_config`.
+
+    `overrides`: settings that replace the text's, such as train.epochs=3.
+    """
     raw, lines = _parse_settings(text, source)
     overridden = {_apply_override(raw, override) for override in overrides}
     try:
@@ -324,7 +337,10 @@ def _parse_settings(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPat
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> KeyPath:
-    """Set one "key=value" in the raw settings; return the key's path. Raises ConfigError."""
+    """Set one "key=value" in the raw settings; return the key's path. Raises ConfigError.
+
+    `override`: such as train.epochs=3.
+    """
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
@@ -345,7 +361,10 @@ def _apply_override(raw: dict[str, Any], override: str) -> KeyPath:
 
 
 def _parse_index(holder: Any, name: str, override: str) -> str | int:
-    """Return a name as a mapping's key or a list's index. Raises ConfigError: there is none."""
+    """Return a name as a mapping's key or a list's index. Raises ConfigError: there is none.
+
+    `holder`: mapping or list that the name leads into. `override`: such as train.epochs=3.
+    """
     if isinstance(holder, dict):
         return name
     if isinstance(holder, list) and name.isdecimal() and int(name) < len(holder):
@@ -357,7 +376,10 @@ def _parse_index(holder: Any, name: str, override: str) -> str | int:
 def _describe_place(
     source: str, path: KeyPath, lines: Mapping[KeyPath, int], overridden: set[KeyPath]
 ) -> str:
-    """Return where a key was given: --set, or file and line (of the nearest key above it)."""
+    """Return where a key was given: --set, or file and line (of the nearest key above it).
+
+    `lines`: line of each key path in the file.
+    """
     if any(path[:end] in overridden for end in range(1, len(path) + 1)):
         return "--set"
     for end in range(len(path), 0, -1):

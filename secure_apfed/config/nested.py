@@ -94,7 +94,10 @@ def list_declared_names() -> Iterator[str]:
 
 
 def name_nearest(key: str, names: Sequence[str]) -> str:
-    """Return the known name that is closest, by the whole name or else by its last part."""
+    """Return the known name that is closest, by the whole name or else by its last part.
+
+    `names`: the known names.
+    """
     by_whole = get_close_matches(key, names, n=1, cutoff=0.8)
     if by_whole:
         return by_whole[0]
@@ -118,6 +121,8 @@ def _list_defaults(
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield path and default of every setting that has one; for a section, of the
     settings in it.
+
+    `prefix`: path of these settings.
     """
     for name, declared in kind.model_fields.items():
         if declared.is_required():
@@ -132,7 +137,10 @@ def _list_defaults(
 def _flatten_settings(
     nested: Mapping[str, Any], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and value of every nested setting."""
+    """Yield path and value of every nested setting.
+
+    `prefix`: path of these settings.
+    """
     for name, value in nested.items():
         path = (*prefix, str(name))
         inner = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value

@@ -14,8 +14,8 @@ import yaml
 
 from secure_apfed.errors import ConfigError
 
-MOST_BYTES = 2**18
-_MOST_DIGITS = 100
+MAX_BYTES = 2**18
+_MAX_DIGITS = 100
 
 KeyPath = tuple[str | int, ...]
 
@@ -40,6 +40,8 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose a node as YAML does, but refuse aliases, which could expand to billions of
         values.
+
+        `parent`: as PyYAML passes them.
         """
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it out
@@ -68,8 +70,8 @@ def load_text(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
             raise _too_large_error(str(path))
         return content.decode("utf-8").replace("\r\n", "\n")
     except FileNotFoundError:
@@ -86,7 +88,7 @@ def load_text(path: Path) -> str:
 
 def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
     """Return the value of a YAML text, and the line of each key; `source`: its name in errors."""
-    if len(text) > MOST_BYTES:
+    if len(text) > MAX_BYTES:
         raise _too_large_error(source)
     try:
         loader = _Loader(text)
@@ -122,7 +124,7 @@ def as_yaml(content: Any) -> str:
 
 
 def _too_large_error(source: str) -> ConfigError:
-    return ConfigError(f"{source}: is larger than {MOST_BYTES} bytes; expected YAML with settings")
+    return ConfigError(f"{source}: is larger than {MAX_BYTES} bytes; expected YAML with settings")
 
 
 def _list_key_lines(
@@ -159,10 +161,10 @@ def _check_plain(node: yaml.Node, source: str) -> None:
     line = node.start_mark.line + 1
     if node.tag not in _KINDS:
         raise ConfigError(f"{source}:{line}: the tag {node.tag[:80]} is not read; leave it out")
-    if node.tag in _NUMBERS and len(node.value) > _MOST_DIGITS:
+    if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
         raise ConfigError(
             f"{source}:{line}: a number of {len(node.value)} characters; expected "
-            f"{_MOST_DIGITS} at most"
+            f"{_MAX_DIGITS} at most"
         )
 
 

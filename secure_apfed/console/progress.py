@@ -52,6 +52,8 @@ def show_run(
 ) -> Iterator["Callable[[Progress], None]"]:
     """Show a run in this process on stderr; yield the function that `run` calls with each
     `Progress`.
+
+    `quiet`: show nothing. `console`: where to show it; None: standard error.
     """
     board = Board(name=name)
     with observing_work(board.update_work), show_board(board, as_json=quiet, console=console):
@@ -62,7 +64,10 @@ def show_run(
 def show_work(
     party: str = "", *, as_json: bool, json_events: bool = False, console: Console | None = None
 ) -> Iterator[None]:
-    """Show the long work that this block reports, see `show_board`; `party` does that work."""
+    """Show the long work that this block reports, see `show_board`; `party` does that work.
+
+    `json_events`: print JSON lines instead. `console`: where to show it; None: standard error.
+    """
     board = Board()
 
     def update_work(work: Work) -> None:
@@ -79,6 +84,8 @@ def show_work(
 def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
     """Show downloads on stderr; yield the function that `fetch_dataset` calls with (file, bytes,
     total).
+
+    `quiet`: show nothing.
     """
     from rich.progress import DownloadColumn
 
@@ -101,6 +108,8 @@ def show_count(
     """Show a count on stderr with the time left (see `TimeLeft`): a bar, or a line a minute.
 
     Yields a function that takes (done, total).
+
+    `quiet`: show nothing. `clock`: returns seconds.
     """
     from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
@@ -134,6 +143,8 @@ def show_count(
 def _make_bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
     """Return bars on stderr, with these columns after each; rich's module is loaded
     at first use.
+
+    `quiet`: show nothing.
     """
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -178,7 +189,7 @@ class Board:
         name: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start without progress; `clock` returns seconds."""
+        """Make a progress display of a run, empty at first; `clock` returns seconds."""
         self._source = source
         self._name = name
         self._clock = clock
@@ -280,6 +291,8 @@ def show_board(
     """Show the board during the block, and once more when it ends.
 
     Not at all with `as_json`, as events with `json_events`, else as text.
+
+    `console`: where to show it; None: standard error.
     """
     console = console or Console(stderr=True)
     if json_events:
@@ -435,7 +448,9 @@ class _Lines:
     def __init__(
         self, board: Board, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start with nothing printed; `clock` returns seconds."""
+        """Make a printer of progress as lines, for output that is no terminal; `clock` returns
+        seconds.
+        """
         self._board = board
         self._console = console
         self._clock = clock

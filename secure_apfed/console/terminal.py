@@ -159,7 +159,10 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning as a note, without the place in the code; for `warnings.showwarning`."""
+    """Print a warning as a note, without the place in the code; for `warnings.showwarning`.
+
+    `filename`: and `lineno`, `line`: of the code that warns, unused.
+    """
     show_note(f"note: {message}")
 
 
@@ -284,7 +287,10 @@ def show_forecast(name: str, forecast: "Forecast", *, links: bool = False) -> No
 
 
 def show_departures(departures: Sequence["Departure"]) -> None:
-    """Print the settings that protect less than by default, or that there are none."""
+    """Print the settings that protect less than by default, or that there are none.
+
+    `departures`: one for each such setting.
+    """
     title = "\nProtects less than by default"
     if departures:
         columns = ("setting", "is", "default", "protects", "consequence")

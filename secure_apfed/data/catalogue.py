@@ -132,7 +132,10 @@ _MFEAT = {
 def _make_handwritten_set(
     name: str, title: str, *views: str, subfolders: tuple[str, ...] = ()
 ) -> DataSet:
-    """Return the catalogue entry of UCI's handwritten numerals with these feature sets as views."""
+    """Return the catalogue entry of UCI's handwritten numerals with these feature sets as views.
+
+    `subfolders`: folder of each feature set's file.
+    """
     widths = {view: _MFEAT[view][0] for view in views}
     return DataSet(
         name=name,
@@ -160,7 +163,10 @@ def _make_cifar_set(
     size: int,
     sha256: str,
 ) -> DataSet:
-    """Return the catalogue entry of CIFAR-10 or CIFAR-100, whose files lie in one archive."""
+    """Return the catalogue entry of CIFAR-10 or CIFAR-100, whose files lie in one archive.
+
+    `subfolder`: folder inside the archive. `sha256`: of the archive, in hex.
+    """
     archive = DataFile(f"cifar-{len(classes)}-binary.tar.gz", size, sha256)
     address = f"https://www.cs.toronto.edu/~kriz/{archive.name}"
     return DataSet(
@@ -390,6 +396,8 @@ def fetch_dataset(
 
     Files that exist and match their checksum are not fetched again. Raises DataError: no address
     gives the right bytes.
+
+    `progress`: called with (file, bytes so far, bytes in all).
     """
     dataset = find_dataset(name)
     if dataset.files and not dataset.downloads:

@@ -28,14 +28,14 @@ _ROWS = 10_000  # of a chunk
 _Place = Callable[[Path], Path]
 
 
-def query_table(database: Database, place: _Place, *, party: str) -> pyarrow.Table:
+def query_table(database: Database, resolve_path: _Place, *, party: str) -> pyarrow.Table:
     """Return the rows of the query.
 
-    `place`: resolves the path of a file that the settings name.
+    `resolve_path`: resolves the path of a file that the settings name.
     """
     tables: list[pyarrow.Table] = []
     try:
-        for names, rows in _fetch_chunks(database, place, party):
+        for names, rows in _fetch_chunks(database, resolve_path, party):
             refuse_names(names, "its query", party)
             columns = zip(*rows, strict=True) if rows else [()] * len(names)
             tables.append(pyarrow.table(dict(zip(names, map(_make_array, columns), strict=True))))
@@ -52,10 +52,10 @@ def _make_array(cells: Sequence[Any]) -> pyarrow.Array:
 
 
 def _fetch_chunks(
-    database: Database, place: _Place, party: str
+    database: Database, resolve_path: _Place, party: str
 ) -> Iterator[tuple[tuple[str, ...], Sequence[Sequence[Any]]]]:
     """Yield column names and some rows at a time; once, without rows, if the result is empty."""
-    with _open_connection(database, place, party) as connection:
+    with _open_connection(database, resolve_path, party) as connection:
         result = connection.exec_driver_sql(database.query)
         names = tuple(result.keys())
         rows = result.fetchmany(_ROWS)
@@ -65,14 +65,16 @@ def _fetch_chunks(
 
 
 @contextmanager
-def _open_connection(database: Database, place: _Place, party: str) -> "Iterator[Connection]":
+def _open_connection(
+    database: Database, resolve_path: _Place, party: str
+) -> "Iterator[Connection]":
     """Open a read-only connection with the configured password.
 
     Raises ConfigError: a package is missing; DataError: the database's error, with the password
     removed.
     """
     key = f"data.parties.{party}.database"
-    secret = _find_password(database, place, key)
+    secret = _find_password(database, resolve_path, key)
     try:
         import sqlalchemy
         from sqlalchemy.exc import SQLAlchemyError
@@ -82,7 +84,7 @@ def _open_connection(database: Database, place: _Place, party: str) -> "Iterator
         ) from None
     try:
         url = sqlalchemy.make_url(database.url).set(password=secret)
-        url, options = _make_read_only_url(url, place, key)
+        url, options = _make_read_only_url(url, resolve_path, key)
         engine = sqlalchemy.create_engine(
             url, connect_args=options, poolclass=sqlalchemy.NullPool, hide_parameters=True
         )
@@ -107,7 +109,7 @@ def _open_connection(database: Database, place: _Place, party: str) -> "Iterator
         raise DataError(f"{key}: {reason}; correct url or query") from None
 
 
-def _make_read_only_url(url: "URL", place: _Place, key: str) -> "tuple[URL, dict[str, Any]]":
+def _make_read_only_url(url: "URL", resolve_path: _Place, key: str) -> "tuple[URL, dict[str, Any]]":
     """Return the URL and the options that open an SQLite or DuckDB file read-only.
 
     URLs of other databases are returned unchanged.
@@ -115,7 +117,7 @@ def _make_read_only_url(url: "URL", place: _Place, key: str) -> "tuple[URL, dict
     kind = url.get_backend_name()
     if kind not in ("sqlite", "duckdb") or url.database in (None, ":memory:"):
         return url, {}
-    path = place(Path(url.database)).absolute()
+    path = resolve_path(Path(url.database)).absolute()
     if not path.is_file():
         raise DataError(f"{key}.url: there is no file {path}; check the path")
     if url.password is not None:
@@ -125,7 +127,7 @@ def _make_read_only_url(url: "URL", place: _Place, key: str) -> "tuple[URL, dict
     return url.set(database=path.as_uri(), query={"mode": "ro", "uri": "true"}), {}
 
 
-def _find_password(database: Database, place: _Place, key: str) -> str | None:
+def _find_password(database: Database, resolve_path: _Place, key: str) -> str | None:
     """Return the password from the environment or the first line of a file; None: none is
     configured.
 
@@ -141,7 +143,7 @@ def _find_password(database: Database, place: _Place, key: str) -> str | None:
                 "party starts"
             )
         return secret
-    path = place(Path(name))
+    path = resolve_path(Path(name))
     try:
         if (mode := path.stat().st_mode & 0o777) & 0o077:
             raise ConfigError(

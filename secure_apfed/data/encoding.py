@@ -60,9 +60,9 @@ from secure_apfed.data.frames import (
 from secure_apfed.data.lazy_rows import read_column
 from secure_apfed.errors import DataError, UnseenCellsWarning
 from secure_apfed.settings import Settings
-from secure_apfed.settings.data import MOST_CATEGORIES, Missing, ViewColumns
+from secure_apfed.settings.data import MAX_CATEGORIES, Missing, ViewColumns
 
-MOST_IMAGE_NUMBERS = 2**22
+MAX_IMAGE_NUMBERS = 2**22
 """Of one image, over all channels: one of 1,182 x 1,182 pixels in colour."""
 NO_FEATURES = (
     "{source}: no feature columns are left beside IDs, labels and what is under ignore; take a "
@@ -145,7 +145,7 @@ def _parse_numbers(
 ) -> NDArray[np.float64]:
     """Return finite numbers (N,) before standardisation; NaN where a cell is empty.
 
-    `kind`: "numeric", "date" or "duration".
+    `kind`: "numeric", "date" or "duration". `formats`: date formats besides ISO 8601.
     """
     if kind == "date":
         numbers = days_of(column, source=source, formats=formats)
@@ -385,7 +385,11 @@ class ColumnEncoding(Settings):
 def _refuse_empty(
     counts: Counter[str], *, source: str, advice: Advice | None = None, cause: str = ""
 ) -> None:
-    """Raise TableError if columns have empty cells; name the settings that would fill them."""
+    """Raise TableError if columns have empty cells; name the settings that would fill them.
+
+    `advice`: proposes settings for errors; None: no proposals. `cause`: why an empty cell is an
+    error.
+    """
     columns = ", ".join(f"{name} ({count})" for name, count in (+counts).items())
     if not columns:
         return
@@ -403,7 +407,10 @@ def _refuse_empty(
 
 
 def refuse_empty_cells(frame: pd.DataFrame, *, categorical: Sequence[str], advice: Advice) -> None:
-    """Raise TableError for empty cells; a column without any value has a fault of its own."""
+    """Raise TableError for empty cells; a column without any value has a fault of its own.
+
+    `categorical`: columns that are encoded one-hot.
+    """
     counts = Counter[str]()
     for name in frame.columns:
         empty_N = is_empty(frame[name], BLANK if name in categorical else EMPTY)
@@ -417,7 +424,7 @@ def fit_columns(
     *,
     categorical: Sequence[str] = (),
     missing: Missing = "error",
-    most: int | None = None,
+    maximum: int | None = None,
     source: str,
     formats: Sequence[str] = (),
     advice: Advice | None = None,
@@ -426,6 +433,9 @@ def fit_columns(
 
     The standard deviation is the population's; of equally frequent categories the first are kept.
     Raises TableError: names the faults of every column, and the settings that solve them.
+
+    `maximum`: most categories of one column; None: no limit. `formats`: date formats besides ISO
+    8601. `advice`: proposes settings for errors; None: no proposals.
     """
     advice = advice or Advice(source)
     if not frame.shape[1]:
@@ -438,7 +448,7 @@ def fit_columns(
     for name in frame.columns:
         with faults.gather_faults():
             if name in categorical:
-                columns.append(_fit_categories(frame[name], most, advice=advice))
+                columns.append(_fit_categories(frame[name], maximum, advice=advice))
             else:
                 columns.append(_fit_numbers(frame[name], formats, advice=advice))
     faults.raise_faults()
@@ -450,6 +460,8 @@ def _fit_numbers(
 ) -> NumericColumn:
     """Return the encoding of a column of numbers, dates or durations. Raises
     DataError, TableError.
+
+    `formats`: date formats besides ISO 8601.
     """
     kind: Literal["numeric", "date", "duration"] = "numeric"
     source = advice.party
@@ -479,15 +491,17 @@ def _fit_numbers(
     return NumericColumn(name=name, mean=mean, scale=deviation, kind=kind, date_formats=written)
 
 
-def _fit_categories(column: "pd.Series", most: int | None, *, advice: Advice) -> CategoricalColumn:
-    """Return the encoding of a column of texts, with its `most` most frequent categories.
+def _fit_categories(
+    column: "pd.Series", maximum: int | None, *, advice: Advice
+) -> CategoricalColumn:
+    """Return the encoding of a column of texts, with its `maximum` most frequent categories.
 
     Raises TableError: it has too many categories, and the settings give no limit.
     """
     texts = texts_of(column, words=EMPTY)
     counts = Counter(text for text in texts if text is not None)
     _check_any(len(counts), column, advice)
-    if len(counts) > MOST_CATEGORIES and most is None:
+    if len(counts) > MAX_CATEGORIES and maximum is None:
         name = str(column.name)
         remedies: list[Remedy] = [
             (advice.set_value("rare_categories", {"most": FEW_CATEGORIES}),),
@@ -500,13 +514,13 @@ def _fit_categories(column: "pd.Series", most: int | None, *, advice: Advice) ->
             [
                 Fault(
                     f"{advice.party}: column {name!r} has {len(counts)} categories, at most "
-                    f"{MOST_CATEGORIES} are one-hot encoded; group the rare ones, or say "
+                    f"{MAX_CATEGORIES} are one-hot encoded; group the rare ones, or say "
                     f"{describe_remedies(remedies)} in the run's file",
                     tuple(remedies),
                 )
             ]
         )
-    categories = sorted(counts, key=lambda text: (-counts[text], text))[: most or MOST_CATEGORIES]
+    categories = sorted(counts, key=lambda text: (-counts[text], text))[: maximum or MAX_CATEGORIES]
     return CategoricalColumn(
         name=str(column.name),
         categories=tuple(sorted(categories)),
@@ -547,12 +561,17 @@ def fit_views(
     *,
     categorical: Sequence[str] = (),
     missing: Missing = "error",
-    most: int | None = None,
+    maximum: int | None = None,
     source: str,
     formats: Sequence[str] = (),
     advice: Advice | None = None,
 ) -> ColumnEncoding:
-    """Return the encoding of all columns of the views, concatenated; see `fit_columns`."""
+    """Return the encoding of all columns of the views, concatenated; see `fit_columns`.
+
+    `categorical`: columns that are encoded one-hot. `maximum`: most categories of one column; None:
+    no limit. `formats`: date formats besides ISO 8601. `advice`: proposes settings for errors;
+    None: no proposals.
+    """
     columns: list[Column] = []
     for view in views.values():
         part = only_columns(frame, view.columns)
@@ -561,7 +580,7 @@ def fit_views(
                 part,
                 categorical=categorical,
                 missing=missing,
-                most=most,
+                maximum=maximum,
                 source=source,
                 formats=formats,
                 advice=advice,
@@ -598,7 +617,10 @@ def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str
 def locate_views(
     encoding: ColumnEncoding, views: Mapping[str, ViewColumns], *, source: str
 ) -> dict[str, View]:
-    """Return the position of each view among the features that the encoding produces."""
+    """Return the position of each view among the features that the encoding produces.
+
+    `views`: columns of each view by its name.
+    """
     expected = [name for view in views.values() for name in view.columns]
     if [column.name for column in encoding.columns] != expected:
         raise DataError(
@@ -665,10 +687,10 @@ class ImageEncoding(Settings):
         allocated.
         """
         # Limit for received cards: the output shape of a network is computed for such an image.
-        if (numbers := self.channels * self.height * self.width) > MOST_IMAGE_NUMBERS:
+        if (numbers := self.channels * self.height * self.width) > MAX_IMAGE_NUMBERS:
             raise ValueError(
                 f"channels * height * width are {numbers:,} numbers of an image, expected "
-                f"{MOST_IMAGE_NUMBERS:,} at most"
+                f"{MAX_IMAGE_NUMBERS:,} at most"
             )
         if not self.first_row < self.end_row <= self.height:
             raise ValueError(
@@ -765,9 +787,9 @@ class ArrayEncoding(Settings):
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
         """Refuse a row shape with more numbers than an image may have."""
-        if (numbers := math.prod(self.row_shape)) > MOST_IMAGE_NUMBERS:
+        if (numbers := math.prod(self.row_shape)) > MAX_IMAGE_NUMBERS:
             raise ValueError(
-                f"row_shape are {numbers:,} numbers of a row, expected {MOST_IMAGE_NUMBERS:,} at "
+                f"row_shape are {numbers:,} numbers of a row, expected {MAX_IMAGE_NUMBERS:,} at "
                 "most"
             )
         return self
@@ -787,7 +809,10 @@ class ArrayEncoding(Settings):
     def encode(
         self, raw: RawFeatures, *, source: str = "the input", counts: CellCounts | None = None
     ) -> torch.Tensor:
-        """Return the rows, (N, *row_shape), as float32."""
+        """Return the rows, (N, *row_shape), as float32.
+
+        `counts`: empty and ignored cells are added to it; None: not counted.
+        """
         if isinstance(raw, pd.DataFrame):
             raw = raw.to_numpy()
         if tuple(raw.shape[1:]) != self.row_shape:

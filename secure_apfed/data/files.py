@@ -92,32 +92,34 @@ def data_folders(folder: Path | None) -> tuple[Path, ...]:
     return tuple(path.expanduser() for path in listed or [Path("~/.cache/secure-apfed")])
 
 
-def load_file(path: Path, *, most: int | None = None) -> bytes:
+def load_file(path: Path, *, maximum: int | None = None) -> bytes:
     """Return a file's bytes, decompressed if its name ends in .gz.
 
-    `most`: bytes beyond which nothing is read or decompressed; None: no limit, for the user's own
-    files.
+    `maximum`: bytes beyond which nothing is read or decompressed; None: no limit, for the user's
+    own files.
     """
     try:
         with path.open("rb") as file:
-            return _decompress_file(file, path, most=most, packed=path.suffix == ".gz")
+            return _decompress_file(file, path, maximum=maximum, packed=path.suffix == ".gz")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _decompress_file(file: BinaryIO, source: object, *, most: int | None, packed: bool) -> bytes:
-    """Read at most `most` bytes, decompressed if `packed`. Raises DataError: damaged or longer."""
+def _decompress_file(file: BinaryIO, source: object, *, maximum: int | None, packed: bool) -> bytes:
+    """Read at most `maximum` bytes, decompressed if `packed`. Raises DataError: damaged or
+    longer.
+    """
     try:
         content: bytes = (gzip.GzipFile(fileobj=file) if packed else file).read(
-            -1 if most is None else most + 1
+            -1 if maximum is None else maximum + 1
         )
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{source}: truncated or damaged gzip file ({error}); get it again"
         ) from error
-    if most is not None and len(content) > most:
+    if maximum is not None and len(content) > maximum:
         raise DataError(
-            f"{source}: more than the {most} uncompressed bytes expected; it is another file"
+            f"{source}: more than the {maximum} uncompressed bytes expected; it is another file"
         )
     return content
 
@@ -125,6 +127,8 @@ def _decompress_file(file: BinaryIO, source: object, *, most: int | None, packed
 def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: str) -> None:
     """Compare size and SHA-256 with the catalogue. Raises DataError: names the file
     and a remedy.
+
+    `content`: the file's bytes.
     """
     if not file.exact:
         return
@@ -142,9 +146,12 @@ def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: st
 
 
 def load_checked_file(path: Path, file: DataFile, *, remedy: str) -> bytes:
-    """Read a file of the catalogue, no further than its size, and check its digest."""
+    """Read a file of the catalogue, no further than its size, and check its digest.
+
+    `remedy`: what the error advises.
+    """
     try:
-        content = load_file(path, most=file.size)
+        content = load_file(path, maximum=file.size)
     except DataError as error:
         raise DataError(f"{error}: {remedy}") from error
     check_digest(content, file, path=path, remedy=remedy)
@@ -154,7 +161,10 @@ def load_checked_file(path: Path, file: DataFile, *, remedy: str) -> bytes:
 def fetch_file(
     download: Download, folder: Path, *, dataset: str, progress: Progress | None = None
 ) -> list[Path]:
-    """Download one file, or one archive with its members, into `folder`; return the paths."""
+    """Download one file, or one archive with its members, into `folder`; return the paths.
+
+    `progress`: called with (file, bytes so far, bytes in all).
+    """
     file = download.file
     members = {folder / member.name: member for member in download.members}
     place = folder / (file.name if members else f"{file.name}.gz")
@@ -166,7 +176,7 @@ def fetch_file(
         try:
             content = _download_file(address, file, progress)
             plain = _decompress_file(
-                io.BytesIO(content), address, most=file.size, packed=not members
+                io.BytesIO(content), address, maximum=file.size, packed=not members
             )
             check_digest(plain, file, path=address, remedy=_ELSE)
             contents = _extract_members(content, members, address) if members else {place: content}
@@ -198,7 +208,10 @@ def _is_right(path: Path, file: DataFile) -> bool:
 
 
 def _download_file(address: str, file: DataFile, progress: Progress | None) -> bytes:
-    """Download a catalogue file from an address, and no more bytes than it may have."""
+    """Download a catalogue file from an address, and no more bytes than it may have.
+
+    `progress`: called with (file, bytes so far, bytes in all).
+    """
     # What gzip may take, at its worst, for what does not compress.
     max_bytes = file.size + file.size // 100 + 2**12
     content = bytearray()
@@ -226,7 +239,10 @@ def _download_file(address: str, file: DataFile, progress: Progress | None) -> b
 def _extract_members(
     archive: bytes, targets: dict[Path, DataFile], address: str
 ) -> dict[Path, bytes]:
-    """Return exactly the targets' bytes from a checked archive; paths in it are never followed."""
+    """Return exactly the targets' bytes from a checked archive; paths in it are never followed.
+
+    `address`: of the archive, for errors.
+    """
     wanted = {path.name: path for path in targets}
     contents = dict[Path, bytes]()
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -487,7 +503,10 @@ def is_idx(content: bytes) -> bool:
 
 
 def parse_idx(content: bytes, *, dimensions: int, source: str) -> NDArray[np.uint8]:
-    """Return the array in the bytes of an uncompressed IDX file."""
+    """Return the array in the bytes of an uncompressed IDX file.
+
+    `content`: the file's bytes. `dimensions`: number of axes that the array must have.
+    """
     header = 4 + 4 * dimensions
     if not is_idx(content) or content[3:4] != bytes([dimensions]):
         raise DataError(
@@ -514,6 +533,8 @@ def parse_cifar(
 
     A record begins with one label byte (CIFAR-10), or with a coarse and a fine one (CIFAR-100), of
     which the last is used.
+
+    `content`: the file's bytes. `label_bytes`: bytes before the pixels; the last one is the label.
     """
     record = label_bytes + _CIFAR_PIXELS
     if not content or len(content) % record:

@@ -43,7 +43,7 @@ from secure_apfed.base.faults import Advice, Fault, FaultList, Remedy, describe_
 from secure_apfed.base.files import ARROW, PARQUET, describe_missing
 from secure_apfed.base.names import column_name
 from secure_apfed.errors import DataError
-from secure_apfed.settings.data import MOST_CATEGORIES
+from secure_apfed.settings.data import MAX_CATEGORIES
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
@@ -117,7 +117,7 @@ _TEXTS: Any = {"dtype": str, "keep_default_na": False, "na_values": [""], "index
 _WHOLE: Mapping[Any, Any] = {pyarrow.int64(): pd.Int64Dtype(), pyarrow.uint64(): pd.UInt64Dtype()}
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 _SEPARATOR = re.compile(r"sep=(?P<sign>.*)", re.IGNORECASE)
-_MOST_HEAD_LINES = 200
+_MAX_HEAD_LINES = 200
 _LINES_BEHIND = 5  # a title that they stand behind
 _WIDEST = 2**20  # of a line that is looked at above the names
 
@@ -301,7 +301,7 @@ def convert_cells(
     _refuse_nested_cells(frame, called, source)
     if not is_csv(frame):
         ids = [name for name in texts if name not in words]
-        return plain_cells(frame, but=texts, ids=ids, source=source)
+        return plain_cells(frame, except_for=texts, ids=ids, source=source)
     for name in frame.columns:  # in place: of a long table there is no second copy
         if name not in texts:
             frame[name] = convert_text_column(frame[name])
@@ -404,11 +404,13 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
     A line such as #id,age is the header if it has as many cells as the next line that is not a
     comment; a comment has a blank after #, or another number of cells.
 
+    `refuses_titles`: whether a title above the header is an error.
+
     Raises DataError: a line there is neither, or names no separator; names the line.
     """
     with _open_text(path, errors="replace") as file:
         read_line = partial(file.readline, _WIDEST)
-        lines = [line.rstrip("\r\n") for line in islice(iter(read_line, ""), _MOST_HEAD_LINES)]
+        lines = [line.rstrip("\r\n") for line in islice(iter(read_line, ""), _MAX_HEAD_LINES)]
     if lines:
         lines[0] = lines[0].removeprefix("\ufeff")
     separator = ","
@@ -429,9 +431,9 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
             continue
         lines_above = number
     else:
-        if len(lines) == _MOST_HEAD_LINES:
+        if len(lines) == _MAX_HEAD_LINES:
             raise DataError(
-                f"{source}: the first {_MOST_HEAD_LINES} lines of {path} begin with # or are "
+                f"{source}: the first {_MAX_HEAD_LINES} lines of {path} begin with # or are "
                 "blank; remove them, so that the names of its columns come first"
             )
     if refuses_titles:
@@ -440,7 +442,10 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
 
 
 def _parse_separator(sign: str, *, where: str) -> str:
-    """Return a separator of one character. Raises DataError: it could occur within cells."""
+    """Return a separator of one character. Raises DataError: it could occur within cells.
+
+    `sign`: what the file declares. `where`: file and line, for the error.
+    """
     sign = "\t" if sign == "\\t" else sign
     # What stands in numbers, words or around texts cannot stand between cells.
     if len(sign) != 1 or sign.isalnum() or sign in "\"'\\ .+-_" or not sign.isascii():
@@ -455,6 +460,8 @@ def _is_hash_header(lines: Sequence[str], number: int, separator: str) -> bool:
     """Return whether a line that begins with # is the header; `number` counts from 1.
 
     It is where a name follows the # at once, and the next line has as many cells.
+
+    `lines`: the first lines of the file. `separator`: the character between two cells.
     """
     if lines[number - 1][1:2] in ("#", " ", "\t"):
         return False
@@ -468,7 +475,10 @@ def _is_hash_header(lines: Sequence[str], number: int, separator: str) -> bool:
 def _refuse_titles(
     lines: Sequence[str], lines_above: int, separator: str, *, path: Path, source: str
 ) -> None:
-    """Raise DataError for a title above the header: a line of one cell above lines of several."""
+    """Raise DataError for a title above the header: a line of one cell above lines of several.
+
+    `separator`: the character between two cells.
+    """
     title = next(
         (title for title in range(lines_above, len(lines)) if lines[title].strip()), len(lines)
     )
@@ -500,7 +510,10 @@ def _split_line(line: str, separator: str) -> list[str]:
 
 
 def _open_text(path: Path, *, errors: str = "strict") -> Any:
-    """Open a CSV file as text, compressed or not."""
+    """Open a CSV file as text, compressed or not.
+
+    `errors`: as for `open`.
+    """
     options: dict[str, Any] = {"mode": "rt", "encoding": "utf-8", "errors": errors, "newline": ""}
     if path.suffix == ".gz":
         return gzip.open(path, **options)
@@ -531,6 +544,8 @@ def _read_plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataF
 
     None for files that only pandas can read, or refuses with a reason: rows of different lengths,
     an open quote.
+
+    `names`: of the columns.
     """
     if len(names) < 2 or not all(isinstance(name, str) for name in names):
         return None
@@ -564,7 +579,10 @@ def _check_names(
     source: str,
     heads: Sequence[CsvHead] = (),
 ) -> None:
-    """Raise DataError unless column names are valid and equal in all files of one table."""
+    """Raise DataError unless column names are valid and equal in all files of one table.
+
+    `heads`: one of each file.
+    """
     for path, file_names, head in zip(files, names, heads or [CsvHead()] * len(files), strict=True):
         refuse_names(file_names, path, source, separator=head.separator)
         if parts := {*map(str, file_names)} ^ {*map(str, names[0])}:
@@ -642,7 +660,10 @@ def translate_read_errors(path: Path, file: Path, source: str) -> Iterator[None]
 def refuse_names(
     column_names: Iterable[str], path: Path | str, source: str, *, separator: str = ","
 ) -> None:
-    """Refuse two columns of one name, and a single column whose name contains another separator."""
+    """Refuse two columns of one name, and a single column whose name contains another separator.
+
+    `column_names`: in the order of the file.
+    """
     names = pd.Series(list(column_names), dtype=object)
     for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(names) == 1 and separator == "," and sign in str(names.iloc[0]):
@@ -663,20 +684,20 @@ def refuse_names(
 def plain_cells(
     frame: pd.DataFrame,
     *,
-    but: Sequence[str] = (),
+    except_for: Sequence[str] = (),
     ids: Sequence[str] = (),
     source: str = "the input",
 ) -> pd.DataFrame:
     """Return the frame with number-like cells as floats, and other objects as categories.
 
     Decimals and columns of number objects become floats, half precision becomes single precision.
-    Columns in `but` stay as they are, since a number as an ID needs every digit. `ids`: those of
-    them that keep half precision, too, so that their few digits can be noticed.
+    Columns in `except_for` stay as they are, since a number as an ID needs every digit. `ids`:
+    those of them that keep half precision, too, so that their few digits can be noticed.
     """
     plain = {}
     for name in frame.columns:
         column = frame[name]
-        kind = "" if name in but else _infer_kind(column)
+        kind = "" if name in except_for else _infer_kind(column)
         if column.dtype == np.float16 and name not in ids:  # of which pandas can make no groups
             plain[name] = column.astype(np.float32)
         elif kind in ("integer", "floating", "mixed-integer-float"):
@@ -814,6 +835,8 @@ def _require_all(
 
     `holds`, `none`: parts of the error message: what the column contains, and what the cells are
     not.
+
+    `known_N`: which cells are not empty. `remedy`: what the error advises.
     """
     wrong = np.flatnonzero(known_N & np.isnan(values_N))
     if wrong.size:
@@ -1064,6 +1087,8 @@ def _parse_cells(
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return a mask of non-empty cells, and each cell as a number; NaN if it is empty or not a
     number.
+
+    `read`: parses one cell; NaN if it cannot.
     """
     cells, empty = _list_cells(column)
     pairs = zip(cells, empty.tolist(), strict=True)
@@ -1071,14 +1096,14 @@ def _parse_cells(
 
 
 def find_look_alike(
-    column: "pd.Series", *, advice: Advice, most: int | None = None
+    column: "pd.Series", *, advice: Advice, maximum: int | None = None
 ) -> Fault | None:
     """Return a fault if texts would become categories though most look like numbers or dates.
 
     Args:
         column: its cells; a column declared categorical does not come here.
         advice: proposes settings of the party whose table it is.
-        most: the largest number of categories that the party accepts, if set.
+        maximum: the largest number of categories that the party accepts, if set.
     """
     if isinstance(column.dtype, pd.CategoricalDtype):
         return None
@@ -1090,7 +1115,7 @@ def find_look_alike(
     strange_cells = sum(counts[text] for text in strange_texts)
     name = str(column.name)
     if 0 < strange_cells < (1 - _MOSTLY) * known:
-        remedies = category_remedies(column, advice=advice, most=most)
+        remedies = category_remedies(column, advice=advice, maximum=maximum)
         return Fault(
             f"{advice.party}: {strange_cells} of {known} cells of column {name!r} are text and the "
             f"rest are numbers, first in {_locate_first(texts, strange_texts, column)}; mend them, "
@@ -1103,7 +1128,7 @@ def find_look_alike(
         if cells > _MOSTLY * known:
             remedies = (
                 *_propose_date_formats(list(counts), advice=advice),
-                *category_remedies(column, advice=advice, most=most),
+                *category_remedies(column, advice=advice, maximum=maximum),
             )
             return Fault(
                 f"{advice.party}: {cells} of {known} cells of column {name!r} look like "
@@ -1115,12 +1140,15 @@ def find_look_alike(
 
 
 def category_remedies(
-    column: "pd.Series", *, advice: Advice, most: int | None = None
+    column: "pd.Series", *, advice: Advice, maximum: int | None = None
 ) -> tuple[Remedy, ...]:
-    """Return the settings that make a column categorical, and those that leave it out."""
+    """Return the settings that make a column categorical, and those that leave it out.
+
+    `maximum`: the largest number of categories that the party accepts, if set.
+    """
     name = str(column.name)
     declared: Remedy = (advice.add_to_list("categorical", name),)
-    if most is None and len({*texts_of(column, words=EMPTY)} - {None}) > MOST_CATEGORIES:
+    if maximum is None and len({*texts_of(column, words=EMPTY)} - {None}) > MAX_CATEGORIES:
         declared = (*declared, advice.set_value("rare_categories", {"most": FEW_CATEGORIES}))
     return declared, (advice.add_to_list("ignore", name),)
 

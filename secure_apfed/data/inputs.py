@@ -36,7 +36,7 @@ from secure_apfed.data.frames import is_table, stream_blocks
 from secure_apfed.errors import DataError
 
 _ROWS = 50_000  # of a table, read at a time
-FEWEST_ROWS = 30
+MIN_ROWS = 30
 _FILLED_BY = "the mean of training rows, or as no category"
 _SHIFT = 0.5
 _WIDER = 2.0
@@ -84,7 +84,7 @@ def _list_row_names(column: "pd.Series", first: int, *, source: str) -> list[str
     return id_texts(
         column,
         party=source,
-        what=f"column {column.name!r}",
+        subject=f"column {column.name!r}",
         strip=True,
         key="--id-column",
         place=lambda row: f"row {first + row} (from 0)",
@@ -137,7 +137,7 @@ class ColumnDrift:
     @property
     def notable(self) -> str:
         """The unusual facts about the column, in words; "" if there are none."""
-        has_enough_rows = self.rows >= FEWEST_ROWS
+        has_enough_rows = self.rows >= MIN_ROWS
         ignored, empty = (
             f"{count:,} of {self.rows:,} rows" for count in (self.ignored, self.empty)
         )

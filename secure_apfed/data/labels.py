@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORE
 _FARTHEST = 99.0  # deviations; UNLABELLED is no target
 _SHOWN = 5
 _WIDTH = 40
-_MOST_PROPOSED = 20
+_MAX_PROPOSED = 20
 _SIGNS = {
     **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-"),
     ord("\u2044"): "/",
@@ -60,7 +60,10 @@ class TargetScale(BaseModel):
 
     @classmethod
     def from_targets(cls, targets_n: NDArray[Any], *, party: str) -> Self:
-        """Return the mean and standard deviation of the labelled training rows."""
+        """Return the mean and standard deviation of the labelled training rows.
+
+        `targets_n`: numbers of the labelled training rows.
+        """
         mean = float(np.mean(targets_n))
         scale = float(np.std(targets_n))
         if not (math.isfinite(scale) and scale > 1e-12 * abs(mean)):
@@ -92,7 +95,10 @@ class TargetScale(BaseModel):
 
 
 def parse_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDArray[np.float64]:
-    """Return labels as numbers (N,); NaN where the cell is empty."""
+    """Return labels as numbers (N,); NaN where the cell is empty.
+
+    `texts`: one label a row; None or empty: no label.
+    """
     targets_N = np.full(len(texts), np.nan)
     for row, text in enumerate(texts):
         if text is None:
@@ -123,6 +129,7 @@ def require_one_spelling(
     around a word, and blanks and dashes within ("class 1", "class1").
 
     Args:
+        where: the setting that names the classes, for an error.
         listed: labels that the settings name, which perhaps no row has.
         about: labels that are to be checked; None: all.
         remedies: settings that accept them as different, named in place of `remedy`.
@@ -219,7 +226,10 @@ def _parse_meaning(text: str, words: set[str]) -> object:
 def class_labels(
     labels: Sequence[str | None], listed: tuple[str, ...] | None, *, party: str, column: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return each row's class (N,), `UNLABELLED` without a label, and the names of the classes."""
+    """Return each row's class (N,), `UNLABELLED` without a label, and the names of the classes.
+
+    `listed`: classes that the settings name, in order; None: those that rows have.
+    """
     where = f"{party}: column {column!r}"
     named = _sort_labels(label for label in labels if label is not None)
     names = tuple(dict.fromkeys((*(listed or ()), *named)))
@@ -242,7 +252,7 @@ def class_labels(
 
 def _propose_classes(classes: Sequence[str]) -> tuple[Remedy, ...]:
     """Return the setting that lists these classes; empty if the list is too long to read."""
-    if len(classes) > _MOST_PROPOSED or max(map(len, classes), default=0) > _WIDTH:
+    if len(classes) > _MAX_PROPOSED or max(map(len, classes), default=0) > _WIDTH:
         return ()
     return ((SettingLine(("data", "classes"), tuple(classes)),),)
 

@@ -69,7 +69,12 @@ class LazyRows:
         workers: int = _THREADS,
         convert: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        """Read the first row, whose shape all rows must have. Raises DataError: there is none."""
+        """Wrap a data set whose rows are read when needed; the first row's shape holds for all.
+        Raises DataError: there is none.
+
+        `workers`: threads that read the rows of one batch side by side. `convert`: makes the tensor
+        of a row from an item; None: the item is one.
+        """
         self._dataset = dataset
         self._party = party
         self._rows = torch.arange(_count_items(dataset, party)) if rows is None else rows
@@ -135,6 +140,8 @@ class LazyRows:
     def _read_row(self, number: int, shape: tuple[int, ...] | None = None) -> Tensor:
         """Return one item as a float32 tensor. Raises DataError: unreadable, or of
         another shape.
+
+        `number`: its index.
         """
         try:
             item = self._dataset[number]

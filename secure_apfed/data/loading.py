@@ -184,6 +184,8 @@ def cut_strips(
 ) -> list[ImageEncoding]:
     """Return the encodings of partition m-i: strips of floor(height / m) rows, view i, counted from
     1, first. Remaining rows at the bottom are dropped, as in APFed's experiments.
+
+    `image`: channels, height, width. `views`: m. `active_view`: the active's view, counted from 1.
     """
     channels, height, width = image
     strip = height // views

@@ -33,7 +33,7 @@ def split_rows(
     """Return (train, test) rows.
 
     `split`: "by_class" puts the rounded share of each class into the test split; "at_random" reads
-    no label and takes the share of all rows.
+    no label and takes the share of all rows. `test_fraction`: share of test rows.
     """
     draw = make_generator(seed, "split")
     group_N = np.zeros_like(labels_N) if split == "at_random" else labels_N
@@ -63,7 +63,8 @@ def choose_labelled_rows(
     """Return positions among T training rows whose labels training may use; None: all.
 
     `wanted`: a number of rows, a share of those with a label, or None for all of those. For one
-    seed fewer rows are a subset of more. `party`: names a passive; None: the active.
+    seed fewer rows are a subset of more. `party`: names a passive; None: the active. `choice`:
+    "by_class" or "at_random".
     """
     known = np.flatnonzero(labels_T != UNLABELLED)
     if wanted is None:
@@ -95,7 +96,11 @@ def choose_labelled_rows(
 def passive_labels(
     labels_N: Rows, wanted: float | None, *, seed: int, choice: str, party: str
 ) -> Rows:
-    """Return the labels that a passive knows; `UNLABELLED` for rows that are not chosen."""
+    """Return the labels that a passive knows; `UNLABELLED` for rows that are not chosen.
+
+    `wanted`: a number of rows, a share of those with a label, or None for all of those. `choice`:
+        "by_class" or "at_random".
+    """
     chosen = choose_labelled_rows(labels_N, wanted, seed=seed, choice=choice, party=party)
     if chosen is None:
         return labels_N
@@ -115,7 +120,10 @@ def person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
 def cut_columns(
     available: Sequence[str], chosen: Mapping[str, Sequence[int | str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Return party -> names of its columns, the active first."""
+    """Return party -> names of its columns, the active first.
+
+    `available`: names of all columns. `chosen`: columns by party, as names or indices.
+    """
     parties = {BUILT_IN_ACTIVE: chosen[BUILT_IN_ACTIVE]} | dict(chosen)
     cut = {
         party: tuple(_find_column(available, column, party) for column in columns)
@@ -136,7 +144,10 @@ def cut_columns(
 
 
 def _find_column(available: Sequence[str], column: int | str, party: str) -> str:
-    """Return the column with this name or index. Raises ConfigError: there is none."""
+    """Return the column with this name or index. Raises ConfigError: there is none.
+
+    `available`: names of all columns.
+    """
     if isinstance(column, int):
         if 0 <= column < len(available):
             return available[column]
@@ -169,7 +180,11 @@ def count_shared_rows(rows: int, overlap: float) -> int:
 def draw_people(
     labels_N: Rows, *, rows: int | None, rows_per_class: int | None, seed: int
 ) -> Rows | None:
-    """Return the people to keep, ascending: `rows` in all, or so many of each class; None: all."""
+    """Return the people to keep, ascending: `rows` in all, or `rows_per_class` of each class; None:
+    all.
+
+    `rows_per_class`: how many of each class; None: `rows` in all.
+    """
     if rows is None and rows_per_class is None:
         return None
     order = make_generator(seed, "drawn people").permutation(len(labels_N))

@@ -173,9 +173,9 @@ class VerticalData(OwnData):
         data_of_passives = (OwnData.for_passive(each, self.classes) for each in self.passives)
         return next((own for own in data_of_passives if own.table.name == name), None)
 
-    def replace_own(self, own: OwnData) -> "VerticalData":
-        """Return the same data with `own` in place of the active's."""
-        return replace(self, **vars(own))
+    def replace_own(self, data: OwnData) -> "VerticalData":
+        """Return the same data with `data` in place of the active's."""
+        return replace(self, **vars(data))
 
     def compare_ids(self, rule: Callable[[str], str]) -> None:
         """Refuse parties without any matching ID, after this normalisation. Raises DataError."""

@@ -93,7 +93,10 @@ class ImageFiles:
         channels: int | None = None,
         size: tuple[int, int] | None = None,
     ) -> None:
-        """Check file names, and that Pillow is installed. Raises DataError, ConfigError."""
+        """Check file names, and that Pillow is installed. Raises DataError, ConfigError.
+
+        `channels`: 3 for colours, 1 for greys; None: as in the first file.
+        """
         try:
             from PIL import Image
         except ModuleNotFoundError as error:
@@ -174,6 +177,8 @@ def load_arrays(path: Path, *, party: str) -> Mapping[str, Any]:
 def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
     """Return rows of an array, a tensor or a map-style data set as features, (N, *shape).
 
+    `workers`: threads that read rows.
+
     Raises DataError: they are of another kind, or single numbers.
     """
     if isinstance(rows, np.memmap):  # larger than memory, perhaps
@@ -231,6 +236,9 @@ def _refuse_tensor(rows: Tensor) -> str:
 
 def load_array_rows(path: Path, *, party: str, has_table: bool, has_labels: bool) -> OwnRows:
     """Return the rows of a file of arrays; without a table also its IDs and labels.
+
+    `has_table`: whether IDs stand in a table beside the file. `has_labels`: whether the party has
+    labels.
 
     Raises DataError: as `load_arrays`; or an array is missing.
     """
@@ -291,6 +299,8 @@ def make_code_rows(
 
 def load_images(folder: Path, names: Sequence[Any], *, column: str, party: str) -> LazyRows:
     """Return the images that the cells of a column name, read when a step needs them.
+
+    `names`: of the file of each row, relative to the folder.
 
     Raises ConfigError, DataError: as `ImageFiles`; or a cell is empty, or an image cannot be read.
     """

@@ -101,7 +101,7 @@ from secure_apfed.errors import CheckpointError, ConfigError, DataError, Suspect
 from secure_apfed.settings.data import OWN_ROWS, TABLES, DataSettings, ViewColumns
 from secure_apfed.settings.plugins import import_code, require_owner
 
-_FEWEST_ROWS = 20
+_MIN_ROWS = 20
 _DISTINCT = 0.5
 _SAMPLE = 1000
 _IDS_OF_A_PIECE = 2**16
@@ -115,8 +115,10 @@ def _warn_of_id_columns(
 ) -> None:
     """Warn of columns that look like IDs: nearly all texts differ, or whole numbers
     without a gap.
+
+    `categorical`: columns listed as categorical.
     """
-    if len(features) < _FEWEST_ROWS:
+    if len(features) < _MIN_ROWS:
         return
     for name, column in features.items():
         reason = ""
@@ -159,9 +161,11 @@ def warn_of_labels(
     A column with as many values as rows predicts them by chance, and is judged by its order only;
     `numbers`: labels are numeric, and rise or fall in that order. An empty cell counts as a value,
     or its row is left out.
+
+    `advice`: proposes settings for errors; None: no proposals.
     """
     known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
-    if len(known) < _FEWEST_ROWS:
+    if len(known) < _MIN_ROWS:
         return
     known_labels = pd.Series([labels[row] for row in known])
     truth = pd.Series(pd.factorize(known_labels)[0])
@@ -173,7 +177,7 @@ def warn_of_labels(
         column = features[name].iloc[known].reset_index(drop=True)
         full = column.notna()
         parts = [(column, truth)]
-        if _FEWEST_ROWS <= full.sum() < len(column):
+        if _MIN_ROWS <= full.sum() < len(column):
             parts.append((column[full], truth[full]))
         if any(separates(*part) for part in parts):
             _warn_of_column(
@@ -297,6 +301,8 @@ def _load_raw_table(
 ) -> RawTable:
     """Read a table and add its faults to `faults`; with faults its rows must not be used.
 
+    `make_rows`: code that the party's own file names; None: none.
+
     Raises DataError: a fault after which the table cannot be examined further.
     """
     party = (settings.parties or {})[name]
@@ -376,7 +382,7 @@ def _load_rows(
     rows = _open_rows(settings, name, make_rows, frame=frame, table=table)
     if table is None:
         assert rows.ids is not None
-        ids = id_texts(rows.ids, party=name, what=f"the IDs of {called}", strip=True, key="ids")
+        ids = id_texts(rows.ids, party=name, subject=f"the IDs of {called}", strip=True, key="ids")
         labels = tuple(
             None if pd.isna(label) else str(label).strip() or None for label in rows.labels or ()
         )
@@ -451,7 +457,10 @@ def _open_rows(
     frame: pd.DataFrame | None,
     table: _Identified | None,
 ) -> OwnRows:
-    """Return a party's rows as configured; large ones are not read yet."""
+    """Return a party's rows as configured; large ones are not read yet.
+
+    `make_rows`: code that the party's own file names; None: none.
+    """
     party = (settings.parties or {})[name]
     source = party.rows
     has_labels = settings.holds_labels(name)
@@ -545,7 +554,10 @@ def _find_nearest_name(absent: str, frame: pd.DataFrame) -> str:
 def _drop_empty(
     frame: pd.DataFrame, chosen: _ColumnChoice, *, advice: Advice, called: str
 ) -> pd.DataFrame:
-    """Return the rows without an empty cell among the features. Raises TableError: none is left."""
+    """Return the rows without an empty cell among the features. Raises TableError: none is left.
+
+    `called`: what errors call the columns.
+    """
     empty = {column: is_empty(frame[column]) for column in chosen.numeric}
     empty |= {column: is_empty(frame[column], BLANK) for column in chosen.categorical}
     is_left = ~np.any(list(empty.values()), axis=0) if empty else np.ones(len(frame), dtype=bool)
@@ -617,7 +629,10 @@ def _choose_columns(
     taken: tuple[str, ...],
     faults: FaultList,
 ) -> _ColumnChoice:
-    """Choose the features: columns in the party's lists, and the others by their type."""
+    """Choose the features: columns in the party's lists, and the others by their type.
+
+    `taken`: columns of IDs and labels, which are no features.
+    """
     party = (settings.parties or {})[name]
     advice = _make_advice(settings, name)
     formats = settings.date_formats_at(name)
@@ -649,12 +664,12 @@ def _choose_columns(
         texts = [column for column in lists["numeric"] if column in listed]
         if wrong := _list_non_numeric(frame, texts, formats, party=name):
             suspects.update(wrong)
-            faults.add_error(_numeric_texts_error(frame, wrong, advice=advice, most=most))
+            faults.add_error(_numeric_texts_error(frame, wrong, advice=advice, maximum=most))
     text_columns = [column for column in candidates if column not in measured]
     categorical += text_columns
     if party.encoding is None:
         checked = [column for column in text_columns if column not in suspects]
-        suspects |= _check_categories(frame, checked, advice=advice, most=most, faults=faults)
+        suspects |= _check_categories(frame, checked, advice=advice, maximum=most, faults=faults)
     if not settings.holds_labels(name) and settings.label_column in (*numeric, *categorical):
         suspects.add(settings.label_column)
         faults.add_error(_label_at_passive(settings.label_column, advice=advice))
@@ -666,10 +681,13 @@ def _check_categories(
     columns: Sequence[str],
     *,
     advice: Advice,
-    most: int | None,
+    maximum: int | None,
     faults: FaultList,
 ) -> set[str]:
-    """Return the columns that do not look like categories, and add their faults."""
+    """Return the columns that do not look like categories, and add their faults.
+
+    `maximum`: most categories of one column; None: no limit.
+    """
     suspects = set[str]()
     for column in columns:
         if are_padded_codes(frame[column]):
@@ -679,7 +697,7 @@ def _check_categories(
                 f"one, or {advice.add_to_list('numeric', column)} if its cells are numbers"
             )
         # What a stray text among numbers must not silently do is to make each a category.
-        elif fault := find_look_alike(frame[column], advice=advice, most=most):
+        elif fault := find_look_alike(frame[column], advice=advice, maximum=maximum):
             suspects.add(column)
             faults.add_error(TableError([fault]))
     return suspects
@@ -688,7 +706,10 @@ def _check_categories(
 def _label_as_feature(
     column: str, lists: Mapping[str, Sequence[str]], *, advice: Advice
 ) -> TableError:
-    """Return the error for a label column that is listed as a feature."""
+    """Return the error for a label column that is listed as a feature.
+
+    `lists`: columns by the setting that lists them.
+    """
     remedy: Remedy = tuple(
         advice.drop_from_list(key, column) for key, names in lists.items() if column in names
     )
@@ -718,7 +739,10 @@ def _label_at_passive(column: str, *, advice: Advice) -> TableError:
 
 
 def _make_nameless_error(columns: Sequence[str], *, called: str, advice: Advice) -> TableError:
-    """Return the error for columns without a name, by their position."""
+    """Return the error for columns without a name, by their position.
+
+    `called`: what errors call the columns.
+    """
     places = ", ".join(str(int(column.removeprefix(_NAMELESS)) + 1) for column in columns)
     remedy: Remedy = (advice.add_to_list("ignore", *columns),)
     return TableError(
@@ -735,7 +759,10 @@ def _make_nameless_error(columns: Sequence[str], *, called: str, advice: Advice)
 def _list_non_numeric(
     frame: pd.DataFrame, columns: Sequence[str], formats: Sequence[str], *, party: str
 ) -> list[str]:
-    """Return those of these columns with cells that are not numbers."""
+    """Return those of these columns with cells that are not numbers.
+
+    `formats`: date formats besides ISO 8601.
+    """
     wrong = []
     for column in columns:
         if has_measures(frame[column], formats):
@@ -748,13 +775,16 @@ def _list_non_numeric(
 
 
 def _numeric_texts_error(
-    frame: pd.DataFrame, columns: Sequence[str], *, advice: Advice, most: int | None
+    frame: pd.DataFrame, columns: Sequence[str], *, advice: Advice, maximum: int | None
 ) -> TableError:
-    """Return the error for columns that are listed as numeric and contain texts."""
+    """Return the error for columns that are listed as numeric and contain texts.
+
+    `maximum`: most categories of one column; None: no limit.
+    """
     rare_categories = [
         line
         for column in columns
-        for line in category_remedies(frame[column], advice=advice, most=most)[0][1:]
+        for line in category_remedies(frame[column], advice=advice, maximum=maximum)[0][1:]
     ]
     remedies: tuple[Remedy, ...] = (
         (
@@ -945,6 +975,8 @@ def _load_active(
     """Return the active's table, classes, split, and labelled training rows.
 
     Rows with an empty label are training rows without a label, never test rows.
+
+    `make_rows`: code that the party's own file names; None: none.
     """
     name = settings.active
     faults = FaultList()
@@ -1050,6 +1082,8 @@ def _load_passive(
     """Read one passive's table, and its classes if it has labels.
 
     Its labels may include people whom the active tests: only the active can leave them out.
+
+    `make_rows`: code that the party's own file names; None: none.
     """
     faults = FaultList()
     raw = _load_raw_table(settings, name, faults, make_rows)
@@ -1095,7 +1129,7 @@ def _gather_column_faults(
                 only_columns(raw.features, columns),
                 categorical=raw.categorical,
                 missing="mean",
-                most=party.rare_categories.most,
+                maximum=party.rare_categories.most,
                 source=name,
                 formats=settings.date_formats_at(name),
                 advice=advice,
@@ -1129,7 +1163,7 @@ def _encode_table(
                 views,
                 categorical=raw.categorical,
                 missing="mean" if faults else missing,
-                most=party.rare_categories.most,
+                maximum=party.rare_categories.most,
                 source=name,
                 formats=settings.date_formats_at(name),
                 advice=advice,

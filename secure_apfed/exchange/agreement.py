@@ -23,8 +23,8 @@ from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS, Env
 from secure_apfed.exchange.links import Links
 
 _KEY_BYTES = 32
-_MOST_HELD = 16  # steps; a party keeps the two newest
-_MOST_ANSWERED = 2**16  # stretches of steps since the oldest of these
+_MAX_HELD = 16  # steps; a party keeps the two newest
+_MAX_ANSWERED = 2**16  # stretches of steps since the oldest of these
 _PURPOSE = b"contract v1"
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, ValidationError, RecursionError)
 
@@ -76,7 +76,7 @@ class Greeting:
                     raise ValueError("a key of another size")
             terms = None if offer is None else RepresentationTerms.model_validate(offer)
             onward = None if resumes is None else Resumption.model_validate(resumes)
-            if len(holds) > _MOST_HELD or not all(type(s) is int and s >= 0 for s in holds):
+            if len(holds) > _MAX_HELD or not all(type(s) is int and s >= 0 for s in holds):
                 raise ValueError("no steps")
             answered = _parse_answered_steps(*optional)
         except _MALFORMED as error:
@@ -99,7 +99,7 @@ class Greeting:
 
 def _parse_answered_steps(stretches: Any = ()) -> tuple[AnsweredSteps, ...]:
     """Parse the steps that a passive answered. Raises ValueError, TypeError: malformed."""
-    if len(stretches) > _MOST_ANSWERED:
+    if len(stretches) > _MAX_ANSWERED:
         raise ValueError("too many stretches of steps")
     return tuple(
         AnsweredSteps(first=first, last=last, passives=names) for first, last, names in stretches
@@ -177,7 +177,10 @@ async def agree_on_contract(
 
 
 def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
-    """Refuse two parties that share a key, for example the aggregator and the active."""
+    """Refuse two parties that share a key, for example the aggregator and the active.
+
+    `greetings`: by party.
+    """
     for keys in (
         [greeting.identity for greeting in greetings.values()],
         [greeting.run_key for greeting in greetings.values()],
@@ -233,7 +236,10 @@ def _parse_signature(message: Envelope, contract: Contract) -> tuple[bytes, byte
 def find_differences(
     ours: dict[str, Any], theirs: dict[str, Any], prefix: str = ""
 ) -> Iterator[str]:
-    """Yield the dotted keys of this party's own fields whose value differs at the peer."""
+    """Yield the dotted keys of this party's own fields whose value differs at the peer.
+
+    `ours`: this party's fields; `theirs`: the peer's. `prefix`: dotted key of these fields.
+    """
     for key, mine in ours.items():
         their_value = theirs.get(key)
         if isinstance(mine, dict) and isinstance(their_value, dict) and mine:

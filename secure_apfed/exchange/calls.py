@@ -17,11 +17,11 @@ from functools import partial
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange.envelope import quote_reason
-from secure_apfed.exchange.pipe import MOST_QUEUED, Pipe
+from secure_apfed.exchange.pipe import MAX_QUEUED, Pipe
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (
-    MOST_SEALED,
-    MOST_UNPROVED,
+    MAX_SEALED,
+    MAX_UNPROVED,
     LocalEnd,
     PeerAcceptor,
     prove_identity,
@@ -35,7 +35,7 @@ call failed."""
 
 _NAME_BYTES = 32
 _AT_ONCE = 4  # frames under way on a connection; one at a time took half as long again
-_MOST_COMING = 4  # connections in one peer's name that have not proved yet; then the oldest goes
+_MAX_COMING = 4  # connections in one peer's name that have not proved yet; then the oldest goes
 _ROOM_S = 10.0
 
 
@@ -45,14 +45,14 @@ class Calls:
     def __init__(self, me: LocalEnd, carry: Carry) -> None:
         """Prepare connections to all peers; those with a later name dial this party."""
         self._me = me
-        self._carry = carry
+        self._send_call = carry
         dialling = tuple(name for name in me.known if name > me.name)
-        self._door = PeerAcceptor(me, dialling, absent="its party did not begin")
+        self._acceptor = PeerAcceptor(me, dialling, absent="its party did not begin")
         self._lock = threading.Lock()
-        self._standing: dict[str, _Called] = {}
-        self._coming: dict[str, dict[bytes, _Called]] = {name: {} for name in dialling}
+        self._connections: dict[str, _Called] = {}
+        self._incoming: dict[str, dict[bytes, _Called]] = {name: {} for name in dialling}
         self._failing: set[str] = set()
-        self._stopped: dict[str, str] = {}
+        self._stop_reasons: dict[str, str] = {}
         self._ended = ""
 
     def make_connectors(self) -> Mapping[str, Callable[[], Connection]]:
@@ -64,12 +64,12 @@ class Calls:
 
         Raises RemoteProtocolError: the peer, or the whole job, has ended.
         """
-        if (reason := self._stopped.get(peer)) is not None:
+        if (reason := self._stop_reasons.get(peer)) is not None:
             raise RemoteProtocolError(f"{peer} stopped: {reason}")
         if self._ended:
             raise RemoteProtocolError(self._ended)
         if peer > self._me.name:
-            return self._door.take_connection(peer)
+            return self._acceptor.take_connection(peer)
         connection = self._make_connection(peer, fresh_key())
         self._replace_connection(peer, connection)
         try:
@@ -101,19 +101,22 @@ class Calls:
     def _find_connection(self, caller: str, name: bytes, number: int) -> "_Called | None":
         """Return the connection of this name; make one if the peer may dial and this is its first
         frame.
+
+        `caller`: the name that the carrier gives; the peer proves its identity afterwards.
+        `number`: of the frame, from 0; -1 - n: the connection ends after its first n frames.
         """
         with self._lock:
-            standing = self._standing.get(caller)
-            coming = self._coming.get(caller, {})
+            standing = self._connections.get(caller)
+            coming = self._incoming.get(caller, {})
             if standing is not None and standing.name == name:
                 return standing
             if name in coming:
                 return coming[name]
-            may_come = caller in self._coming and not self._ended
+            may_come = caller in self._incoming and not self._ended
             if not may_come or number != 0 or len(name) != _NAME_BYTES:
                 return None
             fresh = coming[name] = self._make_connection(caller, name)
-            crowded = coming.pop(next(iter(coming))) if len(coming) > _MOST_COMING else None
+            crowded = coming.pop(next(iter(coming))) if len(coming) > _MAX_COMING else None
         if crowded is not None:
             crowded.close()
         threading.Thread(target=self._welcome_peer, args=(caller, fresh), daemon=True).start()
@@ -121,19 +124,19 @@ class Calls:
 
     def _welcome_peer(self, peer: str, fresh: "_Called") -> None:
         """Have a dialling peer prove its identity; only then it replaces its former connection."""
-        self._door.admit_stranger(fresh, b"")
+        self._acceptor.admit_stranger(fresh, b"")
         if fresh.over:
             with self._lock:
-                self._coming[peer].pop(fresh.name, None)
+                self._incoming[peer].pop(fresh.name, None)
         else:
             self._replace_connection(peer, fresh)
 
     def _replace_connection(self, peer: str, fresh: "_Called") -> None:
         """Replace the peer's former connection by a new one."""
         with self._lock:
-            self._coming.get(peer, {}).pop(fresh.name, None)
-            former = self._standing.get(peer)
-            self._standing[peer] = fresh
+            self._incoming.get(peer, {}).pop(fresh.name, None)
+            former = self._connections.get(peer)
+            self._connections[peer] = fresh
             ended = self._ended
         if former is not None:
             former.close()
@@ -144,9 +147,12 @@ class Calls:
         return _Called(name, partial(self._carry_frame, peer, name))
 
     def _carry_frame(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
-        """Send one frame by a call, and remember the peers whose calls fail."""
+        """Send one frame by a call, and remember the peers whose calls fail.
+
+        `number`: of the frame, from 0; -1 - n: the connection ends after its first n frames.
+        """
         try:
-            is_taken = self._carry(peer, name, number, frame)
+            is_taken = self._send_call(peer, name, number, frame)
         except ConnectionAbortedError:  # by the end of the job, which is no fault of the peer
             raise
         except OSError:
@@ -164,9 +170,9 @@ class Calls:
             self._ended = self._ended or (
                 f"{reason}; calls to {failing} failed before" if failing else reason
             )
-            connections = [*self._standing.values()]
+            connections = [*self._connections.values()]
             connections += [
-                called for coming in self._coming.values() for called in coming.values()
+                called for coming in self._incoming.values() for called in coming.values()
             ]
         for called in connections:
             called.close()
@@ -174,27 +180,30 @@ class Calls:
     def note_stop(self, peer: str, reason: str) -> None:
         """Record that a known peer's party has ended and will not connect again."""
         if peer in self._me.known:
-            self._stopped[peer] = quote_reason(reason.encode("utf-8", "replace"))
+            self._stop_reasons[peer] = quote_reason(reason.encode("utf-8", "replace"))
 
 
 class _Called(Pipe):
     """One connection of numbered calls, a few of them under way at once."""
 
     def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
-        """Start with the frame limit of an unproven peer, and a thread pool for outgoing calls."""
+        """Make a connection that is carried by calls, with the frame limit of an unproven peer.
+
+        `carry`: sends frame (number, bytes); returns whether it arrived.
+        """
         super().__init__()
         self.name = name
-        self._carry = carry
+        self._send_call = carry
         self._calling = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="call")
-        self._room = threading.Semaphore(_AT_ONCE)
-        self._early: dict[int, bytes] = {}
+        self._call_slots = threading.Semaphore(_AT_ONCE)
+        self._early_frames: dict[int, bytes] = {}
         self._sent_frames = self._came = 0
-        self._most_bytes = MOST_UNPROVED
+        self._max_bytes = MAX_UNPROVED
         self._last: int | None = None
 
     def trust_peer(self) -> None:
         """Allow larger frames, after the peer proved its identity."""
-        self._most_bytes = MOST_SEALED
+        self._max_bytes = MAX_SEALED
 
     def take_frame(self, number: int, frame: bytes) -> bool:
         """Accept a frame once its turn comes and there is room.
@@ -203,21 +212,21 @@ class _Called(Pipe):
         once.
         """
         with self._changed:
-            if self._ended is not None or len(frame) > self._most_bytes:
+            if self._ended is not None or len(frame) > self._max_bytes:
                 return False
-            ahead = _AT_ONCE + min(0, MOST_QUEUED - len(self._frames))
-            if number in self._early or not self._came <= number < self._came + ahead:
+            ahead = _AT_ONCE + min(0, MAX_QUEUED - len(self._frames))
+            if number in self._early_frames or not self._came <= number < self._came + ahead:
                 return False
-            self._early[number] = frame
-            while self._came in self._early:
-                self._frames.append(self._early.pop(self._came))
+            self._early_frames[number] = frame
+            while self._came in self._early_frames:
+                self._frames.append(self._early_frames.pop(self._came))
                 self._came += 1
             self._end_if_over()
             self._changed.notify_all()
             return self._changed.wait_for(
                 lambda: (
                     self._ended is not None
-                    or (number < self._came and len(self._frames) <= MOST_QUEUED)
+                    or (number < self._came and len(self._frames) <= MAX_QUEUED)
                 ),
                 _ROOM_S,
             )
@@ -240,9 +249,11 @@ class _Called(Pipe):
     def send_bytes(self, buf: bytes, /) -> None:
         """Send a frame by a call in the background; wait while `_AT_ONCE` calls are under way.
 
+        `buf`: the frame.
+
         Raises BrokenPipeError: the connection has ended.
         """
-        self._room.acquire()
+        self._call_slots.acquire()
         try:
             with self._changed:
                 if self._ended is not None:
@@ -251,18 +262,21 @@ class _Called(Pipe):
                 self._sent_frames = self._sent_frames + 1
                 self._calling.submit(self._send_frame, number, buf)
         except BaseException:
-            self._room.release()
+            self._call_slots.release()
             raise
 
     def _send_frame(self, number: int, frame: bytes) -> None:
-        """Make one call; if it fails, end the connection."""
+        """Make one call; if it fails, end the connection.
+
+        `number`: of the frame, from 0; -1 - n: the connection ends after its first n frames.
+        """
         try:
-            if not self._carry(number, frame):
+            if not self._send_call(number, frame):
                 self._fail_connection("it is not there yet, or has another connection by now")
         except OSError as error:
             self._fail_connection(str(error))
         finally:
-            self._room.release()
+            self._call_slots.release()
 
     def close(self) -> None:
         """End the connection here, and at the other end once all frames have arrived there."""
@@ -278,7 +292,7 @@ class _Called(Pipe):
     def _announce_end(self, sent_frames: int) -> None:
         """Tell the other end how many frames were sent, by a call with a negative number."""
         with contextlib.suppress(OSError):  # it finds out by the silence
-            self._carry(-1 - sent_frames, b"")
+            self._send_call(-1 - sent_frames, b"")
 
     def end(self, reason: str = "") -> None:
         """End the connection, and let no further call begin."""

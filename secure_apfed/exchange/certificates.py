@@ -25,8 +25,8 @@ RENEWAL = (
     "have another one made: in a project the party runs `secure-apfed certs request`, the "
     "organiser `certs renew`, and the party `certs accept`; no words are compared again"
 )
-_MOST_BYTES = 2**20
-_MOST_NAMES = 8
+_MAX_BYTES = 2**20
+_MAX_NAMES = 8
 _CLOCKS_APART = dt.timedelta(minutes=5)
 _HEX = frozenset("0123456789abcdef")
 _OTHER_USES = (
@@ -58,7 +58,7 @@ def certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
 
 def _quote_names(names: Sequence[str]) -> str:
     """Return the names of a peer's certificate, quoted as untrusted text."""
-    return ", ".join(map(quote_text, names[:_MOST_NAMES])) or "nobody"
+    return ", ".join(map(quote_text, names[:_MAX_NAMES])) or "nobody"
 
 
 def _list_entries(certificate: x509.Certificate) -> set[str]:
@@ -202,6 +202,8 @@ def _has_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> b
 def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
     """Refuse a caller whose certificate, verified by TLS, is not the named party's,
     or is revoked.
+
+    `pem`: the caller's certificate.
     """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
@@ -238,6 +240,8 @@ class Authority:
 
         Anything else in the request is ignored. Raises RemoteProtocolError: it is not a request, or
         not signed by its own key.
+
+        `days`: how long the certificate is valid.
         """
         try:
             csr = x509.load_pem_x509_csr(request)
@@ -283,7 +287,10 @@ def certificate_request(name: str, key: bytes | None = None) -> tuple[bytes, byt
 
 
 def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) -> Authority:
-    """Create a self-signed authority, which can issue certificates to parties only."""
+    """Create a self-signed authority, which can issue certificates to parties only.
+
+    `days`: how long the certificate is valid.
+    """
     secret = ec.generate_private_key(ec.SECP256R1())
     certificate = (
         _make_builder(name, secret.public_key(), days)
@@ -304,6 +311,8 @@ def _make_builder(
 ) -> x509.CertificateBuilder:
     """Return a certificate under construction: subject, key, serial number and
     period of validity.
+
+    `days`: how long the certificate is valid.
     """
     now = dt.datetime.now(dt.UTC)
     return (
@@ -330,15 +339,17 @@ def _encode_private_key(secret: ec.EllipticCurvePrivateKey) -> bytes:
 def _load_file(path: Path, setting: str) -> bytes:
     """Return the content of a certificate file. Raises ConfigError: it is
     unreadable or too large.
+
+    `setting`: the setting that names the file, for the error.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             f"tls.{setting}: {path} cannot be read ({error.strerror}); name the file, or have "
             "secure-apfed project make it"
         ) from error
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"tls.{setting}: {path} has more than {_MOST_BYTES} bytes")
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"tls.{setting}: {path} has more than {_MAX_BYTES} bytes")
     return content

@@ -76,7 +76,11 @@ def run_role(
     timeout_s: float,
     observer: WaitObserver | None = None,
 ) -> T:
-    """Run one role's script to its end; if it fails, tell the peers that it stops."""
+    """Run one role's script to its end; if it fails, tell the peers that it stops.
+
+    `timeout_s`: seconds to wait for a message. `observer`: notified of waits and departures; None:
+    nobody.
+    """
     try:
         return run_script(script, transport, timeout_s=timeout_s, observer=observer)
     except BaseException as error:
@@ -94,7 +98,11 @@ def run_script(
     timeout_s: float,
     observer: WaitObserver | None = None,
 ) -> T:
-    """Run a script to its end over a transport that stays open; see `run_role`."""
+    """Run a script to its end over a transport that stays open; see `run_role`.
+
+    `timeout_s`: seconds to wait for a message. `observer`: notified of waits and departures; None:
+    nobody.
+    """
     role = _RunningScript(script)
     event: Frame | PartyLeftError | None = None
     try:
@@ -130,9 +138,13 @@ class InMemoryNetwork:
         names: Iterable[str],
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
     ) -> None:
-        """Create a queue and links for every party."""
+        """Create a queue and links for every party.
+
+        `names`: of all parties. `record`: called with every envelope that is sent and its bytes on
+        the wire.
+        """
         self._inboxes: defaultdict[str, deque[Frame]] = defaultdict(deque)
-        self._due: deque[str] = deque()
+        self._waiting_roles: deque[str] = deque()
         self._roles: dict[str, _RunningScript] = {}
         all_names = tuple(names)
         self.links = {
@@ -148,7 +160,7 @@ class InMemoryNetwork:
     def queue_frame(self, sender: str, receiver: str, frame: bytes) -> None:
         """Put a frame into the receiver's queue; scripts read it in the order of sending."""
         self._inboxes[receiver].append((sender, frame))
-        self._due.append(receiver)
+        self._waiting_roles.append(receiver)
 
     def start_script(self, name: str, script: Script[Any]) -> "_RunningScript":
         """Let this party run `script` from now on, whenever messages for it arrive.
@@ -162,7 +174,7 @@ class InMemoryNetwork:
         self._roles[name] = role = _RunningScript(script)
         with self._end_scripts_on_error():
             role.advance(None)
-        self._due.append(name)  # something may have come for it before
+        self._waiting_roles.append(name)  # something may have come for it before
         return role
 
     def replace_script(self, name: str, script: Script[Any]) -> None:
@@ -214,8 +226,8 @@ class InMemoryNetwork:
 
     def _deliver_frame(self) -> bool:
         """Deliver the oldest frame for which a script waits; return False if there is none."""
-        while self._due:
-            name = self._due.popleft()
+        while self._waiting_roles:
+            name = self._waiting_roles.popleft()
             role = self._roles.get(name)
             inbox = self._inboxes[name]
             if role is None or role.awaited is None:
@@ -224,7 +236,7 @@ class InMemoryNetwork:
                 if sender in role.awaited.senders:
                     frame = inbox[index]
                     del inbox[index]
-                    self._due.append(name)  # the next frame may have waited for this one
+                    self._waiting_roles.append(name)  # the next frame may have waited for this one
                     role.advance(frame)
                     return True
         return False
@@ -249,7 +261,7 @@ class InMemoryNetwork:
             key=lambda name: 0 if list_gone_senders(waiting[name]) else waiting[name].patience,
         )
         awaited = waiting[name]
-        self._due.append(name)  # what it waits for after this may have come long ago
+        self._waiting_roles.append(name)  # what it waits for after this may have come long ago
         error = PartyLeftError(
             f"{awaited}; nothing came", left=list_gone_senders(awaited) or awaited.senders
         )
@@ -265,7 +277,10 @@ class _RunningScript:
         self.result: Any = None
 
     def advance(self, event: Frame | PartyLeftError | None) -> None:
-        """Run the script up to the next message that it awaits, or to its end."""
+        """Run the script up to the next message that it awaits, or to its end.
+
+        `event`: the message or departure that it awaited; None: start.
+        """
         self.awaited = None
         try:
             if isinstance(event, PartyLeftError):

@@ -162,13 +162,13 @@ class Envelope:
         return envelope
 
 
-def plain_text(text: bytes, most: int = 400) -> str:
-    """Return a peer's text as one line without terminal control characters, of at most `most`
+def plain_text(text: bytes, maximum: int = 400) -> str:
+    """Return a peer's text as one line without terminal control characters, of at most `maximum`
     bytes.
     """
-    return escape_text(text[:most].decode("utf-8", "replace"))
+    return escape_text(text[:maximum].decode("utf-8", "replace"))
 
 
-def quote_reason(text: bytes, most: int = 400) -> str:
+def quote_reason(text: bytes, maximum: int = 400) -> str:
     """Return a peer's text in quotes, so that readers do not take it for our own words."""
-    return quote_text(text[:most].decode("utf-8", "replace"), most=most)
+    return quote_text(text[:maximum].decode("utf-8", "replace"), maximum=maximum)

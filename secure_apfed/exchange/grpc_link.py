@@ -3,8 +3,8 @@
 Run by: every party (extra `grpc`), as the layer below `sealed_connection` and `resumable_link`.
 Reachable parties listen, the others dial; a proxy may terminate TLS between them. Protects from:
 strangers without a certificate, and from calls and frames that are too many or too large. No
-message of gRPC's is parsed here: frames are bytes of at most `MOST_SEALED`, and of at most
-`MOST_UNPROVED`, with one buffered, before the other end proves its identity.
+message of gRPC's is parsed here: frames are bytes of at most `MAX_SEALED`, and of at most
+`MAX_UNPROVED`, with one buffered, before the other end proves its identity.
 
 A frame travels in messages of at most 128 KiB, each with a byte before it that says whether more of
 the frame follows: gRPC takes a whole message into memory before anybody here may refuse it.
@@ -23,8 +23,8 @@ from apfed_protocols.installing import install_extra
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Credentials
 from secure_apfed.exchange.envelope import plain_text
-from secure_apfed.exchange.pipe import MOST_QUEUED, Pipe
-from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long_frame
+from secure_apfed.exchange.pipe import MAX_QUEUED, Pipe
+from secure_apfed.exchange.sealed_connection import MAX_SEALED, MAX_UNPROVED, refuse_long_frame
 from secure_apfed.exchange.sockets import Address, spell_address
 
 try:
@@ -35,7 +35,7 @@ except ImportError:  # an extra
 _SERVICE = "secure_apfed.Link"
 _METHOD = "Carry"
 _PATH = f"/{_SERVICE}/{_METHOD}"
-_MOST_STREAMS = 512
+_MAX_STREAMS = 512
 _PIECE = 2**17 - 1
 # whether more of the frame follows
 _MORE = b"\1"
@@ -86,12 +86,12 @@ class GrpcConnection(Pipe):
         super().__init__(room=1)
         self._outgoing = Pipe()
         self._cancel = cancel
-        self._most_bytes = MOST_UNPROVED
+        self._max_bytes = MAX_UNPROVED
 
     def trust_peer(self) -> None:
         """Allow larger frames and a larger buffer, after the peer proved its identity."""
-        self._most_bytes = MOST_SEALED
-        self.room = MOST_QUEUED
+        self._max_bytes = MAX_SEALED
+        self.room = MAX_QUEUED
 
     def receive_pieces(self, pieces: Iterator[bytes]) -> None:
         """Join incoming pieces to frames, until the stream ends or a frame is too long."""
@@ -100,8 +100,8 @@ class GrpcConnection(Pipe):
         try:
             for piece in pieces:
                 frame += memoryview(piece)[1:]
-                if len(frame) > self._most_bytes:
-                    reason = refuse_long_frame(self, self._most_bytes)
+                if len(frame) > self._max_bytes:
+                    reason = refuse_long_frame(self, self._max_bytes)
                     self.close()
                     break
                 if piece[:1] == _MORE:
@@ -187,6 +187,8 @@ class Port:
     ) -> None:
         """Listen at this address; `welcome` receives each stream with the caller's certificate.
 
+        `credentials`: for TLS; None: unencrypted, on loopback alone.
+
         Raises ConfigError: the address is in use.
         """
         require_grpc()
@@ -194,9 +196,9 @@ class Port:
         self._open = set[GrpcConnection]()
         self._lock = threading.Lock()
         self._server = grpc.server(
-            ThreadPoolExecutor(_MOST_STREAMS, thread_name_prefix="grpc"),
+            ThreadPoolExecutor(_MAX_STREAMS, thread_name_prefix="grpc"),
             options=_SERVER,
-            maximum_concurrent_rpcs=_MOST_STREAMS,
+            maximum_concurrent_rpcs=_MAX_STREAMS,
         )
         handler = grpc.stream_stream_rpc_method_handler(self._carry_stream)
         handlers = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})
@@ -217,7 +219,10 @@ class Port:
         self._server.start()
 
     def _carry_stream(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Carry one stream until it ends; runs in a thread of the server."""
+        """Carry one stream until it ends; runs in a thread of the server.
+
+        `context`: gRPC's, of this call.
+        """
         connection = GrpcConnection(context.cancel)
         with self._lock:
             self._open.add(connection)

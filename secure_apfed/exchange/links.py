@@ -31,7 +31,7 @@ from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, quot
 IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN, Kind.LOOKUP})
 """Kinds of messages that travel in parts, also where one part is enough."""
 PART_BYTES = 2**24
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 """The longest message that is taken of a peer where the receiver says nothing else."""
 _PART = struct.Struct(">IQQ")  # number of the message, its bytes, where the part begins
 PART_HEADER_BYTES = _PART.size
@@ -123,7 +123,10 @@ def count_overhead(envelope: Envelope, *, sealed: bool) -> int:
 
 
 def _log_envelope(action: str, envelope: Envelope, size: int) -> None:
-    """Log who exchanges what with whom, and how many bytes on the wire; nothing of the content."""
+    """Log who exchanges what with whom, and how many bytes on the wire; nothing of the content.
+
+    `action`: "sent" or "received".
+    """
     _LOGGER.debug(
         "%s %s: step %d, from %s to %s, %d bytes",
         action,
@@ -160,7 +163,12 @@ class Links:
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
         observers: Sequence[LinkObserver] = (),
     ) -> None:
-        """Prepare links without encryption, on which greetings are exchanged."""
+        """Prepare links without encryption, on which greetings are exchanged.
+
+        `peers`: names of the other parties. `post`: carries a frame to a peer. `record`: called
+        with every envelope that is sent and its bytes on the wire. `observers`: notified of
+        messages and waits.
+        """
         self.me = me
         self._peers = tuple(peers)
         self._observers = tuple(observers)
@@ -168,17 +176,19 @@ class Links:
         self._record = record
         self._session = UNNAMED_SESSION
         self._seals = dict[str, SealedLink]()
-        self._written: Counter[str] = Counter()
+        self._sent_parts: Counter[str] = Counter()
         self._in_parts: Counter[str] = Counter()
-        self._gathering = {peer: MessageAssembler(me, peer) for peer in self._peers}
-        self._early: dict[str, Envelope] = {}
-        self._torn = set[str]()
+        self._assemblers = {peer: MessageAssembler(me, peer) for peer in self._peers}
+        self._early_messages: dict[str, Envelope] = {}
+        self._interrupted_receivers = set[str]()
         self.signs = Heartbeats(
             me, peers, lambda peer, sign: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, sign)
         )
 
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
         """Encrypt every message from now on, and accept only encrypted ones of this session.
+
+        `seals`: the encrypted link to each peer.
 
         Raises LocalProtocolError: the links are sealed already, or a peer has no seal.
         """
@@ -188,10 +198,12 @@ class Links:
             )
         self._session = session
         self._seals = dict(seals)
-        self._written.clear()
+        self._sent_parts.clear()
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
         """Encrypt and send one message, in parts if its kind may be long.
+
+        `payload`: the message's bytes.
 
         Raises LocalProtocolError: there is no link to `receiver`.
         """
@@ -204,23 +216,23 @@ class Links:
                 kind=kind,
                 sender=self.me,
                 receiver=receiver,
-                sequence=self._written[receiver],
+                sequence=self._sent_parts[receiver],
                 payload=body,
             )
-            self._torn.add(receiver)
+            self._interrupted_receivers.add(receiver)
             header = envelope.header
             sealed = body
             if self._seals:
                 seal = self._seals[receiver]
                 sealed = seal.seal(body, sequence=envelope.sequence, associated=header)
-            self._written[receiver] += 1
+            self._sent_parts[receiver] += 1
             frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + sealed
             self._record(envelope, len(frame))
             _log_envelope("sends", envelope, len(frame))
             for observer in self._observers:
                 observer.observe_outgoing(envelope, frame)
             self._post(receiver, frame)
-            self._torn.discard(receiver)
+            self._interrupted_receivers.discard(receiver)
         self._in_parts[receiver] += in_parts
 
     def abort(self, error: BaseException) -> None:
@@ -234,7 +246,7 @@ class Links:
         # If it was interrupted while it sent, a message has a number that never arrived, and what
         # follows would count as a replay: that peer sees the link close.
         for peer in self._peers:
-            if peer not in self._torn:
+            if peer not in self._interrupted_receivers:
                 self.dismiss_peer(peer, reason)
 
     def dismiss_peer(self, peer: str, reason: str) -> None:
@@ -246,14 +258,16 @@ class Links:
         senders: str | Sequence[str],
         *kinds: Kind,
         step: int | None = None,
-        least: int = 1,
+        minimum: int = 1,
         patience: int = 1,
-        most: int = MOST_BYTES,
+        maximum: int = MAX_BYTES,
     ) -> Envelope:
-        """Return the next message from one of these senders, of at most `most` bytes over all
+        """Return the next message from one of these senders, of at most `maximum` bytes over all
         parts.
 
         For the arguments see `Awaited`.
+
+        `minimum`: bytes at least.
 
         Raises:
             PartyLeftError: no message arrived within the patience.
@@ -265,7 +279,7 @@ class Links:
             senders=(senders,) if isinstance(senders, str) else tuple(senders),
             kinds=kinds,
             step=step,
-            least=least,
+            least=minimum,
             patience=patience,
             unit_s=self.unit_s,
             needed=self.needed,
@@ -273,27 +287,32 @@ class Links:
         )
         self._require_links(awaited.senders)
         message = None
-        early_senders = self._early.keys() & set(awaited.senders)
+        early_senders = self._early_messages.keys() & set(awaited.senders)
         if early_senders:
-            message = self._early.pop(min(early_senders, key=awaited.senders.index))
+            message = self._early_messages.pop(min(early_senders, key=awaited.senders.index))
         while message is None:
             try:
                 sender, frame = await awaited
             except PartyLeftError as error:
-                halves = [self._gathering[name].midway for name in awaited.senders]
+                halves = [self._assemblers[name].midway for name in awaited.senders]
                 if not any(halves):
                     raise
                 silence = str(error).replace("; nothing came", "; nothing more came")
                 reason = "; ".join([silence, *filter(None, halves)])
                 raise PartyLeftError(reason, left=error.left, gone=error.gone) from error
-            message = self._assemble_message(awaited, self._open_frame(sender, frame), most)
+            message = self._assemble_message(awaited, self._open_frame(sender, frame), maximum)
         return message
 
-    def _assemble_message(self, awaited: Awaited, envelope: Envelope, most: int) -> Envelope | None:
-        """Return the message that this envelope completes, or None."""
+    def _assemble_message(
+        self, awaited: Awaited, envelope: Envelope, maximum: int
+    ) -> Envelope | None:
+        """Return the message that this envelope completes, or None.
+
+        `maximum`: bytes at most.
+        """
         sender = envelope.sender
         kind = envelope.kind
-        gathering = self._gathering[envelope.sender]
+        gathering = self._assemblers[envelope.sender]
         if kind is Kind.ABORT:
             raise RunStoppedError(
                 f"{awaited.phase}: {sender} stopped the run: "
@@ -314,16 +333,16 @@ class Links:
             )
         if kind not in IN_PARTS:
             return envelope
-        payload = gathering.add_part(envelope.payload, kind, most=most)
+        payload = gathering.add_part(envelope.payload, kind, maximum=maximum)
         return None if payload is None else replace(envelope, payload=payload)
 
     async def run_conversation(
-        self, kind: Kind, role: Conversation, peers: Sequence[str], *, most: int = MOST_BYTES
+        self, kind: Kind, role: Conversation, peers: Sequence[str], *, maximum: int = MAX_BYTES
     ) -> None:
         """Run one end of an interactive protocol with these peers, before training.
 
-        Messages have at most `most` bytes. A peer that is done may report READY while messages of
-        others are still under way; it is stored for the next `receive`.
+        Messages have at most `maximum` bytes. A peer that is done may report READY while messages
+        of others are still under way; it is stored for the next `receive`.
 
         Raises:
             LocalProtocolError: the role writes to a party that takes no part.
@@ -346,7 +365,7 @@ class Links:
         while not role.is_finished:
             try:
                 message = await self.receive(
-                    busy, kind, Kind.READY, step=BEFORE_TRAINING, least=len(busy), most=most
+                    busy, kind, Kind.READY, step=BEFORE_TRAINING, minimum=len(busy), maximum=maximum
                 )
             except PartyLeftError as error:
                 ready = ", ".join(peer for peer in peers if peer not in busy)
@@ -361,12 +380,12 @@ class Links:
                 send_messages(role.receive(message.sender, message.payload))
             else:
                 busy.remove(message.sender)
-                self._early[message.sender] = message
+                self._early_messages[message.sender] = message
 
     def _require_links(self, peers: Sequence[str]) -> None:
         """Raise LocalProtocolError if there is no link to one of these peers."""
         for peer in peers:
-            if peer not in self._gathering:
+            if peer not in self._assemblers:
                 raise LocalProtocolError(
                     f"there is no link from {self.me!r} to {peer!r}; {self.me} has links to "
                     f"{', '.join(self._peers) or 'nobody'}"
@@ -441,14 +460,16 @@ class MessageAssembler:
     """
 
     def __init__(self, me: str, peer: str, size: int | None = None) -> None:
-        """Start between messages; `size`: of a part in bytes, None: `PART_BYTES`."""
+        """Make an assembler of long messages from parts; `size`: of a part in bytes, None:
+        `PART_BYTES`.
+        """
         self._me = me
         self._peer = peer
         self._size = size or PART_BYTES
         self._number = 0
         self._total = 0
         self.kind = ""
-        self._came = bytearray()
+        self._received_bytes = bytearray()
 
     @property
     def midway(self) -> str:
@@ -456,14 +477,16 @@ class MessageAssembler:
         if not self.kind:
             return ""
         return (
-            f"{self._peer} stopped midway in a message: {len(self._came)} of {self._total} bytes "
+            f"{self._peer} stopped midway in a message: {len(self._received_bytes)} of "
+            f"{self._total} bytes "
             f"of {self.kind} came"
         )
 
-    def add_part(self, part: bytes, kind: str, *, most: int = MOST_BYTES) -> bytes | None:
+    def add_part(self, part: bytes, kind: str, *, maximum: int = MAX_BYTES) -> bytes | None:
         """Add the next part; return the message once it is complete, else None.
 
-        Raises RemoteProtocolError: the part is out of order, or the message exceeds `most` bytes.
+        Raises RemoteProtocolError: the part is out of order, or the message exceeds `maximum`
+            bytes.
         """
         if len(part) < PART_HEADER_BYTES:
             raise RemoteProtocolError(
@@ -472,11 +495,11 @@ class MessageAssembler:
             )
         number, total, offset = _PART.unpack_from(part)
         if not self.kind:
-            self._start_message(kind, number, total, most)
-        if (number, total, offset) != (self._number, self._total, len(self._came)):
+            self._start_message(kind, number, total, maximum)
+        if (number, total, offset) != (self._number, self._total, len(self._received_bytes)):
             raise RemoteProtocolError(
                 f"{self._peer} sent {self._me} part {offset} of {total} bytes of message {number}, "
-                f"expected part {len(self._came)} of {self._total} bytes of message "
+                f"expected part {len(self._received_bytes)} of {self._total} bytes of message "
                 f"{self._number}: a part was repeated, left out, reordered or of another message"
             )
         length = len(part) - PART_HEADER_BYTES
@@ -485,26 +508,29 @@ class MessageAssembler:
                 f"{self._peer} sent {self._me} a part of {length} bytes at {offset} of {total} of "
                 f"message {number}; every part but the last has {self._size} bytes"
             )
-        self._came += memoryview(part)[PART_HEADER_BYTES:]
-        if len(self._came) < total:
+        self._received_bytes += memoryview(part)[PART_HEADER_BYTES:]
+        if len(self._received_bytes) < total:
             return None
-        message = bytes(self._came)
+        message = bytes(self._received_bytes)
         self._number = number + 1
         self.kind = ""
-        self._came = bytearray()
+        self._received_bytes = bytearray()
         return message
 
-    def _start_message(self, kind: str, number: int, total: int, most: int) -> None:
-        """Check number and size of a message that begins. Raises RemoteProtocolError."""
+    def _start_message(self, kind: str, number: int, total: int, maximum: int) -> None:
+        """Check number and size of a message that begins. Raises RemoteProtocolError.
+
+        `total`: bytes of the whole message. `maximum`: bytes at most.
+        """
         if number != self._number:
             raise RemoteProtocolError(
                 f"{self._peer} sent {self._me} message {number} in parts, expected message "
                 f"{self._number}: one was repeated or left out"
             )
-        if total > most:
+        if total > maximum:
             raise RemoteProtocolError(
                 f"{self._peer} announces a message of {total} bytes of {kind} to {self._me}, which "
-                f"takes at most {most} here; compare the settings of both, such as "
+                f"takes at most {maximum} here; compare the settings of both, such as "
                 "alignment.maximum_ids"
             )
         self.kind = kind
@@ -532,13 +558,16 @@ class Heartbeats:
     """The signs of life of one party's work, and those that it accepts from its peers."""
 
     def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
-        """Start without work, and accept no signs of life until limits are set."""
+        """Make the exchange of signs of life; none are accepted until limits are set.
+
+        `peers`: names of the other parties. `send`: carries a frame to a peer.
+        """
         self._me = me
         self._peers = tuple(peers)
         self._send = send
         self._done_ids = self._reported_ids = 0
         self._allowed: dict[str, int] = {}
-        self._heard: dict[str, int] = {}
+        self._heard_steps: dict[str, int] = {}
         self.relays = False
 
     def count_work(self, ids: int) -> None:
@@ -579,7 +608,7 @@ class Heartbeats:
         Raises RemoteProtocolError: it is malformed, shows no progress, or exceeds the limit.
         """
         allowed = self._allowed.get(sender, 0)
-        heard = self._heard.get(sender, 0)
+        heard = self._heard_steps.get(sender, 0)
         if len(sign) != _DONE.size:
             raise RemoteProtocolError(f"{sender} sent {self._me} a malformed sign of life")
         (done,) = _DONE.unpack(sign)
@@ -594,7 +623,7 @@ class Heartbeats:
                 "else; it keeps others waiting. Look at its log, then start all parties again"
             )
         self._allowed[sender] = allowed - 1
-        self._heard[sender] = done
+        self._heard_steps[sender] = done
         if self.relays:
             self._done_ids = max(self._done_ids, self._reported_ids + IDS_A_SIGN)
             self._send_heartbeats([peer for peer in self._peers if peer != sender])

@@ -34,7 +34,11 @@ class PeerLink(ResumableLink):
     def __init__(
         self, me: str, peer: str, hub: str, connect: Callable[[], Connection], patience_s: float
     ) -> None:
-        """Open the link of `me` to `peer`; `hub` is the one of the two that listens."""
+        """Open the link of `me` to `peer`; `hub` is the one of the two that listens.
+
+        `connect`: makes a new connection; called again after each break. `patience_s`: seconds that
+        the peer may be away, at first and after each break.
+        """
         self.me = me
         self.peer = peer
         self.hub = hub

@@ -3,9 +3,9 @@
 import threading
 from collections import deque
 
-__all__ = ["MOST_QUEUED", "Pipe"]
+__all__ = ["MAX_QUEUED", "Pipe"]
 
-MOST_QUEUED = 4
+MAX_QUEUED = 4
 """Frames each way between the threads of who carries them and the link's."""
 
 
@@ -14,7 +14,7 @@ class Pipe:
     `Carrier`.
     """
 
-    def __init__(self, room: int = MOST_QUEUED) -> None:
+    def __init__(self, room: int = MAX_QUEUED) -> None:
         """Create an empty pipe in which at most `room` frames may wait."""
         self.room = room
         self._changed = threading.Condition()

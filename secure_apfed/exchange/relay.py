@@ -38,10 +38,10 @@ from secure_apfed.exchange.sockets import Address
 _PURPOSE = b"relay v1"
 _KEY_BYTES = 32
 _READY = b"ready"
-_MOST_PARTIES = 64
-_HELLO_BYTES = 128 + _MOST_PARTIES * (_KEY_BYTES + 2) + SIGNATURE_BYTES
-_MOST_ROOMS = 64
-_MOST_IN_ROOM = 256
+_MAX_PARTIES = 64
+_HELLO_BYTES = 128 + _MAX_PARTIES * (_KEY_BYTES + 2) + SIGNATURE_BYTES
+_MAX_ROOMS = 64
+_MAX_IN_ROOM = 256
 _PROOF_S = 10.0
 _IDLE_S = 120.0
 PARTNER_S = 20.0
@@ -89,13 +89,15 @@ class _Entry(NamedTuple):
     def parse(cls, message: bytes, challenge: bytes) -> "_Entry":
         """Parse a hello, which must prove an identity that belongs to its room (the session's
         parties).
+
+        `challenge`: random bytes that the hello signs.
         """
         try:
             if len(message) > _HELLO_BYTES:
                 raise ValueError("too long")
             parties, own, other, signature = msgpack.unpackb(message)
             keys = [*parties, own, other]
-            if len(parties) > _MOST_PARTIES or any(type(key) is not bytes for key in keys):
+            if len(parties) > _MAX_PARTIES or any(type(key) is not bytes for key in keys):
                 raise TypeError("no list of identities")
             if any(len(key) != _KEY_BYTES for key in keys) or type(signature) is not bytes:
                 raise ValueError("keys of another size")
@@ -142,9 +144,13 @@ class Relay:
         *,
         revoked: Path | None = None,
     ) -> None:
-        """Read the revocation list, and listen at this address."""
+        """Start a relay: read the revocation list, and listen at this address.
+
+        `credentials`: for TLS; None: unencrypted. `allowed`: public identities that may enter;
+        None: any. `revoked`: file of revoked certificates; None: none are.
+        """
         self._allowed = allowed
-        self._crowd = StrangerQueue()
+        self._strangers = StrangerQueue()
         self._list = RevokedList(revoked)
         self._list.load_entries()
         self._changed = threading.Condition()
@@ -156,8 +162,11 @@ class Relay:
         self._port.close()
 
     def _welcome_stranger(self, stranger: GrpcConnection, certificate: bytes) -> None:
-        """Have a stream prove an identity of its room, then forward for it until it ends."""
-        self._crowd.add(stranger)
+        """Have a stream prove an identity of its room, then forward for it until it ends.
+
+        `certificate`: the caller's, by TLS.
+        """
+        self._strangers.add(stranger)
         try:
             challenge = fresh_key()
             stranger.send_bytes(challenge)
@@ -175,7 +184,7 @@ class Relay:
             stranger.close()
             return
         finally:
-            self._crowd.remove(stranger)
+            self._strangers.remove(stranger)
         try:
             self._forward_frames(stream)
         finally:
@@ -205,7 +214,7 @@ class Relay:
                 for standing in (former, former.partner):
                     if standing is not None:
                         self._remove_stream(standing)
-            elif len(room) >= _MOST_IN_ROOM or (not room and len(self._rooms) >= _MOST_ROOMS):
+            elif len(room) >= _MAX_IN_ROOM or (not room and len(self._rooms) >= _MAX_ROOMS):
                 raise RemoteProtocolError("it is full; come again, or ask who runs it")
             room = self._rooms.setdefault(entry.room, {})
             room[entry] = stream

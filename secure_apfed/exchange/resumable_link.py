@@ -28,7 +28,7 @@ from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemotePro
 from apfed_protocols.randomness import ForkCheck, fresh_key
 from secure_apfed.exchange.drivers import BrokenLink
 from secure_apfed.exchange.links import (
-    MOST_BYTES,
+    MAX_BYTES,
     PART_HEADER_BYTES,
     Awaited,
     Frame,
@@ -42,12 +42,12 @@ _PART_BYTES = 2**20
 _COST = 256  # memory of a buffered part, in addition to its bytes
 _ID_BYTES = 32
 _NOBODY = bytes(_ID_BYTES)  # the peer of an end that was never connected
-MOST_FRAME = _FRAME.size + PART_HEADER_BYTES + _PART_BYTES
+MAX_FRAME = _FRAME.size + PART_HEADER_BYTES + _PART_BYTES
 """Bytes of the longest message that a connection has to carry."""
 _WINDOW = 2**28  # bytes that the peer has not confirmed; then `send` waits
-_MOST_HELD = 2**28  # unread bytes; above it nothing is confirmed, so the peer waits
+_MAX_HELD = 2**28  # unread bytes; above it nothing is confirmed, so the peer waits
 # A peer that waits for confirmations never gets further than this.
-_MOST_UNREAD = _MOST_HELD + _WINDOW + 2 * MOST_BYTES
+_MAX_UNREAD = _MAX_HELD + _WINDOW + 2 * MAX_BYTES
 _STALLED_S = 300.0
 _UNTOLD = 8  # parts that came; then a receipt is due at once
 _RECEIPT_S = 0.2
@@ -136,7 +136,12 @@ class ResumableLink:
         first_s: float | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread that connects to the peer and reads."""
+        """Open a link that survives broken connections: start the thread that connects and reads.
+
+        `patience_s`: seconds that a peer may be away. `first_s`: seconds to wait for the first
+            connection; None: `patience_s`. `on_change`: called after every change of the link's
+            state.
+        """
         self._peer = peer
         self._connect = connect
         self._patience_s = patience_s
@@ -147,7 +152,7 @@ class ResumableLink:
         self._peer_id = b""
         # Unread messages, with their arrival (monotonic clock) and their cost in memory.
         self._inbox: deque[tuple[bytes, float, int]] = deque()
-        self._gathering = MessageAssembler("this party", peer, _PART_BYTES)
+        self._assembler = MessageAssembler("this party", peer, _PART_BYTES)
         # About how many bytes wait here, and how many of them are of a message midway.
         self._inbox_bytes = 0
         self._cost = 0
@@ -157,12 +162,12 @@ class ResumableLink:
         self._unconfirmed_bytes = 0
         # Numbers of parts: confirmed by the peer, written to the wire, received, reported to it.
         self._confirmed = 0
-        self._written = 0
+        self._written_parts = 0
         self._received = 0
-        self._reported = 0
+        self._reported_parts = 0
         self._wire: _Wire | None = None
         self._failure = ""
-        self._trouble = ""
+        self._last_error = ""
         self.refusal = ""
         self.without_relay = ""
         self._closing = False
@@ -184,7 +189,7 @@ class ResumableLink:
     @property
     def state(self) -> str:
         """The reason in words why there is no connection now: the last break or attempt."""
-        return self._failure or self._trouble or f"{self._peer} did not come"
+        return self._failure or self._last_error or f"{self._peer} did not come"
 
     @property
     def absence(self) -> str:
@@ -200,7 +205,7 @@ class ResumableLink:
         if broken_at is None or self._closing or self._heard_goodbye or self._is_over():
             return None
         since_s = time.monotonic() - broken_at
-        return BrokenLink(since_s=since_s, patience_s=self._patience_s, why=self._trouble)
+        return BrokenLink(since_s=since_s, patience_s=self._patience_s, why=self._last_error)
 
     @property
     def waiting_since(self) -> float | None:
@@ -214,14 +219,16 @@ class ResumableLink:
 
         If much is queued already, wait until the peer has confirmed some.
 
+        `body`: the message's bytes.
+
         Raises:
             RemoteProtocolError: the link has failed for good, or the peer takes nothing.
             LocalProtocolError: it was closed, the message is too long, or this is a forked process.
         """
         self._fork_check.require_own_process()
-        if len(body) > MOST_BYTES:
+        if len(body) > MAX_BYTES:
             raise LocalProtocolError(
-                f"a message to {self._peer} has at most {MOST_BYTES} bytes, got {len(body)}; "
+                f"a message to {self._peer} has at most {MAX_BYTES} bytes, got {len(body)}; "
                 "send it in parts"
             )
         with self._changed:
@@ -348,7 +355,7 @@ class ResumableLink:
             used = self._sent_messages or self._closing or self._received > self._heard_goodbye
             if self._heard_goodbye and self.meets and not used:
                 self._received = 0
-                self._reported = 0
+                self._reported_parts = 0
                 self._heard_goodbye = False
                 self._peer_id = b""
             return self.meets and not used
@@ -364,17 +371,17 @@ class ResumableLink:
         if isinstance(error, ConnectionRefusedError):
             self.refusal = reason
         self.without_relay = reason if isinstance(error, RelayAbsentError) else ""
-        self._trouble = self.refusal or reason
+        self._last_error = self.refusal or reason
         if self._heard_goodbye:
             self._record_failure(f"{self._peer} closed its link")
         elif gives_up and not self.has_met_peer:
             self._record_failure(
-                f"{self._peer} did not come within {self._first_s:g} s ({self._trouble})"
+                f"{self._peer} did not come within {self._first_s:g} s ({self._last_error})"
             )
         elif gives_up:
             self._record_failure(
                 f"the link to {self._peer} was broken for {self._patience_s:g} s "
-                f"({self._trouble}); {ALL_AGAIN}"
+                f"({self._last_error}); {ALL_AGAIN}"
             )
 
     def _exchange_greetings(self, wire: _Wire) -> None:
@@ -407,8 +414,8 @@ class ResumableLink:
             self.refusal = ""
             self.without_relay = ""
             self._drop_confirmed_parts(confirmed)
-            self._written = confirmed
-            self._reported = self._count_reportable_parts()
+            self._written_parts = confirmed
+            self._reported_parts = self._count_reportable_parts()
             self._wire = wire
             self._broken_at = None
             wire.users += 1
@@ -443,9 +450,9 @@ class ResumableLink:
         """
         self._cost += len(part) + _COST
         self._inbox_bytes += len(part) + _COST
-        if self._inbox_bytes > _MOST_UNREAD:
+        if self._inbox_bytes > _MAX_UNREAD:
             raise RemoteProtocolError(f"{self._peer} sent more than it may before it is confirmed")
-        message = self._gathering.add_part(part, "frames")
+        message = self._assembler.add_part(part, "frames")
         if message is not None:
             self._inbox.append((message, time.monotonic(), self._cost))
             self._cost = 0
@@ -453,7 +460,7 @@ class ResumableLink:
 
     def _parse_frame(self, frame: bytes) -> tuple[int, int, int, bytes]:
         """Return kind, number, confirmed parts and body of a frame. Raises RemoteProtocolError."""
-        if not _FRAME.size <= len(frame) <= MOST_FRAME:
+        if not _FRAME.size <= len(frame) <= MAX_FRAME:
             raise RemoteProtocolError(f"{self._peer} sent a frame of {len(frame)} bytes")
         kind, number, confirmed = _FRAME.unpack_from(frame)
         if kind not in (_HELLO, _PART, _RECEIPT, _GOODBYE):
@@ -501,25 +508,25 @@ class ResumableLink:
             if is_unused:
                 return None
             kind = _RECEIPT
-            number = self._written
+            number = self._written_parts
             part = b""
             if self._has_unwritten_parts():
                 kind, part = self._unconfirmed[number - self._confirmed]
-                self._written += 1
-            self._reported = self._count_reportable_parts()
-            return _FRAME.pack(kind, number, self._reported) + part
+                self._written_parts += 1
+            self._reported_parts = self._count_reportable_parts()
+            return _FRAME.pack(kind, number, self._reported_parts) + part
 
     def _has_unwritten_parts(self) -> bool:
         """Return whether some parts were not yet written to this connection."""
-        return self._written < self._confirmed + len(self._unconfirmed)
+        return self._written_parts < self._confirmed + len(self._unconfirmed)
 
     def _count_unreported_parts(self) -> int:
         """Return how many received parts the peer has no receipt for yet."""
-        return self._count_reportable_parts() - self._reported
+        return self._count_reportable_parts() - self._reported_parts
 
     def _count_reportable_parts(self) -> int:
         """Return how many parts may be confirmed: all received, unless too much waits here."""
-        return self._received if self._inbox_bytes <= _MOST_HELD else self._reported
+        return self._received if self._inbox_bytes <= _MAX_HELD else self._reported_parts
 
     def _release_wire(self, wire: _Wire) -> None:
         """Stop using a connection; the last of its threads closes it."""
@@ -566,19 +573,23 @@ class LinkTransport:
         meet_s: float,
         end: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open links to all peers, which connect in the background."""
+        """Open links to all peers, which connect in the background.
+
+        `patience_s`: seconds that a peer may be away. `meet_s`: seconds to wait for all peers at
+        first. `end`: stops this process when a link can no longer recover.
+        """
         self._me = me
         self._connect = connect
         self._end = end
-        self._lookouts: dict[str, _Lookout] = {}
-        self._news = threading.Event()
+        self._watchers: dict[str, _Lookout] = {}
+        self._event = threading.Event()
         self._links = {
             peer: ResumableLink(
-                peer, dial, patience_s=patience_s, first_s=meet_s, on_change=self._news.set
+                peer, dial, patience_s=patience_s, first_s=meet_s, on_change=self._event.set
             )
             for peer, dial in connect.items()
         }
-        self._missed: dict[str, float] = {}  # since when who is needed has left
+        self._absent_since: dict[str, float] = {}  # since when who is needed has left
 
     @classmethod
     def meet_peers(
@@ -594,7 +605,9 @@ class LinkTransport:
         """Return a transport once all peers have connected.
 
         `on_missing`: called with the missing peers and the reason for each. Raises PartyLeftError:
-        names the peers that did not connect.
+        names the peers that did not connect. `patience_s`: seconds that a peer may be away.
+        `meet_s`: seconds to wait for all peers at first. `end`: stops this process when a link can
+        no longer recover.
         """
         transport = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:
@@ -604,7 +617,7 @@ class LinkTransport:
             while missing := [
                 peer for peer, link in transport._links.items() if not link.has_met_peer
             ]:
-                transport._news.clear()
+                transport._event.clear()
                 on_missing({peer: transport._links[peer].absence for peer in missing})
                 failed = [peer for peer, link in transport._links.items() if link.failure]
                 if failed or time.monotonic() > deadline:
@@ -614,7 +627,7 @@ class LinkTransport:
                         f"agreement: {me} has no link to {' and '.join(blamed)}: {reasons}",
                         left=tuple(blamed),
                     )
-                transport._news.wait(max(0.0, min(1.0, deadline - time.monotonic())))
+                transport._event.wait(max(0.0, min(1.0, deadline - time.monotonic())))
             for link in transport._links.values():
                 link.meets = False
         except BaseException:
@@ -624,21 +637,23 @@ class LinkTransport:
 
     def send_frame(self, receiver: str, frame: bytes) -> None:
         """Queue a frame for a peer; a failure shows when frames are received."""
-        if receiver in self._lookouts:
+        if receiver in self._watchers:
             return  # its link is over
         try:
             self._links[receiver].send(frame)
         except RemoteProtocolError:
-            self._news.set()  # a script that waits for this peer gets the reason
+            self._event.set()  # a script that waits for this peer gets the reason
 
     def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
         """Wait for a frame from one of the awaited senders.
+
+        `timeout_s`: seconds to wait for a frame.
 
         Raises PartyLeftError: see `_seconds_to_wait`.
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            self._news.clear()
+            self._event.clear()
             came = {
                 came_at: name
                 for name in awaited.senders
@@ -647,10 +662,12 @@ class LinkTransport:
             if came:
                 first = came[min(came)]
                 return first, self._links[first].receive(0.0)
-            self._news.wait(self._seconds_to_wait(awaited, timeout_s, deadline))
+            self._event.wait(self._seconds_to_wait(awaited, timeout_s, deadline))
 
     def _seconds_to_wait(self, awaited: Awaited, timeout_s: float, deadline: float) -> float:
         """Return how many seconds to wait now, if no awaited frame is there.
+
+        `timeout_s`: seconds to wait for a frame. `deadline`: monotonic time.
 
         Raises PartyLeftError: too few awaited peers remain, nothing came in time, or a needed party
         left a while ago.
@@ -664,6 +681,8 @@ class LinkTransport:
         ) -> PartyLeftError:
             """Return the error with phase and awaited message; `gone`: whether the peers left for
             good.
+
+            `names`: of the peers.
             """
             message = f"{awaited.phase}: {awaited}; {message}"
             if awaited.predicts:
@@ -677,7 +696,7 @@ class LinkTransport:
         if now >= deadline:
             raise make_error(f"nothing came for {timeout_s:g} s", awaited.senders)
         missed = find_failures(awaited.needed)
-        missed_since = [self._missed.setdefault(name, now) for name in missed]
+        missed_since = [self._absent_since.setdefault(name, now) for name in missed]
         grace = min(missed_since, default=math.inf) + _LAST_WORDS_S - now
         if grace <= 0:
             raise make_error(
@@ -689,14 +708,16 @@ class LinkTransport:
         """Return which of these peers were recently there, ready to greet.
 
         The first call with a peer's name starts to look for it, and ends its present link.
+
+        `names`: of the peers.
         """
-        for name in set(names) - set(self._lookouts):
-            self._lookouts[name] = _Lookout(self._connect[name], self._links[name])
-        return [name for name in names if self._lookouts[name].is_back]
+        for name in set(names) - set(self._watchers):
+            self._watchers[name] = _Lookout(self._connect[name], self._links[name])
+        return [name for name in names if self._watchers[name].is_back]
 
     def list_broken_links(self) -> dict[str, BrokenLink]:
-        """See `secure_apfed.exchange.drivers.Transport`."""
-        links = {name: link for name, link in self._links.items() if name not in self._lookouts}
+        """Return each broken link by its peer, with since when and why it is broken."""
+        links = {name: link for name, link in self._links.items() if name not in self._watchers}
         breaks = {name: link.current_break for name, link in links.items()}
         return {name: broken for name, broken in breaks.items() if broken is not None}
 
@@ -705,9 +726,9 @@ class LinkTransport:
         closing = [
             threading.Thread(target=_close_link, args=(link,))
             for name, link in self._links.items()
-            if name not in self._lookouts
+            if name not in self._watchers
         ]
-        for lookout in self._lookouts.values():
+        for lookout in self._watchers.values():
             lookout.stop_looking()
         for thread in closing:
             thread.start()

@@ -30,11 +30,11 @@ from apfed_protocols.seal import (
 )
 from secure_apfed.base.peer_text import quote_text
 from secure_apfed.exchange.envelope import quote_reason
-from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
+from secure_apfed.exchange.resumable_link import MAX_FRAME, Connection
 
-MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
+MAX_SEALED = MAX_FRAME + SEAL_OVERHEAD_BYTES
 """Bytes of the longest frame on a sealed connection."""
-MOST_UNPROVED = 4096
+MAX_UNPROVED = 4096
 """Bytes of the longest frame that is taken of an end that has not proved yet who it is."""
 _VERSION = 3
 _PURPOSE = b"peer v1"
@@ -44,7 +44,7 @@ _REFUSED = b"refused "
 _REFUSED_LETTERS = 400
 _PROOF_S = 10.0
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
-_MOST_STRANGERS = 64
+_MAX_STRANGERS = 64
 _LOOK_S = 1.0
 
 
@@ -52,7 +52,7 @@ class Carrier(Connection, Protocol):
     """A connection below the seal: it takes only short frames until `trust_peer` is called."""
 
     def trust_peer(self) -> None:
-        """Accept frames of `MOST_SEALED` bytes and let a few wait, since the other end proved its
+        """Accept frames of `MAX_SEALED` bytes and let a few wait, since the other end proved its
         identity.
         """
 
@@ -162,6 +162,8 @@ def _exchange_proofs(
 ) -> tuple[str, Connection]:
     """Exchange hellos and signatures over both; return the peer's name and the encrypted
     connection.
+
+    `check_name`: raises if this name is not expected.
     """
     deadline = time.monotonic() + _PROOF_S
     run_key = fresh_run_key()
@@ -237,8 +239,10 @@ def receive_before(connection: Connection, deadline: float) -> bytes:
 def refuse_long_frame(connection: Connection, most_bytes: int) -> str:
     """Refuse a frame above this number of bytes; return the reason. The connection is unusable
     afterwards.
+
+    `most_bytes`: of one frame.
     """
-    proved = "" if most_bytes > MOST_UNPROVED else " before it proved who it is"
+    proved = "" if most_bytes > MAX_UNPROVED else " before it proved who it is"
     reason = f"the other end sent a frame above {most_bytes} bytes{proved}"
     refuse_connection(connection, reason)
     return reason
@@ -303,7 +307,7 @@ class StrangerQueue:
         with self._lock:
             self._strangers[stranger] = None
             first = next(iter(self._strangers))
-            if len(self._strangers) <= _MOST_STRANGERS:
+            if len(self._strangers) <= _MAX_STRANGERS:
                 return
             del self._strangers[first]
         first.close()
@@ -331,19 +335,24 @@ class PeerAcceptor:
     ) -> None:
         """Accept connections of the `awaited` peers; `absent`: a possible reason why one does not
         come.
+
+        `require`: raises if the peer's certificate is not allowed.
         """
         self._me = me
         self._require = require
         self._absent = absent
-        self._crowd = StrangerQueue()
+        self._unproven = StrangerQueue()
         self._changed = threading.Condition()
         self._awaited = awaited
-        self._newest: dict[str, Connection] = {}  # accepted, but not yet used
-        self._standing: dict[str, Connection] = {}
-        self._trouble: dict[str, tuple[type[OSError], str]] = {}
+        self._unused_connections: dict[str, Connection] = {}  # accepted, but not yet used
+        self._connections: dict[str, Connection] = {}
+        self._troubles_by_peer: dict[str, tuple[type[OSError], str]] = {}
 
     def admit_stranger(self, stranger: Carrier, certificate: bytes) -> None:
-        """Have a new connection prove its identity; it then replaces its peer's former one."""
+        """Have a new connection prove its identity; it then replaces its peer's former one.
+
+        `certificate`: the caller's, by TLS.
+        """
         claimed: list[str] = []
 
         def check_claim(name: str) -> None:
@@ -352,7 +361,7 @@ class PeerAcceptor:
                 claimed.append(name)
             self._require(name, certificate)
 
-        self._crowd.add(stranger)
+        self._unproven.add(stranger)
         try:
             name, connection = prove_identity(stranger, self._me, seen=check_claim)
         except (OSError, EOFError, RemoteProtocolError) as error:
@@ -360,11 +369,13 @@ class PeerAcceptor:
             refused = isinstance(error, ConnectionRefusedError | RemoteProtocolError)
             kind = ConnectionRefusedError if refused else TimeoutError
             troubles = dict.fromkeys(claimed, (kind, f"somebody came in its name: {error}"))
-            self._trouble = self._trouble | troubles if refused else troubles | self._trouble
+            self._troubles_by_peer = (
+                self._troubles_by_peer | troubles if refused else troubles | self._troubles_by_peer
+            )
             stranger.close()
             return
         finally:
-            self._crowd.remove(stranger)
+            self._unproven.remove(stranger)
         if name not in self._awaited:
             me = self._me.name
             refuse_connection(
@@ -373,9 +384,9 @@ class PeerAcceptor:
             stranger.close()
             return
         with self._changed:
-            self._trouble.pop(name, None)
-            former = self._standing.get(name)
-            self._standing[name] = self._newest[name] = connection
+            self._troubles_by_peer.pop(name, None)
+            former = self._connections.get(name)
+            self._connections[name] = self._unused_connections[name] = connection
             self._changed.notify_all()
         if former is not None:
             former.close()
@@ -383,7 +394,7 @@ class PeerAcceptor:
     def take_connection(self, name: str) -> Connection:
         """Return the peer's newest connection; wait for one. Raises OSError: none came."""
         with self._changed:
-            if not self._changed.wait_for(lambda: name in self._newest, _LOOK_S):
-                kind, reason = self._trouble.get(name, (TimeoutError, self._absent))
+            if not self._changed.wait_for(lambda: name in self._unused_connections, _LOOK_S):
+                kind, reason = self._troubles_by_peer.get(name, (TimeoutError, self._absent))
                 raise kind(reason)
-            return self._newest.pop(name)
+            return self._unused_connections.pop(name)

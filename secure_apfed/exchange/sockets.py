@@ -1,7 +1,7 @@
 """Connections of processes of one machine: frames over TCP, each after its length.
 
 Run by: both ends, beneath `sealed_connection` and `resumable_link`. Protects from: frames that are
-longer than `MOST_UNPROVED` until the other end proved who it is, and than `MOST_SEALED` from then
+longer than `MAX_UNPROVED` until the other end proved who it is, and than `MAX_SEALED` from then
 on, before memory is taken for them.
 """
 
@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.base.peer_text import check_host, quote_text
-from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long_frame
+from secure_apfed.exchange.sealed_connection import MAX_SEALED, MAX_UNPROVED, refuse_long_frame
 
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
@@ -41,7 +41,7 @@ class SocketConnection:
         with contextlib.suppress(OSError):  # it went at once, which reading finds out
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._wire = wire
-        self._most_bytes = MOST_UNPROVED
+        self._max_bytes = MAX_UNPROVED
         self._readable = selectors.DefaultSelector()
         self._readable.register(wire, selectors.EVENT_READ)
         # Not before the last thread is done with it: the number may be another file's by then.
@@ -49,7 +49,7 @@ class SocketConnection:
 
     def trust_peer(self) -> None:
         """Allow larger frames, after the peer proved its identity."""
-        self._most_bytes = MOST_SEALED
+        self._max_bytes = MAX_SEALED
 
     def send_bytes(self, buf: bytes, /) -> None:
         self._wire.sendall(_LENGTH.pack(len(buf)) + buf)
@@ -57,9 +57,9 @@ class SocketConnection:
     def recv_bytes(self) -> bytes:
         """Return the next frame. Raises EOFError: it is too long, or the other end closed."""
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
-        if size > self._most_bytes:
-            reason = refuse_long_frame(self, self._most_bytes)
-            self._close_after_refusal(min(size, MOST_SEALED))
+        if size > self._max_bytes:
+            reason = refuse_long_frame(self, self._max_bytes)
+            self._close_after_refusal(min(size, MAX_SEALED))
             raise EOFError(reason)
         return self._receive_exactly(size)
 
@@ -67,6 +67,8 @@ class SocketConnection:
         """Read and discard what the peer still sends, then close.
 
         Otherwise the peer's system would drop the refusal together with the broken connection.
+
+        `unread`: bytes that may still come.
         """
         enough = time.monotonic() + _FORGET_S
         with contextlib.suppress(OSError):
@@ -169,7 +171,10 @@ def parse_address(text: str) -> Address:
 
 
 def _check_ipv6(bare: str, text: str) -> None:
-    """Raise LocalProtocolError unless this is an IPv6 address, with an optional zone."""
+    """Raise LocalProtocolError unless this is an IPv6 address, with an optional zone.
+
+    `bare`: the address without brackets.
+    """
     _, _, zone = bare.partition("%")
     try:
         IPv6Address(bare)

@@ -142,7 +142,7 @@ class StatusTracker:
     """A record of its party's status; a `LinkObserver` and a `WaitObserver`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start before any session; `clock` returns seconds."""
+        """Make a tracker of all links' states, before any session; `clock` returns seconds."""
         self._clock = clock
         self._lock = Lock()
         self._party = ""
@@ -159,7 +159,7 @@ class StatusTracker:
         self._sign_at: dict[str, float] = {}
         self._session = 0
         self._less_protected: tuple[str, ...] = ()
-        self._gone: set[str] = set()
+        self._departed: set[str] = set()
         self._read_broken: Callable[[], Mapping[str, BrokenLink]] = dict
 
     def start_session(
@@ -193,7 +193,7 @@ class StatusTracker:
             self._bytes = {name: [*past.get(name, (0, 0))] for name in peers}
             self._sign_at = dict.fromkeys(self._bytes, self._clock())
             self._session += 1
-            self._gone.clear()
+            self._departed.clear()
             self._read_broken = dict
 
     def observe_missing(self, missing: Mapping[str, str]) -> None:
@@ -235,14 +235,17 @@ class StatusTracker:
             self._count_incoming(envelope.sender, frame)
             self._step = envelope.step if envelope.step >= 0 else self._step
             if envelope.kind is Kind.ABORT:
-                self._gone.add(envelope.sender)
+                self._departed.add(envelope.sender)
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
         with self._lock:
             self._count_incoming(sender, frame)
 
     def observe_wait(self, awaited: Awaited, timeout_s: float) -> None:
-        """Note the message that the role awaits, and since when each sender is awaited."""
+        """Note the message that the role awaits, and since when each sender is awaited.
+
+        `timeout_s`: seconds until the wait fails.
+        """
         with self._lock:
             now = self._clock()
             past = self._unheard_since
@@ -255,7 +258,7 @@ class StatusTracker:
     def observe_departure(self, names: Iterable[str]) -> None:
         """Note that these peers left."""
         with self._lock:
-            self._gone |= set(names)
+            self._departed |= set(names)
             self._awaited = None
 
     def build_status(self) -> Status:
@@ -295,10 +298,13 @@ class StatusTracker:
             )
 
     def _build_peer_status(self, name: str, now: float, broken: BrokenLink | None) -> PeerStatus:
-        """Return one peer's state: expected, connected, awaited, silent or left, and its counts."""
+        """Return one peer's state: expected, connected, awaited, silent or left, and its counts.
+
+        `now`: monotonic seconds. `broken`: the link to the peer, if it is broken.
+        """
         silent_s: float | None = None
         state: PeerState = "expected" if name in self._missing else "connected"
-        if name in self._gone:
+        if name in self._departed:
             state = "left"
         elif self._awaited is not None and name in self._awaited.senders:
             silent_s = now - self._unheard_since[name]
@@ -319,5 +325,5 @@ class StatusTracker:
         self._bytes[sender][1] += len(frame)
         self._sign_at[sender] = self._clock()
         self._unheard_since.pop(sender, None)
-        self._gone.discard(sender)
+        self._departed.discard(sender)
         self._awaited = None

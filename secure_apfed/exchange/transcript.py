@@ -22,7 +22,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from secure_apfed.base.files import MOST_BYTES, PAYLOADS, PathLike, open_plain, open_regular
+from secure_apfed.base.files import MAX_BYTES, PAYLOADS, PathLike, open_plain, open_regular
 from secure_apfed.base.formats import RECORDING
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import Envelope, Kind
@@ -41,7 +41,7 @@ KEPT_KINDS = frozenset(
         Kind.CONTRIBUTION,
     }
 )
-MOST_CONTRIBUTED = 8 * 2**20
+MAX_CONTRIBUTED = 8 * 2**20
 """Of an epoch, how many bytes of contributions to sums are kept: ciphertexts take hundreds of
 kilobytes each, and a few of them show what the aggregator holds."""
 
@@ -100,7 +100,10 @@ class _Epoch:
     """
 
     def __init__(self, number: int, folder: _Folder) -> None:
-        """Prepare the payload file of this epoch; it is created with the first payload."""
+        """Prepare the payload file of this epoch; it is created with the first payload.
+
+        `number`: of the epoch.
+        """
         self.path = folder.path / PAYLOADS.replace("*", str(int(number)))
         self._folder = folder
         self.places: dict[bytes, list[int]] = {}  # of a payload, by its digest: from, to
@@ -111,9 +114,9 @@ class _Epoch:
         self.synced = True
 
     def keep_envelope(self, envelope: Envelope) -> None:
-        """Store an envelope; of contributions only those that fit into `MOST_CONTRIBUTED` bytes."""
+        """Store an envelope; of contributions only those that fit into `MAX_CONTRIBUTED` bytes."""
         if envelope.kind is Kind.CONTRIBUTION:
-            if self.contributed + len(envelope.payload) > MOST_CONTRIBUTED:
+            if self.contributed + len(envelope.payload) > MAX_CONTRIBUTED:
                 return
             self.contributed += len(envelope.payload)
         digest = self.store_payload(envelope.payload)
@@ -153,7 +156,7 @@ class _Epoch:
         start, end = self.places[digest]
         payload = b""
         with open_plain(self.path) as file:
-            if 0 <= start <= end <= min(os.fstat(file.fileno()).st_size, start + MOST_BYTES):
+            if 0 <= start <= end <= min(os.fstat(file.fileno()).st_size, start + MAX_BYTES):
                 file.seek(start)
                 payload = file.read(end - start)
         if _digest_payload(payload) != digest:
@@ -188,13 +191,15 @@ class Transcript:
     """A record of every envelope that is sent; it keeps some, from the first `begin_epoch` on."""
 
     def __init__(self, settings: TranscriptSettings) -> None:
-        """Start empty; nothing is stored before `begin_epoch`."""
+        """Make an empty record of messages; nothing is stored before `begin_epoch`."""
         self._settings = settings
         self._flows: dict[_Way, list[int]] = {}  # the numbers of a `Flow`, in its order
         self._epochs: dict[int, _Epoch] = {}
         self._epoch: _Epoch | None = None
         self._folder: _Folder | None = None
-        self._named = dict[int, frozenset[Path]]()  # by the states of the newest two checkpoints
+        self._files_by_step = dict[
+            int, frozenset[Path]
+        ]()  # by the states of the newest two checkpoints
         self.wire_bytes = 0
 
     @property
@@ -255,7 +260,7 @@ class Transcript:
     def _remove_stale_files(self) -> None:
         """Delete files of epochs to which no checkpoint can go back."""
         if self._folder:
-            stay = self._paths.union(*self._named.values())
+            stay = self._paths.union(*self._files_by_step.values())
             for file in {*self._folder.path.glob(PAYLOADS)} - stay:
                 with suppress(OSError):  # such as for a folder, which this program did not create
                     file.unlink()
@@ -265,7 +270,10 @@ class Transcript:
         return frozenset(epoch.path for epoch in self._epochs.values())
 
     def record_envelope(self, envelope: Envelope, wire_bytes: int) -> None:
-        """Count a sent envelope, and store it if configured."""
+        """Count a sent envelope, and store it if configured.
+
+        `wire_bytes`: its size as sent.
+        """
         self._count_messages(
             (envelope.sender, envelope.receiver, envelope.kind),
             (1, len(envelope.payload), wire_bytes),
@@ -318,12 +326,16 @@ class Transcript:
         """
         earlier_steps: list[int] = []
         if step is not None:
-            earlier_steps = [saved_step for saved_step in self._named if saved_step < step][-1:]
-        self._named = {saved_step: self._named[saved_step] for saved_step in earlier_steps}
+            earlier_steps = [saved_step for saved_step in self._files_by_step if saved_step < step][
+                -1:
+            ]
+        self._files_by_step = {
+            saved_step: self._files_by_step[saved_step] for saved_step in earlier_steps
+        }
         if step is None:
             self._remove_stale_files()
         else:
-            self._named[step] = self._paths
+            self._files_by_step[step] = self._paths
         for epoch in self._epochs.values():
             if not epoch.synced:
                 with os.fdopen(open_regular(epoch.path, create=False), "ab") as file:
@@ -379,7 +391,7 @@ class Transcript:
                 epoch.load_payload(digest)
         if state["step"] is not None:  # what is there may be of the state before this one
             files = frozenset(self._folder.path.glob(PAYLOADS))
-            self._named = {-1: files, int(state["step"]): self._paths}
+            self._files_by_step = {-1: files, int(state["step"]): self._paths}
 
 
 def _digest_payload(payload: bytes) -> bytes:

@@ -197,7 +197,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         X = _convert_frame(X)
         raw, y_N = self._validate_inputs(X, y)
         frame = _name_columns(X, raw)
-        self._named = isinstance(X, pd.DataFrame)
+        self._has_column_names = isinstance(X, pd.DataFrame)
         labels = self._prepare_labels(y_N)
         config = self._build_config()
         data = VerticalData(
@@ -280,7 +280,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         frame = _name_columns(X, raw)
         encoding = self.model_.encoding
         assert isinstance(encoding, ColumnEncoding)
-        if not (isinstance(X, pd.DataFrame) and self._named):
+        if not (isinstance(X, pd.DataFrame) and self._has_column_names):
             # Columns have their places alone. Texts that name them scikit-learn has compared, or
             # warned of; numbers it has not looked at.
             if isinstance(X, pd.DataFrame) and _has_other_order(X.columns):
@@ -492,7 +492,10 @@ def _has_other_order(columns: "pd.Index[Any]") -> bool:
 
 
 def _name_columns(X: Any, raw: Any) -> pd.DataFrame:
-    """Return the rows as a frame with the caller's column names and people."""
+    """Return the rows as a frame with the caller's column names and people.
+
+    `raw`: rows as scikit-learn passes them.
+    """
     if isinstance(X, pd.DataFrame):
         return X.set_axis(list(map(column_name, X.columns)), axis=1)
     if raw.dtype == object:
@@ -502,7 +505,10 @@ def _name_columns(X: Any, raw: Any) -> pd.DataFrame:
 
 
 def _check_cells(raw: NDArray[Any]) -> None:
-    """Raise TypeError for cells that are neither texts nor numbers."""
+    """Raise TypeError for cells that are neither texts nor numbers.
+
+    `raw`: (N, F).
+    """
     kinds = {type(cell) for cell in raw.ravel()}
     strange = [kind.__name__ for kind in kinds if not issubclass(kind, (str, numbers.Real))]
     if strange:
@@ -521,5 +527,5 @@ def _build_table(
     texts = [str(name) for name, cells in frame.items() if not has_measures(cells)]
     encoding = fit_columns(frame, categorical=texts, missing="mean", source=name)
     features = encoding.encode(frame, source=name)
-    ids = id_texts(frame.index, party=name, what="its index", strip=True, rows=True)
+    ids = id_texts(frame.index, party=name, subject="its index", strip=True, rows=True)
     return PartyTable(name, tuple(ids), features, labels_N, encoding)

@@ -314,7 +314,10 @@ def _build_config(
     method: str | Mapping[str, Any],
     data: Mapping[str, str],
 ) -> Config:
-    """Return the run's configuration, whose tables are the written frames. Raises ConfigError."""
+    """Return the run's configuration, whose tables are the written frames. Raises ConfigError.
+
+    `files`: name of each party's file.
+    """
     content = {"name": "frames", **settings, "method": method}
     data_settings = content.get("data") or {}
     if named := sorted({"dataset", "folder", "id_column", "label_column"} & set(data_settings)):
@@ -339,7 +342,10 @@ def _build_config(
 def _build_parties(
     settings_by_party: Mapping[str, Mapping[str, Any]], files: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the settings of each party's table: its file, and how its columns are read."""
+    """Return the settings of each party's table: its file, and how its columns are read.
+
+    `files`: name of each party's file.
+    """
     if unknown := sorted(set(settings_by_party) - set(files)):
         raise ConfigError(
             f"data.parties: there is no frame of {', '.join(unknown)}; there are those of "
@@ -365,7 +371,11 @@ def _load_result(
     baselines: bool,
     keeps: bool,
 ) -> FramesResult:
-    """Read the result of a run from its finished folder."""
+    """Read the result of a run from its finished folder.
+
+    `labels`: the active's label settings. `baselines`: whether local models are measured. `keeps`:
+    whether the run's folder stays.
+    """
     from apfed_experiments.finished import mount_attacks
     from apfed_experiments.solo import measure_run_baselines
 
@@ -391,7 +401,10 @@ def _load_result(
 
 
 def _write_report(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
-    """Return who learns what, and the report's page; empty without the extra that makes it."""
+    """Return who learns what, and the report's page; empty without the extra that makes it.
+
+    `draws`: whether pictures can be drawn.
+    """
     try:
         from apfed_experiments.report import load_run, write_report
         from apfed_experiments.report.contents import learned_by
@@ -412,7 +425,10 @@ def check_frames(
     label: str,
     rules: IdNormalisation | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Return by party, the active first, a pandas frame with checked labels, and IDs as texts."""
+    """Return by party, the active first, a pandas frame with checked labels, and IDs as texts.
+
+    `id_column`: column of IDs. `rules`: normalisation of IDs; None: as they stand.
+    """
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
     frame_by_party = {name: active, **passives}
@@ -451,7 +467,10 @@ def _name_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
 
 
 def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Write each as a Parquet file in a folder that its owner alone may enter."""
+    """Write each as a Parquet file in a folder that its owner alone may enter.
+
+    `frames`: by party.
+    """
     faults = FaultList()
     for party, frame in frames.items():
         for column in frame.columns:
@@ -482,7 +501,10 @@ def _check_column(column: "pd.Series", *, party: str) -> None:
 
 
 def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -> list[str]:
-    """Return a frame's IDs as texts. Raises DataError: no rows, no such column, or repeated IDs."""
+    """Return a frame's IDs as texts. Raises DataError: no rows, no such column, or repeated IDs.
+
+    `native`: the caller's frame, before pandas converted it.
+    """
     if not len(frame):
         raise DataError(f"{party}: its frame has no rows")
     if column not in frame.columns:
@@ -492,7 +514,7 @@ def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -
         )
     native_frame = nw.from_native(native, eager_only=True)  # pandas makes moments of days
     cells = native_frame[column].to_native() if column in native_frame.columns else frame[column]
-    texts = id_texts(cells, party=party, what=f"column {column!r}", strip=True, key="id")
+    texts = id_texts(cells, party=party, subject=f"column {column!r}", strip=True, key="id")
     repeated = pd.Series(texts)
     is_repeated = repeated.duplicated(keep=False)
     if is_repeated.any():

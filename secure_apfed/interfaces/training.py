@@ -399,6 +399,7 @@ def train(
     """Train the active's networks with the passives' help, and measure.
 
     Args:
+        on_progress: called with each `Progress`.
         method: a key of `secure_apfed.methods.METHODS` that trains networks by steps.
         alignment: the protocol that finds the common people, or the section `alignment`.
         secure_sum: ckks, bfv, masked, recoverable, crypten or plain, or the section `secure_sum`.
@@ -648,7 +649,11 @@ def _make_config(
     attacks: str | Sequence[str | Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> Config:
-    """Return the settings of the run, as its YAML file would state them."""
+    """Return the settings of the run, as its YAML file would state them.
+
+    `labelled`: number or share of rows that keep their label; None: all. `test_fraction`: share of
+    the active's labelled rows that only measure.
+    """
     names = [active.name, *(party.name for party in passives)]
     if not passives:
         method = find_method_alone()
@@ -725,7 +730,10 @@ def _require_used(
 def _describe_passive(
     party: Passive, model: Mapping[str, Any], *, has_loss: bool
 ) -> dict[str, Any]:
-    """Return a passive's settings; networks that it does not bring are built-in ones."""
+    """Return a passive's settings; networks that it does not bring are built-in ones.
+
+    `has_loss`: whether it brings a loss of its own.
+    """
     if party.gradient is not None and not has_loss:
         raise ConfigError(
             f"{party.name}: it brings a gradient, and this method sums none of passives; take "
@@ -777,7 +785,11 @@ def _make_data(
     test_fraction: float,
     seed: int,
 ) -> tuple[VerticalData, tuple[Any, ...]]:
-    """Return all parties' tables with the active's split, and the classes in order."""
+    """Return all parties' tables with the active's split, and the classes in order.
+
+    `labelled`: number or share of rows that keep their label; None: all. `test_fraction`: share of
+    the active's labelled rows that only measure.
+    """
     labels_N, classes = _read_labels(active)
     known = np.flatnonzero(labels_N.numpy() != UNLABELLED)
     _, tested = split_rows(labels_N.numpy()[known], test_fraction, seed=seed)
@@ -856,14 +868,14 @@ def _make_table(
 ) -> PartyTable:
     """Return a party's rows with their IDs as texts.
 
-    `fitted`: the rows to which columns are fitted; None: all.
+    `fitted`: the rows to which columns are fitted; None: all. `labels`: (N,), or None.
     """
     if isinstance(party.ids, AbstractSet):
         raise DataError(
             f"{party.name}: its IDs are a {type(party.ids).__name__}, which has no order; give the "
             "list or column whose k-th ID belongs to the k-th row"
         )
-    ids = tuple(id_texts(party.ids, party=party.name, what="its IDs", strip=True, key="ids"))
+    ids = tuple(id_texts(party.ids, party=party.name, subject="its IDs", strip=True, key="ids"))
     _require_one_order(party)
     if isinstance(party.rows, pd.DataFrame):
         _require_rows(party, len(ids), party.rows)
@@ -908,7 +920,10 @@ def _require_rows(party: Active | Passive, ids: int, rows: Sized) -> None:
 def _read_rows(
     party: Active | Passive, fitted: NDArray[np.int64] | None
 ) -> tuple[Any, FeatureEncoding]:
-    """Return the rows as features, and their encoding."""
+    """Return the rows as features, and their encoding.
+
+    `fitted`: rows from which the encoding is fitted; None: all.
+    """
     rows = party.rows
     if isinstance(party, Passive) and rows is None:
         # A black-box passive shows no rows; this column is a placeholder that nothing reads.
@@ -951,7 +966,10 @@ def _require_columns(party: Active | Passive, rows: pd.DataFrame) -> None:
 def _compare_locally(
     result: TrainingResult, config: Config, data: VerticalData, fresh: Mapping[str, OwnCode]
 ) -> TrainingResult:
-    """Measure what the active achieves without help: its own network, and local models."""
+    """Measure what the active achieves without help: its own network, and local models.
+
+    `fresh`: untrained copies of each party's networks.
+    """
     single = replace(data, passives=())
     local_settings = config.model_dump(mode="json", exclude_defaults=True)
     local_settings = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.kinds import (
-    MOST_JUDGES,
+    MAX_JUDGES,
     Labeller,
     LinearLabeller,
     Logistic,
@@ -23,7 +23,7 @@ from secure_apfed.settings.plugins import CODE_NAME, PluginTable, require_class
 
 __all__ = [
     "LABELLERS",
-    "MOST_JUDGES",
+    "MAX_JUDGES",
     "Labeller",
     "LinearLabeller",
     "Logistic",
@@ -68,7 +68,10 @@ def make_labeller(
     key: bytes | None = None,
     seeded: bool = False,
 ) -> Labeller:
-    """Build a labeller with its defaults; the other arguments are for `PrivateLogistic`."""
+    """Build a labeller with its defaults; the other arguments are for `PrivateLogistic`.
+
+    `seeded`: whether its noise follows from the run's seed, for simulations.
+    """
     if name not in LABELLERS:
         raise ConfigError(f"no labeller {name!r}; there are {', '.join(LABELLERS)}")
     kind = LABELLERS[name]

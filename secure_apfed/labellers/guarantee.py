@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.kinds import Labeller
 from secure_apfed.privacy.accountants import gdp_epsilon
-from secure_apfed.privacy.contributions import SummedRelease, least_deviation
+from secure_apfed.privacy.contributions import SummedRelease, min_deviation
 from secure_apfed.privacy.randomised_response import VoteResponse
 
 Opening = VoteResponse | SummedRelease
@@ -71,6 +71,9 @@ def build_vote_release(
     One person moves one row. The other rows and their noise are equally distributed and
     independent, so K numbers count and not U K. Votes that passed `labellers.harden_votes` have no
     signs, and are not rounded where L is an integer.
+
+    `deviation`: of each passive's noise, in steps of fixed point. `honest`: passives whose noise
+    counts. `steps`: fixed-point steps that make 1.
     """
     exact = integers or (hard and float(steps).is_integer())
     signed = labeller.signed and not hard
@@ -167,7 +170,7 @@ def calibrate_votes(
     It is in fixed-point steps, with the labeller fixed. `release` maps a deviation to
     `build_vote_release`.
     """
-    return least_deviation(
+    return min_deviation(
         lambda deviation: release(deviation).epsilon_of(1, delta) <= epsilon,
         f"votes of the labeller {labeller.name} at epsilon {epsilon:g} over 1 releases",
         "use fewer bits, a larger epsilon, or a smaller share of it for weights",

@@ -90,7 +90,7 @@ class Labeller(ABC):
         """Return votes as `label_rows` does, but for each labelled row without its own label.
 
         So a party that knows the labels can estimate how good votes are on rows without labels. At
-        most `MOST_JUDGES` labelled rows receive votes.
+        most `MAX_JUDGES` labelled rows receive votes.
         """
 
     @abstractmethod
@@ -130,7 +130,7 @@ class LinearLabeller(Labeller):
         """
         matrix_Un = self.compute_matrix(features_UF, labelled_n)
         matrix_Un[labelled_n, np.arange(len(labelled_n))] = 0.0
-        matrix_Un[labelled_n[MOST_JUDGES:]] = 0.0
+        matrix_Un[labelled_n[MAX_JUDGES:]] = 0.0
         return rows_of_norm_one(matrix_Un)
 
 
@@ -154,6 +154,8 @@ def harden_votes(votes_UK: Floats) -> Floats:
 
     Ties go to the lowest class, which depends on no other row. A row of zeros stays zero: no vote
     is no vote for class 0.
+
+    `votes_UK`: real votes (U, K).
     """
     hard_UK = np.zeros_like(votes_UK)
     voting_V = np.flatnonzero(votes_UK.any(axis=1))
@@ -198,7 +200,10 @@ def check_positions(labelled_n: Integers, rows: int) -> Integers:
 
 
 def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
-    """Return labels, int64 (n,). Raises DataError: wrong type or number, or out of range."""
+    """Return labels, int64 (n,). Raises DataError: wrong type or number, or out of range.
+
+    `count`: n.
+    """
     labels: Integers = np.asarray(labels_n)
     if labels.dtype != np.int64 or labels.shape != (count,):
         raise DataError(
@@ -213,7 +218,7 @@ def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
     return labels
 
 
-MOST_JUDGES = 2_000
+MAX_JUDGES = 2_000
 """Labelled rows, the first ones, that are voted on without their own label."""
 _AT_ONCE = 32
 _SHARING = 8
@@ -354,6 +359,8 @@ def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
 
     Above `_EXACT` rows these are approximate, by graph search (Malkov and Yashunin 2018, HNSW),
     whose time grows little faster than the rows.
+
+    `features_UF`: rows (U, F).
     """
     from sklearn.neighbors import NearestNeighbors
 
@@ -376,6 +383,8 @@ def _find_nearest_approximately(features_UF: Floats, neighbours: int) -> Integer
     The search graph is built on one thread, so that results repeat, at a scale that float32 can
     square. Equal rows would be linked only to each other and isolate others, so each is moved a
     little.
+
+    `features_UF`: rows (U, F).
     """
     import faiss
 
@@ -433,6 +442,8 @@ def spread_without_own(
     negative, so no other accuracy is lost. There rows are reordered so that neighbours are close in
     memory, since fetching them takes most of the time (Cuthill and McKee 1969), and some of this
     process's cores share the work, which changes no result.
+
+    `known_nK`: one-hot labels.
     """
     rows = graph_UU.shape[0]
     count = len(labelled_n)
@@ -449,7 +460,7 @@ def spread_without_own(
         for scores_nK, reached_nC in zip(scores_AnK, reached_AnC, strict=True):
             scores_nK[part] = rows_of_norm_one(reached_nC.T @ known_nK)
 
-    judges = np.arange(min(count, MOST_JUDGES))
+    judges = np.arange(min(count, MAX_JUDGES))
     parts = _split_columns(judges)
     with ThreadPoolExecutor(min(_SHARING, usable_cores()) if is_large else 1) as pool:
         list(pool.map(spread_part, parts))
@@ -482,7 +493,10 @@ def _find_reach_of_part(
     part: Integers,
     alphas: Sequence[float],
 ) -> Floats:
-    """Return how much labels contribute to the labelled rows of a part, (A, n, C)."""
+    """Return how much labels contribute to the labelled rows of a part, (A, n, C).
+
+    `alphas`: damping factors, one for each result.
+    """
     count = len(labelled_n)
     alpha_A11 = np.reshape(alphas, (-1, 1, 1))
     unit_CC = np.eye(len(part), dtype=graph_UU.dtype)
@@ -579,7 +593,7 @@ class Logistic(Labeller):
                 features_UF, labelled_n[~is_held_out], labels_n[~is_held_out], classes
             )
             votes_UK[labelled_n[is_held_out]] = scores_UK[labelled_n[is_held_out]]
-        votes_UK[labelled_n[MOST_JUDGES:]] = 0.0
+        votes_UK[labelled_n[MAX_JUDGES:]] = 0.0
         return votes_UK
 
     def describe_labelling(self) -> str:
@@ -649,7 +663,11 @@ class PrivateLogistic(Labeller):
         strength: float = 10.0,
         seeded: bool = False,
     ) -> None:
-        """Convert epsilon to mu of Gaussian DP, and prepare the noise from the key."""
+        """Convert epsilon to mu of Gaussian DP, and prepare the noise from the key.
+
+        `strength`: Lambda, weight of the L2 penalty. `seeded`: whether the noise follows from the
+        run's seed, for simulations.
+        """
         if not (math.isfinite(strength) and strength > 0):
             raise ConfigError(f"the strength of a regularisation is positive, got {strength}")
         self.epsilon = epsilon
@@ -709,7 +727,7 @@ class PrivateLogistic(Labeller):
         more than their noise covers.
         """
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
-        votes_UK[labelled_n[MOST_JUDGES:]] = 0.0
+        votes_UK[labelled_n[MAX_JUDGES:]] = 0.0
         return votes_UK
 
     def normalise_rows(self, features_UF: Floats) -> Floats:
@@ -763,6 +781,8 @@ def minimise_loss(
     1 - Lambda / L each, go the rest of the way, however far it is. L = max |x|^2 / 2 + Lambda,
     since the Hessian of -log softmax has no eigenvalue above 1/2. The tolerance must lie far above
     1e-15 times the longest row.
+
+    `strength`: Lambda, weight of the L2 penalty.
     """
     target_nK = np.eye(classes)[labels_n]
     shape = (x_nF.shape[1], classes)

@@ -85,6 +85,8 @@ def check_votes(
 def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> None:
     """Refuse votes longer than L1 norm 1, or negative votes of a class that excludes them.
 
+    `owner`: the labeller, for the error.
+
     Raises PromiseError: names the class and the largest.
     """
     prefix = f"{owner}: " if owner else ""
@@ -106,7 +108,10 @@ def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> N
 def _sample_rows(
     features_UF: Floats, labelled_n: Integers, labels_n: Integers
 ) -> tuple[Floats, Integers, Integers]:
-    """Return some labelled and some other rows, in a fixed order."""
+    """Return some labelled and some other rows, in a fixed order.
+
+    `features_UF`: rows (U, F).
+    """
     unlabelled = np.setdiff1d(np.arange(len(features_UF)), labelled_n)
     generator = np.random.default_rng(_SEED)
     chosen_n = generator.permutation(len(labelled_n))[:_LABELLED]

@@ -126,6 +126,9 @@ def fit_autoencoder(
     `settings.weight` times the distance of the two codes. The network is changed in place; batches
     and held-out rows follow from owner and seed. Returns the number of trained epochs. Raises
     ModelError: fewer than two rows, or the loss is no longer finite.
+
+    `features_NF`: rows (N, F). `resembled`: codes that the hidden layer should come close to; None:
+    none.
     """
     if len(features_NF) < 2:
         raise ModelError(f"{owner}: an autoencoder takes two rows or more, got {len(features_NF)}")
@@ -172,7 +175,12 @@ class _Loss:
         settings: DistillationSettings,
         resembled: TargetCodes | None,
     ) -> None:
-        """Arrange the target codes by row, with a mask of the rows that have one."""
+        """Prepare the autoencoder's loss: target codes by row, with a mask of the rows that have
+        one.
+
+        `features_NF`: rows (N, F). `resembled`: codes that the hidden layer should come close to;
+        None: none.
+        """
         self._network = network
         self._features_NF = features_NF
         self._weight = settings.weight
@@ -256,7 +264,8 @@ def encoder_quality(
     """Train an autoencoder on all rows; cross-validate a classifier on columns and on codes.
 
     `labels_N`: `UNLABELLED` where there is none. `threshold`: tau of Eq. (12). Raises DataError:
-    fewer rows of a class than folds; ModelError: training diverged.
+    fewer rows of a class than folds; ModelError: training diverged. `features_NF`: rows (N, F).
+    `owner`: the party, for the error.
     """
     codes_ND, epochs = own_codes(
         features_NF, model=model, settings=settings, owner=owner, seed=seed, compute=compute
@@ -285,6 +294,8 @@ def own_codes(
 
     It equals, for the same seed, the student that `owner` trains in APC-VFL without the others'
     codes: the paper's ablation (section 5). Raises ModelError: training diverged.
+
+    `features_NF`: rows (N, F).
     """
     shape = tuple(features_NF.shape[1:])
     placed_NF = compute.move_tensor(features_NF)

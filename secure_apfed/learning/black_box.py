@@ -45,7 +45,10 @@ class BlackBox:
     def __init__(
         self, owner: str, gradient: GradientSource, *, rows_N: Tensor, ids: Sequence[str]
     ) -> None:
-        """Take the party's gradient function, and call its `prepare(ids)` if it has one."""
+        """Take the party's gradient function, and call its `prepare(ids)` if it has one.
+
+        `owner`: the party. `rows_N`: its rows, as it gave them.
+        """
         self._owner = owner
         self._gradient = gradient
         self.features_N = rows_N
@@ -57,6 +60,7 @@ class BlackBox:
         """Call the party's code for the gradient of each row's own loss; return lambda_p times it.
 
         Args:
+            weight: lambda_p.
             rows_B: positions in the alignment, (B,).
             sent_B: the representations received for them, (B, *shape).
 
@@ -81,6 +85,8 @@ class BlackBox:
 
     def _read_answer(self, answer: Any, sent_B: Tensor) -> Tensor:
         """Return the answer as a tensor with z's shape and dtype.
+
+        `sent_B`: z, the representations that it answered.
 
         Raises ModelError: it is not such an array; says what was expected, and what was returned.
         """
@@ -129,7 +135,10 @@ def find_black_boxes(passives: Mapping[str, PassiveTerms]) -> tuple[str, ...]:
 
 
 def describe_black_boxes(names: Iterable[str]) -> list[str]:
-    """Return what is unknown about these black boxes, and what is charged for it; [] for none."""
+    """Return what is unknown about these black boxes, and what is charged for it; [] for none.
+
+    `names`: of the passives.
+    """
     return [
         f"{name} is a black box: shape, finite numbers, norm and counts of its gradients are "
         "checked; whether a row's gradient reads that row alone is not known, so noise is charged "

@@ -41,8 +41,8 @@ _SEEN = "rows of this epoch"
 _LOSSES = "losses of epochs"
 _PART = "loss of this epoch"
 _DONE = "steps done"
-_LEAST_NORM = 1e-6
-_MOST_NAMED = 3
+_MIN_NORM = 1e-6
+_MAX_NAMED = 3
 _LEARNING = ("encoder", "objective")
 """Parts that every first step reaches; a head, say, may wait for labels."""
 
@@ -122,6 +122,8 @@ class Compute:
         """Return these rows of a table on the device, (B, *shape).
 
         A table is on the device as a whole; `LazyRows` are read for these positions now.
+
+        `features_N`: the table's rows (N, *shape), perhaps read lazily.
         """
         lies_there = isinstance(features_N, Tensor)
         picked_B: Tensor = features_N[self.move_batch(rows_B) if lies_there else rows_B]
@@ -169,6 +171,8 @@ class ActiveNetworks(nn.Module):
         """Return class scores (B, K), and the representations of the rows `sent`; None for none.
 
         A representation may be a large map, so rows are selected after the projection.
+
+        `features_B`: rows of the batch (B, *shape).
         """
         h_B = self.encoder(features_B)
         scores_BK = self.head(h_B)
@@ -222,7 +226,7 @@ class Descent:
     own optimizer, which keeps its own rates. Parameters with `requires_grad=False` stay.
 
     Args:
-        own: an optimizer and a scheduler of the party's own.
+        own_steps: an optimizer and a scheduler of the party's own.
         may_be_fixed: whether there may be nothing to train, as in a loss without weights.
 
     Attributes:
@@ -240,12 +244,15 @@ class Descent:
         owner: str,
         modules: Mapping[str, nn.Module],
         train: TrainSettings,
-        own: OwnSteps = BY_SETTINGS,
+        own_steps: OwnSteps = BY_SETTINGS,
         *,
         may_be_fixed: bool = False,
     ) -> None:
         """Collect the parameters, each once, and build the configured or the
         party's own optimiser.
+
+        `owner`: the party, for errors. `modules`: networks by what they are: encoder, head, ....
+        `may_be_fixed`: whether networks without trainable weights are allowed.
         """
         self._owner = owner
         self._modules = modules
@@ -266,7 +273,7 @@ class Descent:
         self._norm_bound = train.max_gradient_norm or math.inf
         self._train = train
         self._done = 0
-        self._own = own
+        self._own = own_steps
         self._optimizer: torch.optim.Optimizer | None = None
         self._scheduler: LRScheduler | None = None
         self._seen = torch.zeros(0, dtype=torch.bool)
@@ -276,9 +283,9 @@ class Descent:
         self._noted = -1
         if not self._parameters:
             return
-        if own.optimizer is not None:
+        if own_steps.optimizer is not None:
             self._optimizer = make_own_optimizer(
-                own.optimizer, modules, self._parameters, owner=owner
+                own_steps.optimizer, modules, self._parameters, owner=owner
             )
         else:
             momentum = {"momentum": train.momentum} if train.optimizer == "sgd" else {}
@@ -442,7 +449,7 @@ class Descent:
             return 0.0
         norms = [gradient.norm() for gradient in gradients]
         norm = torch.linalg.vector_norm(torch.stack(norms))
-        share = (self._norm_bound / (norm + _LEAST_NORM)).clamp(max=1.0)
+        share = (self._norm_bound / (norm + _MIN_NORM)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(share)
         return float(norm)
@@ -510,8 +517,10 @@ def _group_parameters(
 
 
 @contextmanager
-def explain_failure(owner: str, what: str) -> Iterator[None]:
+def explain_failure(owner: str, subject: str) -> Iterator[None]:
     """Say in errors of a party's own code within whose part failed.
+
+    `owner`: the party, for errors. `subject`: the part: encoder, head, loss, ....
 
     Raises:
         ModelError: with the kind and the words of the error, whose own trace follows.
@@ -521,11 +530,16 @@ def explain_failure(owner: str, what: str) -> Iterator[None]:
     except (ApfedError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise ModelError(f"{owner}: its {what} failed: {type(error).__name__}: {error}") from error
+        raise ModelError(
+            f"{owner}: its {subject} failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def find_leaves(loss: Tensor) -> list[Tensor]:
-    """Return the tensors that a backward pass from this one gives gradients to."""
+    """Return the tensors that a backward pass from this one gives gradients to.
+
+    `loss`: a scalar in an autograd graph.
+    """
     seen = set()
     waiting = [loss.grad_fn]
     leaves = []
@@ -542,15 +556,18 @@ def find_leaves(loss: Tensor) -> list[Tensor]:
 
 
 def list_names(modules: Mapping[str, nn.Module], weights: Sequence[Tensor]) -> str:
-    """Return the names of these weights, the first few of many."""
+    """Return the names of these weights, the first few of many.
+
+    `modules`: networks by what they are: encoder, head, ....
+    """
     names = {
         id(parameter): f"{part}.{name}"
         for part, module in modules.items()
         for name, parameter in module.named_parameters()
     }
     known = [names.get(id(weight), f"one of shape {tuple(weight.shape)}") for weight in weights]
-    more = ", ..." if len(known) > _MOST_NAMED else ""
-    return ", ".join(known[:_MOST_NAMED]) + more
+    more = ", ..." if len(known) > _MAX_NAMED else ""
+    return ", ".join(known[:_MAX_NAMED]) + more
 
 
 def make_own_optimizer(
@@ -563,6 +580,7 @@ def make_own_optimizer(
     """Return the party's own optimizer of these parameters.
 
     Args:
+        owner: the party, for errors.
         modules: what the party trains, by name.
         parameters: those of the modules that are trained; frozen ones may have a group, too.
 
@@ -620,6 +638,8 @@ def _make_scheduler(
 ) -> LRScheduler:
     """Return the party's own scheduler of this optimizer.
 
+    `owner`: the party, for errors.
+
     Raises:
         ConfigError: it is none, or is of another optimizer.
     """
@@ -663,15 +683,19 @@ class Trainer(Descent):
         *,
         train: TrainSettings,
         seed: int,
-        own: OwnSteps = BY_SETTINGS,
+        own_steps: OwnSteps = BY_SETTINGS,
         may_be_fixed: bool = False,
     ) -> None:
-        """Move the modules to the configured device and precision, and build the optimiser."""
+        """Move the modules to the configured device and precision, and build the optimiser.
+
+        `owner`: the party, for errors. `may_be_fixed`: whether networks without trainable weights
+        are allowed.
+        """
         compute = Compute.from_settings(train)
         for module in modules.values():
             module.to(compute.device, compute.dtype)
             module.train()  # it may come out of an evaluation
-        super().__init__(owner, modules, train, own, may_be_fixed=may_be_fixed)
+        super().__init__(owner, modules, train, own_steps, may_be_fixed=may_be_fixed)
         self.compute = compute
         self._seed = seed
         draws = any(map(may_draw, modules.values()))

@@ -207,6 +207,7 @@ class OwnCode:
         """Return the party's own loss as an objective.
 
         Args:
+            owner: the party, for errors.
             arguments: the other arguments that a class of objectives may take: `representation`,
                 `features`, `model` and `family`, as built-in ones do.
 
@@ -229,6 +230,8 @@ class OwnCode:
     def _read_options(self, loss: Any, owner: str) -> Settings | None:
         """Return the options as the settings class that an objective declares; None: it has none.
 
+        `loss`: the party's loss class. `owner`: the party, for errors.
+
         Raises ConfigError: it declares no settings, or others.
         """
         # Imported late: modules that read files are on a higher layer than networks.
@@ -247,6 +250,8 @@ class OwnCode:
 
     def make_black_box(self, *, owner: str, rows_N: Tensor, ids: Sequence[str]) -> BlackBox:
         """Return the party's own gradient function as a trainer; see `BlackBox`.
+
+        `owner`: the party, for errors. `rows_N`: its rows, as it gave them.
 
         Raises ConfigError: the party brought none.
         """
@@ -364,6 +369,8 @@ class OwnObjective(Objective):
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
         """Return the loss, checked.
+
+        `features_B`: rows of the batch (B, *shape).
 
         Raises ModelError: it is not a scalar, or no gradient reaches z.
         """
@@ -529,6 +536,8 @@ def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:
 
 def check_apart(by_party: Mapping[str, OwnCode]) -> None:
     """Refuse parties that share parameters, since each must train its own.
+
+    `by_party`: each party's code.
 
     Raises ConfigError: names two parties.
     """

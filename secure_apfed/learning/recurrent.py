@@ -71,7 +71,11 @@ class SequenceViews:
         compute: Compute,
         seed: int,
     ) -> None:
-        """Move the networks to the device, and set the training rows."""
+        """Move the networks to the device, and set the training rows.
+
+        `owner`: the party, for errors. `features_N`: rows (N, *shape). `targets_N`: class of each
+        row, or shares (N, K).
+        """
         self.encoder = encoder
         self.heads = heads
         self._network = nn.ModuleList([encoder, heads]).to(compute.device, compute.dtype)
@@ -98,7 +102,8 @@ class SequenceViews:
 
         `labels_N`: `UNLABELLED` where a row has none to learn from; None: the party has no labels,
         and sets targets later. Raises ModelError: rows do not match the sequences in `model`;
-        DataError: a row is not a sequence.
+        DataError: a row is not a sequence. `owner`: the party, for errors. `features_N`: rows (N,
+        *shape).
         """
         with seed_draws(seed, owner, "networks"):
             encoder, _ = encoder_and_head(model, tuple(features_N.shape[1:]), classes)
@@ -199,6 +204,8 @@ def require_sequences(
     features_N: Tensor, sequences: tuple[tuple[int, int], ...], *, owner: str
 ) -> None:
     """Refuse rows that are not concatenated sequences of these (T, C).
+
+    `features_N`: rows (N, *shape). `owner`: the party, for errors.
 
     Raises DataError: a number of steps in use is not a whole number of 0 to T, or a step in use is
     not finite; names the view by its index, a row, and the setting for the layout of columns.

@@ -43,7 +43,7 @@ from secure_apfed.privacy.noise import NoiseSource
 
 _NORM_SLACK = 1e-5
 _TINY = torch.finfo(torch.float32).tiny
-_MOST_PAIRS = 2**22
+_MAX_PAIRS = 2**22
 _NEIGHBOUR = 10.0
 # In fewer dimensions many honest rows are close to each other.
 _NEIGHBOUR_NUMBERS = 16
@@ -83,14 +83,15 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
         )
 
 
-def lengthen_rows(z_BD: Tensor, least: float) -> Tensor:
-    """Return the rows (B, *shape) with those shorter than `least` lengthened to it; differentiable.
+def lengthen_rows(z_BD: Tensor, minimum: float) -> Tensor:
+    """Return the rows (B, *shape) with those shorter than `minimum` lengthened to it;
+    differentiable.
 
     In few dimensions an honest row may be shorter than receivers take. Directions stay; a row of
     zeros goes along its first number. Rows that are long enough keep their bits, and the gradient
     is that of z itself.
     """
-    if least == 0:
+    if minimum == 0:
         return z_BD
     flat_BD = z_BD.detach().flatten(1)
     norm_B1 = torch.linalg.vector_norm(flat_BD.double(), dim=1, keepdim=True)
@@ -98,8 +99,8 @@ def lengthen_rows(z_BD: Tensor, least: float) -> Tensor:
     first_D[:, :1] = 1
     unit_BD = torch.where(norm_B1 > 0, flat_BD / norm_B1.clamp(min=_TINY).to(flat_BD), first_D)
     # In float32 a row of exactly the bound could be read as shorter than it.
-    longer_BD = (unit_BD * (least * (1 + _NORM_SLACK))).reshape(z_BD.shape)
-    is_short_B = (norm_B1 < least).reshape(-1, *[1] * (z_BD.dim() - 1))
+    longer_BD = (unit_BD * (minimum * (1 + _NORM_SLACK))).reshape(z_BD.shape)
+    is_short_B = (norm_B1 < minimum).reshape(-1, *[1] * (z_BD.dim() - 1))
     return torch.where(is_short_B, z_BD + (longer_BD - z_BD.detach()), z_BD)
 
 
@@ -111,24 +112,24 @@ def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
 
 
 def warn_if_near_constant(
-    z_BD: Tensor, least: float, *, sender: str, step: int, spread: float | None = None
+    z_BD: Tensor, minimum: float, *, sender: str, step: int, spread: float | None = None
 ) -> bool:
     """Return whether passives with this bound on the spread would refuse the batch; then warn.
 
-    The active calls it before it sends. `least`: the largest bound in any passive's contract.
+    The active calls it before it sends. `minimum`: the largest bound in any passive's contract.
     `spread`: of the batch, where it was measured (`Released`).
     """
     if spread is None:
-        spread = spread_of(z_BD) if least else 1.0
-    if spread < least:
+        spread = spread_of(z_BD) if minimum else 1.0
+    if spread < minimum:
         warnings.warn(
             f"{sender}: the representations of step {step} point in one direction (spread "
-            f"{spread:.2g} below {least:g}); {sender} trains on such batches alone. Lower "
+            f"{spread:.2g} below {minimum:g}); {sender} trains on such batches alone. Lower "
             "the learning rate if they go on, or agree on another rules.minimum_spread",
             NarrowBatchWarning,
             stacklevel=3,
         )
-    return spread < least
+    return spread < minimum
 
 
 def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
@@ -179,7 +180,7 @@ def measure_spread(z_BD: Tensor) -> Tensor:
     total = wide_BD.new_zeros(())
     nearest = []
     # Pairs of a large batch, a few rows with all others at once: all of them may exceed memory.
-    block = max(1, _MOST_PAIRS // rows)
+    block = max(1, _MAX_PAIRS // rows)
     for start in range(0, rows, block):
         end = start + block
         sine_OB = (unit_BD[start:end] @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
@@ -237,7 +238,8 @@ class Releases:
         with the digest of the bytes before the charge, and may refuse. Raises BudgetExhaustedError:
         sending would exceed the privacy budget, and nothing may be sent; ModelError:
         representations that are not finite; PromiseError: the guard does not keep its declared
-        bound, or rows of the first batch were mixed; nothing is charged.
+        bound, or rows of the first batch were mixed; nothing is charged. `measures_spread`: whether
+        to warn if z hardly varies.
         """
         if self._check_due:
             check_guard(self.guard)
@@ -337,6 +339,8 @@ def parse_representations(
     envelope: Envelope, terms: RepresentationTerms, *, aligned: int, minimum: int
 ) -> tuple[Tensor, Tensor]:
     """Parse and check a batch of representations; return rows (B,) and z (B, *shape).
+
+    `aligned`: number of alignment positions. `minimum`: rows at least.
 
     Raises RemoteProtocolError: it breaks a rule of the contract.
     """

@@ -85,19 +85,22 @@ class LabelTrainer(Trainer):
         labels_N: Tensor,
         train: TrainSettings,
         seed: int,
-        own: OwnSteps,
+        own_steps: OwnSteps,
     ) -> None:
-        """Move networks, features and labels to the device."""
-        super().__init__(owner, modules, train=train, seed=seed, own=own)
+        """Move networks, features and labels to the device.
+
+        `owner`: the party, for errors. `modules`: networks by what they are: encoder, head, ....
+        """
+        super().__init__(owner, modules, train=train, seed=seed, own_steps=own_steps)
         self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
-        self._weighs = train.class_weights == "balanced"
+        self._weighs_classes = train.class_weights == "balanced"
         self._weights_K: Tensor | None = None
 
     def weigh_classes(self, rows: Tensor, classes: int) -> None:
         """Weight all classes equally in the loss, by the label counts of these
         rows, if configured.
         """
-        if self._weighs:
+        if self._weighs_classes:
             labels_n = self.labels_N[rows.to(self.labels_N.device)]
             weights_K = compute_balanced_weights(labels_n, classes)
             self._weights_K = self.compute.move_tensor(weights_K)
@@ -123,10 +126,15 @@ class ActiveTrainer(LabelTrainer):
         seed: int,
         private: PrivateUpdates | None = None,
         task: Task | None = None,
-        own: OwnSteps = BY_SETTINGS,
+        own_steps: OwnSteps = BY_SETTINGS,
         rests_on_rows: bool = False,
     ) -> None:
-        """Move table and networks to the device; under DP-SGD, hook per-example gradients."""
+        """Move table and networks to the device; under DP-SGD, hook per-example gradients.
+
+        `owner`: the party, for errors. `features_N`: the table's rows (N, *shape). `private`:
+        DP-SGD of the updates; None: none. `rests_on_rows`: whether a promise needs that no row
+        changes another row's result.
+        """
         self.networks = networks
         self.task = task or Classification()
         self.knows_loss = private is None and not train.meets_labels_after
@@ -138,7 +146,7 @@ class ActiveTrainer(LabelTrainer):
             labels_N=labels_N,
             train=train,
             seed=seed,
-            own=own,
+            own_steps=own_steps,
         )
         self.private = private
         self._private = PrivateGradient(owner, modules, private) if private else None
@@ -328,12 +336,18 @@ class PassiveTrainer(Trainer):
         features_N: Tensor,
         train: TrainSettings,
         seed: int,
-        own: OwnSteps = BY_SETTINGS,
+        own_steps: OwnSteps = BY_SETTINGS,
         rests_on_rows: bool = False,
     ) -> None:
-        """Move the objective's networks and the features to the device."""
+        """Move the objective's networks and the features to the device.
+
+        `owner`: the party, for errors. `rests_on_rows`: whether a promise needs that no row changes
+        another row's result.
+        """
         modules = {"objective": objective}
-        super().__init__(owner, modules, train=train, seed=seed, own=own, may_be_fixed=True)
+        super().__init__(
+            owner, modules, train=train, seed=seed, own_steps=own_steps, may_be_fixed=True
+        )
         self.objective = objective
         self.features_N = self.compute.move_tensor(features_N)
         self._checks_gradients = bool(getattr(objective, "is_own", False))
@@ -362,6 +376,8 @@ class PassiveTrainer(Trainer):
         That is lambda_p times the gradient of each row's own loss, so that a bound on a row does
         not depend on the batch size; the active divides the sum by the number of rows. Raises
         ModelError: no gradient reaches z.
+
+        `sent_B`: z, the representations that the passive answers. `weight`: lambda_p.
         """
         if self._check_due and len(rows_B) > 1:
             self.check_rows(rows_B, sent_B)
@@ -415,9 +431,12 @@ class HeadTrainer(LabelTrainer):
         train: TrainSettings,
         seed: int,
         task: Task | None = None,
-        own: OwnSteps = BY_SETTINGS,
+        own_steps: OwnSteps = BY_SETTINGS,
     ) -> None:
-        """Move networks, features and labels to the device."""
+        """Move networks, features and labels to the device.
+
+        `owner`: the party, for errors.
+        """
         self.encoder = encoder
         self.head = head
         self._passives = tuple(passives)
@@ -429,7 +448,7 @@ class HeadTrainer(LabelTrainer):
             labels_N=labels_N,
             train=train,
             seed=seed,
-            own=own,
+            own_steps=own_steps,
         )
 
     def train_on_parts(
@@ -437,6 +456,8 @@ class HeadTrainer(LabelTrainer):
     ) -> tuple[StepLoss, dict[str, Tensor]]:
         """Take one step; return the task loss, and its gradient on each passive's
         part, by passive.
+
+        `own_B`: the active's rows. `parts`: each passive's representations.
         """
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
         self.zero_grad()
@@ -491,33 +512,38 @@ class EncoderTrainer(Trainer):
         features_N: Tensor,
         train: TrainSettings,
         seed: int,
-        own: OwnSteps = BY_SETTINGS,
+        own_steps: OwnSteps = BY_SETTINGS,
     ) -> None:
-        """Move encoder and features to the device."""
+        """Move encoder and features to the device.
+
+        `owner`: the party, for errors.
+        """
         self.encoder = encoder
         modules = {"encoder": encoder}
         # A frozen encoder sends, and learns nothing.
         has_weights = next(encoder.parameters(), None) is not None
-        super().__init__(owner, modules, train=train, seed=seed, own=own, may_be_fixed=has_weights)
+        super().__init__(
+            owner, modules, train=train, seed=seed, own_steps=own_steps, may_be_fixed=has_weights
+        )
         self.features_N = self.compute.move_tensor(features_N)
 
-    def check_rows(self, rows_B: Tensor, *, learn: bool) -> None:
+    def check_rows(self, rows_B: Tensor, *, is_training: bool) -> None:
         """Refuse an encoder in which one of these rows moves another; see `check_row_wise`."""
         features_B = self.compute.take_rows(self.features_N, rows_B)
-        check_row_wise(self.encoder, features_B, training=learn, owner=self._owner)
+        check_row_wise(self.encoder, features_B, training=is_training, owner=self._owner)
 
-    def encode_rows(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+    def encode_rows(self, step: int, rows_B: Tensor, *, is_training: bool) -> Tensor:
         """Return representations of these rows for the guard.
 
-        `learn`: with dropout, and in the autograd graph.
+        `is_training`: with dropout, and in the autograd graph.
         """
-        self.set_training(learn)
-        if learn:
+        self.set_training(is_training)
+        if is_training:
             self.note_rows(step, rows_B)
         features_B = self.compute.take_rows(self.features_N, rows_B)
         with (
-            self._run_networks(features_B, training=learn),
-            torch.set_grad_enabled(learn),
+            self._run_networks(features_B, training=is_training),
+            torch.set_grad_enabled(is_training),
             self.forward_pass(step),
         ):
             h_B: Tensor = self.encoder(features_B)
@@ -535,8 +561,10 @@ class EncoderTrainer(Trainer):
         self.step()
 
 
-def _require_finite(owner: str, what: str, *results: Tensor | None) -> None:
+def _require_finite(owner: str, subject: str, *results: Tensor | None) -> None:
     """Refuse networks that give NaN from the start.
+
+    `owner`: the party, for errors. `subject`: what errors call the outputs.
 
     Raises:
         ModelError: a result is NaN or infinite.
@@ -544,7 +572,8 @@ def _require_finite(owner: str, what: str, *results: Tensor | None) -> None:
     for result in results:
         if result is not None and not bool(result.isfinite().all()):
             raise ModelError(
-                f"{owner}: its {what} give NaN or infinite numbers on the first batch, before any "
+                f"{owner}: its {subject} give NaN or infinite numbers on the first batch, before "
+                "any "
                 "step; look for a division by 0 or a logarithm in them, or at the weights that "
                 "they begin with"
             )

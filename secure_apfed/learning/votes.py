@@ -247,6 +247,8 @@ def fit_linear(
     The strength is the one whose fit to all other rows best predicts the labelled rows (indices
     `labelled_n`) by squared error: these are the validation rows. A row of phi_UD has norm of about
     1 to 3.
+
+    `targets_UK`: class shares (U, K).
     """
     unlabelled_V = np.setdiff1d(taught_V, labelled_n)
     strength = _STRENGTHS[1]
@@ -268,6 +270,8 @@ def _fit_ridge(phi_UD: Numbers, targets_UK: Floats, rows_V: Integers) -> Callabl
     """Return a function from strength to the ridge regression's weights for these rows.
 
     Rows are copied a block at a time, to save memory.
+
+    `targets_UK`: class shares (U, K).
     """
     size = phi_UD.shape[1]
     gram_DD = np.zeros((size, size))
@@ -296,7 +300,11 @@ class SoftTrainer(Trainer):
         seed: int,
         loss: Callable[..., Tensor] = F.cross_entropy,
     ) -> None:
-        """Take networks and loss, and move the features to the device."""
+        """Make a trainer on soft labels: keep networks and loss, and move the features to the
+        device.
+
+        `owner`: the party, for errors.
+        """
         super().__init__(owner, dict(networks.named_children()), train=train, seed=seed)
         self.networks = networks
         self.features_N = self.compute.move_tensor(features_N)

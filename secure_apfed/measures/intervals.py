@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from secure_apfed.measures.table import FloatArray, Measure, Scored, measure_all
 
 RESAMPLES = 500
-FEWEST_ROWS = 20
+MIN_ROWS = 20
 """Rows of each class, below which resamples alone vary too little."""
-FEWEST_POSITIVES = 30
+MIN_POSITIVES = 30
 """Rows of a rare class, below which its figures carry a warning."""
 # Cells of one block of resamples, so that a block stays in the cache.
 _CELLS = 50_000
@@ -53,7 +53,7 @@ def estimate_measures(
 
     Rows are drawn class by class, so that a rare class is in every resample: intervals are for this
     share of each class. Measures of one resample are of the same rows. If a class has fewer rows
-    than `FEWEST_ROWS`, intervals also contain the measure with one more row of the rarest class,
+    than `MIN_ROWS`, intervals also contain the measure with one more row of the rarest class,
     predicted like the worst and like the best of all rows.
     """
     values = measure_all(scored)
@@ -106,6 +106,8 @@ def gain_between(
     The interval is over rows and paired: both models are measured on each draw of the rows, so that
     rows hard for both cancel. None if they were tested on other rows, or the measure is not defined
     there.
+
+    `resamples`: R, how many bootstrap samples.
     """
     if not np.array_equal(model.truth, reference.truth):
         return None
@@ -130,7 +132,7 @@ def _add_rare_row(scored: Scored) -> Iterator[Scored]:
     if np.issubdtype(scored.truth.dtype, np.floating):
         return
     classes, counts = np.unique(scored.truth, return_counts=True)
-    if not len(counts) or counts.min() >= FEWEST_ROWS or not scored.is_finite:
+    if not len(counts) or counts.min() >= MIN_ROWS or not scored.is_finite:
         return
     rarest = classes[counts.argmin()]
     class_scores_B = scored.scores[:, rarest]
@@ -172,7 +174,10 @@ def _cache_draws(truth: bytes, kind: str, resamples: int, seed: int) -> list[NDA
 
 
 def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[FloatArray]:
-    """Yield multinomial counts (R, B) by class, so that every class keeps its number of rows."""
+    """Yield multinomial counts (R, B) by class, so that every class keeps its number of rows.
+
+    `truth_B`: class of each row. `resamples`: R, how many bootstrap samples.
+    """
     groups = _group_rows(truth_B)
     rows = len(truth_B)
     rngs = np.random.default_rng(seed).spawn(len(groups))  # so that blocks change nothing

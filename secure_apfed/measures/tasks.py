@@ -116,7 +116,11 @@ class Classification(Task):
 
     @classmethod
     def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
-        """Return the task. Raises DataError: the labels are numbers."""
+        """Return the task. Raises DataError: the labels are numbers.
+
+        `targets`: scale of numeric labels; None: labels are classes. `loss`: its name in the
+        settings.
+        """
         if targets is not None:
             raise DataError(
                 "task: classification tells classes, and these labels are numbers; say task: "
@@ -132,7 +136,8 @@ class Classification(Task):
     ) -> Tensor:
         """Return the mean cross-entropy of the labelled rows; 0 if the batch has none.
 
-        `weights_K`: multiply each row's loss by the weight of its class.
+        `weights_K`: multiply each row's loss by the weight of its class. `outputs_BK`: the head's
+        outputs.
         """
         labelled_B = labels_B != UNLABELLED
         # A GPU is not asked whether all have one: the answer would be waited for, and the general
@@ -190,7 +195,11 @@ class Regression(Task):
 
     @classmethod
     def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
-        """Return the task with this scale and error. Raises DataError: the labels are classes."""
+        """Return the task with this scale and error. Raises DataError: the labels are classes.
+
+        `targets`: scale of numeric labels; None: labels are classes. `loss`: its name in the
+        settings.
+        """
         if targets is None:
             raise DataError(
                 "task: regression predicts numbers, and these labels are classes; give a table of "
@@ -288,6 +297,8 @@ class Poisson(Task):
 def _require_task(candidate: Any, code: str) -> type[Task]:
     """Check that a class named as `package.module:Name` is a Task that lists the methods learning
     it.
+
+    `candidate`: what the name leads to. `code`: the name.
     """
     del code
     kind: type[Task] = require_class(candidate, Task)

@@ -102,6 +102,8 @@ _OURS: Mapping[str, Method] = {
 def _require_method(candidate: Any, code: str) -> Method:
     """Check that a class named as `package.module:Name` is a Method, and that the `name` of its
     settings is that same text; return it.
+
+    `candidate`: what the name leads to. `code`: the name.
     """
     method = require_class(candidate, Method)() if isinstance(candidate, type) else candidate
     if not isinstance(method, Method):

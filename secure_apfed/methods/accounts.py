@@ -28,7 +28,8 @@ from secure_apfed.settings.training import BlackBoxSettings, NoiseSettings, OwnL
 
 
 def plan_updates(config: RunSettings, settings: DpSgdSettings, guard: RepresentationGuard) -> float:
-    """Return the noise multiplier of the DP-SGD updates, one an epoch for each row.
+    """Return the noise multiplier of the DP-SGD updates; each row takes part in one update an
+    epoch.
 
     `guard`: of the representations, whose releases share the privacy budget. Raises ConfigError:
     the releases alone exceed dp_sgd.epsilon.
@@ -64,6 +65,8 @@ def sum_and_noise(
     config: RunSettings, session: str, active: str, passives: Sequence[str], shape: Shape
 ) -> tuple[SecureSum, NoisePlan | None]:
     """Return the configured sum between these passives, and the noise under it or None.
+
+    `session`: the session's name.
 
     Raises ConfigError: settings that do not fit, no clip bound, no honest passive, or more noise
     than a sum can carry; LocalProtocolError: parameters that do not fit, or a single passive.
@@ -101,12 +104,17 @@ def make_sum_release(
 
 
 def _calibrate_steps(
-    config: RunSettings, noise: NoiseSettings, passives: Sequence[str], shape: Shape, honest: int
+    config: RunSettings,
+    noise: NoiseSettings,
+    passives: Sequence[str],
+    shape: Shape,
+    honest: int,
 ) -> int:
     """Return each passive's noise deviation in fixed-point steps: by epsilon, or by the given
     sigma.
 
-    `honest`: passives whose noise is counted. Raises ConfigError: more noise than a sum can carry.
+    `honest`: passives whose noise is counted. Raises ConfigError: more noise than a sum
+        can carry.
     """
     if noise.epsilon is not None:
         return calibrate_noise(

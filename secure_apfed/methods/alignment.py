@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from apfed_protocols.checks import MOST_ANNOUNCED_BYTES
+from apfed_protocols.checks import MAX_ANNOUNCED_BYTES
 from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS
@@ -46,7 +46,7 @@ from secure_apfed.exchange import (
     unpack_tensors,
 )
 from secure_apfed.learning.calibration import SKEWED
-from secure_apfed.measures.intervals import FEWEST_POSITIVES, FEWEST_ROWS
+from secure_apfed.measures.intervals import MIN_POSITIVES, MIN_ROWS
 from secure_apfed.methods.method import FOR_THE_ACTIVE, Method
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.settings.alignment import AlignmentSettings
@@ -92,91 +92,102 @@ def hides_overlaps_by_transfers(settings: AlignmentSettings) -> bool:
     return settings.mode == "all" and not (backend.pairwise or backend.needs_dealer)
 
 
-async def align_as_active(own: PartyContext, links: Links, session: str) -> Tensor:
+async def align_as_active(party: PartyContext, links: Links, session: str) -> Tensor:
     """Return the row of the active's table at each alignment position, (U,).
+
+    `session`: the session's name.
 
     Raises DataError: IDs that cannot be aligned; IntersectionTooSmallError: fewer common IDs than
     agreed, in mode `pairwise` with any passive.
     """
     shared = [
-        await _intersect_as_active(own, links, members, name)
-        for name, members in _list_intersections(own, session)
+        await _intersect_as_active(party, links, members, name)
+        for name, members in _list_intersections(party, session)
     ]
-    if own.config.alignment.mode == "all":
+    if party.config.alignment.mode == "all":
         return torch.cat(shared)  # of the one intersection
     rows_U: Tensor = torch.unique(torch.cat(shared))
     order_U = torch.from_numpy(random_permutation(len(rows_U)))
     rows_U = rows_U[order_U]
-    position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
+    position_N = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
     position_N[rows_U] = torch.arange(len(rows_U))
-    for passive, rows_P in zip(own.passives, shared, strict=True):
+    for passive, rows_P in zip(party.passives, shared, strict=True):
         payload = pack_tensors({"positions": position_N[rows_P]}, {"total": len(rows_U)})
         links.send(passive, Kind.ALIGNMENT, BEFORE_TRAINING, payload)
     return rows_U
 
 
-async def align_as_passive(own: PartyContext, links: Links, session: str) -> Tensor:
+async def align_as_passive(party: PartyContext, links: Links, session: str) -> Tensor:
     """Return the row of this passive's table at each alignment position, (U,), -1 where it has
     none.
 
+    `session`: the session's name.
+
     Raises: as `align_as_active`.
     """
-    settings = own.config.alignment
+    settings = party.config.alignment
     ((name, members),) = [
         (name, members)
-        for name, members in _list_intersections(own, session)
-        if own.name in members
+        for name, members in _list_intersections(party, session)
+        if party.name in members
     ]
     if _uses_buckets(settings):
         rows = await align_member(
             links,
-            own.active,
-            own.data.table.ids,
+            party.active,
+            party.data.table.ids,
             settings,
             members=members,
             session=name,
-            folder=_choose_folder(own, members),
+            folder=_choose_folder(party, members),
         )
         rows_P = torch.from_numpy(rows)
     else:
-        protocol = _make_protocol(own, links, name)
-        ids = canonical_ids(own.name, own.data.table.ids, settings)
-        member = protocol.make_member(own.name, own.active, ids)
-        rows_P = await _run_aligner(links, member, own, (own.active,), most=protocol.longest)
+        protocol = _make_protocol(party, links, name)
+        ids = canonical_ids(party.name, party.data.table.ids, settings)
+        member = protocol.make_member(party.name, party.active, ids)
+        rows_P = await _run_aligner(links, member, party, (party.active,), maximum=protocol.longest)
     if settings.mode == "all":
         return rows_P
     message = await links.receive(
-        own.active, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE
+        party.active, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE
     )
-    row_bytes = own.data.table.features[:1].nbytes
-    return place_rows(message, rows_P, most=settings.maximum_ids, row_bytes=row_bytes)
+    row_bytes = party.data.table.features[:1].nbytes
+    return place_rows(message, rows_P, maximum=settings.maximum_ids, row_bytes=row_bytes)
 
 
-def describe_people(own: PartyContext, rows_U: Tensor) -> CommonPeople:
+def describe_people(party: PartyContext, rows_U: Tensor) -> CommonPeople:
     """Return how many of a party's people have aligned rows, from the rows (U,) at each position.
 
     Warns UnmatchedIdsWarning: IDs of one pattern are far rarer among them than its other IDs.
     """
     people = describe_common(
-        own.name, own.data.table.ids, rows_U.numpy(), own.config.alignment, active=own.active
+        party.name,
+        party.data.table.ids,
+        rows_U.numpy(),
+        party.config.alignment,
+        active=party.active,
     )
     if people.warning:
         warnings.warn(people.warning, UnmatchedIdsWarning, stacklevel=3)
     return people
 
 
-async def deal_randomness(own: PartyContext, links: Links, session: str) -> None:
-    """Run the dealer's script: send the correlated randomness for each intersection."""
-    for name, members in _list_intersections(own, session):
-        protocol = _make_protocol(own, links, name)
-        dealer = protocol.make_dealer(own.active, members)
+async def deal_randomness(party: PartyContext, links: Links, session: str) -> None:
+    """Run the dealer's script: send the correlated randomness for each intersection.
+
+    `session`: the session's name.
+    """
+    for name, members in _list_intersections(party, session):
+        protocol = _make_protocol(party, links, name)
+        dealer = protocol.make_dealer(party.active, members)
         await links.run_conversation(
-            Kind.ALIGNMENT, dealer, (own.active, *members), most=protocol.longest
+            Kind.ALIGNMENT, dealer, (party.active, *members), maximum=protocol.longest
         )
         for member in members:
             links.send(member, Kind.READY, BEFORE_TRAINING)
     # A peer that reported READY may leave: this party waits for it no more.
-    links.send(own.active, Kind.READY, BEFORE_TRAINING)
+    links.send(party.active, Kind.READY, BEFORE_TRAINING)
 
 
 async def next_dealt(links: Links) -> Envelope:
@@ -185,11 +196,11 @@ async def next_dealt(links: Links) -> Envelope:
     return await links.receive(DEALER, Kind.DEALT) if message.kind is Kind.READY else message
 
 
-def _list_intersections(own: PartyContext, session: str) -> list[tuple[str, Sequence[str]]]:
+def _list_intersections(party: PartyContext, session: str) -> list[tuple[str, Sequence[str]]]:
     """Return session name and members of each intersection that the active runs."""
-    if own.config.alignment.mode == "all":
-        return [(session, own.passives)]
-    return [(f"{session} {passive}", (passive,)) for passive in own.passives]
+    if party.config.alignment.mode == "all":
+        return [(session, party.passives)]
+    return [(f"{session} {passive}", (passive,)) for passive in party.passives]
 
 
 def _uses_buckets(settings: AlignmentSettings) -> bool:
@@ -197,12 +208,12 @@ def _uses_buckets(settings: AlignmentSettings) -> bool:
     return issubclass(SET_INTERSECTIONS[settings.backend], ResumableIntersection)
 
 
-def _choose_folder(own: PartyContext, members: Sequence[str]) -> Path | None:
+def _choose_folder(party: PartyContext, members: Sequence[str]) -> Path | None:
     """Return where an unfinished intersection is stored between attempts; None: nowhere."""
-    if own.secrets.logs is None:
+    if party.secrets.logs is None:
         return None
-    subfolder = "all" if own.config.alignment.mode == "all" else members[0]
-    return own.secrets.logs / _UNFINISHED / own.name / subfolder
+    subfolder = "all" if party.config.alignment.mode == "all" else members[0]
+    return party.secrets.logs / _UNFINISHED / party.name / subfolder
 
 
 def forget_alignment(logs: Path) -> None:
@@ -212,64 +223,68 @@ def forget_alignment(logs: Path) -> None:
         shutil.rmtree(folder)
 
 
-def allow_signs(own: PartyContext, links: Links) -> None:
+def allow_signs(party: PartyContext, links: Links) -> None:
     """Raise the links' limit on signs of life (keep-alive messages) to what an
     alignment may take.
     """
-    peers = [name for name in own.known if name != own.name]
-    max_signs = signs_of_alignment(own.config.alignment.maximum_ids, len(own.passives))
+    peers = [name for name in party.known if name != party.name]
+    max_signs = signs_of_alignment(party.config.alignment.maximum_ids, len(party.passives))
     links.signs.set_limits(dict.fromkeys(peers, max_signs))
 
 
-def _make_protocol(own: PartyContext, links: Links, session: str) -> SetIntersection:
+def _make_protocol(party: PartyContext, links: Links, session: str) -> SetIntersection:
     """Return the configured set intersection, which reports its progress to the peers."""
-    settings = own.config.alignment
+    settings = party.config.alignment
     dealer = DEALER if needs_dealer(settings) else ""
     progress = ProgressTo(links.signs)
     return make_intersection(settings, session=session, dealer=dealer, progress=progress)
 
 
 async def _intersect_as_active(
-    own: PartyContext, links: Links, members: Sequence[str], session: str
+    party: PartyContext, links: Links, members: Sequence[str], session: str
 ) -> Tensor:
-    """Return the active's rows of the people common to these members, in the common order."""
-    settings = own.config.alignment
+    """Return the active's rows of the people common to these members, in the common order.
+
+    `session`: the session's name.
+    """
+    settings = party.config.alignment
     if _uses_buckets(settings):
         rows = await align_hub(
             links,
             members,
-            own.data.table.ids,
+            party.data.table.ids,
             settings,
             session=session,
-            folder=_choose_folder(own, members),
+            folder=_choose_folder(party, members),
         )
         return torch.from_numpy(rows)
-    ids = canonical_ids(own.name, own.data.table.ids, settings)
-    protocol = _make_protocol(own, links, session)
-    hub = protocol.make_hub(own.name, members, ids)
+    ids = canonical_ids(party.name, party.data.table.ids, settings)
+    protocol = _make_protocol(party, links, session)
+    hub = protocol.make_hub(party.name, members, ids)
     with relay_signs(links):
-        return await _run_aligner(links, hub, own, members, most=protocol.longest)
+        return await _run_aligner(links, hub, party, members, maximum=protocol.longest)
 
 
 async def _run_aligner(
-    links: Links, aligner: Aligner, own: PartyContext, others: Sequence[str], *, most: int
+    links: Links, aligner: Aligner, party: PartyContext, others: Sequence[str], *, maximum: int
 ) -> Tensor:
     """Run one party's side of an intersection over the links; return its common rows, (P,).
 
-    `most`: the longest message in bytes that a peer may send.
+    `maximum`: the longest message in bytes that a peer may send. `others`: names of the other
+    parties of this intersection.
     """
-    peers = (*others, DEALER) if needs_dealer(own.config.alignment) else tuple(others)
+    peers = (*others, DEALER) if needs_dealer(party.config.alignment) else tuple(others)
     role: Conversation = aligner
-    await links.run_conversation(Kind.ALIGNMENT, role, peers, most=most)
+    await links.run_conversation(Kind.ALIGNMENT, role, peers, maximum=maximum)
     return torch.from_numpy(aligner.rows.copy())
 
 
-def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int, row_bytes: int = 0) -> Tensor:
+def place_rows(envelope: Envelope, rows_P: Tensor, *, maximum: int, row_bytes: int = 0) -> Tensor:
     """Return the passive's own row at each position, (U,), -1 where it does not know the person.
 
     Args:
         rows_P: the passive's rows, in the order of its intersection with the active.
-        most: the largest number of positions that the settings allow.
+        maximum: the largest number of positions that the settings allow.
         row_bytes: memory that this party needs for each position.
 
     Raises RemoteProtocolError: positions that repeat, are missing or out of range, or need more
@@ -279,11 +294,11 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int, row_bytes: int 
     tensors, meta = unpack_tensors(envelope.payload, expected, sender=envelope.sender)
     positions_P = tensors["positions"]
     total = meta.get("total")
-    most = min(most, MOST_ANNOUNCED_BYTES // (_POSITION_BYTES + row_bytes))
-    if type(total) is not int or not len(rows_P) <= total <= most:
+    maximum = min(maximum, MAX_ANNOUNCED_BYTES // (_POSITION_BYTES + row_bytes))
+    if type(total) is not int or not len(rows_P) <= total <= maximum:
         raise RemoteProtocolError(
             f"{envelope.sender} announces {total} positions for {len(rows_P)} common people; "
-            f"expected a number from there to {most}"
+            f"expected a number from there to {maximum}"
         )
     if len(torch.unique(positions_P)) != len(positions_P) or not bool(
         ((positions_P >= 0) & (positions_P < total)).all()
@@ -313,7 +328,7 @@ def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: 
     """Refuse a run that would train on labels of one class, or be measured on rows of one class.
 
     `aligned`: the active's row at each alignment position; ignored where nothing is aligned.
-    Warns FewRowsWarning: one of two classes has fewer than `FEWEST_ROWS` test rows; one of several
+    Warns FewRowsWarning: one of two classes has fewer than `MIN_ROWS` test rows; one of several
     has none, or no label among common people; or no test row is of common people where all parties
     predict. Raises DataError: says how many rows have a label, and what to do.
     """
@@ -371,9 +386,9 @@ def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: 
     rarest, rows = min(
         (dict.fromkeys(learnt_counts, 0) | counts).items(), key=lambda counted: counted[1]
     )
-    if rows < (FEWEST_ROWS if len(data.classes) == 2 else 1):
+    if rows < (MIN_ROWS if len(data.classes) == 2 else 1):
         description = (
-            f"{rows} are {_describe_label(data, [rarest])}, fewer than {FEWEST_ROWS}: its measures "
+            f"{rows} are {_describe_label(data, [rarest])}, fewer than {MIN_ROWS}: its measures "
             "say little, and their intervals are widened; raise data.test_fraction, or add rows"
         )
         label = _describe_label(data, [rarest])
@@ -404,14 +419,14 @@ def _warn_of_few_positives(
     if rows >= SKEWED * counts.total():
         return
     shortages = list[str]()
-    if learnt_counts[rarest] < FEWEST_POSITIVES and not config.labels_are_private:
+    if learnt_counts[rarest] < MIN_POSITIVES and not config.labels_are_private:
         shortages.append(f"{learnt_counts[rarest]} labelled training rows")
-    if FEWEST_ROWS <= test_counts[rarest] < FEWEST_POSITIVES:  # fewer: the other warning
+    if MIN_ROWS <= test_counts[rarest] < MIN_POSITIVES:  # fewer: the other warning
         shortages.append(f"{test_counts[rarest]} test rows")
     if shortages:
         warnings.warn(
             f"{data.table.name}: {' and '.join(shortages)} that {method.settings.title} knows are "
-            f"{_describe_label(data, [rarest])}, fewer than {FEWEST_POSITIVES}: what is learnt of "
+            f"{_describe_label(data, [rarest])}, fewer than {MIN_POSITIVES}: what is learnt of "
             "it may be chance, and so may measures be; read their intervals, or add such rows",
             FewRowsWarning,
             stacklevel=3,

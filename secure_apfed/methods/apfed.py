@@ -98,27 +98,29 @@ class ApfedActive(SumLearner, SingleViewActive):
     alignment position, (N,). `sum_end`: its end of the secure sum.
 
     Attributes:
-        least_spread: of a batch that every passive takes; see `warn_if_near_constant`.
-        least_norm: of a row that every passive takes.
+        min_spread: of a batch that every passive takes; see `warn_if_near_constant`.
+        min_norm: of a row that every passive takes.
     """
 
     def __init__(
         self,
-        own: PartyContext,
+        party: PartyContext,
         contract: Contract,
         rows: Tensor,
         trainer: ActiveTrainer,
         accounts: ActiveAccounts,
         sum_end: ActiveSum,
     ) -> None:
-        """Find the alignment position of every row of the active's table, -1 where it has none."""
-        super().__init__(own, contract, trainer, accounts, rows)
+        """Make the active's role in APFed; find each of its rows' alignment position, -1 where
+        it has none.
+        """
+        super().__init__(party, contract, trainer, accounts, rows)
         self.read_from(sum_end)
         bounds = [terms.representation for terms in contract.passives.values()]
-        self.least_spread = max(bound.minimum_spread for bound in bounds)
-        self.least_norm = max(bound.minimum_norm for bound in bounds)
+        self.min_spread = max(bound.minimum_spread for bound in bounds)
+        self.min_norm = max(bound.minimum_norm for bound in bounds)
         self._releases = accounts.releases
-        self._position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
+        self._position_N = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
         self._position_N[rows] = torch.arange(len(rows))
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
@@ -140,12 +142,12 @@ class ApfedActive(SumLearner, SingleViewActive):
             batch.h,
             step=step,
             rows=rows_A,
-            measures_spread=self.least_spread > 0,
-            shortest=self.least_norm,
+            measures_spread=self.min_spread > 0,
+            shortest=self.min_norm,
         )
         z_A = released.z
         if warn_if_near_constant(
-            z_A, self.least_spread, sender=self.name, step=step, spread=released.spread
+            z_A, self.min_spread, sender=self.name, step=step, spread=released.spread
         ):
             return self.trainer.train_on_batch(batch)
         self.sum.send_request(links, Kind.REPRESENTATIONS, step, released.payload)
@@ -192,22 +194,28 @@ class ApfedPassive(SumHelper):
 
     Args:
         trainer: its objective on its features, which are in alignment order.
-        held_N: positions of people that it knows, (N,), bool; None: all.
+        is_known_N: positions of people that it knows, (N,), bool; None: all.
     """
 
     asks = (Kind.REPRESENTATIONS,)
 
     def __init__(
-        self, sum_end: PassiveSum, trainer: PassiveDescent, *, held_N: Tensor | None = None
+        self, sum_end: PassiveSum, trainer: PassiveDescent, *, is_known_N: Tensor | None = None
     ) -> None:
-        """Take objective and sum; `weight` is lambda_p of Eq. 9."""
+        """Make a passive's role in APFed from its objective and its end of the sum; `weight` is
+        lambda_p of Eq. 9.
+
+        `is_known_N`: positions of people that it knows, (N,), bool; None: all.
+        """
         super().__init__(sum_end, {"": trainer})
         self.trainer = trainer
         terms = self.contract.passives[self.name]
         self.terms = terms.representation
         self.weight = terms.weight
-        self._aligned = len(trainer.features_N)
-        self._held_N = torch.ones(self._aligned, dtype=torch.bool) if held_N is None else held_N
+        self._position_count = len(trainer.features_N)
+        self._is_known_N = (
+            torch.ones(self._position_count, dtype=torch.bool) if is_known_N is None else is_known_N
+        )
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Check the batch, take one step on the own objective, and contribute (Alg. 1, passive
@@ -234,7 +242,7 @@ class ApfedPassive(SumHelper):
         Raises RemoteProtocolError: they break one.
         """
         rows_B, z_BD = parse_representations(
-            message, self.terms, aligned=self._aligned, minimum=self.contract.minimum_batch
+            message, self.terms, aligned=self._position_count, minimum=self.contract.minimum_batch
         )
         return self.sum.admit_request(message, rows_B), z_BD
 
@@ -247,17 +255,17 @@ class ApfedPassive(SumHelper):
         the representations of those are nearly constant. An honest batch may have such a part, so
         it is not refused; zeros tell the sender only what it can compute itself.
         """
-        held_B = self._held_N[rows_B]
-        held_count = int(held_B.sum())
-        own_BD = z_BD[held_B]
+        known_B = self._is_known_N[rows_B]
+        held_count = int(known_B.sum())
+        own_BD = z_BD[known_B]
         gradient_BD = torch.zeros_like(z_BD)
         has_absent_rows = held_count < len(rows_B)
         if has_absent_rows and (
             held_count < self.contract.minimum_batch or is_narrow(own_BD, self.terms)
         ):
             return gradient_BD
-        gained_BD = self.trainer.train_on_rows(step, rows_B[held_B], own_BD, weight=self.weight)
-        gradient_BD[held_B] = gained_BD.to(gradient_BD)
+        gained_BD = self.trainer.train_on_rows(step, rows_B[known_B], own_BD, weight=self.weight)
+        gradient_BD[known_B] = gained_BD.to(gradient_BD)
         return gradient_BD
 
 
@@ -270,50 +278,52 @@ class Apfed(SumMethod, SingleView):
     def learns_unaligned_labels(self, config: RunSettings) -> bool:
         return config.train.use_unaligned
 
-    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
         """Return, at the active, the bounds on the representations that it sends."""
-        if own.name != own.active:
+        if party.name != party.active:
             return None
-        own.require_passives()
-        _, shape = own.build_networks(sends=True)
-        return own.bound_representations(shape)
+        party.require_passives()
+        _, shape = party.build_networks(sends=True)
+        return party.bound_representations(shape)
 
     def derive_terms(
-        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
         """Return the terms: the active's bounds, each passive's objective and
         weight, and the sum.
+
+        `offers`: each passive's offered terms. `session`: the session's name.
         """
-        offered = offers[own.active]
-        shape = offered.shape if own.projection is None else (own.projection,)
-        own.require_terms(own.active, offered, own.bound_representations(shape))
+        offered = offers[party.active]
+        shape = offered.shape if party.projection is None else (party.projection,)
+        party.require_terms(party.active, offered, party.bound_representations(shape))
         return SessionTerms(
-            passives={name: own.state_objective(name, offered) for name in own.passives},
-            secure_sum=own.describe_sum(session, offered.shape),
+            passives={name: party.state_objective(name, offered) for name in party.passives},
+            secure_sum=party.describe_sum(session, offered.shape),
         )
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role, with its guard, ledgers and end of the sum."""
-        accounts = own.open_active_accounts(len(rows), sends=True)
-        trainer = own.build_active_trainer(accounts)
+        accounts = party.open_active_accounts(len(rows), sends=True)
+        trainer = party.build_active_trainer(accounts)
         dtype = trainer.compute.dtype
-        sum_end = SessionSum.from_contract(own, contract).make_active_end(dtype)
-        return ApfedActive(own, contract, rows, trainer, accounts, sum_end)
+        sum_end = SessionSum.from_contract(party, contract).make_active_end(dtype)
+        return ApfedActive(party, contract, rows, trainer, accounts, sum_end)
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role, with its objective, defences and end of the sum."""
-        held_N = rows >= 0
-        terms = contract.passives[own.name]
-        sum_end = SessionSum.from_contract(own, contract).make_passive_end(
+        is_known_N = rows >= 0
+        terms = contract.passives[party.name]
+        sum_end = SessionSum.from_contract(party, contract).make_passive_end(
             people=len(rows),
-            held_N=held_N,
+            is_known_N=is_known_N,
             repeatable=True,
-            defences=own.make_defences("contributions"),
+            defences=party.make_defences("contributions"),
         )
-        trainer = own.build_passive_trainer(
+        trainer = party.build_passive_trainer(
             terms, rows, is_noised=sum_end.noise is not None, is_defended=bool(sum_end.defences)
         )
-        return ApfedPassive(sum_end, trainer, held_N=held_N)
+        return ApfedPassive(sum_end, trainer, is_known_N=is_known_N)
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]
@@ -327,7 +337,7 @@ class Apfed(SumMethod, SingleView):
             batch, rows_A = active.forward(step, rows_B)
             z_A = batch.h
             if z_A is None or warn_if_near_constant(
-                z_A, active.least_spread, sender=active.name, step=step
+                z_A, active.min_spread, sender=active.name, step=step
             ):
                 active.trainer.train_on_batch(batch)
                 return

@@ -48,7 +48,7 @@ from secure_apfed.methods.student import Student, StudentActive, side_by_side, w
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumLearner, SumMethod
 from secure_apfed.methods.terms import clip_of
 from secure_apfed.networks.models import CrossView, Projection, Shape
-from secure_apfed.networks.rank import count_columns, most_numbers
+from secure_apfed.networks.rank import count_columns, max_numbers
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
@@ -91,8 +91,8 @@ class ApfedCodeSettings(MethodSettings):
         return config.model.representation_size
 
     @property
-    def happens(self) -> frozenset[str]:
-        return super().happens - {"representations are summed"} | {"projections are summed"}
+    def facts(self) -> frozenset[str]:
+        return super().facts - {"representations are summed"} | {"projections are summed"}
 
     @property
     def asks_once(self) -> bool:
@@ -114,8 +114,8 @@ class CodeStudent(Student):
 
     helped: str | None = None
 
-    def __init__(self, own: PartyContext, aligned: Tensor) -> None:
-        super().__init__(own, aligned)
+    def __init__(self, party: PartyContext, aligned: Tensor) -> None:
+        super().__init__(party, aligned)
         self._forecast_UD = torch.zeros(len(self.rows_U), self.encoder.predictor.out_features)
 
     @property
@@ -160,6 +160,8 @@ class CodeStudent(Student):
     def _make_task_with_sums(self, of_others_UD: Tensor, seed: int) -> SoloTask:
         """Return its rows and labels as a task, with these numbers as further
         columns of each row.
+
+        `of_others_UD`: the passives' sums (U, D).
         """
         with torch.no_grad():
             own_UF = self.encoder.own.standardise_rows(self._rows)
@@ -253,16 +255,16 @@ class CodeActive(StudentActive, SumLearner):
     student: CodeStudent
 
     def __init__(
-        self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+        self, party: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
     ) -> None:
         """Build the student with D, the agreed size of a projection, as its representation."""
-        model = own.config.model.model_copy(update={"representation": summed.shape[0]})
-        own = replace(own, config=own.config.model_copy(update={"model": model}))
-        student = CodeStudent(own, rows)
-        config = own.config
+        model = party.config.model.model_copy(update={"representation": summed.shape[0]})
+        party = replace(party, config=party.config.model_copy(update={"model": model}))
+        student = CodeStudent(party, rows)
+        config = party.config
         self.model = model
         guarantee = "nothing of the active's features or labels is told to anybody"
-        super().__init__(own, student, headline=config.method.name, guarantee=guarantee)
+        super().__init__(party, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
         self.read_from(summed.make_active_end())
         self._positions_U = positions_in(rows, student.rows_U)
@@ -302,7 +304,7 @@ class CodePassive(SumHelper):
     asks = (Kind.REQUEST,)
 
     def __init__(
-        self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+        self, party: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
     ) -> None:
         """Draw and fit the random projection, and project and clip the features of all common
         people.
@@ -310,36 +312,36 @@ class CodePassive(SumHelper):
         Raises ConfigError: more numbers than half of the columns that differ among these people.
         """
         super().__init__(summed.make_passive_end(people=len(rows), repeatable=True))
-        rows_NF = own.data.table.features[rows]
-        with own.draw("projection"):
+        rows_NF = party.data.table.features[rows]
+        with party.draw("projection"):
             self._projection = Projection(
                 math.prod(rows_NF.shape[1:]),
                 *summed.shape,
-                allow_reading_all=_allows_reconstruction(own),
+                allow_reading_all=_allows_reconstruction(party),
             )
         try:
             self._projection.fit(rows_NF)
         except ModelError:
             columns = count_columns(rows_NF)
             raise _too_many_numbers_error(
-                own.name, summed.shape[0], columns, "common people"
+                party.name, summed.shape[0], columns, "common people"
             ) from None
         self._projection_ND = self._projection(rows_NF)
         if summed.clip is not None:
             self._projection_ND = clip_rows(self._projection_ND, summed.clip)
-        self._asked = False
+        self._was_asked = False
 
     def get_sent_network(self) -> nn.Module:
         return self._projection
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Contribute the projections of all common people, block by block, once a session."""
-        if message.payload != _REQUEST or self._asked:
+        if message.payload != _REQUEST or self._was_asked:
             raise RemoteProtocolError(
                 f"{message.sender} asks {self.name} for something else than everybody's "
                 "projections, once in a session"
             )
-        self._asked = True
+        self._was_asked = True
         for step, rows_B in enumerate(_split_into_blocks(len(self._projection_ND), self.contract)):
             admitted = self.sum.admit_request(message, rows_B, step=step)
             await self.sum.send_answer(links, admitted, self._projection_ND[rows_B].numpy())
@@ -353,19 +355,21 @@ class ApfedCode(SumMethod):
 
     settings = ApfedCodeSettings
 
-    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
         """Return, at a passive, how many numbers of a person it lets be summed, at most the
         configured D.
 
         Raises ConfigError: the settings demand more than half of its distinct columns, which only
         it can count.
         """
-        if own.name == own.active:
+        if party.name == party.active:
             return None
-        numbers = own.config.model.representation_size
-        if not _allows_reconstruction(own):
-            numbers = _limit_numbers(own.config, own.name, count_columns(own.data.table.features))
-        return _bound_projection(own.config, numbers)
+        numbers = party.config.model.representation_size
+        if not _allows_reconstruction(party):
+            numbers = _limit_numbers(
+                party.config, party.name, count_columns(party.data.table.features)
+            )
+        return _bound_projection(party.config, numbers)
 
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
         """Return the settings with D reduced to what every passive's columns allow."""
@@ -381,26 +385,28 @@ class ApfedCode(SumMethod):
         return config.model_copy(update={"model": model, "passives": passives})
 
     def derive_terms(
-        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
         """Agree on D, the smallest number that a passive offers; a fixed D must be
         offered by each.
+
+        `session`: the session's name.
         """
-        config = own.config
-        own.require_passives()
+        config = party.config
+        party.require_passives()
         requested = config.model.representation_size
         numbers = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, offered in offers.items():
             offered_numbers = numbers[name] if config.model.representation == "auto" else requested
-            own.require_terms(
+            party.require_terms(
                 name, offered, _bound_projection(config, min(offered_numbers, requested))
             )
         representation = _bound_projection(config, min(numbers.values()))
-        readable = [name for name in own.passives if config.settings_of(name).allow_reading_all]
+        readable = [name for name in party.passives if config.settings_of(name).allow_reading_all]
         return SessionTerms.from_rows(
-            dict.fromkeys(own.passives, representation),
+            dict.fromkeys(party.passives, representation),
             secure_sum={
-                **own.describe_sum(session, representation.shape),
+                **party.describe_sum(session, representation.shape),
                 "numbers": representation.shape[0],
                 "all_can_be_read_of": readable,
             },
@@ -409,11 +415,11 @@ class ApfedCode(SumMethod):
     def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
         return Projection(math.prod(features), config.model.representation_size)
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        return CodeActive(own, contract, rows, SessionSum.from_contract(own, contract))
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        return CodeActive(party, contract, rows, SessionSum.from_contract(party, contract))
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        return CodePassive(own, contract, rows, SessionSum.from_contract(own, contract))
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        return CodePassive(party, contract, rows, SessionSum.from_contract(party, contract))
 
 
 def _split_into_blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
@@ -432,18 +438,18 @@ def _bound_projection(config: RunSettings, numbers: int) -> RepresentationTerms:
     )
 
 
-def _allows_reconstruction(own: PartyContext) -> bool:
+def _allows_reconstruction(party: PartyContext) -> bool:
     """Return whether this passive accepts any D, so that its columns could be reconstructed.
 
     Raises ConfigError: the run's settings accept it, and the passive's own file does not.
     """
-    is_allowed = own.config.settings_of(own.name).allow_reading_all
-    if is_allowed and not own.allow_reading_all:
+    is_allowed = party.config.settings_of(party.name).allow_reading_all
+    if is_allowed and not party.allow_reading_all:
         raise ConfigError(
-            f"{own.name}: the settings say passives.{own.name}.allow_reading_all (or "
+            f"{party.name}: the settings say passives.{party.name}.allow_reading_all (or "
             "passives.default), which lets whoever reads the sums read all of its columns, and its "
             "own file does not agree; write allow_reading_all: true in the file of "
-            f"{own.name} (party.yaml), or take it out of the settings of all parties"
+            f"{party.name} (party.yaml), or take it out of the settings of all parties"
         )
     return is_allowed
 
@@ -454,7 +460,7 @@ def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
     Raises ConfigError: the settings demand more.
     """
     requested = config.model.representation_size
-    allowed = most_numbers(columns)
+    allowed = max_numbers(columns)
     if not allowed or (config.model.representation != "auto" and requested > allowed):
         raise _too_many_numbers_error(me, requested if allowed else 1, columns, "rows")
     return min(requested, allowed)
@@ -464,7 +470,7 @@ def _too_many_numbers_error(me: str, numbers: int, columns: int, rows: str) -> C
     """Return the error for more numbers than half of a passive's distinct columns,
     with remedies.
     """
-    allowed_numbers = most_numbers(columns)
+    allowed_numbers = max_numbers(columns)
     remedy = (
         f"say model.representation: {allowed_numbers} or less in the settings of all parties, or "
         "auto"

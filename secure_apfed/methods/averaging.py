@@ -142,13 +142,15 @@ class AveragingActive(ViewsActive):
     smallest_batch = 1
 
     def __init__(
-        self, own: PartyContext, contract: Contract, stages: "Stages", sum_end: ActiveSum
+        self, party: PartyContext, contract: Contract, stages: "Stages", sum_end: ActiveSum
     ) -> None:
-        """Take the whole model's stages; the active's share is what the passives' shares leave."""
-        super().__init__(own, contract, sum_end)
+        """Make the active's role in averaging; its weight is what the passives' weights leave of
+        1.
+        """
+        super().__init__(party, contract, sum_end)
         self.stages = stages
-        self.training_rows = own.data.train_rows
-        self.kept = {"": stages}
+        self.training_rows = party.data.train_rows
+        self.checkpoint_parts = {"": stages}
         self._share = 1.0 - sum(terms.weight for terms in contract.passives.values())
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
@@ -248,17 +250,21 @@ class LinearViews:
     on all features.
 
     Args:
-        views: the views with their initial weights; pull: how its labels act on the common
+        views: the views with their initial weights; label_term: how its labels act on the common
             pseudo-labels.
         tolerance: of the objective, relative, below which updates end; rounds: of them, at most.
     """
 
     def __init__(
-        self, views: Sequence[ViewModel], pull: Pull, *, tolerance: float, rounds: int
+        self, views: Sequence[ViewModel], label_term: Pull, *, tolerance: float, rounds: int
     ) -> None:
-        """Keep the views and the rules by which their alternating updates stop."""
+        """Make a party's linear models of its views, with the rules by which their updates stop.
+
+        `tolerance`: relative change below which alternating updates stop. `rounds`: how many at
+        most.
+        """
         self.views = views
-        self._pull = pull
+        self._pull = label_term
         self._tolerance = tolerance
         self._rounds = rounds
 
@@ -267,29 +273,29 @@ class LinearViews:
         cls,
         settings: Sequence[MultiviewSettings],
         views: Sequence[Tensor],
-        pull: Pull,
+        label_term: Pull,
         *,
         owner: str,
         seed: int,
     ) -> Self:
         """Return one party's untrained model of its views, each (N, F) over the training rows.
 
-        `settings`: one for each view.
+        `settings`: one for each view. `owner`: the party, for errors.
         """
         models = [
             ViewModel.from_features(
                 np.asarray(view_NF.double().cpu().numpy()),
-                pull.truth_NC.shape[1],
+                label_term.truth_NC.shape[1],
                 np.random.default_rng(derive_seed(seed, owner, "view", index)),
                 beta=view_settings.beta,
                 zeta=view_settings.zeta,
                 tolerance=view_settings.tolerance,
-                most_rounds=view_settings.most_rounds,
+                max_rounds=view_settings.max_rounds,
             )
             for index, (view_settings, view_NF) in enumerate(zip(settings, views, strict=True))
         ]
         first = settings[0]
-        return cls(models, pull, tolerance=first.tolerance, rounds=first.most_rounds)
+        return cls(models, label_term, tolerance=first.tolerance, rounds=first.max_rounds)
 
     @property
     def weights(self) -> Floats:
@@ -356,7 +362,10 @@ class Stages:
         recurrent: SequenceViews | None = None,
         rounds: int = 0,
     ) -> None:
-        """Build the linear views now, or after the GRUs have trained if there are any."""
+        """Make a party's stages of training: first GRUs, if there are any, then the linear views.
+
+        `recurrent`: the GRUs; None: all views are linear. `rounds`: how many at most.
+        """
         self.recurrent = recurrent
         self._make = views
         self._rounds = rounds
@@ -408,120 +417,127 @@ class Averaging(SumMethod):
     def __init__(self, settings: type[AveragingSettings]) -> None:
         self.settings = settings
 
-    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
         """Return this party's number of classes, training rows, and the description of its
         features.
         """
-        own.require_passives()
-        AveragingSettings.from_run_settings(own.config).check_views(view_names(own.config.data))
-        terms = label_terms(own, len(own.data.classes))
-        facts = {"rows": len(own.data.train_rows), "features": own.data.table.layout}
+        party.require_passives()
+        AveragingSettings.from_run_settings(party.config).check_views(view_names(party.config.data))
+        terms = label_terms(party, len(party.data.classes))
+        facts = {"rows": len(party.data.train_rows), "features": party.data.table.layout}
         return terms.model_copy(update=facts)
 
     def derive_terms(
-        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
         """Return the terms: equal features at all parties, and each passive's share of all training
         rows.
 
+        `offers`: each passive's offered terms. `session`: the session's name.
+
         Raises RemoteProtocolError: a party has other features, or does not state its rows.
         """
-        classes = math.prod(offers[own.active].shape)
-        features = offers[own.active].features
+        classes = math.prod(offers[party.active].shape)
+        features = offers[party.active].features
         for name, offered in offers.items():
             if offered.features != features:
                 raise RemoteProtocolError(
-                    f"{name} has other features than {own.active}, or in another order: weights of "
+                    f"{name} has other features than {party.active}, or in another order: weights "
+                    "of "
                     "different columns, kinds or categories would be averaged. Give both the same "
                     "columns in the same order and one encoding (data.parties.X.encoding)"
                 )
             facts = {"rows": offered.rows, "features": features}
-            expected = label_terms(own, classes).model_copy(update=facts)
-            own.require_terms(name, offered, expected)
+            expected = label_terms(party, classes).model_copy(update=facts)
+            party.require_terms(name, offered, expected)
             if offered.rows is None:
                 raise RemoteProtocolError(f"{name} says not on how many rows it trains")
         rows = {name: offered.rows or 0 for name, offered in offers.items()}
-        shares = {name: rows[name] / sum(rows.values()) for name in own.passives}
-        return make_terms(own, session, offers, shares)
+        shares = {name: rows[name] / sum(rows.values()) for name in party.passives}
+        return make_terms(party, session, offers, shares)
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        sum_end = SessionSum.from_contract(own, contract).make_active_end()
-        return AveragingActive(own, contract, _make_stages(own), sum_end)
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        sum_end = SessionSum.from_contract(party, contract).make_active_end()
+        return AveragingActive(party, contract, _make_stages(party), sum_end)
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role. Raises ConfigError: its labels have another
         number of classes.
         """
-        (classes,) = contract.passives[own.name].representation.shape
-        if classes != len(own.data.classes):
+        (classes,) = contract.passives[party.name].representation.shape
+        if classes != len(party.data.classes):
             raise ConfigError(
-                f"{own.name} has labels of {len(own.data.classes)} classes, {contract.active} of "
+                f"{party.name} has labels of {len(party.data.classes)} classes, {contract.active} "
+                "of "
                 f"{classes}; name the same classes at all parties"
             )
-        agreed = SessionSum.from_contract(own, contract)
+        agreed = SessionSum.from_contract(party, contract)
         sum_end = agreed.make_passive_end(people=len(_ONE))
-        return AveragingPassive(sum_end, _make_stages(own), clip=agreed.clip)
+        return AveragingPassive(sum_end, _make_stages(party), clip=agreed.clip)
 
 
-def _make_stages(own: PartyContext) -> Stages:
+def _make_stages(party: PartyContext) -> Stages:
     """Return one party's untrained model; the active's initial weights go to all parties."""
-    if not own.data.views:
+    if not party.data.views:
         raise ConfigError(
-            f"{own.name}: method {own.config.method.name} learns from several views, and this "
+            f"{party.name}: method {party.config.method.name} learns from several views, and this "
             "party's columns have none; name them in data.view_columns"
         )
-    features_NF = own.data.table.features[own.data.train_rows]
-    if own.config.model.network != "gru":
-        views = [features_NF[:, view.columns] for view in own.data.views.values()]
-        return Stages(lambda: _make_linear_views(own, views))
-    settings = AveragingSettings.from_run_settings(own.config)
+    features_NF = party.data.table.features[party.data.train_rows]
+    if party.config.model.network != "gru":
+        views = [features_NF[:, view.columns] for view in party.data.views.values()]
+        return Stages(lambda: _make_linear_views(party, views))
+    settings = AveragingSettings.from_run_settings(party.config)
     averaged_rounds = settings.rounds if settings.reads_sequences else 0
     # Without an average between them, its rounds are one.
     epochs = settings.local_epochs * (1 if averaged_rounds else settings.rounds)
-    recurrent = _make_sequence_views(own, epochs)
+    recurrent = _make_sequence_views(party, epochs)
     return Stages(
-        lambda: _make_linear_views(own, recurrent.compute_states(features_NF)),
+        lambda: _make_linear_views(party, recurrent.compute_states(features_NF)),
         recurrent=recurrent,
         rounds=averaged_rounds,
     )
 
 
-def _make_linear_views(own: PartyContext, views: Sequence[Tensor]) -> LinearViews:
+def _make_linear_views(party: PartyContext, views: Sequence[Tensor]) -> LinearViews:
     """Return linear views of these feature matrices (N, F), with this party's labels."""
-    settings = AveragingSettings.from_run_settings(own.config)
-    view_settings = settings.for_views([*own.data.views], len(views))
-    pull = pull_of(own, own.data.train_rows)
-    return LinearViews.from_views(view_settings, views, pull, owner=own.name, seed=own.secrets.seed)
-
-
-def _make_sequence_views(own: PartyContext, epochs: int) -> SequenceViews:
-    """Return untrained GRUs for this party's sequences, with their number of local
-    epochs a round.
-    """
-    config = own.config
-    settings = AveragingSettings.from_run_settings(config)
-    _require_own_sequences(own)
-    return SequenceViews.begin(
-        own.name,
-        config.model,
-        features_N=own.data.table.features,
-        labels_N=own_labels_of(own),
-        classes=len(own.data.classes),
-        training=settings.make_training(epochs),
-        compute=Compute.from_settings(config.train),
-        seed=own.secrets.seed,
+    settings = AveragingSettings.from_run_settings(party.config)
+    view_settings = settings.for_views([*party.data.views], len(views))
+    pull = pull_of(party, party.data.train_rows)
+    return LinearViews.from_views(
+        view_settings, views, pull, owner=party.name, seed=party.secrets.seed
     )
 
 
-def _require_own_sequences(own: PartyContext) -> None:
+def _make_sequence_views(party: PartyContext, epochs: int) -> SequenceViews:
+    """Return untrained GRUs for this party's sequences, with their number of local
+    epochs a round.
+    """
+    config = party.config
+    settings = AveragingSettings.from_run_settings(config)
+    _require_own_sequences(party)
+    return SequenceViews.begin(
+        party.name,
+        config.model,
+        features_N=party.data.table.features,
+        labels_N=own_labels_of(party),
+        classes=len(party.data.classes),
+        training=settings.make_training(epochs),
+        compute=Compute.from_settings(config.train),
+        seed=party.secrets.seed,
+    )
+
+
+def _require_own_sequences(party: PartyContext) -> None:
     """Refuse settings whose sequences differ from the table's views. Raises ConfigError: names
     both.
     """
-    laid_out = [view.sequence for view in own.data.views.values()]
-    configured = own.config.model.sequences
+    laid_out = [view.sequence for view in party.data.views.values()]
+    configured = party.config.model.sequences
     if all(laid_out) and tuple(laid_out) != configured:
         raise ConfigError(
-            f"model.sequences: the views {', '.join(own.data.views)} of {own.name} are sequences "
+            f"model.sequences: the views {', '.join(party.data.views)} of {party.name} are "
+            "sequences "
             f"of {', '.join(str([*shape]) for shape in laid_out if shape)}, in this order, got "
             f"{', '.join(str([*shape]) for shape in configured) or 'none'}; say the same there"
         )

@@ -98,6 +98,9 @@ class Ballot:
     ) -> "Ballot":
         """Parse a request for votes.
 
+        `aligned`: number of alignment positions. `shows_labels`: whether labels of labelled rows
+        are in it.
+
         Raises RemoteProtocolError: rows, positions or labels are missing, repeated or out of range.
         """
         sender = envelope.sender
@@ -158,10 +161,10 @@ class BallotSize:
             links.send(name, Kind.BALLOT_SIZE, BEFORE_TRAINING, msgpack.packb(asdict(self)))
 
     @classmethod
-    async def receive_size(cls, links: Links, contract: Contract, *, most: int) -> "BallotSize":
+    async def receive_size(cls, links: Links, contract: Contract, *, maximum: int) -> "BallotSize":
         """Receive the ballot's size from the active; run by all others.
 
-        `most`: the largest number of people: those this party knows, or what the settings allow.
+        `maximum`: the largest number of people: those this party knows, or what the settings allow.
         Raises RemoteProtocolError: the message has no size, or a larger one.
         """
         active = contract.active
@@ -175,13 +178,13 @@ class BallotSize:
                 f"{active} sent something else than a ballot's size"
             ) from error
         if [type(value) for value in asdict(size).values()] != [int, int, bytes] or not (
-            contract.minimum_batch <= size.people <= most
+            contract.minimum_batch <= size.people <= maximum
             and 1 <= size.labelled <= size.people
             and len(size.ballot) == _DIGEST_BYTES
         ):
             raise RemoteProtocolError(
                 f"{active} asks about {size.people!r:.20} people, {size.labelled!r:.20} of them "
-                f"labelled; expected {contract.minimum_batch} to {most}, and at least one label"
+                f"labelled; expected {contract.minimum_batch} to {maximum}, and at least one label"
             )
         return size
 

@@ -21,7 +21,7 @@ from secure_apfed.base.formats import STATEMENT
 from secure_apfed.base.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 _PURPOSE = b"charged v1"
 
 
@@ -103,7 +103,8 @@ def collect_accounts(
     """Return the reported accounts of votes or contributions of parties in other processes.
 
     `among`: the helpers. `silent`: those that fell silent, with the step. If others reported and
-    one of these did not, nothing is promised for it.
+    one of these did not, nothing is promised for it. `charged`: accounts by passive, as each signed
+    them.
     """
     accounts = {
         name: account.to_account(name)
@@ -123,9 +124,12 @@ def collect_accounts(
 
 
 def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
-    """Decode a report made by `pack_accounts`. Raises RemoteProtocolError: it is malformed."""
+    """Decode a report made by `pack_accounts`. Raises RemoteProtocolError: it is malformed.
+
+    `payload`: the message's bytes.
+    """
     try:
-        if len(payload) > _MOST_BYTES:
+        if len(payload) > _MAX_BYTES:
             raise ValueError("too long")
         return _ALL.validate_python(msgpack.unpackb(payload))
     except (ValueError, TypeError, msgpack.UnpackException, ValidationError) as error:
@@ -149,7 +153,7 @@ class Statement(BaseModel):
     identity: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     contract: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     step: Annotated[int, Field(ge=0, lt=2**63)]
-    signed: Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=2 * _MOST_BYTES)]
+    signed: Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=2 * _MAX_BYTES)]
     signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 
     def verify_accounts(self, party: str) -> Sequence[ChargedAccount]:
@@ -183,7 +187,10 @@ class Statement(BaseModel):
 def sign_accounts(
     ledgers: Iterable[tuple[str, PrivacyLedger]], identity: Identity, contract: bytes, step: int
 ) -> bytes:
-    """Sign a party's packed accounts for the contract of this digest and the step they precede."""
+    """Sign a party's packed accounts for the contract of this digest and the step they precede.
+
+    `ledgers`: with their names.
+    """
     accounts = pack_accounts(ledgers)
     signature = identity.sign(_PURPOSE, *_encode_parts(contract, step, accounts))
     packed: bytes = msgpack.packb([accounts, signature])
@@ -195,11 +202,13 @@ def parse_statement(
 ) -> Statement:
     """Decode and verify a statement that `sign_accounts` made for this contract and step.
 
+    `payload`: the message's bytes.
+
     Raises RemoteProtocolError: it is malformed, or not signed by this identity.
     """
     accounts = signature = b""
     try:
-        if len(payload) <= 2 * _MOST_BYTES:
+        if len(payload) <= 2 * _MAX_BYTES:
             accounts, signature = msgpack.unpackb(payload)
         statement = Statement(
             identity=identity,

@@ -49,28 +49,33 @@ class RunCircles(AnsweredCircles):
     answered together. It covers all sessions of a run.
 
     Args:
-        log: its file; waits: whether a line must be on the disk, not only in the operating system's
-            buffers, before an answer leaves.
+        log: its file; is_durable: whether a line must be on the disk, not only in the operating
+            system's buffers, before an answer leaves.
 
     Raises CheckpointError: the file is no such record.
     """
 
-    def __init__(self, log: Path, *, waits: bool = True) -> None:
-        """Read the log, so that circles of earlier sessions still bind this passive."""
+    def __init__(self, log: Path, *, is_durable: bool = True) -> None:
+        """Open this passive's record of answered steps; those of earlier sessions stay binding.
+
+        `is_durable`: whether a line must be on the disk before an answer leaves.
+        """
         super().__init__()
         self._log = log
-        self._waits = waits
+        self._is_durable = is_durable
         self._circle_of_step: dict[int, tuple[str, ...]] = {}
         for step, circle, marks in _parse_lines(log):
             self._record_step(step, circle, marks)
 
     @classmethod
-    def from_own(cls, own: PartyContext) -> "RunCircles | None":
+    def from_own(cls, party: PartyContext) -> "RunCircles | None":
         """Return the party's memory of circles; None: the party keeps no logs."""
-        logs = own.secrets.logs
+        logs = party.secrets.logs
         if logs is None:
             return None
-        return cls(log_file(logs, "circles", own.name, "jsonl"), waits=own.secrets.sends_out)
+        return cls(
+            log_file(logs, "circles", party.name, "jsonl"), is_durable=party.secrets.sends_out
+        )
 
     def make_marks(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
         """Return the identifiers of a step: its number, the digest of the question, that of the
@@ -79,7 +84,10 @@ class RunCircles(AnsweredCircles):
         return f"{_STEP}{binding.step}", *super().make_marks(values_BD, binding)
 
     def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
-        """Return advice for an error: a step was requested in another circle than before."""
+        """Return advice for an error: a step was requested in another circle than before.
+
+        `earlier`: the circle of the first answer.
+        """
         missing = [name for name in earlier if name not in circle]
         if missing:
             return (
@@ -94,11 +102,13 @@ class RunCircles(AnsweredCircles):
     def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
         """Record a step's circle; when this returns, the log line is written and the answer may
         leave.
+
+        `marks`: from `make_marks`.
         """
         first, *other_marks = marks
         step = int(first.removeprefix(_STEP))
         fields = {"step": step, "circle": list(circle), "marks": other_marks}
-        add_line(self._log, fields, waits=self._waits)
+        add_line(self._log, fields, is_durable=self._is_durable)
         self._record_step(step, circle, other_marks)
 
     def _record_step(self, step: int, circle: Sequence[str], marks: Sequence[str]) -> None:
@@ -192,7 +202,7 @@ def merge_answered_steps(
     return tuple(merged)
 
 
-def warn_of_steps_without(own: PartyContext, contract: Contract) -> None:
+def warn_of_steps_without(party: PartyContext, contract: Contract) -> None:
     """Warn (LeftOutWarning) of steps that run again without a passive that answered them before.
 
     The active is warned where it repeats them alone, else the passive that was left out.
@@ -204,20 +214,22 @@ def warn_of_steps_without(own: PartyContext, contract: Contract) -> None:
         for name in contract.passives
         if name not in steps.passives
     }
-    plays_alone = own.config.method.plays_steps_alone
-    if plays_alone and absent and own.name == contract.active:
+    plays_alone = party.config.method.plays_steps_alone
+    if plays_alone and absent and party.name == contract.active:
         first = min(steps.first for steps in absent.values())
         warnings.warn(
             f"nothing to do: before this session, steps from {first} on were answered without "
-            f"{' and '.join(sorted(absent))}; {own.name} plays them alone now, so that no two sums "
+            f"{' and '.join(sorted(absent))}; {party.name} plays them alone now, so that no two "
+            "sums "
             "tell what one passive adds",
             LeftOutWarning,
             stacklevel=2,
         )
-    elif not plays_alone and own.name in absent:
+    elif not plays_alone and party.name in absent:
         exception = "" if contract.restarts else ", where rules.restarts allows a new session"
         warnings.warn(
-            f"nothing to do: {own.name} is left out from step {absent[own.name].first} on, which "
+            f"nothing to do: {party.name} is left out from step {absent[party.name].first} on, "
+            "which "
             "others answered without it before this session; it comes back at a "
             f"checkpoint{exception}",
             LeftOutWarning,

@@ -38,8 +38,8 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.svd import (
-    MOST_FEATURES,
-    MOST_MASK_ROWS,
+    MAX_FEATURES,
+    MAX_MASK_ROWS,
     SvdAgreement,
     SvdDealer,
     SvdOwner,
@@ -99,7 +99,7 @@ from secure_apfed.settings import THE_ACTIVE
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.protection import EVERYBODY, NOBODY, lower_is_less
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import MOST_PARAMETERS, ModelSettings, Width
+from secure_apfed.settings.training import MAX_PARAMETERS, ModelSettings, Width
 from secure_apfed.solo import SoloTask
 
 _LARGEST = 1e100  # as `apfed_protocols.svd` takes
@@ -134,9 +134,9 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
     def _is_bounded(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
         """Refuse layer widths with too many parameters by arithmetic, before a network is built."""
         parameters = _count_autoencoder(widths)
-        if parameters > MOST_PARAMETERS:
+        if parameters > MAX_PARAMETERS:
             raise ValueError(
-                f"these layers have {parameters:,} parameters, expected {MOST_PARAMETERS:,} at "
+                f"these layers have {parameters:,} parameters, expected {MAX_PARAMETERS:,} at "
                 "most; take fewer or narrower ones"
             )
         return widths
@@ -181,7 +181,7 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
     name: Literal["vfedtrans"]
     mask_rows: Annotated[
         int, lower_is_less(EVERYBODY, "smaller blocks of rows are hidden apart from each other")
-    ] = Field(1024, ge=2, le=MOST_MASK_ROWS)
+    ] = Field(1024, ge=2, le=MAX_MASK_ROWS)
 
     title = "VFedTrans"
     predicts_alone = True
@@ -211,13 +211,15 @@ class ApcVflActive(StudentActive):
     student: "ApcVflTrainer"
 
     def __init__(
-        self, own: PartyContext, contract: Contract, rows: Tensor, trainer: "ApcVflTrainer"
+        self, party: PartyContext, contract: Contract, rows: Tensor, trainer: "ApcVflTrainer"
     ) -> None:
-        """Derive the privacy guarantee from the passives' guard, for all passives together."""
+        """Make the active's role in APC-VFL; derive the privacy guarantee of all passives'
+        codes.
+        """
         guarantee = joint_releases_statement(
-            own.make_guard().describe_guarantee(), len(contract.passives)
+            party.make_guard().describe_guarantee(), len(contract.passives)
         )
-        super().__init__(own, trainer, headline=own.config.method.name, guarantee=guarantee)
+        super().__init__(party, trainer, headline=party.config.method.name, guarantee=guarantee)
         self.smallest_batch = contract.minimum_batch
         self._contract = contract
         self._rows = rows
@@ -233,11 +235,14 @@ class ApcVflActive(StudentActive):
         self.student.fit_to_codes(torch.cat(released))
         self.local_models = self.student.describe_local_models()
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """Return the local scores; at the end also the joint scores of the aligned test rows."""
-        scores = await super().evaluate(links, next_step=next_step, final=final)
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
+        """Return the local scores; at the end also the joint scores of the aligned test rows.
+
+        `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
+        """
+        scores = await super().evaluate(links, next_step=next_step, is_final=is_final)
         positions = positions_of(self._rows, self._test_rows)
-        if final and len(positions) >= self.smallest_batch:
+        if is_final and len(positions) >= self.smallest_batch:
             together = await self._score_jointly(links, next_step, positions)
             scores[f"{self._headline}_together"] = together
         return scores
@@ -245,6 +250,8 @@ class ApcVflActive(StudentActive):
     async def _score_jointly(self, links: Links, next_step: int, positions: Tensor) -> Scored:
         """Return all parties' joint scores at these positions; the passives' ledgers count the
         releases.
+
+        `next_step`: step numbers from it on are unused.
         """
         scores = []
         for step, rows_B in enumerate(self._split_positions(positions), start=next_step):
@@ -301,31 +308,29 @@ class VFedTransActive(StudentActive):
 
     def __init__(
         self,
-        own: PartyContext,
+        party: PartyContext,
         contract: Contract,
         rows: Tensor,
         trainer: "VFedTransTrainer",
         receiver: SvdReceiver,
     ) -> None:
-        """State that singular vectors are read without noise, and hold the decomposition's
-        receiver.
-        """
+        """Make the active's role in VFedTrans, which receives singular vectors without noise."""
         guarantee = (
             "no guarantee: the active reads singular vectors of all parties' rows, and the "
             "aggregator their tables under orthogonal masks, without noise"
         )
-        super().__init__(own, trainer, headline=own.config.method.name, guarantee=guarantee)
+        super().__init__(party, trainer, headline=party.config.method.name, guarantee=guarantee)
         self.smallest_batch = max(contract.minimum_batch, receiver.agreement.vectors)
         self._contract = contract
         self._rows = rows
         self._receiver = receiver
-        self._features_N = own.data.table.features
-        self._opened: Tensor | None = None
+        self._features_N = party.data.table.features
+        self._shared_vectors: Tensor | None = None
 
     @property
     def last_sum(self) -> Tensor | None:
         """The singular vectors of the requested rows, (U, D)."""
-        return self._opened
+        return self._shared_vectors
 
     async def set_up(self, links: Links) -> None:
         if self._contract.is_at_start:
@@ -347,8 +352,8 @@ class VFedTransActive(StudentActive):
             AGGREGATOR, Kind.SINGULAR_VECTORS, step=step, patience=FOR_AN_ANSWER
         )
         vectors_UD = receiver.open_vectors(message.payload, people, rows=len(own_UF))
-        self._opened = torch.from_numpy(vectors_UD)
-        self.student.fit_to_vectors(self._opened)
+        self._shared_vectors = torch.from_numpy(vectors_UD)
+        self.student.fit_to_vectors(self._shared_vectors)
         self.local_models = self.student.describe_local_models()
         steps.count_step(0.0)
 
@@ -362,15 +367,19 @@ class VFedTransPassive(HelperRole):
     asks = (Kind.REQUEST,)
 
     def __init__(
-        self, own: PartyContext, contract: Contract, rows: Tensor, owner: SvdOwner | None
+        self, party: PartyContext, contract: Contract, rows: Tensor, owner: SvdOwner | None
     ) -> None:
-        """Keep the features of the aligned rows, and the counter of answers for each."""
-        self.name = own.name
+        """Make a passive's role in VFedTrans: features of the aligned rows, and a counter of
+        answers.
+
+        `owner`: its end of the decomposition; None: it was done before.
+        """
+        self.name = party.name
         self.contract = contract
         self._owner = owner
-        self._features_NF = own.data.table.features[rows].flatten(1).double().numpy()
-        self._allowance = Allowance.from_contract(own, contract, aligned=len(rows))
-        self.kept = {"allowance": self._allowance}
+        self._features_NF = party.data.table.features[rows].flatten(1).double().numpy()
+        self._allowance = Allowance.from_contract(party, contract, aligned=len(rows))
+        self.checkpoint_parts = {"allowance": self._allowance}
 
     async def set_up(self, links: Links) -> None:
         if self._owner is not None:
@@ -420,7 +429,7 @@ class VFedTransAggregator(HelperRole):
         """Expect tables only in a session that starts a run; a resumed one decomposes nothing."""
         self.contract = contract
         self._server = server
-        self._due = contract.is_at_start
+        self._is_due = contract.is_at_start
 
     async def run_session(self, links: Links, save: Save) -> None:
         """Receive one masked table of every owner and decompose them, then wait for the session's
@@ -434,7 +443,7 @@ class VFedTransAggregator(HelperRole):
                 Kind.CONTRIBUTION,
                 Kind.CHECKPOINT,
                 Kind.END,
-                least=len(owners),
+                minimum=len(owners),
                 patience=FOR_THE_ACTIVE,
             )
             if message.kind is Kind.CONTRIBUTION:
@@ -450,17 +459,17 @@ class VFedTransAggregator(HelperRole):
         """
         active = self.contract.active
         step = first.step
-        if not self._due:
+        if not self._is_due:
             raise RemoteProtocolError(
                 f"{first.sender} sent a table twice, or after the step in which it was due; a run "
                 "decomposes once"
             )
-        self._due = False
+        self._is_due = False
         tables = {first.sender: first.payload}
         while missing := [name for name in self._server.agreement.owners if name not in tables]:
             with blame_active_too(active):
                 other = await links.receive(
-                    missing, Kind.CONTRIBUTION, step=step, least=len(missing)
+                    missing, Kind.CONTRIBUTION, step=step, minimum=len(missing)
                 )
             tables[other.sender] = other.payload
         links.send(active, Kind.SINGULAR_VECTORS, step, self._server.factor_tables(tables))
@@ -489,17 +498,19 @@ class DistilledTrainer:
 
     def __init__(
         self,
-        own: PartyContext,
+        party: PartyContext,
         rows: Tensor,
         parts: Mapping[str, Autoencoder],
         heads: Mapping[str, ActiveNetworks],
     ) -> None:
         """Move autoencoders and heads to the compute device, and select aligned and
         labelled rows.
+
+        `parts`: untrained autoencoders by name.
         """
-        data = own.data
-        table = own.data.table
-        compute = Compute.from_settings(own.config.train)
+        data = party.data
+        table = party.data.table
+        compute = Compute.from_settings(party.config.train)
         assert table.labels is not None
         self.parts = parts
         self.heads = heads
@@ -511,11 +522,11 @@ class DistilledTrainer:
         self.labelled_n = data.labelled_rows
         self.compute = compute
         self._rows_T = data.train_rows
-        self._owner = own.name
-        self._seed = own.secrets.seed
-        self._settings = DistillationSettings.from_settings(own.config.method)
-        self._config = own.config
-        self._data = own.data
+        self._owner = party.name
+        self._seed = party.secrets.seed
+        self._settings = DistillationSettings.from_settings(party.config.method)
+        self._config = party.config
+        self._data = party.data
 
     @property
     def networks(self) -> ActiveNetworks:
@@ -618,13 +629,13 @@ class ApcVflTrainer(DistilledTrainer):
     labelled rows, and on g2's where all parties predict.
     """
 
-    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+    def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Build g1, g2, g3 and both heads; g2 reads the joined codes of all parties."""
-        settings = ApcVflSettings.from_run_settings(own.config)
-        model = own.config.model
-        features = own.data.table.shape
-        student = _make_autoencoder(own, "g3", model, features)
-        local = _make_autoencoder(own, "g1", settings.own, features)
+        settings = ApcVflSettings.from_run_settings(party.config)
+        model = party.config.model
+        features = party.data.table.shape
+        student = _make_autoencoder(party, "g3", model, features)
+        local = _make_autoencoder(party, "g1", settings.own, features)
         encoder = student.encoder
         if model.network == "enriched":
             encoder = Enriched(encoder)
@@ -633,16 +644,16 @@ class ApcVflTrainer(DistilledTrainer):
         codes += [terms.representation.shape for terms in contract.passives.values()]
         joint_model = ModelSettings(network="selu", hidden=settings.joint, representation=size)
         joined = sum(map(math.prod, codes))
-        joint = _make_autoencoder(own, "g2", joint_model, (joined,))
+        joint = _make_autoencoder(party, "g2", joint_model, (joined,))
         family = family_for(model, features)
-        classes = len(own.data.classes)
-        with seed_draws(own.secrets.seed, own.name, "heads"):
+        classes = len(party.data.classes)
+        with seed_draws(party.secrets.seed, party.name, "heads"):
             own_head, joint_head = (
                 family.make_head(math.prod(output_shape(read, shape)), classes, model)
                 for read, shape in ((encoder, features), (joint.encoder, (joined,)))
             )
         super().__init__(
-            own,
+            party,
             rows,
             parts={"own": local, "joint": joint, "student": student},
             heads={
@@ -652,7 +663,10 @@ class ApcVflTrainer(DistilledTrainer):
         )
 
     def fit_to_codes(self, released_UD: Tensor) -> None:
-        """Fit all networks to the passives' codes of `rows_U`, concatenated to (U, D)."""
+        """Fit all networks to the passives' codes of `rows_U`, concatenated to (U, D).
+
+        `released_UD`: the codes.
+        """
         joint = self.parts["joint"]
         labelled_n = self.labelled_n
         self.fit_part("own", self.features_N[self.rows_U])
@@ -680,19 +694,19 @@ class ApcVflTrainer(DistilledTrainer):
 class VFedTransTrainer(DistilledTrainer):
     """The active's part of VFedTrans: one fit, and a classifier; see `DistilledTrainer`."""
 
-    def __init__(self, own: PartyContext, rows: Tensor) -> None:
+    def __init__(self, party: PartyContext, rows: Tensor) -> None:
         """Build the student autoencoder, and a classifier on own features and student code."""
-        model = own.config.model
-        features = own.data.table.shape
+        model = party.config.model
+        features = party.data.table.shape
         family = family_for(model, features)
         vectors = model.representation_size
-        with seed_draws(own.secrets.seed, own.name, "student"):
+        with seed_draws(party.secrets.seed, party.name, "student"):
             enriched = family.make_encoder(features, model)
             assert isinstance(enriched, Enriched)
             decoder = family.make_decoder((vectors,), features, model)
-            head = family.make_head(math.prod(features) + vectors, len(own.data.classes), model)
+            head = family.make_head(math.prod(features) + vectors, len(party.data.classes), model)
         super().__init__(
-            own,
+            party,
             rows,
             parts={"student": Autoencoder(enriched.code, decoder)},
             heads={"alone": ActiveNetworks(enriched, head)},
@@ -733,43 +747,45 @@ class ApcVfl(Tvfl):
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
         return config.settings_of(passive).model or ApcVflSettings.from_run_settings(config).passive
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        return ApcVflActive(own, contract, rows, ApcVflTrainer(own, contract, rows))
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        return ApcVflActive(party, contract, rows, ApcVflTrainer(party, contract, rows))
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Fit this passive's autoencoder to its aligned rows; return the role that releases its
         codes.
         """
-        config = own.config
-        model = self.find_sent_model(config, own.name)
-        local = _make_autoencoder(own, "g1", model, own.data.table.shape)
+        config = party.config
+        model = self.find_sent_model(config, party.name)
+        local = _make_autoencoder(party, "g1", model, party.data.table.shape)
         # In the table's order: that of the alignment is random.
         own_UF = Compute.from_settings(config.train).move_tensor(
-            own.data.table.features[rows.sort().values]
+            party.data.table.features[rows.sort().values]
         )
         fit_autoencoder(
             local,
             own_UF,
             ApcVflSettings.from_run_settings(config),
-            owner=own.name,
-            seed=own.secrets.seed,
+            owner=party.name,
+            seed=party.secrets.seed,
         )
         trainer = EncoderTrainer(
-            own.name,
+            party.name,
             local.encoder,
-            features_N=own.data.table.features[rows],
+            features_N=party.data.table.features[rows],
             train=config.train,
-            seed=own.secrets.seed,
+            seed=party.secrets.seed,
         )
-        return ApcVflPassive(own, contract, trainer, own.open_releases(len(rows)))
+        return ApcVflPassive(party, contract, trainer, party.open_releases(len(rows)))
 
 
 def _make_autoencoder(
-    own: PartyContext, name: str, model: ModelSettings, features: Shape
+    party: PartyContext, name: str, model: ModelSettings, features: Shape
 ) -> Autoencoder:
     """Return an untrained autoencoder of this party on its compute device."""
-    compute = Compute.from_settings(own.config.train)
-    return new_autoencoder(own.name, name, model, features, seed=own.secrets.seed, compute=compute)
+    compute = Compute.from_settings(party.config.train)
+    return new_autoencoder(
+        party.name, name, model, features, seed=party.secrets.seed, compute=compute
+    )
 
 
 class VFedTrans(Method):
@@ -778,27 +794,29 @@ class VFedTrans(Method):
     def learns_unaligned_labels(self, config: RunSettings) -> bool:
         return True  # its classifier reads the student
 
-    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
         """Return, at every party with a table, its number of features as the shape."""
-        own.require_passives()
-        return _row_terms(math.prod(own.data.table.shape))
+        party.require_passives()
+        return _row_terms(math.prod(party.data.table.shape))
 
     def derive_terms(
-        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
         """Return the terms of the decomposition: features by party, vectors and mask blocks.
+
+        `offers`: each passive's offered terms. `session`: the session's name.
 
         Raises ConfigError: too many features in total, or more vectors than features.
         """
         features = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, count in features.items():
-            own.require_terms(name, offers[name], _row_terms(count))
+            party.require_terms(name, offers[name], _row_terms(count))
         total = sum(features.values())
-        vectors = own.config.model.representation_size
-        if total > MOST_FEATURES:
+        vectors = party.config.model.representation_size
+        if total > MAX_FEATURES:
             raise ConfigError(
                 f"data: the parties have {total} features together, and no more than "
-                f"{MOST_FEATURES} are decomposed; leave columns out"
+                f"{MAX_FEATURES} are decomposed; leave columns out"
             )
         if vectors > total:
             raise ConfigError(
@@ -806,31 +824,33 @@ class VFedTrans(Method):
                 f"all parties together; say {total} or less"
             )
         return SessionTerms.from_rows(
-            dict.fromkeys(own.passives, _row_terms(total)),
+            dict.fromkeys(party.passives, _row_terms(total)),
             secure_sum={
                 "scheme": "svd",
                 "masks": "orthogonal",
                 "features": features,
                 "vectors": vectors,
-                "mask_rows": VFedTransSettings.from_run_settings(own.config).mask_rows,
+                "mask_rows": VFedTransSettings.from_run_settings(party.config).mask_rows,
             },
         )
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        receiver = SvdReceiver(_make_agreement(own, contract))
-        return VFedTransActive(own, contract, rows, VFedTransTrainer(own, rows), receiver)
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        receiver = SvdReceiver(_make_agreement(party, contract))
+        return VFedTransActive(party, contract, rows, VFedTransTrainer(party, rows), receiver)
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        owner = SvdOwner(_make_agreement(own, contract), own.name) if contract.is_at_start else None
-        return VFedTransPassive(own, contract, rows, owner)
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        owner = (
+            SvdOwner(_make_agreement(party, contract), party.name) if contract.is_at_start else None
+        )
+        return VFedTransPassive(party, contract, rows, owner)
 
-    def build_aggregator(self, own: PartyContext, contract: Contract) -> HelperRole:
-        return VFedTransAggregator(contract, SvdServer(_make_agreement(own, contract)))
+    def build_aggregator(self, party: PartyContext, contract: Contract) -> HelperRole:
+        return VFedTransAggregator(contract, SvdServer(_make_agreement(party, contract)))
 
-    async def run_dealer(self, own: PartyContext, links: Links, contract: Contract) -> None:
+    async def run_dealer(self, party: PartyContext, links: Links, contract: Contract) -> None:
         """Send the masks: one seed to all, and each owner its part of the mask of columns."""
         if contract.is_at_start:
-            for message in SvdDealer(_make_agreement(own, contract)).deal_masks():
+            for message in SvdDealer(_make_agreement(party, contract)).deal_masks():
                 links.send(message.receiver, Kind.DEALT, BEFORE_TRAINING, message.body)
 
 
@@ -846,7 +866,7 @@ def _hash_people(contract: Contract, request: bytes) -> bytes:
     return hashlib.sha256(contract.digest + request).digest()
 
 
-def _make_agreement(own: PartyContext, contract: Contract) -> SvdAgreement:
+def _make_agreement(party: PartyContext, contract: Contract) -> SvdAgreement:
     """Return the public parameters of the masked decomposition from the contract."""
     agreed = contract.secure_sum
     owners = (contract.active, *contract.passives)
@@ -859,5 +879,5 @@ def _make_agreement(own: PartyContext, contract: Contract) -> SvdAgreement:
         receiver=contract.active,
         vectors=agreed["vectors"],
         mask_rows=agreed["mask_rows"],
-        most_rows=own.config.alignment.maximum_ids,
+        max_rows=party.config.alignment.maximum_ids,
     )

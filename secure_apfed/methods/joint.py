@@ -111,36 +111,38 @@ class TvflActive(ActiveRole):
 
     def __init__(
         self,
-        own: PartyContext,
+        party: PartyContext,
         contract: Contract,
         aligned: Tensor,
         trainer: HeadTrainer,
         *,
         guarantee: str,
     ) -> None:
-        """Find the alignment positions of labelled and test rows, and keep an untrained encoder for
-        later.
+        """Make the active's role in TVFL: find positions of labelled and test rows, keep an
+        untrained encoder.
+
+        `guarantee`: what the session promises, in words.
         """
         super().__init__()
-        self.name = own.name
+        self.name = party.name
         self.contract = contract
         self.trainer = trainer
-        self.kept = {"": trainer}
+        self.checkpoint_parts = {"": trainer}
         self.predicts_with = {"encoder": trainer.encoder, "head": trainer.head}
         self.guarantee = guarantee
-        self._defences = own.make_defences("returned gradients")
-        self.smallest_batch = own.config.rules.minimum_batch
-        self.training_rows = positions_of(aligned, own.data.labelled_rows)
-        self._aligned = aligned
-        self._seed = own.secrets.seed
-        self._test_rows = own.data.test_rows
-        self._classes = len(own.data.classes)
-        self._code_alone = own.code.copy_encoder()
-        self._own = own
-        self._alone: ActiveNetworks | None = None
-        self._aligned_test_rows = positions_of(aligned, own.data.test_rows)
-        if own.config.method.weighs_classes:
-            trainer.weigh_classes(aligned[self.list_learnt_rows(own.config)], self._classes)
+        self._defences = party.make_defences("returned gradients")
+        self.smallest_batch = party.config.rules.minimum_batch
+        self.training_rows = positions_of(aligned, party.data.labelled_rows)
+        self._own_row_by_position = aligned
+        self._seed = party.secrets.seed
+        self._test_rows = party.data.test_rows
+        self._classes = len(party.data.classes)
+        self._code_alone = party.code.copy_encoder()
+        self._own = party
+        self._local_networks: ActiveNetworks | None = None
+        self._aligned_test_rows = positions_of(aligned, party.data.test_rows)
+        if party.config.method.weighs_classes:
+            trainer.weigh_classes(aligned[self.list_learnt_rows(party.config)], self._classes)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Request representations, train the head on them, and return gradients (3M envelopes).
@@ -148,7 +150,7 @@ class TvflActive(ActiveRole):
         `rows_B`: alignment positions. Returns the task loss.
         """
         parts = self.parse_answers(
-            rows_B, await self.request_representations(links, step, rows_B, learn=True)
+            rows_B, await self.request_representations(links, step, rows_B, is_training=True)
         )
         loss, gradients = self.train_on_parts(step, rows_B, parts)
         for name, payload in gradients.items():
@@ -156,21 +158,23 @@ class TvflActive(ActiveRole):
         return loss
 
     @staticmethod
-    def pack_request(rows_B: Tensor, *, learn: bool = True) -> bytes:
+    def pack_request(rows_B: Tensor, *, is_training: bool = True) -> bytes:
         """Encode a request for representations of these alignment positions, the same for every
         passive.
 
-        `learn`: whether the passive should expect a gradient on its answer.
+        `is_training`: whether the passive should expect a gradient on its answer.
         """
-        return pack_tensors({"rows": rows_B}, {"learn": learn})
+        return pack_tensors({"rows": rows_B}, {"learn": is_training})
 
     async def request_representations(
-        self, links: Links, step: int, rows_B: Tensor, *, learn: bool
+        self, links: Links, step: int, rows_B: Tensor, *, is_training: bool
     ) -> list[Envelope]:
         """Request the representations of these positions from all passives, and return their
         messages.
+
+        `is_training`: whether gradients for these rows follow.
         """
-        request = self.pack_request(rows_B, learn=learn)
+        request = self.pack_request(rows_B, is_training=is_training)
         for name in self.contract.passives:
             links.send(name, Kind.REQUEST, step, request)
         return [
@@ -194,7 +198,7 @@ class TvflActive(ActiveRole):
         for envelope in answers:
             terms = self.contract.passives[envelope.sender].representation
             got_B, h_BD = parse_representations(
-                envelope, terms, aligned=len(self._aligned), minimum=1
+                envelope, terms, aligned=len(self._own_row_by_position), minimum=1
             )
             if not torch.equal(got_B, rows_B):
                 raise RemoteProtocolError(f"{envelope.sender} answered for other rows than asked")
@@ -203,13 +207,15 @@ class TvflActive(ActiveRole):
 
     def own_rows(self, rows_B: Tensor) -> Tensor:
         """Return the rows of the active's table at these alignment positions."""
-        return self._aligned[rows_B]
+        return self._own_row_by_position[rows_B]
 
     def train_on_parts(
         self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[float | Tensor, dict[str, bytes]]:
         """Take one step on the task loss; return the loss, and the packed gradient for each
         passive.
+
+        `parts`: each passive's representations.
         """
         own_B = self.own_rows(rows_B)
         loss, gradients = self.trainer.train_on_parts(step, own_B, parts)
@@ -231,15 +237,17 @@ class TvflActive(ActiveRole):
             leaving_BD = defence.protect_gradient(leaving_BD, leaving)
         return leaving_BD.reshape(gradient_B.shape)
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
         """Return the scores with each fill of missing parts; at the end also the joint scores.
 
         The joint inference requests representations of test rows, which the passives' ledgers
         count.
+
+        `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
         """
         with self.trainer.evaluation_mode():
             scores = {name: self._score_fill(name) for name in FILLS}
-            if final:
+            if is_final:
                 together = await self._score_jointly(links, next_step)
                 scores = {"tvfl": together, **scores, "tvfl_alone": self.score_local_model()}
         return scores
@@ -251,13 +259,13 @@ class TvflActive(ActiveRole):
         """
         own = self._own
         labelled_data = replace(own.data, train_rows=own.data.labelled_rows, labelled=None)
-        local_context = replace(own, held=labelled_data, code=self._code_alone)
+        local_context = replace(own, data_or_none=labelled_data, code=self._code_alone)
         if own.data.targets is not None:
             return self._score_local_numbers(local_context)
         student = Student(local_context, torch.arange(len(labelled_data.table.ids)))
         student.fit_to_labels(np.zeros((len(student.rows_U), student.classes)))
         train_student(student, own.config)
-        self._alone = student.networks
+        self._local_networks = student.networks
         return student.score_rows(self._test_rows)
 
     def _score_local_numbers(self, context: PartyContext) -> Scored:
@@ -283,11 +291,11 @@ class TvflActive(ActiveRole):
             for rows_B in rows.split(config.train.batch_size):
                 trainer.train_on_batch(trainer.forward(step, rows_B, None))
                 step += 1
-        self._alone = networks
+        self._local_networks = networks
         return trainer.score_rows(self._test_rows)
 
     def get_fallback_networks(self) -> ActiveNetworks | None:
-        return self._alone
+        return self._local_networks
 
     def _score_fill(self, name: str) -> Scored:
         """Return test scores where the passives' representations are replaced by this fill."""
@@ -309,14 +317,17 @@ class TvflActive(ActiveRole):
         return score_model(predict_rows, self._test_rows, trainer.labels_N)
 
     async def _score_jointly(self, links: Links, next_step: int) -> Scored:
-        """Return the joint scores of the aligned test rows, requested in batches."""
+        """Return the joint scores of the aligned test rows, requested in batches.
+
+        `next_step`: step numbers from it on are unused.
+        """
         labels_N = self.trainer.labels_N.cpu()
         labels = [labels_N[:0]]
         scores = [torch.empty(0, self._own.outputs)]
         for index, rows_B in enumerate(self.parts_of(self._aligned_test_rows)):
             joint = await self.predict_jointly(links, next_step + index, rows_B)
             scores.append(joint.scores.detach().double().cpu())
-            labels.append(labels_N[self._aligned[rows_B].cpu()])
+            labels.append(labels_N[self._own_row_by_position[rows_B].cpu()])
         return self.trainer.task.score_outputs(torch.cat(scores), torch.cat(labels))
 
     async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
@@ -329,7 +340,9 @@ class TvflActive(ActiveRole):
             for rows_B in self.parts_of(rows):
                 scores_BK = (await self.predict_jointly(links, steps.next_step, rows_B)).scores
                 steps.count_step(None)
-                labels_B = self.trainer.labels_N[self._aligned[rows_B].to(scores_BK.device)]
+                labels_B = self.trainer.labels_N[
+                    self._own_row_by_position[rows_B].to(scores_BK.device)
+                ]
                 total += float(self.trainer.task.sum_losses(scores_BK, labels_B))
                 rows_scored += len(rows_B)
         return total / rows_scored if rows_scored else math.nan
@@ -343,7 +356,7 @@ class TvflActive(ActiveRole):
         """Return the joint prediction of all parties at these alignment positions, without
         training.
         """
-        answers = await self.request_representations(links, step, rows_B, learn=False)
+        answers = await self.request_representations(links, step, rows_B, is_training=False)
         return self._compute_joint(rows_B, lambda: self.parse_answers(rows_B, answers))
 
     def _compute_joint(
@@ -364,9 +377,9 @@ class SplitNnActive(TvflActive):
 
     headline = "split_nn"
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
         """Return, at the end, the joint scores of the aligned test rows, and the local ones."""
-        if not final:
+        if not is_final:
             return {}
         with self.trainer.evaluation_mode():
             together = await self._score_jointly(links, next_step)
@@ -381,14 +394,14 @@ class EncodingPassive(HelperRole):
     asks: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)
 
     def __init__(self, name: str, contract: Contract, trainer: EncoderTrainer) -> None:
-        """Start without a pending gradient."""
+        """Make a passive's role in split training, with no pending gradient."""
         self.name = name
         self.contract = contract
         self.trainer = trainer
         self.predicts_with = {"encoder": trainer.encoder}
         # Modes (training or evaluation) whose bound assumes independent rows and is not tested yet.
-        self.unmeasured: set[bool] = set()
-        self._due: tuple[int, Tensor] | None = None
+        self.unchecked_modes: set[bool] = set()
+        self._awaited_gradient: tuple[int, Tensor] | None = None
 
     def get_sent_network(self) -> nn.Module | None:
         return self.trainer.encoder
@@ -414,21 +427,23 @@ class EncodingPassive(HelperRole):
         )
         return tensors["rows"], meta.get("learn") is True
 
-    def encode_rows(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+    def encode_rows(self, step: int, rows_B: Tensor, *, is_training: bool) -> Tensor:
         """Return the representations of these positions; a pending gradient is dropped.
+
+        `is_training`: whether gradients for these rows follow.
 
         Raises PromiseError: in the first batch one row changes another's representation, where a
         privacy bound assumes that it does not.
         """
-        self._due = None  # also where sending fails after this
-        if learn in self.unmeasured and len(rows_B) > 1:
-            self.trainer.check_rows(rows_B, learn=learn)
-            self.unmeasured.discard(learn)
-        return self.trainer.encode_rows(step, rows_B, learn=learn)
+        self._awaited_gradient = None  # also where sending fails after this
+        if is_training in self.unchecked_modes and len(rows_B) > 1:
+            self.trainer.check_rows(rows_B, is_training=is_training)
+            self.unchecked_modes.discard(is_training)
+        return self.trainer.encode_rows(step, rows_B, is_training=is_training)
 
-    def expect_gradient(self, step: int, z_BD: Tensor, *, learn: bool) -> None:
+    def expect_gradient(self, step: int, z_BD: Tensor, *, is_training: bool) -> None:
         """Remember the sent representations, if a gradient for them will arrive."""
-        self._due = (step, z_BD) if learn else None
+        self._awaited_gradient = (step, z_BD) if is_training else None
 
     def apply_gradient(self, message: Envelope) -> None:
         """Take one training step from the gradient on the representations sent last.
@@ -436,17 +451,17 @@ class EncodingPassive(HelperRole):
         Raises RemoteProtocolError: no gradient is due, or it has another shape or is not finite.
         """
         sender = message.sender
-        if self._due is None or message.step != self._due[0]:
+        if self._awaited_gradient is None or message.step != self._awaited_gradient[0]:
             raise RemoteProtocolError(
                 f"{sender} sent a gradient for step {message.step}, which waits for none"
             )
-        z_BD = self._due[1]
+        z_BD = self._awaited_gradient[1]
         expected = {"gradient": TensorSpec(self.trainer.compute.dtype, tuple(z_BD.shape))}
         tensors, _ = unpack_tensors(message.payload, expected, sender=sender)
         if not bool(tensors["gradient"].isfinite().all()):
             raise RemoteProtocolError(f"{sender} sent a gradient that is not finite")
         self.trainer.apply_gradient(z_BD, tensors["gradient"])
-        self._due = None
+        self._awaited_gradient = None
 
 
 class TvflPassive(EncodingPassive):
@@ -455,20 +470,20 @@ class TvflPassive(EncodingPassive):
     """
 
     def __init__(
-        self, own: PartyContext, contract: Contract, trainer: EncoderTrainer, releases: Releases
+        self, party: PartyContext, contract: Contract, trainer: EncoderTrainer, releases: Releases
     ) -> None:
-        """Take guard and ledger; count answers for every row, one beyond training for the final
-        inference.
+        """Make a passive's role in TVFL; count answers for every row, one more than training for
+        the final inference.
         """
-        super().__init__(own.name, contract, trainer)
+        super().__init__(party.name, contract, trainer)
         self.ledgers = {self.name: releases.ledger}
         if math.isfinite(releases.guard.mechanism().mu):
-            self.unmeasured = {True, False}
+            self.unchecked_modes = {True, False}
         self._releases = releases
         self._gate = StepGate(self.name)
         people = len(trainer.features_N)  # requested once more by the final inference
-        self._allowance = Allowance.from_contract(own, contract, aligned=people, beyond=1)
-        self.kept = {"": trainer, "allowance": self._allowance, "guard": releases.guard}
+        self._allowance = Allowance.from_contract(party, contract, aligned=people, extra_answers=1)
+        self.checkpoint_parts = {"": trainer, "allowance": self._allowance, "guard": releases.guard}
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Apply a gradient, or answer a request with guarded representations."""
@@ -490,12 +505,12 @@ class TvflPassive(EncodingPassive):
         self._allowance.check_batch(step, rows_B, sender=sender)
         self._gate.enter(step, sender=sender)
         released = self._releases.release(
-            self.encode_rows(step, rows_B, learn=learn),
+            self.encode_rows(step, rows_B, is_training=learn),
             step=step,
             rows=rows_B,
             count=lambda digest: self._allowance.count_answers(step, rows_B, digest, sender=sender),
         )
-        self.expect_gradient(step, released.z, learn=learn)
+        self.expect_gradient(step, released.z, is_training=learn)
         return released.payload
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
@@ -518,37 +533,39 @@ class Tvfl(Method):
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
         return config.settings_of(passive).model or self.pick_model(config)
 
-    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
         """Return, at a passive, the bounds on the representations that it sends."""
-        own.require_passives()
-        if own.name == own.active:
+        party.require_passives()
+        if party.name == party.active:
             return None
-        _, shape = self._build_encoder(own)
-        return own.bound_sent_rows(shape)
+        _, shape = self._build_encoder(party)
+        return party.bound_sent_rows(shape)
 
     def derive_terms(
-        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
         """Return the terms of all passives, after comparing each offer with this party's own
         settings.
+
+        `session`: the session's name.
         """
         for name, offered in offers.items():
-            own.require_terms(name, offered, own.bound_sent_rows(offered.shape))
-        return SessionTerms.from_rows({name: offers[name] for name in own.passives})
+            party.require_terms(name, offered, party.bound_sent_rows(offered.shape))
+        return SessionTerms.from_rows({name: offers[name] for name in party.passives})
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role, with the guarantee for the releases of all
         passives together.
         """
-        trainer = self.make_head_trainer(own, contract)
+        trainer = self.make_head_trainer(party, contract)
         promised = joint_releases_statement(
-            own.make_guard().describe_guarantee(), len(contract.passives)
+            party.make_guard().describe_guarantee(), len(contract.passives)
         )
-        return self.kind(own, contract, rows, trainer, guarantee=promised)
+        return self.kind(party, contract, rows, trainer, guarantee=promised)
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        trainer = self._make_encoder_trainer(own, rows)
-        return TvflPassive(own, contract, trainer, own.open_releases(len(rows)))
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        trainer = self._make_encoder_trainer(party, rows)
+        return TvflPassive(party, contract, trainer, party.open_releases(len(rows)))
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]
@@ -560,7 +577,7 @@ class Tvfl(Method):
         def run_step(step: int, rows_B: Tensor) -> None:
             """Train all parties on these positions."""
             sent_by_passive = {
-                name: passive.trainer.encode_rows(step, rows_B, learn=True)
+                name: passive.trainer.encode_rows(step, rows_B, is_training=True)
                 for name, passive in others.items()
             }
             read = {name: h_B.detach().clone() for name, h_B in sent_by_passive.items()}
@@ -570,56 +587,56 @@ class Tvfl(Method):
 
         return run_step
 
-    def make_head_trainer(self, own: PartyContext, contract: Contract) -> HeadTrainer:
+    def make_head_trainer(self, party: PartyContext, contract: Contract) -> HeadTrainer:
         """Return the active's networks, whose head reads the representations of each passive."""
         passives = contract.passives.items()
         parts = {name: math.prod(terms.representation.shape) for name, terms in passives}
-        return self._make_trainer(HeadTrainer, own, parts)
+        return self._make_trainer(HeadTrainer, party, parts)
 
     def _make_trainer(
-        self, kind: type[HeadTrainer], own: PartyContext, parts: Mapping[str, int]
+        self, kind: type[HeadTrainer], party: PartyContext, parts: Mapping[str, int]
     ) -> HeadTrainer:
         """Return the active's networks as seeded, before training.
 
         `parts`: by name, how many numbers the head reads from each other party.
         """
-        table = own.data.table
-        encoder, shape = self._build_encoder(own)
+        table = party.data.table
+        encoder, shape = self._build_encoder(party)
         size = math.prod(shape) + sum(parts.values())
-        head = own.build_head(self.pick_model(own.config), (size,), own.outputs)
+        head = party.build_head(self.pick_model(party.config), (size,), party.outputs)
         assert table.labels is not None
         return kind(
-            own.name,
+            party.name,
             encoder,
             head,
             features_N=table.features,
             labels_N=table.labels,
             passives=tuple(parts),
-            train=own.config.train,
-            seed=own.secrets.seed,
-            task=own.task,
-            own=own.code.steps,
+            train=party.config.train,
+            seed=party.secrets.seed,
+            task=party.task,
+            own_steps=party.code.steps,
         )
 
-    def _make_encoder_trainer(self, own: PartyContext, rows: Tensor) -> EncoderTrainer:
+    def _make_encoder_trainer(self, party: PartyContext, rows: Tensor) -> EncoderTrainer:
         """Return the trainer of this passive's encoder, with features in alignment order."""
-        encoder, _ = self._build_encoder(own)
+        encoder, _ = self._build_encoder(party)
         return EncoderTrainer(
-            own.name,
+            party.name,
             encoder,
-            features_N=own.features_of(rows),
-            train=own.config.train,
-            seed=own.secrets.seed,
-            own=own.code.steps,
+            features_N=party.features_of(rows),
+            train=party.config.train,
+            seed=party.secrets.seed,
+            own_steps=party.code.steps,
         )
 
-    def _build_encoder(self, own: PartyContext) -> tuple[nn.Module, Shape]:
+    def _build_encoder(self, party: PartyContext) -> tuple[nn.Module, Shape]:
         """Return a party's untrained encoder, and the shape of its output for a row."""
-        if own.name != own.active:
-            return own.build_encoder(self.find_sent_model(own.config, own.name))
+        if party.name != party.active:
+            return party.build_encoder(self.find_sent_model(party.config, party.name))
         # The student trains the very network that was handed in.
-        family = own.fresh_networks if self.has_student else None
-        return own.build_encoder(self.pick_model(own.config), family)
+        family = party.fresh_networks if self.has_student else None
+        return party.build_encoder(self.pick_model(party.config), family)
 
 
 class SplitNn(Tvfl):

@@ -81,7 +81,7 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
 
     def __init__(
         self,
-        own: PartyContext,
+        party: PartyContext,
         contract: Contract,
         aligned: Tensor,
         trainer: HeadTrainer,
@@ -89,13 +89,17 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         guarantee: str,
         sum_end: ActiveSum,
     ) -> None:
-        """Take the active's end of the secure sum."""
-        super().__init__(own, contract, aligned, trainer, guarantee=guarantee)
+        """Make the active's role in SplitNN with a secure sum.
+
+        `aligned`: row of the active's table at each position, (N,). `guarantee`: what the session
+        promises, in words.
+        """
+        super().__init__(party, contract, aligned, trainer, guarantee=guarantee)
         self.read_from(sum_end)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Run one training step: two messages with each passive, and one secure sum."""
-        others_BD = await self._request_sum(links, step, rows_B, learn=True)
+        others_BD = await self._request_sum(links, step, rows_B, is_training=True)
         loss, gradients = self.train_on_parts(step, rows_B, {SUM: others_BD})
         for name in self.contract.passives:
             links.send(name, Kind.GRADIENTS, step, gradients[SUM])
@@ -105,7 +109,7 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         """Return the joint prediction of these rows from the sum of all passives'
         representations.
         """
-        others_BD = await self._request_sum(links, step, rows_B, learn=False)
+        others_BD = await self._request_sum(links, step, rows_B, is_training=False)
         self.check_teacher(rows_B, others_BD)
         return self._compute_joint(rows_B, lambda: {SUM: others_BD})
 
@@ -115,9 +119,14 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         By default nothing: only methods that promise a bound override it.
         """
 
-    async def _request_sum(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
-        """Return the decoded sum (B, D) of the passives' representations of these rows."""
-        request = self.pack_request(rows_B, learn=learn)
+    async def _request_sum(
+        self, links: Links, step: int, rows_B: Tensor, *, is_training: bool
+    ) -> Tensor:
+        """Return the decoded sum (B, D) of the passives' representations of these rows.
+
+        `is_training`: whether gradients for these rows follow.
+        """
+        request = self.pack_request(rows_B, is_training=is_training)
         terms = next(iter(self.contract.passives.values())).representation
         self.sum.send_request(links, Kind.REQUEST, step, request)
         sum_BD = await self.sum.receive_sum(links, step, rows_B, request, math.prod(terms.shape))
@@ -131,13 +140,13 @@ class SummedPassive(SumHelper, EncodingPassive):
     """
 
     def __init__(self, sum_end: PassiveSum, trainer: EncoderTrainer, *, clip: float | None) -> None:
-        """Take the passive's end of the sum; with noise its encoder must not mix rows, which is
-        measured.
+        """Make a passive's role in SplitNN with a secure sum; with noise its encoder must not mix
+        rows, which is measured.
         """
         EncodingPassive.__init__(self, sum_end.name, sum_end.contract, trainer)
         SumHelper.__init__(self, sum_end, {"": trainer})
         if sum_end.noise is not None:
-            self.unmeasured = {True, False}
+            self.unchecked_modes = {True, False}
         self._clip = clip
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
@@ -146,32 +155,36 @@ class SummedPassive(SumHelper, EncodingPassive):
             self.apply_gradient(message)
             return
         rows_B, learn = self.rows_of(message)
-        await self._add_to_sum(links, self.sum.admit_request(message, rows_B), rows_B, learn=learn)
+        await self._add_to_sum(
+            links, self.sum.admit_request(message, rows_B), rows_B, is_training=learn
+        )
 
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
         """Add representations to the sum without training; see `EncodingPassive`.
 
         The contribution is bound to the people's digest, since each passive has positions of its
         own: a sum over different people would not decrypt.
+
+        `about`: identifies the people, for independent noise.
         """
         rows_B, _ = self.rows_of(message)
         request = replace(message, payload=about)
         same_B = torch.arange(len(rows_B))
         admitted = self.sum.admit_request(request, same_B, counted=rows_B)
-        await self._add_to_sum(links, admitted, rows_B, learn=False)
+        await self._add_to_sum(links, admitted, rows_B, is_training=False)
 
     async def _add_to_sum(
-        self, links: Links, admitted: Admitted, rows_B: Tensor, *, learn: bool
+        self, links: Links, admitted: Admitted, rows_B: Tensor, *, is_training: bool
     ) -> None:
-        """Encode and clip these rows, contribute them, and expect a gradient if `learn`."""
+        """Encode and clip these rows, contribute them, and expect a gradient if `is_training`."""
         step = admitted.step
-        z_BD = self.encode_rows(step, rows_B, learn=learn).flatten(1)
+        z_BD = self.encode_rows(step, rows_B, is_training=is_training).flatten(1)
         if self._clip is None:
             (sent_BD,) = self.trainer.compute.fetch_batch(z_BD)
         else:
             z_BD, sent_BD = clip_and_fetch(z_BD, self._clip)
         await self.sum.send_answer(links, admitted, sent_BD.double().numpy())
-        self.expect_gradient(step, z_BD, learn=learn)
+        self.expect_gradient(step, z_BD, is_training=is_training)
 
 
 class SummedSplitNn(SumMethod, Tvfl):
@@ -182,44 +195,47 @@ class SummedSplitNn(SumMethod, Tvfl):
     make_simulated_step = Method.make_simulated_step
 
     def derive_terms(
-        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms of the sum. Raises ConfigError: representations of different sizes."""
-        agreed = super().derive_terms(own, offers, session)
+        """Return the terms of the sum. Raises ConfigError: representations of different sizes.
+
+        `offers`: each passive's offered terms. `session`: the session's name.
+        """
+        agreed = super().derive_terms(party, offers, session)
         sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}
-        if own.name == own.active:
-            _, own_shape = self._build_encoder(own)
-            sizes[own.name] = math.prod(own_shape)
+        if party.name == party.active:
+            _, own_shape = self._build_encoder(party)
+            sizes[party.name] = math.prod(own_shape)
         if len(set(sizes.values())) > 1:
             sizes_text = ", ".join(f"{size} at {name}" for name, size in sizes.items())
             raise ConfigError(
-                f"{own.config.method.name}: representations are added, so all have as many "
+                f"{party.config.method.name}: representations are added, so all have as many "
                 f"numbers; got {sizes_text}; give all parties one model.representation"
             )
-        shape = offers[own.passives[0]].shape
-        return replace(agreed, secure_sum=own.describe_sum(session, shape))
+        shape = offers[party.passives[0]].shape
+        return replace(agreed, secure_sum=party.describe_sum(session, shape))
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role, with the guarantee that noise under the sum gives."""
-        agreed = SessionSum.from_contract(own, contract)
+        agreed = SessionSum.from_contract(party, contract)
         guarantee = "no guarantee: sums of representations are opened without noise"
         if agreed.noise is not None:
             guarantee = "representations are read as their noised sum alone"
         return self.kind(
-            own,
+            party,
             contract,
             rows,
-            self.make_head_trainer(own, contract),
+            self.make_head_trainer(party, contract),
             guarantee=guarantee,
             sum_end=agreed.make_active_end(),
         )
 
-    def make_head_trainer(self, own: PartyContext, contract: Contract) -> HeadTrainer:
-        return self._make_trainer(SumTrainer, own, {SUM: 0})  # it is added to the active's own
+    def make_head_trainer(self, party: PartyContext, contract: Contract) -> HeadTrainer:
+        return self._make_trainer(SumTrainer, party, {SUM: 0})  # it is added to the active's own
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role; every row may be answered once more, for the final inference."""
-        agreed = SessionSum.from_contract(own, contract)
-        sum_end = agreed.make_passive_end(people=len(rows), beyond=1)
-        trainer = self._make_encoder_trainer(own, rows)
+        agreed = SessionSum.from_contract(party, contract)
+        sum_end = agreed.make_passive_end(people=len(rows), extra_answers=1)
+        trainer = self._make_encoder_trainer(party, rows)
         return SummedPassive(sum_end, trainer, clip=agreed.clip)

@@ -76,7 +76,7 @@ class TeacherActive(SummedSplitNnActive):
 
     def __init__(
         self,
-        own: PartyContext,
+        party: PartyContext,
         contract: Contract,
         aligned: Tensor,
         trainer: HeadTrainer,
@@ -84,14 +84,19 @@ class TeacherActive(SummedSplitNnActive):
         guarantee: str,
         sum_end: ActiveSum,
     ) -> None:
-        """Build the student, and the key of randomised response between teacher and student."""
-        guarantee += _describe_response(own)
-        super().__init__(own, contract, aligned, trainer, guarantee=guarantee, sum_end=sum_end)
-        self.student = Student(own, aligned)
-        self._config = own.config
-        self.kept = {"": trainer, "student": self.student}
+        """Make the active's role with a joint teacher: build its student, and the key of randomised
+        response.
+
+        `aligned`: row of the active's table at each position, (N,). `guarantee`: what the session
+        promises, in words.
+        """
+        guarantee += _describe_response(party)
+        super().__init__(party, contract, aligned, trainer, guarantee=guarantee, sum_end=sum_end)
+        self.student = Student(party, aligned)
+        self._config = party.config
+        self.checkpoint_parts = {"": trainer, "student": self.student}
         self._train_rows = positions_in(aligned, self.student.rows_U)
-        self._key = own.derive_key(b"secure-apfed teacher v1")
+        self._key = party.derive_key(b"secure-apfed teacher v1")
         self._check_due = TeacherSettings.from_run_settings(self._config).epsilon is not None
 
     async def finish_training(self, links: Links, steps: StepCounter) -> None:
@@ -126,6 +131,8 @@ class TeacherActive(SummedSplitNnActive):
 
         Only with an epsilon, which covers one person's label. Raises PromiseError: names the head,
         and the change.
+
+        `others_BD`: sums of the passives' representations.
         """
         if self._check_due and len(rows_B) > 1:
             check_row_wise(self.trainer.head, others_BD, training=False, owner=self.name)
@@ -140,7 +147,10 @@ class TeacherActive(SummedSplitNnActive):
         return joint
 
     def _label_rows(self, places_V: NDArray[np.int64], joints: list[JointScores]) -> Floats:
-        """Return the teacher's labels, (V, K), at these indices of the training rows."""
+        """Return the teacher's labels, (V, K), at these indices of the training rows.
+
+        `places_V`: the indices.
+        """
         settings = TeacherSettings.from_run_settings(self._config)
         if settings.labels == HEAD:
             scores_VK = torch.cat([joint.scores for joint in joints]).double()
@@ -172,11 +182,13 @@ class TeacherActive(SummedSplitNnActive):
         prior = make_labeller_prior(Spreading())
         return weigh_votes(estimate_UK, self.student, prior, seed=self._seed).likely
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
         """Return, after training, the student's scores, and the joint model's with all parties
         present.
+
+        `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
         """
-        if not final:
+        if not is_final:
             return {}
         with self.trainer.evaluation_mode():
             together = await self._score_jointly(links, next_step)
@@ -256,28 +268,28 @@ class JointTeacher(SummedSplitNn):
     settings = TeacherSettings
     kind = TeacherActive
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role; see `Method`.
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        """Return a passive's role, which encodes its rows for the secure sum.
 
         An epsilon covers one label as one person's, so the encoder must not let a row move others.
         """
-        role = super().build_passive(own, contract, rows)
+        role = super().build_passive(party, contract, rows)
         assert isinstance(role, SummedPassive)
-        if TeacherSettings.from_run_settings(own.config).epsilon is not None:
-            role.unmeasured.add(False)
+        if TeacherSettings.from_run_settings(party.config).epsilon is not None:
+            role.unchecked_modes.add(False)
         return role
 
     def pick_model(self, config: RunSettings) -> ModelSettings:
         return TeacherSettings.from_run_settings(config).model
 
 
-def _describe_response(own: PartyContext) -> str:
+def _describe_response(party: PartyContext) -> str:
     """Return the guarantee of randomised response between teacher and student; "" without it."""
-    epsilon = TeacherSettings.from_run_settings(own.config).epsilon
+    epsilon = TeacherSettings.from_run_settings(party.config).epsilon
     if epsilon is None:
         return ""
-    seeded = own.config.guard.noise != "secret"
-    classes = len(own.data.classes)
+    seeded = party.config.guard.noise != "secret"
+    classes = len(party.data.classes)
     against = "whoever has the finished student alone" + (
         " and does not know the run's seed" if seeded else ""
     )

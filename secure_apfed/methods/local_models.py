@@ -43,7 +43,7 @@ from secure_apfed.methods.pupils import Pupil, teach_pupils
 from secure_apfed.networks.models import WithFeatures
 from secure_apfed.settings.training import LAST_INPUTS, LastInput
 from secure_apfed.solo import (
-    MOST_APART,
+    MAX_APART,
     TEACHERS,
     LocalModel,
     Predictor,
@@ -133,7 +133,7 @@ class _PupilCandidate(_Candidate):
         return self.pupil.predictor
 
     def has_collapsed(self) -> bool:
-        return measure_collapse(self.fit(), self.task) > MOST_APART
+        return measure_collapse(self.fit(), self.task) > MAX_APART
 
     def score_held_out(self) -> Scored | None:
         return self.pupil.held_out
@@ -180,22 +180,25 @@ class LocalEnding:
     Run by: the active. It stores the sums that it receives, and fits after the exchange.
 
     Args:
-        own: the active. people: rows of its table by position of the alignment, (N,).
+        party: the active. people: rows of its table by position of the alignment, (N,).
 
     Attributes:
         received: the sums.
         fitted: what the end made; None before.
     """
 
-    def __init__(self, own: PartyContext, people: Tensor) -> None:
-        """Choose the training rows, find their alignment positions, and start to collect sums."""
+    def __init__(self, party: PartyContext, people: Tensor) -> None:
+        """Prepare local models that train at the end, with sums that are collected until then.
+
+        `people`: alignment position of each person.
+        """
         self.received = ReceivedSums(len(people))
         self.fitted: LocalModels | None = None
-        self._own = own
-        self._family = own.fresh_networks  # as they are before the exchange trains them
-        train = own.config.train
-        self._rows_U = rows_among(own.data.train_rows, None if train.use_unaligned else people)
-        position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
+        self._own = party
+        self._family = party.fresh_networks  # as they are before the exchange trains them
+        train = party.config.train
+        self._rows_U = rows_among(party.data.train_rows, None if train.use_unaligned else people)
+        position_N = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
         position_N[people] = torch.arange(len(people))
         self._positions_U = position_N[self._rows_U]
 
@@ -281,7 +284,7 @@ def fit_local_models(
     """
     encoder = _copy_encoder(encoder)
     rows = task.few_rows
-    task = task.few
+    task = task.with_few_rows
     max_models = _MOST[combine]
     with one_thread(), cache_fits():
         helped = _list_candidates(encoder, task, [name for name in inputs if name != "x"])
@@ -289,7 +292,7 @@ def fit_local_models(
             helped += _list_pupils(task, received_UD[rows])
         is_alone = "x" in inputs or not helped
         local = _list_candidates(encoder, task, ["x"] if is_alone else [])
-        used, left_out, reads_help = _pick_helped_or_alone(helped, local, most=max_models)
+        used, left_out, reads_help = _pick_helped_or_alone(helped, local, maximum=max_models)
         fitted = [(candidate.view, candidate.build_network()) for candidate in used]
     average = average_of(fitted)
     if all(candidate.input == "x" for candidate in used):
@@ -305,19 +308,20 @@ def fit_local_models(
 
 
 def _pick_helped_or_alone(
-    helped: Sequence[_Candidate], local: Sequence[_Candidate], *, most: int | None
+    helped: Sequence[_Candidate], local: Sequence[_Candidate], *, maximum: int | None
 ) -> tuple[list[_Candidate], list[str], bool]:
     """Pick the models that use help, unless models of x alone are significantly better.
 
-    `most`: of the models to average; None: all. Returns the models to average, the names of those
-    left out, and whether the former use help.
+    `maximum`: of the models to average; None: all. Returns the models to average, the names of
+    those left out, and whether the former use help. `helped`: candidates that use help; `local`:
+    those that do not.
     """
     if not helped:
-        return (*pick_models(local, most=most), False)
-    used, left_out = pick_models(helped, most=most)
+        return (*pick_models(local, maximum=maximum), False)
+    used, left_out = pick_models(helped, maximum=maximum)
     if not local:
         return used, left_out, True
-    local_used, local_left_out = pick_models(local, most=most)
+    local_used, local_left_out = pick_models(local, maximum=maximum)
     left_out += local_left_out
     with_help = average_held_out(used)
     task = local[0].task
@@ -358,7 +362,7 @@ def choose_reader(task: SoloTask) -> LocalModel:
 
     The run's own network is not a candidate: its settings are chosen for the features.
     """
-    return LocalModel.choose_best(task, among=TEACHERS)
+    return LocalModel.choose_best(task, candidates=TEACHERS)
 
 
 def is_surely_better(with_help: Scored | None, local: LocalModel) -> bool:

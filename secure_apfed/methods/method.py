@@ -69,6 +69,7 @@ class SessionTerms:
         """Return terms under which no passive states an objective.
 
         Args:
+            secure_sum: the agreed settings of the sum.
             representations: by passive, the bounds on a row that it sends or receives.
             weights: by passive; 1 for those not named.
         """
@@ -179,9 +180,7 @@ class ActiveRole(Role, ABC):
     model: ModelSettings | None = None
 
     def __init__(self) -> None:
-        """Set the facts that the session fills in later: parties that left, agreement of votes,
-        models.
-        """
+        """Make the active's role; facts that the session fills in later are empty."""
         self.left: dict[str, int] = {}
         self.agreement: Mapping[str, VoteAgreement] = {}
         self.help: Help | None = None
@@ -192,9 +191,9 @@ class ActiveRole(Role, ABC):
         """Run one training step; return the task loss, on a GPU as a scalar that may wait there."""
 
     @abstractmethod
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """Return scores of the test rows by inference variant; `final`: also of variants that need
-        messages.
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
+        """Return scores of the test rows by inference variant; `is_final`: also of variants that
+        need messages.
         """
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
@@ -286,12 +285,12 @@ class Method(ABC):
         """The inference variant whose score a run reports first, a key of `evaluate`'s result."""
         return self.public_facts.name
 
-    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
         """Return the bounds on a row that this party sends; None if it sends no representation."""
         return None
 
     def derive_terms(
-        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
         """Return the terms of the contract from what each party offers; all parties compute the
         same.
@@ -319,12 +318,12 @@ class Method(ABC):
         """
         return config
 
-    def find_learnt_labels(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
+    def find_learnt_labels(self, config: RunSettings, data: OwnData, aligned: Tensor) -> Tensor:
         """Return the active's rows whose labels training uses.
 
         `aligned`: the row of the active's table at each alignment position.
         """
-        rows = held.labelled_rows
+        rows = data.labelled_rows
         if not self.public_facts.aligns or self.learns_unaligned_labels(config):
             return rows
         return rows[torch.isin(rows, aligned)]
@@ -333,24 +332,24 @@ class Method(ABC):
         """Return whether training also uses labels of people whom no passive knows."""
         return False
 
-    def find_testable_rows(self, held: OwnData, aligned: Tensor) -> Tensor:
+    def find_testable_rows(self, data: OwnData, aligned: Tensor) -> Tensor:
         """Return the active's test rows for which the headline model can make a prediction."""
-        rows = held.test_rows
+        rows = data.test_rows
         return rows if self.settings.predicts_alone else rows[torch.isin(rows, aligned)]
 
     @abstractmethod
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role; `rows`: the row of its table at each alignment position."""
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role; `rows`: as for the active, -1 where the passive lacks the
         person.
         """
-        raise LocalProtocolError(f"{own.name}: {self.settings.title} has no passive party")
+        raise LocalProtocolError(f"{party.name}: {self.settings.title} has no passive party")
 
-    def build_aggregator(self, own: PartyContext, contract: Contract) -> HelperRole:
+    def build_aggregator(self, party: PartyContext, contract: Contract) -> HelperRole:
         """Return the role of the aggregator, which adds up encrypted or masked shares."""
-        raise LocalProtocolError(f"{own.name}: {self.settings.title} has no aggregator")
+        raise LocalProtocolError(f"{party.name}: {self.settings.title} has no aggregator")
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]
@@ -365,7 +364,7 @@ class Method(ABC):
         """True if its accuracy can be computed without its messages (`make_simulated_step`)."""
         return type(self).make_simulated_step is not Method.make_simulated_step
 
-    async def run_dealer(self, own: PartyContext, links: Links, contract: Contract) -> None:  # noqa: B027
+    async def run_dealer(self, party: PartyContext, links: Links, contract: Contract) -> None:  # noqa: B027
         """Run the dealer's side after the alignment, if the method has one."""
 
 
@@ -374,11 +373,13 @@ async def meet_all(links: Links, helpers: Sequence[str]) -> None:
 
     Messages are ordered between two parties, but not among three. After this barrier no message of
     the next phase can overtake one of the previous phase.
+
+    `helpers`: their names.
     """
     waiting = list(helpers)
     while waiting:
         message = await links.receive(
-            waiting, Kind.READY, step=BEFORE_TRAINING, least=len(waiting), patience=FOR_AN_ANSWER
+            waiting, Kind.READY, step=BEFORE_TRAINING, minimum=len(waiting), patience=FOR_AN_ANSWER
         )
         waiting.remove(message.sender)
     for name in helpers:
@@ -403,6 +404,8 @@ async def save_all(
 
     The result has one Statement a party, or None for a party of `may_leave` that fell silent.
     Raises PartyLeftError: another party fell silent; RemoteProtocolError: a reply is malformed.
+
+    `helpers`: their names.
     """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)

@@ -75,10 +75,10 @@ from secure_apfed.settings.training import ModelSettings
 Floats = NDArray[np.float64]
 
 _Weight: TypeAlias = Literal["beta", "zeta", "eta"]
-_LEAST_NORM = 1e-10
+_MIN_NORM = 1e-10
 """Epsilon of Eq. (7): of the norm of a feature's row, so that its weight stays finite."""
 _TOLERANCE = 1e-12
-_MOST_ROUNDS = 10_000
+_MAX_ROUNDS = 10_000
 _RECURRENT = "recurrent"
 
 
@@ -91,7 +91,7 @@ class MultiviewSettings(MethodSettings):
             `weight` multiplies it.
         eta: the weight of the labels on the pseudo-labels that they are tied to.
         tolerance: of the objective, relative, below which updates that repeat until they converge
-            end; most_rounds: of them, at most. Neither is a setting.
+            end; max_rounds: of them, at most. Neither is a setting.
         networks: the values of `model.network` that views may use.
         draws_own: whether the labels act on the pseudo-labels of the party that has them, or on the
             common ones.
@@ -104,7 +104,7 @@ class MultiviewSettings(MethodSettings):
     predicts_alone = True
     networks: ClassVar[tuple[str, ...]] = ("identity",)
     tolerance: ClassVar[float] = 1e-6
-    most_rounds: ClassVar[int] = 100
+    max_rounds: ClassVar[int] = 100
     draws_own: ClassVar[bool] = False
 
     def for_party(self, name: str) -> Self:
@@ -265,19 +265,19 @@ class VFedMvSettings(RecurrentSettings, OneViewSettings):
 class ViewsActive(SumLearner):
     """An active that predicts alone by one linear layer over its views; see `ActiveRole`."""
 
-    def __init__(self, own: PartyContext, contract: Contract, sum_end: ActiveSum) -> None:
+    def __init__(self, party: PartyContext, contract: Contract, sum_end: ActiveSum) -> None:
         """Build the active's encoder and linear layer, which hold the views' weights when it
         predicts.
         """
         super().__init__()
         self.read_from(sum_end)
-        self.name = own.name
+        self.name = party.name
         self.contract = contract
-        self._own = own
-        table = own.data.table
-        compute = Compute.from_settings(own.config.train)
-        with seed_draws(own.secrets.seed, own.name, "networks"):
-            parts = encoder_and_head(own.config.model, table.shape, len(own.data.classes))
+        self._own = party
+        table = party.data.table
+        compute = Compute.from_settings(party.config.train)
+        with seed_draws(party.secrets.seed, party.name, "networks"):
+            parts = encoder_and_head(party.config.model, table.shape, len(party.data.classes))
         self._networks = ActiveNetworks(*parts).to(compute.device, compute.dtype)
         assert table.labels is not None
         self._features_N = compute.move_tensor(table.features)
@@ -295,8 +295,11 @@ class ViewsActive(SumLearner):
             self._networks.head.weight.copy_(self.head)
         return self._networks
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """Return the local scores of the test rows."""
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
+        """Return the local scores of the test rows.
+
+        `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
+        """
         networks = self.get_solo_networks().eval()
         features_N = self._features_N
         labels_N = self._labels_N.to(features_N.device)
@@ -315,20 +318,22 @@ class MultiviewActive(ViewsActive):
 
     def __init__(
         self,
-        own: PartyContext,
+        party: PartyContext,
         contract: Contract,
         rows: Tensor,
         trainer: "ActiveTrainer",
         sum_end: ActiveSum,
     ) -> None:
-        """Find the alignment positions of training and test rows."""
-        super().__init__(own, contract, sum_end)
+        """Make the active's role in multi-view learning; find positions of training and test
+        rows.
+        """
+        super().__init__(party, contract, sum_end)
         self.trainer = trainer
         self._rows = rows
-        self.kept = {"": trainer}
-        self.smallest_batch = own.config.rules.minimum_batch
-        self.training_rows = positions_of(rows, own.data.train_rows)
-        self.tested = positions_of(rows, own.data.test_rows)
+        self.checkpoint_parts = {"": trainer}
+        self.smallest_batch = party.config.rules.minimum_batch
+        self.training_rows = positions_of(rows, party.data.train_rows)
+        self.tested = positions_of(rows, party.data.test_rows)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Send Z, update the own view meanwhile, and average the parties' Z_k (Alg. 1; FedMV, Alg.
@@ -347,6 +352,8 @@ class MultiviewActive(ViewsActive):
         predictions.
 
         Returns the payload, to which the sum is bound.
+
+        `common_BC`: Z of these rows.
         """
         payload = pack_tensors({"rows": rows_B, "z": torch.from_numpy(common_BC)}, {})
         self.sum.send_request(links, Kind.REQUEST, step, payload)
@@ -367,10 +374,13 @@ class MultiviewActive(ViewsActive):
             (await self.sum.receive_sum(links, step, rows_B, payload, classes)).numpy()
         )
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """Return the local scores; after training also the joint scores of all parties."""
-        scores = await super().evaluate(links, next_step=next_step, final=final)
-        if final:
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
+        """Return the local scores; after training also the joint scores of all parties.
+
+        `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
+        """
+        scores = await super().evaluate(links, next_step=next_step, is_final=is_final)
+        if is_final:
             scores |= {
                 f"{name}_together": await self._score_jointly(links, next_step) for name in scores
             }
@@ -465,6 +475,8 @@ class MultiviewPassive(SumHelper):
 def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
     """Refuse rows longer than the clip bound: the average of clipped pseudo-labels would be wrong.
 
+    `values_BC`: pseudo-labels.
+
     Raises LocalProtocolError: names the norm of the longest row.
     """
     longest = float(np.linalg.norm(values_BC, axis=1).max(initial=0.0))
@@ -477,7 +489,8 @@ def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
 
 class ViewTrainer:
     """A party's view, and its contribution to the weighted mean of all views. `view`: its own;
-    zetas: of all parties, the active's first. `pull`: the effect of its labels; None: it has none.
+    zetas: of all parties, the active's first. `label_term`: the effect of its labels; None: it has
+        none.
     `sequence`: the GRU that makes the view; None: the view is the features.
     """
 
@@ -485,13 +498,13 @@ class ViewTrainer:
         self,
         view: "ViewModel",
         zetas: Sequence[float],
-        pull: "Pull | None" = None,
+        label_term: "Pull | None" = None,
         *,
         sequence: "SequenceView | None" = None,
     ) -> None:
         self.view = view
         self.zetas = zetas
-        self.pull = pull
+        self.label_term = label_term
         self.sequence = sequence
 
     def compute_share(self, step: int, rows_B: Tensor, common_BC: Floats | None) -> Floats:
@@ -499,6 +512,8 @@ class ViewTrainer:
         (B, C).
 
         Without Z (None): return the view's share of the joint prediction, and learn nothing.
+
+        `common_BC`: Z of these rows; None: a request for a prediction.
         """
         rows = rows_B.numpy()
         zeta = self.view.zeta
@@ -507,7 +522,7 @@ class ViewTrainer:
         if self.sequence is not None and self.sequence.learns_in(step):
             self.sequence.train_on_rows(step, rows_B, common_BC)
             self.view.replace_features(self.sequence.compute_states())
-        pull = self.pull and self.pull.pick_rows(rows, own=True)
+        pull = self.label_term and self.label_term.pick_rows(rows, own=True)
         return zeta / sum(self.zetas) * self.view.update_model(rows, common_BC, pull)
 
     def feature_scores(self) -> Tensor | None:
@@ -544,14 +559,18 @@ class ActiveTrainer(ViewTrainer):
         self,
         view: "ViewModel",
         zetas: Sequence[float],
-        pull: "Pull",
+        label_term: "Pull",
         *,
         common_NC: Floats,
         sequence: "SequenceView | None" = None,
     ) -> None:
-        """Start with the common pseudo-labels Z of all aligned rows, `common_NC`."""
-        super().__init__(view, zetas, pull, sequence=sequence)
-        self.pull: Pull = pull
+        """Make the trainer of the active's view, with the common pseudo-labels Z of all rows,
+        `common_NC`.
+
+        `zetas`: zeta_k of all parties.
+        """
+        super().__init__(view, zetas, label_term, sequence=sequence)
+        self.pull: Pull = label_term
         self.common_NC = common_NC
 
     def update_view(self, step: int, rows_B: Tensor) -> None:
@@ -579,6 +598,8 @@ class ActiveTrainer(ViewTrainer):
         """Return Z of rows outside training: the joint prediction, FedMV's Eqs. (12) and (13).
 
         It is over the parties that are not absent.
+
+        `opened_BC`: the decrypted sum of the passives' shares.
         """
         missing_share = sum(joint_share(self.zetas[index], self.zetas) for index in absent)
         own_BC = joint_share(self.view.zeta, self.zetas) * self.view.compute_scores(rows_B.numpy())
@@ -610,7 +631,11 @@ class SequenceView:
         rounds: int,
         holds_labels: bool,
     ) -> None:
-        """Keep the GRU and the rows of its table that are aligned."""
+        """Make a view of sequences: its GRU and the aligned rows of the table.
+
+        `features_N`: rows of its table. `rounds`: how many rounds of training there are.
+        `holds_labels`: whether its owner has the labels.
+        """
         self.recurrent = recurrent
         self._features_N = features_N
         self._rows_N = rows_N
@@ -624,6 +649,8 @@ class SequenceView:
     def train_on_rows(self, step: int, rows_B: Tensor, common_BC: Floats) -> None:
         """Train the GRU on these alignment positions, on its owner's labels or
         otherwise towards Z.
+
+        `common_BC`: Z of these rows.
         """
         if not self._holds_labels:
             # In the table's order: that of the alignment is random.
@@ -673,7 +700,7 @@ class ViewModel:
         x_NF: its features, float64.
         beta, zeta: of the objective.
         weights_FC: W_k; labels_NC: Z_k.
-        tolerance, most_rounds: see `weights_of`.
+        tolerance, max_rounds: see `weights_of`.
     """
 
     x_NF: Floats = field(repr=False)  # noqa: N815
@@ -682,7 +709,7 @@ class ViewModel:
     weights_FC: Floats = field(repr=False)  # noqa: N815
     labels_NC: Floats = field(repr=False)  # noqa: N815
     tolerance: float = _TOLERANCE
-    most_rounds: int = _MOST_ROUNDS
+    max_rounds: int = _MAX_ROUNDS
     _gram: tuple[bytes, Floats] | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -703,11 +730,11 @@ class ViewModel:
         self._gram = None
 
     def update_model(
-        self, rows_B: NDArray[np.int64], common_BC: Floats, pull: Pull | None = None
+        self, rows_B: NDArray[np.int64], common_BC: Floats, label_term: Pull | None = None
     ) -> Floats:
         """Update W_k, then Z_k of these rows; return the latter (Algorithm 1, lines 4 to 12)."""
         self.fit_weights(rows_B)
-        return self.update_labels(rows_B, common_BC, pull)
+        return self.update_labels(rows_B, common_BC, label_term)
 
     def fit_weights(self, rows_B: NDArray[np.int64]) -> None:
         """Update W_k: Eq. (5) of these rows."""
@@ -721,15 +748,15 @@ class ViewModel:
             self.beta,
             self.weights_FC,
             tolerance=self.tolerance,
-            most_rounds=self.most_rounds,
+            max_rounds=self.max_rounds,
             gram_FF=self._gram[1],
         )
 
     def update_labels(
-        self, rows_B: NDArray[np.int64], common_BC: Floats, pull: Pull | None = None
+        self, rows_B: NDArray[np.int64], common_BC: Floats, label_term: Pull | None = None
     ) -> Floats:
         """Update Z_k of these rows, and return it."""
-        labels_BC = own_labels(self.compute_scores(rows_B), common_BC, self.zeta, pull)
+        labels_BC = own_labels(self.compute_scores(rows_B), common_BC, self.zeta, label_term)
         self.labels_NC[rows_B] = labels_BC
         return labels_BC
 
@@ -755,32 +782,37 @@ class ViewModel:
 
 
 def own_labels(
-    scores_NC: Floats, common_NC: Floats, zeta: float, pull: Pull | None = None
+    scores_NC: Floats, common_NC: Floats, zeta: float, label_term: Pull | None = None
 ) -> Floats:
     """Return a view's pseudo-labels Z_k, (N, C): MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and
     (13).
 
-    `pull`: of the labels, if they pull this view's pseudo-labels; None: they do not.
+    `label_term`: of the labels, if they pull this view's pseudo-labels; None: they do not.
+    `scores_NC`: X_k W_k. `common_NC`: Z, the common pseudo-labels. `zeta`: zeta_k, the weight of Z.
     """
-    return _apply_pull(scores_NC + zeta * common_NC, 1 + zeta, pull)
+    return _apply_pull(scores_NC + zeta * common_NC, 1 + zeta, label_term)
 
 
-def common_labels(summed_NC: Floats, zetas: float, pull: Pull | None = None) -> Floats:
+def common_labels(summed_NC: Floats, zetas: float, label_term: Pull | None = None) -> Floats:
     """Return the common pseudo-labels Z, (N, C): MMVFL's Eq. (14), FedMV's Eqs. (10) and (12).
 
-    `summed_NC`: sum of zeta_k Z_k over all parties, all that the active reads of them. `pull`: of
-    the labels, if they pull Z; None: they do not.
+    `summed_NC`: sum of zeta_k Z_k over all parties, all that the active reads of them.
+    `label_term`: of the labels, if they pull Z; None: they do not.
     """
-    return _apply_pull(summed_NC, zetas, pull)
+    return _apply_pull(summed_NC, zetas, label_term)
 
 
-def _apply_pull(total_NC: Floats, weight: float, pull: Pull | None) -> Floats:
+def _apply_pull(total_NC: Floats, weight: float, label_term: Pull | None) -> Floats:
     """Return the weighted mean of summed pseudo-labels and labels; where no label pulls, of the
     former.
+
+    `total_NC`: their sum over the views.
     """
-    if pull is None:
+    if label_term is None:
         return np.asarray(total_NC / weight)
-    return np.asarray((total_NC + pull.eta_N1 * pull.truth_NC) / (weight + pull.eta_N1))
+    return np.asarray(
+        (total_NC + label_term.eta_N1 * label_term.truth_NC) / (weight + label_term.eta_N1)
+    )
 
 
 def weights_of(
@@ -790,7 +822,7 @@ def weights_of(
     weights_FC: Floats,
     *,
     tolerance: float = _TOLERANCE,
-    most_rounds: int = _MOST_ROUNDS,
+    max_rounds: int = _MAX_ROUNDS,
     gram_FF: Floats | None = None,
 ) -> Floats:
     """Minimise Eq. (5) by reweighting, Eqs. (7) and (8), from these weights on.
@@ -799,12 +831,14 @@ def weights_of(
     weights (|w| <= |w|^2 / 2a + a / 2), so that none raises it. A row that is 0 stays there. Rounds
     end below this relative tolerance of the objective. Raises ModelError: X^T X is singular and
     beta 0, or numbers are not finite.
+
+    `labels_NC`: Z_k. `max_rounds`: reweightings at most. `gram_FF`: X^T X; None: computed here.
     """
     gram_FF = x_NF.T @ x_NF if gram_FF is None else gram_FF
     cross_FC = x_NF.T @ labels_NC
     loss = view_objective(x_NF, weights_FC, labels_NC, beta)
-    for _ in range(most_rounds):
-        ridge_F = beta / (2 * (row_norms(weights_FC) + _LEAST_NORM))
+    for _ in range(max_rounds):
+        ridge_F = beta / (2 * (row_norms(weights_FC) + _MIN_NORM))
         try:
             weights_FC = scipy.linalg.solve(gram_FF + np.diag(ridge_F), cross_FC, assume_a="pos")
         except np.linalg.LinAlgError as error:
@@ -842,27 +876,28 @@ def draw_orthonormal(rows: int, classes: int, rng: np.random.Generator) -> Float
     return np.asarray(np.linalg.qr(random_NC)[0])
 
 
-def run_iteration(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> Floats:
+def run_iteration(views: Sequence[ViewModel], common_NC: Floats, label_term: Pull) -> Floats:
     """Run one iteration on all views (MMVFL, Algorithm 1; FedMV, Algorithms 1 and 2); return Z.
 
-    `views`: of one table, updated in place; the first party's holds the labels.
+    `views`: of one table, updated in place; the first party's holds the labels. `common_NC`: Z, the
+    common pseudo-labels.
     """
     rows = np.arange(len(common_NC))
     for index, view in enumerate(views):
-        view.update_model(rows, common_NC, pull if pull.own and index == 0 else None)
-    return average_views(views, None if pull.own else pull)
+        view.update_model(rows, common_NC, label_term if label_term.own and index == 0 else None)
+    return average_views(views, None if label_term.own else label_term)
 
 
-def average_views(views: Sequence[ViewModel], pull: Pull | None) -> Floats:
+def average_views(views: Sequence[ViewModel], label_term: Pull | None) -> Floats:
     summed_NC = np.sum([view.zeta * view.labels_NC for view in views], axis=0)
-    return common_labels(summed_NC, sum(view.zeta for view in views), pull)
+    return common_labels(summed_NC, sum(view.zeta for view in views), label_term)
 
 
-def compute_objective(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> float:
+def compute_objective(views: Sequence[ViewModel], common_NC: Floats, label_term: Pull) -> float:
     """Return the objective that all views of a table minimise; see the head of this module."""
     rows = np.arange(len(common_NC))
-    pulled_NC = views[0].labels_NC if pull.own else common_NC
-    pull_loss = float((pull.eta_N1 * (pulled_NC - pull.truth_NC) ** 2).sum())
+    pulled_NC = views[0].labels_NC if label_term.own else common_NC
+    pull_loss = float((label_term.eta_N1 * (pulled_NC - label_term.truth_NC) ** 2).sum())
     return len(rows) * sum(view.compute_loss(rows, common_NC) for view in views) + pull_loss
 
 
@@ -879,130 +914,145 @@ class Multiview(SumMethod):
     def __init__(self, settings: type[MultiviewSettings]) -> None:
         self.settings = settings
 
-    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
         """Return, at the active, the bounds on a row of pseudo-labels; None at a passive."""
-        if own.name != own.active:
+        if party.name != party.active:
             return None
-        own.require_passives()
-        return label_terms(own, len(own.data.classes))
+        party.require_passives()
+        return label_terms(party, len(party.data.classes))
 
     def derive_terms(
-        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms: at all passives the active's bounds, with the zeta weights of each."""
-        offered = offers[own.active]
-        own.require_terms(own.active, offered, label_terms(own, math.prod(offered.shape)))
-        settings = OneViewSettings.from_run_settings(own.config)
-        settings.check_parties(own.config, (own.active, *own.passives))
-        weights = {name: own.config.settings_of(name).weight for name in own.passives}
-        return make_terms(own, session, dict.fromkeys(own.passives, offered), weights)
+        """Return the terms: at all passives the active's bounds, with the zeta weights of each.
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        `offers`: each passive's offered terms. `session`: the session's name.
+        """
+        offered = offers[party.active]
+        party.require_terms(party.active, offered, label_terms(party, math.prod(offered.shape)))
+        settings = OneViewSettings.from_run_settings(party.config)
+        settings.check_parties(party.config, (party.active, *party.passives))
+        weights = {name: party.config.settings_of(name).weight for name in party.passives}
+        return make_terms(party, session, dict.fromkeys(party.passives, offered), weights)
+
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role, with random orthonormal common pseudo-labels (Algorithm 1, line
         1).
         """
-        classes = len(own.data.classes)
-        train = positions_of(rows, own.data.train_rows)
+        classes = len(party.data.classes)
+        train = positions_of(rows, party.data.train_rows)
         common_NC = np.zeros((len(rows), classes))
-        rng = np.random.default_rng(derive_seed(own.config.seed, "common pseudo-labels"))
+        rng = np.random.default_rng(derive_seed(party.config.seed, "common pseudo-labels"))
         common_NC[train.numpy()] = draw_orthonormal(len(train), classes, rng)
-        sequence = _make_sequence_view(own, rows, classes)
-        view = _make_view(own, contract, rows, classes, sequence)
-        pull = pull_of(own, rows)
-        zetas = _list_zetas(own, contract)
+        sequence = _make_sequence_view(party, rows, classes)
+        view = _make_view(party, contract, rows, classes, sequence)
+        pull = pull_of(party, rows)
+        zetas = _list_zetas(party, contract)
         trainer = ActiveTrainer(view, zetas, pull, common_NC=common_NC, sequence=sequence)
         return MultiviewActive(
-            own, contract, rows, trainer, SessionSum.from_contract(own, contract).make_active_end()
+            party,
+            contract,
+            rows,
+            trainer,
+            SessionSum.from_contract(party, contract).make_active_end(),
         )
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role with a view of its own, and the pull of its
         labels if it has any.
         """
-        (classes,) = contract.passives[own.name].representation.shape
-        pull = None if own.data.table.labels is None else pull_of(own, rows)
-        sequence = _make_sequence_view(own, rows, classes)
-        view = _make_view(own, contract, rows, classes, sequence)
-        zetas = _list_zetas(own, contract)
-        agreed = SessionSum.from_contract(own, contract)
-        sum_end = agreed.make_passive_end(people=len(rows), beyond=1)
+        (classes,) = contract.passives[party.name].representation.shape
+        pull = None if party.data.table.labels is None else pull_of(party, rows)
+        sequence = _make_sequence_view(party, rows, classes)
+        view = _make_view(party, contract, rows, classes, sequence)
+        zetas = _list_zetas(party, contract)
+        agreed = SessionSum.from_contract(party, contract)
+        sum_end = agreed.make_passive_end(people=len(rows), extra_answers=1)
         trainer = ViewTrainer(view, zetas, pull, sequence=sequence)
         return MultiviewPassive(sum_end, trainer, clip=agreed.clip)
 
 
-def _make_sequence_view(own: PartyContext, rows: Tensor, classes: int) -> SequenceView | None:
+def _make_sequence_view(party: PartyContext, rows: Tensor, classes: int) -> SequenceView | None:
     """Return the untrained GRU view of one party's sequences; None: its view is its features."""
-    config = own.config
-    table = own.data.table
-    model = config.model if own.name == own.active else _select_passive_model(own)
+    config = party.config
+    table = party.data.table
+    model = config.model if party.name == party.active else _select_passive_model(party)
     if model.network != "gru":
         return None
     settings = VFedMvSettings.from_run_settings(config)
     if len(model.sequences) > 1:
         raise ConfigError(
-            f"{_locate_model_setting(own)}.sequences: in method {settings.name} every party has "
+            f"{_locate_model_setting(party)}.sequences: in method {settings.name} every party has "
             "one view, "
-            f"got {len(model.sequences)} for {own.name}; name that of {own.name} alone, and those "
+            f"got {len(model.sequences)} for {party.name}; name that of {party.name} alone, and "
+            "those "
             "of passives in passives.X.model"
         )
     holds_labels = table.labels is not None
-    labels_N = own_labels_of(own) if holds_labels else None
+    labels_N = own_labels_of(party) if holds_labels else None
     try:
         recurrent = SequenceViews.begin(
-            own.name,
+            party.name,
             model,
             features_N=table.features,
             labels_N=labels_N,
             classes=classes,
             training=settings.make_training(settings.local_epochs),
             compute=Compute.from_settings(config.train),
-            seed=own.secrets.seed,
+            seed=party.secrets.seed,
         )
     except ModelError as error:
-        raise ModelError(f"{own.name}, by {_locate_model_setting(own)}: {error}") from error
+        raise ModelError(f"{party.name}, by {_locate_model_setting(party)}: {error}") from error
     return SequenceView(
         recurrent, table.features, rows, rounds=settings.rounds, holds_labels=holds_labels
     )
 
 
-def _select_passive_model(own: PartyContext) -> ModelSettings:
+def _select_passive_model(party: PartyContext) -> ModelSettings:
     """Return a passive's network settings; without its own, those of the sequences in its view."""
-    model = own.config.model_of(own.name)
-    laid_out = [view.sequence for view in own.data.views.values() if view.sequence is not None]
-    if own.config.settings_of(own.name).model is not None or not laid_out:
+    model = party.config.model_of(party.name)
+    laid_out = [view.sequence for view in party.data.views.values() if view.sequence is not None]
+    if party.config.settings_of(party.name).model is not None or not laid_out:
         return model
     return model.model_copy(update={"sequences": tuple(laid_out)})
 
 
-def _locate_model_setting(own: PartyContext) -> str:
+def _locate_model_setting(party: PartyContext) -> str:
     """Return the key of a party's network settings, for errors."""
-    return "model" if own.name == own.active else f"passives.{own.name}.model"
+    return "model" if party.name == party.active else f"passives.{party.name}.model"
 
 
-def own_labels_of(own: PartyContext) -> Tensor:
+def own_labels_of(party: PartyContext) -> Tensor:
     """Return the labels of a party's rows, (N,); `UNLABELLED` where training may not use them."""
-    labels_N = own.data.table.labels
+    labels_N = party.data.table.labels
     assert labels_N is not None
     known_N = torch.full_like(labels_N, UNLABELLED)
-    known_N[own.data.labelled_rows] = labels_N[own.data.labelled_rows]
+    known_N[party.data.labelled_rows] = labels_N[party.data.labelled_rows]
     return known_N
 
 
 def _make_view(
-    own: PartyContext, contract: Contract, rows: Tensor, classes: int, sequence: SequenceView | None
+    party: PartyContext,
+    contract: Contract,
+    rows: Tensor,
+    classes: int,
+    sequence: SequenceView | None,
 ) -> ViewModel:
-    """Return one party's untrained view of the aligned people, with the agreed zeta_k."""
-    settings = MultiviewSettings.from_run_settings(own.config).for_party(own.name)
-    weight = 1.0 if own.name == own.active else contract.passives[own.name].weight
-    plain_NF = own.data.table.features[rows].flatten(1).double().numpy()
+    """Return one party's untrained view of the aligned people, with the agreed zeta_k.
+
+    `sequence`: its GRU; None: a linear view.
+    """
+    settings = MultiviewSettings.from_run_settings(party.config).for_party(party.name)
+    weight = 1.0 if party.name == party.active else contract.passives[party.name].weight
+    plain_NF = party.data.table.features[rows].flatten(1).double().numpy()
     view = ViewModel.from_features(
         plain_NF if sequence is None else sequence.compute_states(),
         classes,
-        np.random.default_rng(derive_seed(own.secrets.seed, own.name, "view")),
+        np.random.default_rng(derive_seed(party.secrets.seed, party.name, "view")),
         beta=settings.beta,
         zeta=settings.zeta * weight,
         tolerance=settings.tolerance,
-        most_rounds=settings.most_rounds,
+        max_rounds=settings.max_rounds,
     )
     # In the table's order: that of the alignment is random.
     start_NC = view.labels_NC.copy()
@@ -1010,45 +1060,47 @@ def _make_view(
     return view
 
 
-def _list_zetas(own: PartyContext, contract: Contract) -> list[float]:
+def _list_zetas(party: PartyContext, contract: Contract) -> list[float]:
     """Return zeta_k of every party, the same in its own update (MMVFL, Eq. 12) as
     in the average Z.
     """
-    settings = MultiviewSettings.from_run_settings(own.config)
-    weights = {own.active: 1.0} | {
+    settings = MultiviewSettings.from_run_settings(party.config)
+    weights = {party.active: 1.0} | {
         name: passive.weight for name, passive in contract.passives.items()
     }
     return [settings.for_party(name).zeta * weight for name, weight in weights.items()]
 
 
-def pull_of(own: PartyContext, rows: Tensor) -> Pull:
+def pull_of(party: PartyContext, rows: Tensor) -> Pull:
     """Return the pull of the labels that a party may learn from, for these rows of its table."""
-    settings = MultiviewSettings.from_run_settings(own.config)
-    labels_N = own.data.table.labels
-    settings = settings.for_party(own.name)
+    settings = MultiviewSettings.from_run_settings(party.config)
+    labels_N = party.data.table.labels
+    settings = settings.for_party(party.name)
     assert labels_N is not None
     labels_B = labels_N[rows]
-    is_learnt_B = torch.isin(rows, own.data.labelled_rows) & (labels_B != UNLABELLED)
+    is_learnt_B = torch.isin(rows, party.data.labelled_rows) & (labels_B != UNLABELLED)
     is_learnt_B1 = is_learnt_B.double().unsqueeze(1)
-    truth_BC = F.one_hot(labels_B.clamp(min=0), len(own.data.classes)).double() * is_learnt_B1
+    truth_BC = F.one_hot(labels_B.clamp(min=0), len(party.data.classes)).double() * is_learnt_B1
     return Pull(truth_BC.numpy(), (settings.eta * is_learnt_B1).numpy(), settings.draws_own)
 
 
-def label_terms(own: PartyContext, classes: int) -> RepresentationTerms:
-    return own.bound_sent_rows((classes,)).model_copy(update={"dtype": "float64"})
+def label_terms(party: PartyContext, classes: int) -> RepresentationTerms:
+    return party.bound_sent_rows((classes,)).model_copy(update={"dtype": "float64"})
 
 
 def make_terms(
-    own: PartyContext,
+    party: PartyContext,
     session: str,
     terms: Mapping[str, RepresentationTerms],
     weights: Mapping[str, float],
 ) -> SessionTerms:
     """Return the contract's terms: bounds and weights by passive, and the
     parameters of their sum.
+
+    `session`: the session's name.
     """
     return SessionTerms.from_rows(
-        {name: terms[name] for name in own.passives},
+        {name: terms[name] for name in party.passives},
         weights=weights,
-        secure_sum=own.describe_sum(session, terms[own.passives[0]].shape),
+        secure_sum=party.describe_sum(session, terms[party.passives[0]].shape),
     )

@@ -68,7 +68,7 @@ from secure_apfed.settings.training import (
     OwnLossSettings,
 )
 
-_MOST_COUNTED = 4096
+_MAX_COUNTED = 4096
 """Columns of a passive; wider rows are never narrow, and hold much to count."""
 
 
@@ -105,14 +105,15 @@ class Role:
     """A party's role in a session, with its private state.
 
     Attributes:
-        kept: the parts of its state that go into its checkpoint, by prefix of their tensors' names.
+        checkpoint_parts: the parts of its state that go into its checkpoint, by prefix of their
+            tensors' names.
         ledgers: its privacy accounts by name, for releases and private updates.
         contributions: the one of `ledgers` that counts its noisy contributions to sums.
         predicts_with: its networks for joint prediction, which are stored after training.
     """
 
     name: str
-    kept: Mapping[str, CheckpointPart] = {}
+    checkpoint_parts: Mapping[str, CheckpointPart] = {}
     ledgers: Mapping[str, PrivacyLedger] = {}
     contributions: PrivacyLedger | None = None
     predicts_with: Mapping[str, nn.Module] = {}
@@ -132,13 +133,13 @@ class Role:
         """Return the role's state for its own checkpoint."""
         return {
             key: value
-            for name, part in self.kept.items()
+            for name, part in self.checkpoint_parts.items()
             for key, value in add_prefix(name, part.tensors()).items()
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         """Restore the state that `tensors` returned before step `next_step`."""
-        for name, part in self.kept.items():
+        for name, part in self.checkpoint_parts.items():
             part.load_tensors(remove_prefix(name, tensors))
 
 
@@ -195,7 +196,11 @@ def fresh_secrets(
     checkpoints: CheckpointStore | None = None,
     logs: Path | None = None,
 ) -> PartySecrets:
-    """Return a party's secrets for a new run: random ones, or derived from the configured seed."""
+    """Return a party's secrets for a new run: random ones, or derived from the configured seed.
+
+    `identity`: its long-term key pair; None: a new one. `checkpoints`: where it saves its state;
+    None: nowhere. `logs`: folder of ledgers and counters; None: in memory.
+    """
     seed = int.from_bytes(fresh_key()[:8], "big") >> 1
     derived = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
     return PartySecrets(
@@ -217,7 +222,7 @@ class PartyContext:
         name: the party's; active, passives: who takes part, public.
         secrets: keys, seed and folder.
         known: by party, the public identities that it knows from outside, its own too.
-        held: its part of the run's data; None: it has none (aggregator, dealer).
+        data_or_none: its part of the run's data; None: it has none (aggregator, dealer).
         aligned: rows of its table by alignment position, from an earlier session; None: run the
             intersection now.
         predicts: digest of the contract of the run whose model predicts; None: a session trains.
@@ -234,7 +239,7 @@ class PartyContext:
     passives: tuple[str, ...]
     secrets: PartySecrets
     known: Mapping[str, bytes]
-    held: OwnData | None = field(default=None, repr=False)
+    data_or_none: OwnData | None = field(default=None, repr=False)
     aligned: Tensor | None = field(default=None, repr=False)
     predicts: str | None = None
     allow_reading_all: bool = True
@@ -244,8 +249,8 @@ class PartyContext:
     @property
     def data(self) -> OwnData:
         """The party's part of the data. Raises if it has none."""
-        assert self.held is not None
-        return self.held
+        assert self.data_or_none is not None
+        return self.data_or_none
 
     @property
     def task(self) -> Task:
@@ -353,7 +358,7 @@ class PartyContext:
             seed=self.secrets.seed,
             private=accounts.private,
             task=self.task,
-            own=self.code.steps,
+            own_steps=self.code.steps,
             rests_on_rows=accounts.rests_on_rows,
         )
 
@@ -387,7 +392,7 @@ class PartyContext:
             features_N=self.features_of(rows.clamp(min=0)),
             train=self.config.train,
             seed=self.secrets.seed,
-            own=self.code.steps,
+            own_steps=self.code.steps,
             rests_on_rows=is_noised,
         )
 
@@ -514,7 +519,8 @@ class PartyContext:
     ) -> PrivacyLedger:
         """Open an account of this session, whose write-ahead log is `ledger-NAME.jsonl`.
 
-        `suffix`: after the party's name, where it has another account.
+        `suffix`: after the party's name, where it has another account. `budget`: epsilon at most;
+        None: no limit.
         """
         name = self.name + suffix
         logs = self.secrets.logs
@@ -542,6 +548,8 @@ class PartyContext:
     def open_active_accounts(self, people: int, *, sends: bool) -> ActiveAccounts:
         """Return the active's guard and DP-SGD accounts, for this number of people.
 
+        `sends`: whether it sends representations.
+
         Raises ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
         """
         config = self.config
@@ -560,8 +568,8 @@ class PartyContext:
         return ActiveAccounts(releases=releases, private=private, training=training, sends=sends)
 
     def _open_updates(self, guard: RepresentationGuard) -> PrivateUpdates | None:
-        """Return the DP-SGD account of the active's updates, one an epoch for each row; None: not
-        used.
+        """Return the DP-SGD account of the active's updates, in which each row takes part once an
+        epoch; None: not used.
 
         `guard`: of its representations, whose releases share the privacy budget.
         """
@@ -584,6 +592,8 @@ class PartyContext:
     ) -> ContributionNoise | None:
         """Return a passive's noise under the sum with its ledger; None: the parties agreed on no
         noise.
+
+        `people`: rows that the noise protects.
         """
         config = self.config
         noise = config.method.find_noise(config)
@@ -631,7 +641,7 @@ class PartyContext:
         reveals them.
         """
         table = self.data.table
-        if math.prod(table.shape) <= _MOST_COUNTED:
+        if math.prod(table.shape) <= _MAX_COUNTED:
             warn_if_narrow(self.name, count_columns(table.features[rows]), numbers)
 
     def require_no_releases(self) -> None:

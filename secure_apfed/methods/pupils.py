@@ -27,7 +27,7 @@ from secure_apfed.measures.table import Scored, probabilities_of
 from secure_apfed.solo import FOLDS, Baseline, Predictor, SoloTask, list_local_models
 from secure_apfed.solo.classical import fit_ridges
 from secure_apfed.solo.fitted import View
-from secure_apfed.solo.interface import LEAST_CLASSES, FloatArray, IntArray, split_folds
+from secure_apfed.solo.interface import MIN_CLASSES, FloatArray, IntArray, split_folds
 
 BoolArray: TypeAlias = NDArray[np.bool_]
 
@@ -143,7 +143,7 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
         return []
     answered = np.flatnonzero(np.isfinite(received_UD).all(axis=1))
     answered_labels = task.labels[np.isin(task.labelled, answered)]
-    if len(np.unique(answered_labels)) < LEAST_CLASSES:
+    if len(np.unique(answered_labels)) < MIN_CLASSES:
         return []
     read = _TeacherInputs.from_sums(task, received_UD, answered)
     parts = split_folds(task.labels, FOLDS, task.seed)
@@ -163,6 +163,8 @@ def _fit_pupils(
 ) -> list[Pupil]:
     """Fit the pupils of all teachers: for validation without each part of the
     labels, and with all.
+
+    `parts`: indices of the labels that each fold leaves out.
     """
     scores: list[list[FloatArray]] = [[] for _ in teachings]
     for number, part in enumerate(parts):
@@ -186,7 +188,10 @@ def _fit_pupils(
 def _fit_without(
     task: SoloTask, teachings: Sequence[_Teaching], part: IntArray, number: int
 ) -> list[Predictor]:
-    """Fit a pupil of each teacher to all rows except a part of the labelled ones."""
+    """Fit a pupil of each teacher to all rows except a part of the labelled ones.
+
+    `number`: of the fold, which seeds the networks.
+    """
     tables = []
     for teaching in teachings:
         likely_UK = teaching.by_part[number].copy()

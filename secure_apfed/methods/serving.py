@@ -118,7 +118,10 @@ def collect_network_states(role: Role) -> dict[str, Tensor]:
 def load_network_states(
     networks: Mapping[str, nn.Module], states: Mapping[str, Tensor], party: str
 ) -> None:
-    """Load tensors from `collect_network_states`. Raises ModelError: they fit other networks."""
+    """Load tensors from `collect_network_states`. Raises ModelError: they fit other networks.
+
+    `states`: tensors by name.
+    """
     try:
         for name, network in networks.items():
             network.load_state_dict(remove_prefix(name, states))
@@ -130,7 +133,7 @@ def load_network_states(
 
 
 async def serve_predictions(
-    own: PartyContext,
+    party: PartyContext,
     links: Links,
     method: Tvfl,
     states: Mapping[str, Tensor],
@@ -139,36 +142,36 @@ async def serve_predictions(
     """Run a passive's whole prediction session: answer until the active ends it.
 
     Args:
-        own: the party; its table has the people that may be asked about.
+        party: the party; its table has the people that may be asked about.
         states: the network tensors that it stored after training.
 
     Raises ModelError: the tensors are of another model; LimitReachedError: see `ServingLimits`.
     """
-    require_overlaps_shown(own.config.alignment, own.name)
-    contract = (await enter_session(own, links, method)).contract
-    ids = canonical_ids(own.name, own.data.table.ids, own.config.alignment)
-    holder = Holder(ids, session=_session_key(contract, own.name))
-    helper = method.build_passive(own, contract, torch.from_numpy(holder.order))
+    require_overlaps_shown(party.config.alignment, party.name)
+    contract = (await enter_session(party, links, method)).contract
+    ids = canonical_ids(party.name, party.data.table.ids, party.config.alignment)
+    holder = Holder(ids, session=_session_key(contract, party.name))
+    helper = method.build_passive(party, contract, torch.from_numpy(holder.order))
     assert isinstance(helper, EncodingPassive)
-    load_network_states(helper.predicts_with, states, own.name)
-    ledger = helper.ledgers.get(own.name)
+    load_network_states(helper.predicts_with, states, party.name)
+    ledger = helper.ledgers.get(party.name)
     cost = ledger.would_cost if ledger else None
     exhausted = limits.list_exhausted_people([ids[row] for row in holder.order], cost)
     await helper.set_up(links)
-    await meet_active(links, own.active)
-    links.send(own.active, Kind.LOOKUP, BEFORE_TRAINING, holder.published)
+    await meet_active(links, party.active)
+    links.send(party.active, Kind.LOOKUP, BEFORE_TRAINING, holder.published)
     while True:
         message = await links.receive(
-            own.active, Kind.LOOKUP, Kind.REQUEST, Kind.END, patience=FOR_THE_ACTIVE
+            party.active, Kind.LOOKUP, Kind.REQUEST, Kind.END, patience=FOR_THE_ACTIVE
         )
         if message.kind is Kind.END:
             return
         if message.kind is Kind.LOOKUP:
-            tags = holder.answer(message.payload, sender=own.active, most=contract.batch_size)
+            tags = holder.answer(message.payload, sender=party.active, maximum=contract.batch_size)
             limits.count_lookups(len(tags) // TAG_BYTES)
             new_exhausted = np.array(exhausted, _PLACES).tobytes()
             exhausted = []
-            links.send(own.active, Kind.LOOKUP, message.step, tags + new_exhausted)
+            links.send(party.active, Kind.LOOKUP, message.step, tags + new_exhausted)
         else:
             places_B, salt = _parse_request(message, len(ids))
             people = [ids[row] for row in holder.order[places_B.numpy()]]
@@ -184,6 +187,8 @@ def _pack_request(places_B: Tensor, salt: bytes) -> bytes:
 
 def _parse_request(message: Envelope, aligned: int) -> tuple[Tensor, bytes]:
     """Return the requested positions, and the salt for the digest of their people.
+
+    `aligned`: number of alignment positions.
 
     Raises RemoteProtocolError: the request breaks a rule.
     """
@@ -218,12 +223,12 @@ def _hash_people(people: Sequence[bytes], salt: bytes) -> bytes:
     return content.digest()
 
 
-async def add_up(own: PartyContext, links: Links, method: Tvfl) -> None:
+async def add_up(party: PartyContext, links: Links, method: Tvfl) -> None:
     """Run the aggregator's whole prediction session."""
-    contract = (await enter_session(own, links, method)).contract
-    helper = method.build_aggregator(own, contract)
+    contract = (await enter_session(party, links, method)).contract
+    helper = method.build_aggregator(party, contract)
     await helper.set_up(links)
-    await meet_active(links, own.active)
+    await meet_active(links, party.active)
     await helper.run_session(links, lambda step: b"")
 
 
@@ -237,17 +242,17 @@ class JointPredictor:
     """
 
     def __init__(
-        self, own: PartyContext, links: Links, contract: Contract, trainer: HeadTrainer
+        self, party: PartyContext, links: Links, contract: Contract, trainer: HeadTrainer
     ) -> None:
         """Prepare one party's side before the IDs are exchanged; `start_session` completes it."""
         self.ended: RemoteProtocolError | None = None
         self.refused = 0
         self.contract = contract
-        self._own = own
+        self._own = party
         self._links = links
         self._trainer = trainer
         self._sum = (
-            SessionSum.from_contract(own, contract).make_active_end()
+            SessionSum.from_contract(party, contract).make_active_end()
             if contract.secure_sum
             else None
         )
@@ -257,20 +262,20 @@ class JointPredictor:
 
     @classmethod
     async def start_session(
-        cls, own: PartyContext, links: Links, method: Tvfl, states: Mapping[str, Tensor]
+        cls, party: PartyContext, links: Links, method: Tvfl, states: Mapping[str, Tensor]
     ) -> "JointPredictor":
         """Agree on a contract, set up the sum, and receive each passive's blinded IDs.
 
         Args:
-            own: the active; its table is of no person: one row as the model reads them.
+            party: the active; its table is of no person: one row as the model reads them.
             states: the network tensors that it stored after training.
         """
-        require_overlaps_shown(own.config.alignment, own.name)
-        contract = (await enter_session(own, links, method, session=new_session())).contract
-        trainer = method.make_head_trainer(own, contract)
-        load_network_states({"encoder": trainer.encoder, "head": trainer.head}, states, own.name)
+        require_overlaps_shown(party.config.alignment, party.name)
+        contract = (await enter_session(party, links, method, session=new_session())).contract
+        trainer = method.make_head_trainer(party, contract)
+        load_network_states({"encoder": trainer.encoder, "head": trainer.head}, states, party.name)
         trainer.set_training(False)
-        self = cls(own, links, contract, trainer)
+        self = cls(party, links, contract, trainer)
         if self._sum is not None:
             await self._sum.set_up(links)
         await meet_all(links, self._helpers)
@@ -280,7 +285,7 @@ class JointPredictor:
                 message.payload,
                 holder=name,
                 session=_session_key(contract, name),
-                most=own.config.alignment.maximum_ids,
+                maximum=party.config.alignment.maximum_ids,
             )
             # The last entry is for unknown people.
             self._exhausted[name] = np.zeros(self._askers[name].size + 1, dtype=bool)
@@ -301,6 +306,8 @@ class JointPredictor:
         A person who stands in several rows is requested once. If answers end midway, the scores so
         far are returned, `ended` gives the reason, and the other people are masked out. Raises as
         `serve_predictions`, and PartyLeftError: a party left, or a limit is reached.
+
+        `features_BF`: the active's rows.
         """
         people, row_of_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
         known_P = np.zeros(len(people), dtype=bool)
@@ -357,7 +364,10 @@ class JointPredictor:
     async def _request_parts(
         self, people: Sequence[bytes], places_MB: NDArray[np.int64]
     ) -> dict[str, Tensor]:
-        """Return the head's inputs from the other parties for these people, by part."""
+        """Return the head's inputs from the other parties for these people, by part.
+
+        `places_MB`: positions of the people in each passive's list.
+        """
         step = self._step
         links = self._links
         trainer = self._trainer

@@ -87,13 +87,13 @@ class PartySession:
     """A party in a session, after the parties signed the contract and aligned their rows.
 
     Attributes:
-        own: its inputs; contract, signatures: of the session.
+        party: its inputs; contract, signatures: of the session.
         rows: of its table by position of the alignment; empty where it has none.
         role: its role in the session from here on.
         common: what the alignment revealed to it about common people; None: nothing was aligned.
     """
 
-    own: PartyContext
+    party: PartyContext
     contract: Contract
     signatures: Mapping[str, bytes]
     rows: Tensor = field(repr=False)
@@ -102,7 +102,7 @@ class PartySession:
 
     def save_checkpoint(self, step: int, *, tensors: Mapping[str, Tensor], **notes: Any) -> None:
         """Save what this party is before `step`, with more tensors and notes of its own."""
-        if self.own.secrets.checkpoints is None:
+        if self.party.secrets.checkpoints is None:
             return
         role = self.role
         state = PartyCheckpoint(
@@ -113,14 +113,14 @@ class PartySession:
             ledgers={name: ledger.state_dict() for name, ledger in role.ledgers.items()},
             notes=notes,
         )
-        self.own.secrets.checkpoints.save(state)
+        self.party.secrets.checkpoints.save(state)
 
     def finish_part(self) -> None:
         """Mark this party's checkpoint folder as finished, so that secrets needed to resume are
         removed.
         """
-        if self.own.secrets.checkpoints is not None:
-            self.own.secrets.checkpoints.finish_part(self.contract, self.role)
+        if self.party.secrets.checkpoints is not None:
+            self.party.secrets.checkpoints.finish_part(self.contract, self.role)
 
 
 def assign_roles(
@@ -142,56 +142,56 @@ def assign_roles(
 
 
 async def enter_session(
-    own: PartyContext, links: Links, method: Method, *, session: str | None = None
+    party: PartyContext, links: Links, method: Method, *, session: str | None = None
 ) -> SignedContract:
     """Exchange greetings, sign a common contract, and encrypt the links under it.
 
     `session`: the session's name, which the active chooses.
     """
-    links.predicts = own.predicts is not None
+    links.predicts = party.predicts is not None
     agreement = await agree_on_contract(
         links,
-        identity=own.secrets.identity,
-        known=own.known,
-        active=own.active,
+        identity=party.secrets.identity,
+        known=party.known,
+        active=party.active,
         session=session,
         greeting=lambda run_key: Greeting(
-            identity=own.secrets.identity.public,
+            identity=party.secrets.identity.public,
             run_key=run_key.public,
-            offer=method.offer_terms(own) if own.held is not None else None,
-            **_describe_checkpoints(own),
+            offer=method.offer_terms(party) if party.data_or_none is not None else None,
+            **_describe_checkpoints(party),
         ),
-        draw=lambda name, greetings: _build_contract(own, method, name, greetings),
+        draw=lambda name, greetings: _build_contract(party, method, name, greetings),
     )
     links.unit_s = agreement.contract.patience_s
-    links.needed = _list_needed_peers(own, agreement.contract)
-    if own.secrets.checkpoints is not None:
-        own.secrets.checkpoints.save_contract(agreement.contract, agreement.signatures)
-    allow_signs(own, links)
+    links.needed = _list_needed_peers(party, agreement.contract)
+    if party.secrets.checkpoints is not None:
+        party.secrets.checkpoints.save_contract(agreement.contract, agreement.signatures)
+    allow_signs(party, links)
     return agreement
 
 
-def _list_needed_peers(own: PartyContext, contract: Contract) -> tuple[str, ...]:
+def _list_needed_peers(party: PartyContext, contract: Contract) -> tuple[str, ...]:
     """Return the peers whose silence ends the session; not the dealer, who leaves
     after its part.
     """
     recovers = contract.silent_passive == "recover"
     roles = ("active", "aggregator") if recovers else ("active", "aggregator", "passive")
-    return tuple(name for role in roles for name in contract.list_names(role) if name != own.name)
+    return tuple(name for role in roles for name in contract.list_names(role) if name != party.name)
 
 
-def _describe_checkpoints(own: PartyContext) -> dict[str, Any]:
+def _describe_checkpoints(party: PartyContext) -> dict[str, Any]:
     """Return the part of this party's greeting on its checkpoints: the steps it can resume from.
 
     The active adds the step it wants to resume from; a passive adds which later steps it answered,
     and with which other passives (its circles).
     """
-    store = own.secrets.checkpoints
-    if store is None or own.held is None:
+    store = party.secrets.checkpoints
+    if store is None or party.data_or_none is None:
         return {}
-    if own.name != own.active:
+    if party.name != party.active:
         steps = store.list_steps()
-        circles = RunCircles.from_own(own) if steps and may_lack(own.config) else None
+        circles = RunCircles.from_own(party) if steps and may_lack(party.config) else None
         return {"holds": steps, "answered": circles.list_steps(min(steps)) if circles else ()}
     state = store.load_latest()
     resumes = Resumption(run=state.run, step=state.step) if state else None
@@ -199,25 +199,28 @@ def _describe_checkpoints(own: PartyContext) -> dict[str, Any]:
 
 
 def _build_contract(
-    own: PartyContext, method: Method, session: str, greetings: Mapping[str, Greeting]
+    party: PartyContext, method: Method, session: str, greetings: Mapping[str, Greeting]
 ) -> Contract:
-    """Build the contract from public settings and all greetings; every party builds the same."""
-    config = own.config
+    """Build the contract from public settings and all greetings; every party builds the same.
+
+    `session`: its name.
+    """
+    config = party.config
     offers = {
         name: greeting.offer for name, greeting in greetings.items() if greeting.offer is not None
     }
     declared = method.public_facts
-    names = {"active": (own.active,), "passives": own.passives}
+    names = {"active": (party.active,), "passives": party.passives}
     expected = [name for side in declared.offers for name in names[side]]
     if set(offers) != set(expected):
         raise RemoteProtocolError(
-            f"{own.name}: in {declared.title} what a row is that parties send is said by "
+            f"{party.name}: in {declared.title} what a row is that parties send is said by "
             f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
         )
-    agreed = method.derive_terms(own, offers, session)
+    agreed = method.derive_terms(party, offers, session)
     limits = derive_limits(config)
-    roles = assign_roles(method, config, own.active, own.passives)
-    if own.predicts is not None:
+    roles = assign_roles(method, config, party.active, party.passives)
+    if party.predicts is not None:
         roles.pop(DEALER, None)
         return Contract(
             session=session,
@@ -229,9 +232,9 @@ def _build_contract(
             epochs=_AT_WILL,
             batch_size=ROWS_AT_ONCE,
             patience_s=config.rules.patience_s,
-            predicts=own.predicts,
+            predicts=party.predicts,
         )
-    silent = _pick_silence_rule(own, agreed)
+    silent = _pick_silence_rule(party, agreed)
     return Contract(
         session=session,
         participants=_list_participants(roles, greetings),
@@ -245,14 +248,17 @@ def _build_contract(
         silent_passive=silent,
         patience_s=config.rules.patience_s,
         restarts=config.rules.restarts,
-        resumes=_find_resumption(own, greetings, silent),
+        resumes=_find_resumption(party, greetings, silent),
     )
 
 
 def _list_participants(
     roles: Mapping[str, PartyRole], greetings: Mapping[str, Greeting]
 ) -> tuple[Participant, ...]:
-    """Return name, role and public keys of every party, as they stand in the contract."""
+    """Return name, role and public keys of every party, as they stand in the contract.
+
+    `roles`: by party. `greetings`: by party.
+    """
     return tuple(
         Participant(
             name=name,
@@ -264,28 +270,28 @@ def _list_participants(
     )
 
 
-def _pick_silence_rule(own: PartyContext, agreed: SessionTerms) -> SilentPassive:
+def _pick_silence_rule(party: PartyContext, agreed: SessionTerms) -> SilentPassive:
     """Return the rule for a passive that stops answering: the configured one, or the one that the
     sum allows.
 
     Raises ConfigError: the settings ask to continue without it, and the sum or the method needs
     every passive.
     """
-    rule = own.config.rules.silent_passive
+    rule = party.config.rules.silent_passive
     passives = len(agreed.passives)
     threshold = agreed.secure_sum.get("threshold", passives)
-    recovers = may_lack(own.config) and threshold < passives
+    recovers = may_lack(party.config) and threshold < passives
     if rule != "recover" or recovers:
         silent = rule or ("recover" if recovers else "stop")
-        if silent == "stop" and own.config.rules.restarts:
+        if silent == "stop" and party.config.rules.restarts:
             raise ConfigError(
                 "rules.restarts: where the silence of a passive stops the run, nobody begins again "
                 "by itself; leave it at 0, or say rules.silent_passive: wait, or recover"
             )
         return silent
-    if not own.config.method.goes_on_without:
+    if not party.config.method.goes_on_without:
         raise ConfigError(
-            f"rules.silent_passive: method {own.config.method.name} needs every passive in every "
+            f"rules.silent_passive: method {party.config.method.name} needs every passive in every "
             "step; say stop or wait"
         )
     raise ConfigError(
@@ -297,23 +303,25 @@ def _pick_silence_rule(own: PartyContext, agreed: SessionTerms) -> SilentPassive
 
 
 def _find_resumption(
-    own: PartyContext, greetings: Mapping[str, Greeting], silent: SilentPassive
+    party: PartyContext, greetings: Mapping[str, Greeting], silent: SilentPassive
 ) -> Resumption | None:
     """Return the step from which all parties resume: the newest that every checkpoint folder has.
 
     A run that may continue without a passive resumes at the active's newest step; a passive that
     was absent then returns with an older state. Steps answered meanwhile keep their circle, the set
-    of passives that answered together. None: the run starts anew.
+    of passives that answered together. None: the run restarts.
+
+    `greetings`: by party.
     """
-    newest = greetings[own.active].resumes
+    newest = greetings[party.active].resumes
     if newest is None:
         return None
     if silent == "recover":
-        answers = {name: greetings[name].answered for name in own.passives}
-        answered = merge_answered_steps(answers, passives=own.passives, since=newest.step)
+        answers = {name: greetings[name].answered for name in party.passives}
+        answered = merge_answered_steps(answers, passives=party.passives, since=newest.step)
         # The active's own list is not expected, and is ignored.
         return newest.model_copy(update={"answered": answered})
-    holding = [own.active, *(name for name in own.passives if name in greetings)]
+    holding = [party.active, *(name for name in party.passives if name in greetings)]
     shared = set.intersection(*(set(greetings[name].holds) for name in holding))
     # Without a common step, a party that lacks the active's newest one raises the error.
     step = max((step for step in shared if step <= newest.step), default=newest.step)
@@ -321,7 +329,7 @@ def _find_resumption(
 
 
 def _load_checkpoint(
-    own: PartyContext, contract: Contract
+    party: PartyContext, contract: Contract
 ) -> tuple[PartyCheckpoint | None, Tensor | None]:
     """Return the checkpoint that this party resumes from, and its rows by alignment position.
 
@@ -329,69 +337,71 @@ def _load_checkpoint(
     now. Raises CheckpointError: the session resumes at a step that this party has not stored.
     """
     resumes = contract.resumes
-    store = own.secrets.checkpoints
+    store = party.secrets.checkpoints
     state = store.load_latest(until=resumes.step if resumes else None) if store else None
     if resumes is None:
-        if state and state.step > 0 and own.name != own.active:
+        if state and state.step > 0 and party.name != party.active:
             raise CheckpointError(
-                f"{own.name}: resume the run that its folder holds, or choose another folder: "
-                f"{contract.active} restarts, and the folder of {own.name} holds step "
+                f"{party.name}: resume the run that its folder holds, or choose another folder: "
+                f"{contract.active} restarts, and the folder of {party.name} holds step "
                 f"{state.step} of a run"
             )
-        if own.name != own.active:
-            own.require_no_releases()
-        return None, own.aligned
-    if own.held is None:
+        if party.name != party.active:
+            party.require_no_releases()
+        return None, party.aligned
+    if party.data_or_none is None:
         return None, torch.empty(0, dtype=torch.int64)  # it has no checkpoint
     # Who fell silent and is back has an older one, where the run went on without it.
     if state is None or (state.step != resumes.step and contract.silent_passive != "recover"):
         newest = f"step {state.step}" if state else "no step before it"
         raise CheckpointError(
-            f"{own.name}: put its checkpoint back, or begin a new run: {contract.active} goes on "
-            f"from step {resumes.step}, and the folder of {own.name} holds {newest}"
+            f"{party.name}: put its checkpoint back, or begin a new run: {contract.active} goes on "
+            f"from step {resumes.step}, and the folder of {party.name} holds {newest}"
         )
     if state.run != resumes.run:
         raise CheckpointError(
-            f"{own.name}: put the checkpoints of one run back at all parties: {contract.active} "
-            f"goes on with the run {resumes.run}, and the checkpoint of {own.name} is of "
+            f"{party.name}: put the checkpoints of one run back at all parties: {contract.active} "
+            f"goes on with the run {resumes.run}, and the checkpoint of {party.name} is of "
             f"{state.run}, whose rows stand in another order"
         )
     return state, state.rows
 
 
 async def start_active(
-    own: PartyContext, links: Links, method: Method, *, session: str
+    party: PartyContext, links: Links, method: Method, *, session: str
 ) -> tuple[PartySession, ActiveRole]:
     """Run the active's script up to the first step: agree, align, set up, and restore its state.
+
+    `session`: its name.
 
     Raises ConfigError, DataError, ModelError: settings, table or networks that do not fit, or
     common people whose labels are all of one class; CheckpointError: the active refused more sums
     of this run than it may continue after; IntersectionTooSmallError: fewer common IDs than agreed.
     """
     begin_phase("agree")
-    agreement = await enter_session(own, links, method, session=session)
+    agreement = await enter_session(party, links, method, session=session)
     contract = agreement.contract
     helpers = [*contract.passives, *contract.list_names("aggregator")]
-    state, rows = _load_checkpoint(own, contract)
+    state, rows = _load_checkpoint(party, contract)
     if contract.passives and rows is None:
-        rows = torch.arange(len(own.data.table.ids))  # where nothing is aligned
+        rows = torch.arange(len(party.data.table.ids))  # where nothing is aligned
         if method.public_facts.aligns:
             begin_phase("align")
-            rows = await align_as_active(own, links, contract.session)
+            rows = await align_as_active(party, links, contract.session)
             begin_phase("agree")
     if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
     common = None
     if contract.passives and method.public_facts.aligns:
-        common = describe_people(own, rows)
-    require_labels(method, own.config, own.data, rows)
-    warn_of_steps_without(own, contract)
-    learner = method.build_active(own, contract, rows)
+        common = describe_people(party, rows)
+    require_labels(method, party.config, party.data, rows)
+    warn_of_steps_without(party, contract)
+    learner = method.build_active(party, contract, rows)
     await learner.set_up(links)
     await meet_all(links, helpers)
     entered = PartySession(
-        own=own,
+        party=party,
         contract=contract,
         signatures=agreement.signatures,
         rows=rows,
@@ -403,7 +413,7 @@ async def start_active(
 
 
 async def run_helper(
-    own: PartyContext,
+    party: PartyContext,
     links: Links,
     method: Method,
     role: PartyRole,
@@ -414,30 +424,30 @@ async def run_helper(
 
     `entered`: called once the role is set up. Raises: as `start_active`.
     """
-    agreement = await enter_session(own, links, method)
+    agreement = await enter_session(party, links, method)
     contract = agreement.contract
-    state, rows = _load_checkpoint(own, contract)
+    state, rows = _load_checkpoint(party, contract)
     if role == "dealer":
-        if rows is None and needs_dealer(own.config.alignment):
-            await deal_randomness(own, links, contract.session)
-        await method.run_dealer(own, links, contract)
+        if rows is None and needs_dealer(party.config.alignment):
+            await deal_randomness(party, links, contract.session)
+        await method.run_dealer(party, links, contract)
         if contract.restarts:  # a session interrupted before its first checkpoint repeats requests
-            await links.receive(own.active, Kind.END, patience=_ALL_ALONG)
+            await links.receive(party.active, Kind.END, patience=_ALL_ALONG)
         return
     if rows is None:
-        rows = await _align_rows(role, own, links, method, contract)
+        rows = await _align_rows(role, party, links, method, contract)
     if contract.resumes is None:
-        await meet_active(links, own.active)
-    warn_of_steps_without(own, contract)
+        await meet_active(links, party.active)
+    warn_of_steps_without(party, contract)
     if role == "aggregator":
-        helper = method.build_aggregator(own, contract)
+        helper = method.build_aggregator(party, contract)
     else:
-        helper = method.build_passive(own, contract, rows)
+        helper = method.build_passive(party, contract, rows)
     common = None
     if role == "passive" and method.public_facts.aligns:
-        common = describe_people(own, rows)
+        common = describe_people(party, rows)
     session = PartySession(
-        own=own,
+        party=party,
         contract=contract,
         signatures=agreement.signatures,
         rows=rows,
@@ -448,13 +458,13 @@ async def run_helper(
     _restore_role(helper, state)
     # Before the active, who saves once all are here.
     session.save_checkpoint(contract.resumes.step if contract.resumes else 0, tensors={})
-    await meet_active(links, own.active)
+    await meet_active(links, party.active)
     entered(session)
 
     def save_checkpoint(step: int) -> bytes:
         """Save this party's state before `step`; return its signed privacy accounts as bytes."""
         session.save_checkpoint(step, tensors={})
-        identity = own.secrets.identity
+        identity = party.secrets.identity
         ledgers = helper.ledgers.items()
         return sign_accounts(ledgers, identity, contract.digest, step)
 
@@ -463,7 +473,7 @@ async def run_helper(
 
 
 async def _align_rows(
-    role: PartyRole, own: PartyContext, links: Links, method: Method, contract: Contract
+    role: PartyRole, party: PartyContext, links: Links, method: Method, contract: Contract
 ) -> Tensor:
     """Return the row of this passive's table at each alignment position, (U,); empty for other
     roles.
@@ -473,8 +483,8 @@ async def _align_rows(
     if role != "passive":
         return torch.empty(0, dtype=torch.int64)
     if not method.public_facts.aligns:
-        return torch.arange(len(own.data.table.ids))
-    return await align_as_passive(own, links, contract.session)
+        return torch.arange(len(party.data.table.ids))
+    return await align_as_passive(party, links, contract.session)
 
 
 def _restore_role(role: Role, state: PartyCheckpoint | None) -> None:
@@ -548,30 +558,33 @@ class Session:
 
     def __init__(
         self,
-        entered: PartySession,
+        party_session: PartySession,
         learner: ActiveRole,
         links: Links,
         transcript: Transcript,
         *,
         headline: str,
     ) -> None:
-        """Collect the facts of one session at the active: contract, alignment and common people."""
-        self.entered = entered
+        """Make the active's view of a session: contract, alignment and common people.
+
+        `headline`: variant of `evaluate` that the run reports first.
+        """
+        self.party_session = party_session
         self.learner = learner
         self.links = links
         self.transcript = transcript
         self.headline = headline
-        self.contract = entered.contract
-        self.signatures = entered.signatures
+        self.contract = party_session.contract
+        self.signatures = party_session.signatures
         self.helpers: dict[str, HelperRole] = {}
         self.charged: dict[str, Sequence[ChargedAccount]] = {}
         self.statements: dict[str, Statement] = {}
         self.alignment: dict[str, Tensor] = {}
-        if entered.contract.passives:
-            self.alignment[learner.name] = entered.rows
+        if party_session.contract.passives:
+            self.alignment[learner.name] = party_session.rows
         self.common: dict[str, CommonPeople] = {}
-        if entered.common is not None:
-            self.common[learner.name] = entered.common
+        if party_session.common is not None:
+            self.common[learner.name] = party_session.common
 
     @property
     def active(self) -> str:
@@ -638,8 +651,8 @@ class Session:
         if not agreed:
             return {}
         description = describe_opened_numbers(
-            self.entered.own.config,
-            len(self.entered.own.data.classes),
+            self.party_session.party.config,
+            len(self.party_session.party.data.classes),
             self.list_column_counts(),
             numbers=agreed.get("numbers"),
         )
@@ -702,7 +715,10 @@ class SimulationInputs:
     def build_context(
         self, name: str, secrets: PartySecrets, known: Mapping[str, bytes]
     ) -> PartyContext:
-        """Return the context of the party of this name: its own data and secrets, nobody else's."""
+        """Return the context of the party of this name: its own data and secrets, nobody else's.
+
+        `known`: public identities by name.
+        """
         aligned = None
         if self.alignment is not None:
             aligned = self.alignment.get(name, torch.empty(0, dtype=torch.int64))
@@ -717,7 +733,7 @@ class SimulationInputs:
             passives=passives,
             secrets=secrets,
             known=known,
-            held=self.data.select_party(name),
+            data_or_none=self.data.select_party(name),
             aligned=aligned,
             code=self.code.get(name) or OwnCode.from_file(named.get(name, CodeSettings())),
         )
@@ -770,7 +786,7 @@ class Simulation(Session):
     def list_column_counts(self) -> Sequence[int]:
         """Return the number of columns of every table whose columns enter the decoded sum."""
         data = self._data
-        tables = data.tables if self.entered.own.config.method.decomposes else data.passives
+        tables = data.tables if self.party_session.party.config.method.decomposes else data.passives
         return [count_columns(table.features) for table in tables]
 
     def run_script(self, script: Script[T]) -> T:
@@ -788,14 +804,14 @@ class Simulation(Session):
         self.record_sum(step)
         return result
 
-    def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
+    def evaluate(self, *, next_step: int, is_final: bool) -> dict[str, float]:
         """Return the test score by inference variant, as a number; see `ActiveRole.evaluate`."""
         scored_by_variant = self.run_script(
-            self.learner.evaluate(self.links, next_step=next_step, final=final)
+            self.learner.evaluate(self.links, next_step=next_step, is_final=is_final)
         )
         return {name: ACCURACY.compute_value(scored) for name, scored in scored_by_variant.items()}
 
 
 def _make_recorder(helping: dict[str, PartySession]) -> Callable[[PartySession], None]:
     """Return a callback for `run_helper` that stores each helper's PartySession by party name."""
-    return lambda entered: helping.update({entered.own.name: entered})
+    return lambda entered: helping.update({entered.party.name: entered})

@@ -70,7 +70,7 @@ class SingleViewActive(ActiveRole):
 
     def __init__(
         self,
-        own: PartyContext,
+        party: PartyContext,
         contract: Contract,
         trainer: ActiveTrainer,
         accounts: ActiveAccounts,
@@ -82,24 +82,24 @@ class SingleViewActive(ActiveRole):
         `people`: rows of the active's table by alignment position, (N,); None: nothing is aligned.
         """
         super().__init__()
-        self.name = own.name
+        self.name = party.name
         self.contract = contract
         self.trainer = trainer
-        self.kept = {"": trainer, "guard": accounts.releases.guard}
-        self.ledgers = accounts.list_ledgers(own.name)
+        self.checkpoint_parts = {"": trainer, "guard": accounts.releases.guard}
+        self.ledgers = accounts.list_ledgers(party.name)
         self.training = accounts.training
         self.guarantee = accounts.describe_guarantee()
-        self._own = own
-        self._only: Tensor | None = None
-        if people is not None and not own.config.train.trains_unaligned_rows:
-            self._only = people
-        if people is not None and own.config.train.meets_labels_after:
-            self.ending = LocalEnding(own, people)
-            self.kept = {**self.kept, "received": self.ending.received}
-        self._set_training_rows(own.data.train_rows)
+        self._own = party
+        self._training_people: Tensor | None = None
+        if people is not None and not party.config.train.trains_unaligned_rows:
+            self._training_people = people
+        if people is not None and party.config.train.meets_labels_after:
+            self.ending = LocalEnding(party, people)
+            self.checkpoint_parts = {**self.checkpoint_parts, "received": self.ending.received}
+        self._set_training_rows(party.data.train_rows)
 
     def _set_training_rows(self, train_rows: Tensor) -> None:
-        self.training_rows = rows_among(train_rows, self._only)
+        self.training_rows = rows_among(train_rows, self._training_people)
         self.trainer.weigh_classes(self.learnt, len(self._own.data.classes))
 
     @property
@@ -122,8 +122,11 @@ class SingleViewActive(ActiveRole):
         elif self._own.config.train.spread_labels:
             trainer.spread_labels(self.learnt)
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """Return the test scores of the local models if they are fitted, else of the networks."""
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
+        """Return the test scores of the local models if they are fitted, else of the networks.
+
+        `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
+        """
         rows = self._own.data.test_rows
         if self.ending is None or self.ending.fitted is None:
             scored = self.trainer.score_rows(rows)
@@ -173,9 +176,9 @@ class SingleView(Method):
 
     settings: type[MethodSettings] = SingleViewSettings
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        accounts = own.open_active_accounts(len(rows), sends=False)
-        return SingleViewActive(own, contract, own.build_active_trainer(accounts), accounts)
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        accounts = party.open_active_accounts(len(rows), sends=False)
+        return SingleViewActive(party, contract, party.build_active_trainer(accounts), accounts)
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]

@@ -24,7 +24,7 @@ from secure_apfed.base.seeds import derive_seed, one_thread, seed_draws, shuffle
 from secure_apfed.base.transfers import StepLoss
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Links
-from secure_apfed.labellers import MOST_JUDGES, Labeller, Logistic, PrivateLogistic, make_labeller
+from secure_apfed.labellers import MAX_JUDGES, Labeller, Logistic, PrivateLogistic, make_labeller
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
 from secure_apfed.learning.votes import (
     BLOCK,
@@ -123,6 +123,8 @@ class Bins:
     def compute_mean_targets(self, likely_UK: Floats) -> Floats:
         """Return the expected target (U, 1) from class probabilities; 0, the mean of all, for a row
         of zeros.
+
+        `likely_UK`: the probabilities.
         """
         total_U1 = likely_UK.sum(axis=1, keepdims=True)
         mean_U1 = (likely_UK @ self.centres)[:, None]
@@ -136,7 +138,7 @@ class Student:
     it learns.
 
     Args:
-        own: the active's inputs, with the labels that it may train on.
+        party: the active's inputs, with the labels that it may train on.
         aligned: of its table, by position of the alignment.
 
     Attributes:
@@ -144,31 +146,31 @@ class Student:
         labelled: (n,), places of labelled rows among `rows_U`; labels: (n,), classes of those.
     """
 
-    def __init__(self, own: PartyContext, aligned: Tensor) -> None:
+    def __init__(self, party: PartyContext, aligned: Tensor) -> None:
         """Build the untrained network, and select the aligned rows and the labels that it learns
         from.
         """
-        config = own.config
-        data = own.data
-        seed = own.secrets.seed
+        config = party.config
+        data = party.data
+        seed = party.secrets.seed
         features_N = data.table.features
         rows_U = rows_among(data.train_rows, aligned)
         assert data.table.labels is not None
-        with seed_draws(seed, own.name, "student"):
+        with seed_draws(seed, party.name, "student"):
             networks = ActiveNetworks(
                 *encoder_and_head(
                     config.model,
                     data.table.shape,
-                    own.outputs,
-                    family=own.code.find_family(),
+                    party.outputs,
+                    family=party.code.find_family(),
                 )
             )
         if isinstance(networks.encoder, RandomFeatures):
             networks.encoder.fit(features_N[data.train_rows])
-        self._task = own.task
+        self._task = party.task
         loss = self._task.error if isinstance(self._task, Regression) else None
         self.trainer = SoftTrainer(
-            own.name,
+            party.name,
             networks,
             features_N=features_N,
             train=config.train,
@@ -176,7 +178,7 @@ class Student:
             loss=LOSSES[loss] if loss else F.cross_entropy,
         )
         self.rows_U = rows_U
-        self.classes = count_classes(own)
+        self.classes = count_classes(party)
         self._model = config.model
         self._train = config.train
         self._measure = measure_of_classes(config)
@@ -190,7 +192,7 @@ class Student:
         self._labels_N = self.trainer.compute.move_tensor(data.table.labels)
         self._seed = seed
         self._baseline_seed = config.seed  # so that fits are shared with the run's local baselines
-        self._stored: ActiveNetworks | None = None
+        self._stored_networks: ActiveNetworks | None = None
         self._stored_name = ""
         self._averaged: ActiveNetworks | None = None
         numbers = self._truth_nT.shape[1]
@@ -215,12 +217,14 @@ class Student:
         """The networks that predict: an average or a stored baseline if there is
         one, else its own.
         """
-        return self._averaged or self._stored or self.trainer.networks
+        return self._averaged or self._stored_networks or self.trainer.networks
 
     @property
     def has_direct_fit(self) -> bool:
         """True if the student is fitted by equations or is a stored baseline, without epochs."""
-        return bool(self._stored) or isinstance(self.trainer.networks.encoder, RandomFeatures)
+        return bool(self._stored_networks) or isinstance(
+            self.trainer.networks.encoder, RandomFeatures
+        )
 
     @property
     def has_classes(self) -> bool:
@@ -240,7 +244,7 @@ class Student:
         """
         self._stored_name = baseline.name
         all_U = np.ones(len(self.rows_U), dtype=bool)
-        self._stored = self._fit_named_model(baseline.name, all_U)
+        self._stored_networks = self._fit_named_model(baseline.name, all_U)
 
     def average_with_local_models(self) -> None:
         """Predict from now on with the average of the trained model and the best local models.
@@ -249,13 +253,17 @@ class Student:
         (`secure_apfed.solo.COMBINATIONS`).
         """
         all_U = np.ones(len(self.rows_U), dtype=bool)
-        self._averaged = self._average_networks(self._stored or self.trainer.networks, all_U)
+        self._averaged = self._average_networks(
+            self._stored_networks or self.trainer.networks, all_U
+        )
 
     def _average_networks(
         self, student: ActiveNetworks, is_used_U: NDArray[np.bool_]
     ) -> ActiveNetworks:
         """Return the average of these networks and of local models fitted to the
         rows of this mask.
+
+        `is_used_U`: the mask.
         """
         local = self._fit_named_model(_AVERAGED_WITH, is_used_U).encoder
         assert isinstance(local, FittedModel)
@@ -272,6 +280,8 @@ class Student:
     def _fit_named_model(self, name: str, is_used_U: NDArray[np.bool_]) -> ActiveNetworks:
         """Return the named model fitted to the rows of this mask: a baseline, or trees on the
         targets.
+
+        `is_used_U`: the mask.
         """
         task = self.task_alone(self._seed if name in _LEAVES else self._baseline_seed)
         with one_thread():
@@ -281,7 +291,7 @@ class Student:
                 model: nn.Module = _fit_trees(task, rows, targets_UK, _LEAVES[name])
             else:
                 part = np.flatnonzero(~is_used_U[self.labelled])
-                task = task.few.drop_labels(part)
+                task = task.with_few_rows.drop_labels(part)
                 model = LocalModel(baseline=find_baseline(name), task=task).build_network()
         return networks_of(model)
 
@@ -314,7 +324,10 @@ class Student:
         }
         best = min(errors, key=errors.__getitem__)
         if best != _RIDGE:
-            self._stored_name, self._stored = best, self._fit_named_model(best, has_target_U)
+            self._stored_name, self._stored_networks = (
+                best,
+                self._fit_named_model(best, has_target_U),
+            )
         return predictions[best]
 
     def _predict_held_out(
@@ -353,7 +366,7 @@ class Student:
         if not self.has_direct_fit:
             return None
         is_used_U = ~torch.isin(self.rows_U, rows).numpy()
-        if self._stored is not None:
+        if self._stored_networks is not None:
             networks = self._fit_named_model(self._stored_name, is_used_U)
         else:
             targets_UT = self._targets_NT[self.rows_U].numpy()
@@ -371,7 +384,10 @@ class Student:
         targets_UT: Floats,
         has_target_U: NDArray[np.bool_],
     ) -> None:
-        """Fit a linear layer to the targets of the rows of this mask, by ridge regression."""
+        """Fit a linear layer to the targets of the rows of this mask, by ridge regression.
+
+        `has_target_U`: the mask.
+        """
         rows_V = np.flatnonzero(has_target_U)
         labelled_n = np.intersect1d(rows_V, self.labelled)
         fit_linear(linear, encoded_UD, targets_UT, taught_V=rows_V, labelled_n=labelled_n)
@@ -394,7 +410,7 @@ class Student:
     def score_rows(self, rows: Tensor) -> Scored:
         """Return test scores of these rows by the model that predicts now."""
         predict = self.trainer.predict
-        model = self._averaged or self._stored
+        model = self._averaged or self._stored_networks
         if model is not None:
             features_N = self.trainer.features_N
             dtype = next(model.parameters()).dtype
@@ -410,7 +426,7 @@ class Student:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return targets, networks, and the stored and averaged models."""
-        stored = {} if self._stored is None else self._stored.state_dict()
+        stored = {} if self._stored_networks is None else self._stored_networks.state_dict()
         stored_name = torch.tensor(list(self._stored_name.encode()), dtype=torch.uint8)
         averaged = {} if self._averaged is None else self._averaged.state_dict()
         tensors = {
@@ -425,10 +441,10 @@ class Student:
         self.trainer.load_tensors(tensors)
         self._targets_NT = tensors["targets"].clone()
         self._stored_name = bytes(tensors["kept by"].tolist()).decode()
-        self._stored = None
+        self._stored_networks = None
         if self._stored_name:
             state = remove_prefix("kept", tensors)
-            self._stored = restore_networks(state, self.trainer.networks)
+            self._stored_networks = restore_networks(state, self.trainer.networks)
         averaged = remove_prefix("averaged", tensors)
         self._averaged = restore_networks(averaged, self.trainer.networks) if averaged else None
 
@@ -474,7 +490,7 @@ def make_labeller_prior(labeller: Labeller) -> Prior:
 def make_baseline_prior(baseline: Baseline) -> Prior:
     """Return the prior of this baseline's class scores, fitted to the labelled rows."""
     return lambda _: Belief(
-        lambda task: baseline.fit(task.few).compute_scores(task.features), baseline
+        lambda task: baseline.fit(task.with_few_rows).compute_scores(task.features), baseline
     )
 
 
@@ -507,6 +523,8 @@ def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Validation
     label.
 
     There are none if every row has a label: then no row is left to predict.
+
+    `frequencies`: share of each class, (K,).
     """
     has_unlabelled = len(task.labels) < len(task.features)
     parts = split_folds(task.labels, FOLDS, task.seed) if has_unlabelled else []
@@ -521,7 +539,7 @@ def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Validation
         assert scored is not None
         own_JK = scored.scores
     positions = np.concatenate(parts)
-    is_used = positions < MOST_JUDGES
+    is_used = positions < MAX_JUDGES
     positions = positions[is_used]
     own_JK = own_JK[is_used]
     return ValidationRows(
@@ -657,18 +675,22 @@ class StudentActive(ActiveRole):
     """
 
     def __init__(
-        self, own: PartyContext, student: StudentModel, *, headline: str, guarantee: str
+        self, party: PartyContext, student: StudentModel, *, headline: str, guarantee: str
     ) -> None:
-        """Take the student; its rows are the training rows."""
+        """Make the active's role around a student, whose rows are the training rows.
+
+        `headline`: variant of `evaluate` that the run reports first. `guarantee`: what the session
+        promises, in words.
+        """
         super().__init__()
-        self.name = own.name
+        self.name = party.name
         self.guarantee = guarantee
         self.student: StudentModel = student
-        self.kept = {"student": student}
+        self.checkpoint_parts = {"student": student}
         self.training_rows = student.rows_U
         self._headline = headline
-        self._test_rows = own.data.test_rows
-        self._classes = len(own.data.classes)
+        self._test_rows = party.data.test_rows
+        self._classes = len(party.data.classes)
         self._is_taught = False
 
     @abstractmethod
@@ -687,7 +709,7 @@ class StudentActive(ActiveRole):
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> StepLoss:
         return self.student.train_on_rows(step, rows_B)
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
         return {self._headline: self.student.score_rows(self._test_rows)}
 
     def get_solo_networks(self) -> ActiveNetworks | None:
@@ -711,9 +733,9 @@ def warn_of_no_help(active: str) -> None:
     )
 
 
-def count_classes(own: PartyContext) -> int:
+def count_classes(party: PartyContext) -> int:
     """Return K, the number of classes, or of ranges of a numeric target, that votes are over."""
-    return len(own.data.classes) or RANGES
+    return len(party.data.classes) or RANGES
 
 
 def train_student(student: Student, config: RunSettings) -> None:

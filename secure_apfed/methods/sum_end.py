@@ -37,7 +37,7 @@ from apfed_protocols.errors import (
 from apfed_protocols.sums import SecureSum, SumCombiner, SumContributor, SumReceiver
 from apfed_protocols.sums.interface import StepBinding
 from apfed_protocols.sums.recoverable import RecoverableSum
-from secure_apfed.base.files import MOST_JSON_BYTES, add_line, open_plain
+from secure_apfed.base.files import MAX_JSON_BYTES, add_line, open_plain
 from secure_apfed.base.names import log_file
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
@@ -80,12 +80,14 @@ class SessionSum:
     noise: NoisePlan | None
 
     @classmethod
-    def from_contract(cls, own: PartyContext, contract: Contract) -> Self:
+    def from_contract(cls, party: PartyContext, contract: Contract) -> Self:
         """Return the sum that this party's settings give; all parties derive the same."""
         names = tuple(contract.passives)
         shape = contract.passives[names[0]].representation.shape
         return cls(
-            own, contract, *sum_and_noise(own.config, contract.session, own.active, names, shape)
+            party,
+            contract,
+            *sum_and_noise(party.config, contract.session, party.active, names, shape),
         )
 
     @property
@@ -109,15 +111,17 @@ class SessionSum:
         self,
         *,
         people: int,
-        beyond: int = 0,
-        held_N: Tensor | None = None,
+        extra_answers: int = 0,
+        is_known_N: Tensor | None = None,
         repeatable: bool = False,
         defences: Sequence[GradientDefence] = (),
     ) -> "PassiveSum":
         """Return this passive's end of the sum; see `PassiveSum`.
 
-        `people`: rows that it counts answers for. `beyond`: answers for each row besides those for
-        training.
+        `people`: rows that it counts answers for. `extra_answers`: answers for each row besides
+        those for training. `is_known_N`: positions of people that it knows, (N,), bool; None: all.
+        `repeatable`: whether the same request gets the same answer again at no further cost.
+        `defences`: applied to gradients before they are protected.
         """
         own = self.own
         noise = None
@@ -128,8 +132,10 @@ class SessionSum:
             self.contract,
             self._make_contributor(),
             noise=noise,
-            held_N=held_N,
-            allowance=Allowance.from_contract(own, self.contract, aligned=people, beyond=beyond),
+            is_known_N=is_known_N,
+            allowance=Allowance.from_contract(
+                own, self.contract, aligned=people, extra_answers=extra_answers
+            ),
             rounds=self.protocol.rounds,
             repeatable=repeatable,
             defences=defences,
@@ -186,7 +192,7 @@ class PassiveSum:
 
     Args:
         noise: the noise that it adds, with its privacy account; None: none.
-        held_N: positions of people that it knows, (N,), bool; None: all.
+        is_known_N: positions of people that it knows, (N,), bool; None: all.
         repeatable: whether a repeated answer in another session is not charged again, since it
             reveals nothing new.
         defences: of gradients that it contributes.
@@ -202,13 +208,17 @@ class PassiveSum:
         allowance: "Allowance",
         rounds: int = 1,
         noise: ContributionNoise | None = None,
-        held_N: Tensor | None = None,
+        is_known_N: Tensor | None = None,
         repeatable: bool = False,
         defences: Sequence[GradientDefence] = (),
         contributed: Callable[[int, Tensor, Tensor], None] | None = None,
     ) -> None:
-        """Set up limits, noise and the log key; decide whether a repeated answer
-        counts once a run.
+        """Make a passive's end of the secure sum, with limits of answers and noise.
+
+        `rounds`: messages of a passive in one sum, 1 or 2. `is_known_N`: positions of people that
+        it knows, (N,), bool; None: all. `defences`: applied to gradients before they are protected.
+        `contributed`: called with step, rows and values of each contribution; None: nobody records
+        them.
         """
         self.name = name
         self.contract = contract
@@ -219,15 +229,15 @@ class PassiveSum:
         self.noise = noise
         self.defences = defences
         self._contributed = contributed
-        self._held_N = held_N
+        self._is_known_N = is_known_N
         self._gate = StepGate(name)
-        self._admitted: Admitted | None = None
+        self._admitted_request: Admitted | None = None
         # The same answer reveals nothing new only where all passives repeat theirs. They may not
         # where a batch moves other passives and leaves this one as it is (people that it does not
         # know), nor where a sum may lack passives: the difference of two sums is then the others'
         # alone. And noise that others draw anew averages theirs away. So there, an answer is its
         # session's.
-        knows_all = held_N is None or bool(held_N.all())
+        knows_all = is_known_N is None or bool(is_known_N.all())
         lacks_nobody = contract.silent_passive != "recover"
         repeats = repeatable and knows_all and lacks_nobody and noise is None
         self._session = b"" if repeats else contract.digest
@@ -256,8 +266,8 @@ class PassiveSum:
         counted = rows_B if counted is None else counted
         self.allowance.check_batch(step, counted, sender=request.sender)
         self._gate.enter(step, sender=request.sender)
-        self._admitted = Admitted(step, rows_B, counted, request.payload, request.sender)
-        return self._admitted
+        self._admitted_request = Admitted(step, rows_B, counted, request.payload, request.sender)
+        return self._admitted_request
 
     def defend_gradient(self, admitted: Admitted, gradient_BD: Tensor) -> Tensor:
         """Return the gradient (B, D) after all configured defences; it is contributed instead."""
@@ -269,6 +279,8 @@ class PassiveSum:
     async def send_answer(self, links: Links, admitted: Admitted, values_BD: Floats) -> None:
         """Send the protected answer (B, D) to the admitted request; in a sum of two rounds, also
         the second.
+
+        `values_BD`: the answer in real numbers.
         """
         step = admitted.step
         links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self.protect_answer(admitted, values_BD))
@@ -284,16 +296,18 @@ class PassiveSum:
 
         The request must be the one admitted last, and is used up.
 
+        `values_BD`: the answer in real numbers.
+
         Raises:
             LocalProtocolError: another request was admitted last.
             RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
             BudgetExhaustedError: contributing would exceed the privacy budget; nothing may be sent.
         """
-        if admitted is not self._admitted:
+        if admitted is not self._admitted_request:
             raise LocalProtocolError(
                 f"{self.name}: an answer is for what was admitted last, and leaves once"
             )
-        self._admitted = None
+        self._admitted_request = None
         values_BD = np.ascontiguousarray(values_BD)
         digest = answer_digest(self._session, admitted.payload, values_BD)
         self.count_answer(admitted, digest)
@@ -321,7 +335,7 @@ class PassiveSum:
 
     def pick_known_rows(self, rows_B: Tensor) -> Tensor:
         """Return those of these alignment positions whose people the passive knows."""
-        return rows_B if self._held_N is None else rows_B[self._held_N[rows_B]]
+        return rows_B if self._is_known_N is None else rows_B[self._is_known_N[rows_B]]
 
     def count_answer(self, admitted: Admitted, digest: bytes) -> None:
         """Count an answer, identified by its digest, against the limit of its rows."""
@@ -346,11 +360,15 @@ class SumHelper(HelperRole):
     def __init__(
         self, sum_end: PassiveSum, checkpointed: Mapping[str, CheckpointPart] = {}
     ) -> None:
-        """Register the sum's counters, ledger and noise as part of the role's state."""
+        """Make a helper's role around its end of the sum, whose counters, ledger and noise are its
+        state.
+
+        `checkpointed`: parts of its state for checkpoints, besides the counters.
+        """
         self.name = sum_end.name
         self.contract = sum_end.contract
         self.sum = sum_end
-        self.kept = {**checkpointed, "allowance": sum_end.allowance}
+        self.checkpoint_parts = {**checkpointed, "allowance": sum_end.allowance}
         if sum_end.noise is not None:
             self.contributions = sum_end.noise.ledger
             self.ledgers = {self.name: sum_end.noise.ledger}
@@ -386,7 +404,11 @@ class ActiveSum:
         rounding: float = 0.0,
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        """Start with all passives present; `refused` counts the sums that failed verification."""
+        """Make the active's end of the secure sum; `refused` counts the sums that failed
+        verification.
+
+        `rounding`: largest error of one number of a sum.
+        """
         self.contract = contract
         self.receiver = receiver
         self.rounding = rounding
@@ -406,6 +428,8 @@ class ActiveSum:
 
     def send_request(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
         """Send a request to the passives that answer this step.
+
+        `payload`: the request's bytes.
 
         Raises PartyLeftError: the step's circle includes a passive that fell silent, see
         `Contract.keep_to_circle`.
@@ -436,6 +460,8 @@ class ActiveSum:
     ) -> Tensor:
         """Return the decoded sum of the answers, (B, `numbers`), float64.
 
+        `payload`: the request's bytes.
+
         Raises RemoteProtocolError: the sum is altered, of another request, or of passives that the
         contract does not allow. After that no sum of this session is decoded any more.
         """
@@ -451,6 +477,8 @@ class ActiveSum:
 
     def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Tensor:
         """Decrypt and decode the aggregator's sum; record a refusal on disk before raising it.
+
+        `combined`: what the aggregator sent.
 
         Raises LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
         """
@@ -513,7 +541,7 @@ class Aggregator(HelperRole):
                     Kind.CONTRIBUTION,
                     Kind.CHECKPOINT,
                     Kind.END,
-                    least=1 + self._find_threshold(),
+                    minimum=1 + self._find_threshold(),
                     patience=FOR_THE_ACTIVE,
                 )
             except PartyLeftError as error:
@@ -580,7 +608,9 @@ class Aggregator(HelperRole):
             missing.remove(begun_by.sender)
         while missing:
             try:
-                message = await links.receive(missing, kind, step=begun_by.step, least=len(missing))
+                message = await links.receive(
+                    missing, kind, step=begun_by.step, minimum=len(missing)
+                )
             except PartyLeftError as error:
                 self._drop_silent_passives(error, missing)
                 missing = [name for name in missing if name in self.present]
@@ -595,6 +625,8 @@ class Aggregator(HelperRole):
 
     def _drop_silent_passives(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
         """Continue without the passives that left, if the contract allows.
+
+        `awaited`: passives that did not answer.
 
         Raises PartyLeftError: it says to stop, or too few passives remain.
         """
@@ -646,6 +678,8 @@ class SumAggregator(Aggregator):
     ) -> bytes:
         """Add the encrypted contributions; with two rounds, first collect the passives' unmasking
         shares.
+
+        `bodies`: each passive's message.
         """
         if self._rounds == 2:
             for name, request in self.combiner.ask(bodies).items():
@@ -658,8 +692,8 @@ class SumAggregator(Aggregator):
 class SumMethod(Method):
     """A method whose passives add under the session's sum; see `Method`."""
 
-    def build_aggregator(self, own: PartyContext, contract: Contract) -> HelperRole:
-        return SessionSum.from_contract(own, contract).make_aggregator()
+    def build_aggregator(self, party: PartyContext, contract: Contract) -> HelperRole:
+        return SessionSum.from_contract(party, contract).make_aggregator()
 
 
 @contextmanager
@@ -680,7 +714,7 @@ def answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -
     """Return a digest that identifies an answer.
 
     `session`: digest of its contract, where the same answer in another session reveals something
-    new; empty: the answer is the same in every session.
+    new; empty: the answer is the same in every session. `payload`: the answer's bytes.
     """
     content = hashlib.blake2b(session)
     content.update(payload)
@@ -754,11 +788,11 @@ class Allowance:
 
     Args:
         me: the party; contract: of the session.
-        aligned: number of alignment positions; beyond: answers for a row in addition to those for
-            training.
+        aligned: number of alignment positions; extra_answers: answers for a row in addition to
+            those for training.
         log: the write-ahead log; None: memory and checkpoints only.
-        waits: whether a line must be on the disk before its answer leaves; the operating system's
-            buffers are lost in a power failure.
+        is_durable: whether a line must be on the disk before its answer leaves; the operating
+            system's buffers are lost in a power failure.
 
     Raises:
         CheckpointError: the log was altered, or is of another run.
@@ -766,19 +800,26 @@ class Allowance:
 
     @classmethod
     def from_contract(
-        cls, own: PartyContext, contract: Contract, *, aligned: int, beyond: int = 0
+        cls, party: PartyContext, contract: Contract, *, aligned: int, extra_answers: int = 0
     ) -> Self:
         """Return the counters of this party, in a log of its own that outlasts the session if it
         keeps one.
+
+        `aligned`: number of alignment positions. `extra_answers`: answers for each row besides
+        those for training.
         """
-        log = log_file(own.secrets.logs, "answers", own.name, "jsonl") if own.secrets.logs else None
+        log = (
+            log_file(party.secrets.logs, "answers", party.name, "jsonl")
+            if party.secrets.logs
+            else None
+        )
         return cls(
-            own.name,
+            party.name,
             contract,
             aligned=aligned,
-            beyond=beyond,
+            extra_answers=extra_answers,
             log=log,
-            waits=own.secrets.sends_out,
+            is_durable=party.secrets.sends_out,
         )
 
     def __init__(
@@ -788,14 +829,19 @@ class Allowance:
         *,
         aligned: int,
         log: Path | None,
-        beyond: int = 0,
-        waits: bool = True,
+        extra_answers: int = 0,
+        is_durable: bool = True,
     ) -> None:
-        """Read the log, if there is one, so that answers of earlier sessions count."""
+        """Make the counters of answers by row; with a log, answers of earlier sessions count.
+
+        `aligned`: number of alignment positions. `extra_answers`: answers for each row besides
+        those for training. `is_durable`: whether a line must be on the disk before its answer
+        leaves.
+        """
         self._me = me
         self._largest = contract.batch_size
-        self._answers = contract.epochs + contract.spare_answers + beyond
-        self._waits = log is not None and waits
+        self._answers = contract.epochs + contract.spare_answers + extra_answers
+        self._is_durable = log is not None and is_durable
         self._counts = ReleaseCounts(rows=aligned, log=log, about={"answers": self._answers})
 
     def check_batch(self, step: int, rows_B: Tensor, *, sender: str) -> None:
@@ -824,7 +870,7 @@ class Allowance:
             return
         self._check_answers(rows_B, sender)
         self._counts.add_release(answer)
-        if self._waits:
+        if self._is_durable:
             self._counts.sync()
 
     def _check_answers(self, rows_B: Tensor, sender: str) -> None:
@@ -853,22 +899,22 @@ class DurableLog:
     counts too.
 
     Args:
-        name: of the list; own: the party. Without a folder for logs the list is empty and in no
+        name: of the list; party: the party. Without a folder for logs the list is empty and in no
             file.
     """
 
-    def __init__(self, own: PartyContext, name: str) -> None:
+    def __init__(self, party: PartyContext, name: str) -> None:
         """Choose the file NAME-PARTY.jsonl in the party's log folder, if it keeps logs."""
-        logs = own.secrets.logs
-        self.me = own.name
-        self.path = log_file(logs, name, own.name, "jsonl") if logs else None
+        logs = party.secrets.logs
+        self.me = party.name
+        self.path = log_file(logs, name, party.name, "jsonl") if logs else None
 
     def load_lines(self) -> Sequence[bytes]:
         """Return the log's lines that are not empty; none if there is no file."""
         if self.path is None or not os.path.lexists(self.path):
             return ()
         with open_plain(self.path) as file:
-            return [line for line in file.read(MOST_JSON_BYTES).splitlines() if line.strip()]
+            return [line for line in file.read(MAX_JSON_BYTES).splitlines() if line.strip()]
 
     def append_line(self, event: str, instead: str = "", **fields: str | int) -> None:
         """Append these fields as one JSON line, synced to disk.
@@ -895,15 +941,15 @@ class RefusedSums:
     CheckpointError: more were refused, or the list cannot be read.
     """
 
-    def __init__(self, own: PartyContext) -> None:
-        """Read the log. Raises CheckpointError: more sums were refused than `rules.refused_sums`
-        allows.
+    def __init__(self, party: PartyContext) -> None:
+        """Make the count of refused sums, with those in the log. Raises CheckpointError: more sums
+        were refused than `rules.refused_sums` allows.
         """
-        self._log = DurableLog(own, "refused")
-        allowed = own.config.rules.refused_sums
+        self._log = DurableLog(party, "refused")
+        allowed = party.config.rules.refused_sums
         if (count := len(self._log.load_lines())) > allowed:
             raise CheckpointError(
-                f"{own.name} refused {count} sum{'s' * (count > 1)} of this run, and "
+                f"{party.name} refused {count} sum{'s' * (count > 1)} of this run, and "
                 f"rules.refused_sums is {allowed}. Whoever altered them (the aggregator, or a "
                 "passive) may have learnt bits of the passives' numbers from which were taken, and "
                 "a resumed run computes the same numbers again. Find out who it was; then begin a "

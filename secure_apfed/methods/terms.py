@@ -137,6 +137,8 @@ def make_sum(
 ) -> SecureSum:
     """Return the configured sum between these parties; `noise` is its deviation in steps.
 
+    `session`: the session's name.
+
     Raises ConfigError: a sum in fixed point without a clip bound, or a threshold that does not go
     with it; LocalProtocolError: parameters that do not fit, or a single passive.
     """
@@ -272,7 +274,7 @@ def find_training_rows(
 def rows_of_a_step(config: RunSettings, rows: int, *, aligned_share: float, steps: int) -> int:
     """Return how many rows one rehearsed step uses, if an epoch goes through `rows`.
 
-    `steps`: of an epoch of the rehearsal.
+    `steps`: of an epoch of the rehearsal. `aligned_share`: share of the rows that passives know.
     """
     method = config.method
     if method.averages:  # a step covers all rows

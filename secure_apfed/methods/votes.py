@@ -197,23 +197,26 @@ class VotesActive(StudentActive):
     student: Student
 
     def __init__(
-        self, own: PartyContext, contract: Contract, rows: Tensor, opening: Opening | None
+        self, party: PartyContext, contract: Contract, rows: Tensor, opening: Opening | None
     ) -> None:
-        """Build student and ballot, and state the guarantee that noise on the votes gives."""
-        student = Student(own, rows)
-        config = own.config
+        """Build student and ballot, and state the guarantee that noise on the votes gives.
+
+        `opening`: the guarantee of the revealed votes; None: there is none.
+        """
+        student = Student(party, rows)
+        config = party.config
         votes = VoteSettings.from_run_settings(config)
         guarantee = "no guarantee: votes are opened without noise (epsilon is infinite)"
         if opening is not None:
-            labeller = own.make_labeller(votes.labeller, votes.weights_epsilon)
+            labeller = party.make_labeller(votes.labeller, votes.weights_epsilon)
             guarantee = table_guarantee(labeller, opening, delta=config.delta).describe_guarantee()
-        super().__init__(own, student, headline=config.method.name, guarantee=guarantee)
+        super().__init__(party, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
         self.classes = student.classes
         # The same fits as the run's local baselines; none of them is sent.
         self._prior = prior_of(config)
         self._seed = config.seed
-        self._usage = votes.help
+        self._help_setting = votes.help
         self.ballot = Ballot.from_rows(
             positions_in(rows, student.rows_U),
             torch.from_numpy(student.labelled),
@@ -239,13 +242,13 @@ class VotesActive(StudentActive):
         return self.student.refit_excluding(rows)
 
     def learn_from_votes(self, votes_UK: Floats) -> None:
-        """Train the student on the opened votes, if validation on labelled rows enables them.
+        """Train the student on the revealed votes, if validation on labelled rows enables them.
 
         See the function `learn_from_votes`.
         """
         self.votes = votes_UK
         self.help = learn_from_votes(
-            self.student, votes_UK, self._prior, seed=self._seed, usage=self._usage
+            self.student, votes_UK, self._prior, seed=self._seed, usage=self._help_setting
         )
         if not self.help.is_in_use:
             warnings.warn(f"{self.name}: {self.help}", NoHelpWarning, stacklevel=2)
@@ -263,7 +266,7 @@ class VotesActive(StudentActive):
         return None if self.votes is None else torch.from_numpy(self.votes)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the student's state, the opened votes, and the validation's figures."""
+        """Return the student's state, the revealed votes, and the validation's figures."""
         tensors = super().tensors()
         if self.votes is not None:
             tensors["votes.sum"] = torch.from_numpy(self.votes)
@@ -272,7 +275,10 @@ class VotesActive(StudentActive):
         return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        """Restore the state that `tensors` returned."""
+        """Restore the state that `tensors` returned.
+
+        `next_step`: the first step after the checkpoint.
+        """
         super().load_tensors(tensors, next_step=next_step)
         if "help" in tensors:
             rows, *measured = tensors["help"].tolist()
@@ -288,23 +294,23 @@ class VotesPassive(HelperRole):
 
     Attributes:
         classes: K, as agreed; labeller: the labeller that computes its votes.
-        held_N: which positions are of people that it knows, (N,), bool.
+        is_known_N: which positions are of people that it knows, (N,), bool.
     """
 
     asks = (Kind.LABELS,)
 
-    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+    def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Make the labeller, and the features of known people at each alignment position."""
-        self.name = own.name
+        self.name = party.name
         self.contract = contract
-        votes = VoteSettings.from_run_settings(own.config)
-        self.labeller = own.make_labeller(votes.labeller, votes.weights_epsilon)
-        (self.classes,) = contract.passives[own.name].representation.shape
-        self.held_N = rows >= 0
-        features_N = own.data.table.features[rows.clamp(min=0)]
+        votes = VoteSettings.from_run_settings(party.config)
+        self.labeller = party.make_labeller(votes.labeller, votes.weights_epsilon)
+        (self.classes,) = contract.passives[party.name].representation.shape
+        self.is_known_N = rows >= 0
+        features_N = party.data.table.features[rows.clamp(min=0)]
         self._features_NF = features_N.flatten(1).double().numpy()
         self._method = votes
-        self._asked = False
+        self._was_asked = False
 
     def admit_ballot(self, message: Envelope) -> Ballot:
         """Parse a request for votes, one a session.
@@ -314,16 +320,16 @@ class VotesPassive(HelperRole):
         ballot = Ballot.from_message(
             message,
             self.contract,
-            aligned=len(self.held_N),
+            aligned=len(self.is_known_N),
             classes=self.classes,
             shows_labels=self._method.sends_labels,
         )
-        if self._asked:
+        if self._was_asked:
             raise RemoteProtocolError(
                 f"{message.sender} asks {self.name} for votes once more in one session; the "
                 "answer to a second question could be taken apart by the first"
             )
-        self._asked = True
+        self._was_asked = True
         return ballot
 
     def cast_votes(self, ballot: Ballot) -> Floats:
@@ -331,7 +337,7 @@ class VotesPassive(HelperRole):
 
         Raises PromiseError: the labeller breaks a property that an epsilon rests on.
         """
-        known_U = self.held_N[ballot.rows].numpy()
+        known_U = self.is_known_N[ballot.rows].numpy()
         known_n = known_U[ballot.labelled.numpy()]
         votes_UK = np.zeros((len(known_U), self.classes))
         if known_n.any():
@@ -362,29 +368,31 @@ class VotesPassive(HelperRole):
 class VotesMethod(Method):
     """The common part of all methods that open votes; see `Method`."""
 
-    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
         """Return, at the active, the number of classes (or ranges of a number) in a
         row of votes.
         """
-        if own.name != own.active:
+        if party.name != party.active:
             return None
-        own.require_passives()
-        return _vote_row_terms(count_classes(own))
+        party.require_passives()
+        return _vote_row_terms(count_classes(party))
 
     def derive_terms(
-        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
         """Return the terms: the active's row of votes for all passives, and the parameters of their
         sum.
+
+        `offers`: each passive's offered terms. `session`: the session's name.
         """
-        offered = offers[own.active]
-        own.require_terms(own.active, offered, _vote_row_terms(*offered.shape[:1]))
+        offered = offers[party.active]
+        party.require_terms(party.active, offered, _vote_row_terms(*offered.shape[:1]))
         return SessionTerms.from_rows(
-            dict.fromkeys(own.passives, offered),
-            secure_sum=self.sum_terms(own, session, *offered.shape),
+            dict.fromkeys(party.passives, offered),
+            secure_sum=self.sum_terms(party, session, *offered.shape),
         )
 
-    def sum_terms(self, own: PartyContext, session: str, classes: int) -> Mapping[str, object]:
+    def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
         """Return the public parameters of the sum of votes; empty if there is none."""
         return {}
 
@@ -406,10 +414,10 @@ class SummedVotesActive(VotesActive, SumLearner):
     """An active that opens the secure sum of the votes; see `VotesActive`."""
 
     def __init__(
-        self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+        self, party: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
     ) -> None:
         """Build the votes' active with its end of the secure sum."""
-        super().__init__(own, contract, rows, summed.release)
+        super().__init__(party, contract, rows, summed.release)
         self.read_from(summed.make_active_end())
 
     async def gather_votes(self, links: Links) -> Floats:
@@ -428,11 +436,13 @@ class SummedVotesPassive(VotesPassive, SumHelper):
     """A passive that adds its votes to the secure sum; see `VotesPassive`."""
 
     def __init__(
-        self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+        self, party: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
     ) -> None:
         """Build the votes' passive with its end of the secure sum."""
-        VotesPassive.__init__(self, own, contract, rows)
-        sum_end = summed.make_passive_end(people=len(rows), held_N=self.held_N, repeatable=True)
+        VotesPassive.__init__(self, party, contract, rows)
+        sum_end = summed.make_passive_end(
+            people=len(rows), is_known_N=self.is_known_N, repeatable=True
+        )
         SumHelper.__init__(self, sum_end)
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
@@ -454,11 +464,11 @@ class SummedVotes(SumMethod, VotesMethod):
 
     settings = VotesSettings
 
-    def sum_terms(self, own: PartyContext, session: str, classes: int) -> Mapping[str, object]:
-        return own.describe_sum(session, (classes,))
+    def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
+        return party.describe_sum(session, (classes,))
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        return SummedVotesActive(own, contract, rows, SessionSum.from_contract(own, contract))
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        return SummedVotesActive(party, contract, rows, SessionSum.from_contract(party, contract))
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        return SummedVotesPassive(own, contract, rows, SessionSum.from_contract(own, contract))
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        return SummedVotesPassive(party, contract, rows, SessionSum.from_contract(party, contract))

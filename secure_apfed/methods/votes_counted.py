@@ -42,15 +42,15 @@ class CountingPassive(VotesPassive):
 
     def __init__(
         self,
-        own: PartyContext,
+        party: PartyContext,
         contract: Contract,
         rows: Tensor,
         noise: ContributionNoise | None = None,
     ) -> None:
-        """Open the counter of answers for every row, and register the noise's ledger."""
-        super().__init__(own, contract, rows)
-        self._allowance = Allowance.from_contract(own, contract, aligned=len(rows))
-        self.kept = {"allowance": self._allowance}
+        """Make a passive's role that counts answers for every row, and charges its noise."""
+        super().__init__(party, contract, rows)
+        self._allowance = Allowance.from_contract(party, contract, aligned=len(rows))
+        self.checkpoint_parts = {"allowance": self._allowance}
         self._noise = noise
         if noise is not None:
             self._set_ledger(noise.ledger)
@@ -89,22 +89,24 @@ class CountingPassive(VotesPassive):
         An answer is charged again in each session, since request or noise differ, unless it is
         `repeatable`. Raises RemoteProtocolError: see `count_answers`; BudgetExhaustedError:
         answering would exceed the privacy budget; nothing may be sent.
+
+        `values_U`: by row, what the answers are computed from.
         """
         digests = self.count_answers(ballot, values_U, repeatable=repeatable)
         digest = hashlib.sha256(b"".join(digests)).digest()
         if self._noise is None:
             return None
-        known_B = ballot.rows[self.held_N[ballot.rows]]
+        known_B = ballot.rows[self.is_known_N[ballot.rows]]
         return self._noise.draw(shape, step=ASK, known_B=known_B, digest=digest)
 
 
 def open_vote_ledger(
-    own: PartyContext, release: VoteResponse | SummedRelease, people: int
+    party: PartyContext, release: VoteResponse | SummedRelease, people: int
 ) -> PrivacyLedger:
     """Open a passive's privacy ledger for its votes on this number of people."""
-    votes = VoteSettings.from_run_settings(own.config)
+    votes = VoteSettings.from_run_settings(party.config)
     figure = votes.passives_figure
-    return own.open_ledger(release, budget=votes.epsilon, rows=people, figure=figure)
+    return party.open_ledger(release, budget=votes.epsilon, rows=people, figure=figure)
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,9 @@ class VoteTerms(ABC):
     classes: int
 
     @classmethod
-    def from_contract(cls, own: PartyContext, contract: Contract) -> Self:
-        (classes,) = contract.passives[own.passives[0]].representation.shape
-        return cls(own, tuple(contract.passives), classes)
+    def from_contract(cls, party: PartyContext, contract: Contract) -> Self:
+        (classes,) = contract.passives[party.passives[0]].representation.shape
+        return cls(party, tuple(contract.passives), classes)
 
     @property
     @abstractmethod

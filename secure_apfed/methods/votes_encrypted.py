@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from apfed_protocols.checks import MOST_ANNOUNCED_BYTES
+from apfed_protocols.checks import MAX_ANNOUNCED_BYTES
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.products import (
     ProductAgreement,
@@ -46,7 +46,7 @@ from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.settings.protection import PASSIVES, lower_is_less
 from secure_apfed.settings.run import RunSettings
 
-_MOST_LABELLED = 4096
+_MAX_LABELLED = 4096
 _HELD_TWICE = 1.4  # peak memory of an answer, in units of the labels; 1.3 measured
 _OPEN_AUDITS = 1  # after which a passive still takes part: each is a chance more for a cheat
 
@@ -122,12 +122,12 @@ class EncryptedVotesSettings(VoteSettings):
 class EncryptedVotesActive(VotesActive):
     """An active that encrypts its labels and opens the sum of the votes; see `VotesActive`."""
 
-    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+    def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Build the sum of products for this ballot, and state what an active that cheats could
         read.
         """
-        terms = _Terms.from_contract(own, contract)
-        super().__init__(own, contract, rows, terms.release)
+        terms = _Terms.from_contract(party, contract)
+        super().__init__(party, contract, rows, terms.release)
         self._size = BallotSize.from_ballot(self.ballot)
         self._sums = terms.make_sums(contract, self._size)
         agreed = self._sums.products
@@ -141,7 +141,7 @@ class EncryptedVotesActive(VotesActive):
             )
         # Towards zero a number moves by a step at most, to the nearest by half of one.
         self.rounding = 2 * self._sums.compute_rounding_error()
-        self._refused = RefusedSums(own)
+        self._refused = RefusedSums(party)
         self._receiver: ProductReceiver | None = None
         self._challenges: dict[str, bytes] | None = None
 
@@ -166,7 +166,7 @@ class EncryptedVotesActive(VotesActive):
                 waiting,
                 Kind.CHALLENGE,
                 step=BEFORE_TRAINING,
-                least=len(waiting),
+                minimum=len(waiting),
                 patience=FOR_AN_ANSWER,
             )
             self._challenges[message.sender] = message.payload
@@ -193,11 +193,11 @@ class EncryptedVotesPassive(CountingPassive):
 
     asks = (Kind.ENCRYPTED_LABELS,)
 
-    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+    def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Open the noise account, and the log of audits that were broken off."""
-        self._terms = _Terms.from_contract(own, contract)
-        self._audits = OpenAudits(own)
-        super().__init__(own, contract, rows, self._terms.make_noise(len(rows)))
+        self._terms = _Terms.from_contract(party, contract)
+        self._audits = OpenAudits(party)
+        super().__init__(party, contract, rows, self._terms.make_noise(len(rows)))
         self._contributor: ProductContributor | None = None
         self._size: BallotSize | None = None
 
@@ -209,7 +209,7 @@ class EncryptedVotesPassive(CountingPassive):
         if not contract.is_at_start:
             return
         others = [name for name in contract.passives if name != self.name]
-        self._size = await self._terms.receive_size(links, contract, most=len(self.held_N))
+        self._size = await self._terms.receive_size(links, contract, maximum=len(self.is_known_N))
         sums = self._terms.make_sums(contract, self._size)
         _require_memory(self.name, contract.active, sums)
         self._contributor = sums.make_contributor(self.name)
@@ -267,10 +267,10 @@ def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
     """
     labels = sums.products.labelled
     needed = labels * sums.label_bytes
-    if needed > MOST_ANNOUNCED_BYTES:
+    if needed > MAX_ANNOUNCED_BYTES:
         raise RemoteProtocolError(
             f"{active} asks about {labels:,} encrypted labels, which would take {me} "
-            f"{needed / 2**30:,.1f} GiB, expected {MOST_ANNOUNCED_BYTES / 2**30:g} GiB at most; "
+            f"{needed / 2**30:,.1f} GiB, expected {MAX_ANNOUNCED_BYTES / 2**30:g} GiB at most; "
             "label fewer rows, or agree on fewer secure_sum.bits"
         )
 
@@ -298,8 +298,8 @@ class OpenAudits:
     audit passed; a first line without a second is an aborted session.
     """
 
-    def __init__(self, own: PartyContext) -> None:
-        self._log = DurableLog(own, "audits")
+    def __init__(self, party: PartyContext) -> None:
+        self._log = DurableLog(party, "audits")
 
     def begin_audit(self, *, contract: str) -> None:
         """Record an audit on disk before this passive reveals which request is kept.
@@ -330,11 +330,11 @@ class EncryptedVotesAggregator(BallotAggregator):
 
     blocks = 0
 
-    def __init__(self, own: PartyContext, contract: Contract) -> None:
+    def __init__(self, party: PartyContext, contract: Contract) -> None:
         """Wait for the ballot's size, which the combiner needs."""
         super().__init__(contract)
-        self._terms = _Terms.from_contract(own, contract)
-        self._most = own.config.alignment.maximum_ids
+        self._terms = _Terms.from_contract(party, contract)
+        self._most = party.config.alignment.maximum_ids
         self._combiner: ProductCombiner | None = None
 
     async def set_up(self, links: Links) -> None:
@@ -342,7 +342,7 @@ class EncryptedVotesAggregator(BallotAggregator):
         resumed session.
         """
         if self.contract.is_at_start:
-            size = await self._terms.receive_size(links, self.contract, most=self._most)
+            size = await self._terms.receive_size(links, self.contract, maximum=self._most)
             sums = self._terms.make_sums(self.contract, size)
             self._combiner = sums.make_combiner()
             self.blocks = sums.blocks
@@ -360,10 +360,13 @@ class EncryptedVotes(VotesMethod):
 
     settings = EncryptedVotesSettings
 
-    def sum_terms(self, own: PartyContext, session: str, classes: int) -> Mapping[str, object]:
-        """Return the public parameters of the sum of products, its noise included."""
-        terms = _Terms(own, own.passives, classes)
-        settings = own.config.secure_sum
+    def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
+        """Return the public parameters of the sum of products, its noise included.
+
+        `session`: the session's name.
+        """
+        terms = _Terms(party, party.passives, classes)
+        settings = party.config.secure_sum
         return {
             "scheme": SumOfProducts.scheme,
             "masks": SumOfProducts.masks,
@@ -373,14 +376,14 @@ class EncryptedVotes(VotesMethod):
             **terms.noise_terms(),
         }
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        return EncryptedVotesActive(own, contract, rows)
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        return EncryptedVotesActive(party, contract, rows)
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        return EncryptedVotesPassive(own, contract, rows)
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        return EncryptedVotesPassive(party, contract, rows)
 
-    def build_aggregator(self, own: PartyContext, contract: Contract) -> HelperRole:
-        return EncryptedVotesAggregator(own, contract)
+    def build_aggregator(self, party: PartyContext, contract: Contract) -> HelperRole:
+        return EncryptedVotesAggregator(party, contract)
 
 
 class _Terms(VoteTerms):
@@ -443,15 +446,17 @@ class _Terms(VoteTerms):
         )
 
     @staticmethod
-    async def receive_size(links: Links, contract: Contract, *, most: int) -> BallotSize:
-        """Receive the ballot's size; see `BallotSize.receive_size`.
+    async def receive_size(links: Links, contract: Contract, *, maximum: int) -> BallotSize:
+        """Receive how many people and labels the active's ballot has.
 
         Refuses more labels than a sum of products can carry.
+
+        `maximum`: people at most.
         """
-        size = await BallotSize.receive_size(links, contract, most=most)
-        if size.labelled > _MOST_LABELLED:
+        size = await BallotSize.receive_size(links, contract, maximum=maximum)
+        if size.labelled > _MAX_LABELLED:
             raise RemoteProtocolError(
                 f"{contract.active} asks about {size.labelled} labels; a sum of products takes "
-                f"{_MOST_LABELLED} at most"
+                f"{_MAX_LABELLED} at most"
             )
         return size

@@ -47,10 +47,10 @@ class RandomisedVotesActive(VotesActive):
     `VotesActive`.
     """
 
-    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+    def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Take the randomised response that all passives apply, as the release of the votes."""
-        self._response = _make_response(own, contract)
-        super().__init__(own, contract, rows, self._response)
+        self._response = _make_response(party, contract)
+        super().__init__(party, contract, rows, self._response)
         self._answers_MU: Integers | None = None
 
     async def gather_votes(self, links: Links) -> Floats:
@@ -106,14 +106,16 @@ class RandomisedVotesActive(VotesActive):
 class RandomisedVotesPassive(CountingPassive):
     """A passive that answers its votes by chance, for itself; see `VotesPassive`."""
 
-    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Open the votes' ledger, and derive the key by which answers are randomised."""
-        super().__init__(own, contract, rows)
-        self._response = _make_response(own, contract)
-        self._ledger = open_vote_ledger(own, self._response, len(rows))
+    def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
+        """Make a passive's role that randomises its votes: open their ledger, and derive the
+        key.
+        """
+        super().__init__(party, contract, rows)
+        self._response = _make_response(party, contract)
+        self._ledger = open_vote_ledger(party, self._response, len(rows))
         self._set_ledger(self._ledger)
-        self._key = own.derive_key(b"secure-apfed votes v1")
-        self._secret = own.noise_is_secret
+        self._key = party.derive_key(b"secure-apfed votes v1")
+        self._secret = party.noise_is_secret
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Vote, and send randomised answers, drawn from the party's key, the votes
@@ -129,7 +131,7 @@ class RandomisedVotesPassive(CountingPassive):
         digests = self.count_answers(ballot, answers_U, repeatable=True)
         for step, (block, digest) in enumerate(zip(ballot.blocks, digests, strict=True)):
             rows_B = ballot.rows[block]
-            self._ledger.charge(step=step, rows=rows_B[self.held_N[rows_B]], digest=digest)
+            self._ledger.charge(step=step, rows=rows_B[self.is_known_N[rows_B]], digest=digest)
         self._ledger.sync()
         payload = pack_tensors({"votes": torch.from_numpy(answers_U).short()})
         links.send(self.contract.active, Kind.VOTES, message.step, payload)
@@ -142,17 +144,17 @@ class RandomisedVotes(VotesMethod):
 
     settings = RandomisedVotesSettings
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        return RandomisedVotesActive(own, contract, rows)
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        return RandomisedVotesActive(party, contract, rows)
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        return RandomisedVotesPassive(own, contract, rows)
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        return RandomisedVotesPassive(party, contract, rows)
 
 
-def _make_response(own: PartyContext, contract: Contract) -> VoteResponse:
+def _make_response(party: PartyContext, contract: Contract) -> VoteResponse:
     """Return the randomised response with the configured epsilon over the agreed classes."""
-    (classes,) = contract.passives[own.passives[0]].representation.shape
-    epsilon = RandomisedVotesSettings.from_run_settings(own.config).epsilon
+    (classes,) = contract.passives[party.passives[0]].representation.shape
+    epsilon = RandomisedVotesSettings.from_run_settings(party.config).epsilon
     assert epsilon is not None
     return VoteResponse(epsilon=epsilon, classes=classes)
 
@@ -176,6 +178,8 @@ def estimate_agreement(
     equal, and d = 2 p q + (K - 2) q^2 where they differ. So (share - d) / (s - d) estimates the
     share of equal votes without bias; s - d = (p - q)^2. Against a label it is (share - q) / (p -
     q). A person without a vote counts as a uniformly random vote.
+
+    `names`: of the passives.
     """
     p = response.keep_probability
     q = response.other_probability

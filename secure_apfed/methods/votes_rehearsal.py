@@ -77,10 +77,10 @@ class RehearsalActive(VotesActive):
     right; see `VotesActive`.
     """
 
-    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+    def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Take the noise of one passive's count, and wait for the counts."""
-        release = _Terms.from_contract(own, contract).release
-        super().__init__(own, contract, rows, release)
+        release = _Terms.from_contract(party, contract).release
+        super().__init__(party, contract, rows, release)
         self._deviation = release.deviation / _STEPS
         self._shares = torch.zeros(0)
 
@@ -162,9 +162,11 @@ class Rehearsal(VotesMethod):
 
     settings = RehearsalSettings
 
-    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        return RehearsalActive(own, contract, rows)
+    def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        return RehearsalActive(party, contract, rows)
 
-    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        noise: ContributionNoise | None = _Terms.from_contract(own, contract).make_noise(len(rows))
-        return RehearsalPassive(own, contract, rows, noise)
+    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        noise: ContributionNoise | None = _Terms.from_contract(party, contract).make_noise(
+            len(rows)
+        )
+        return RehearsalPassive(party, contract, rows, noise)

@@ -23,13 +23,13 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from secure_apfed.base.seeds import draws_nothing, limit_threads
 from secure_apfed.errors import ApfedError, ModelError
-from secure_apfed.networks.rank import count_columns, most_numbers
-from secure_apfed.settings.training import MOST_PARAMETERS, ModelSettings
+from secure_apfed.networks.rank import count_columns, max_numbers
+from secure_apfed.settings.training import MAX_PARAMETERS, ModelSettings
 
 Shape = tuple[int, ...]
 _PADDING = 1
 _SAMPLE = 300
-_LEAST_SCALE = 1e-6
+_MIN_SCALE = 1e-6
 _A_THREAD = 200_000_000
 """Multiplications of a step, about ten milliseconds."""
 _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}
@@ -38,7 +38,7 @@ _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 
 
 
 def _make_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
-    """Return a linear layer of at most `MOST_PARAMETERS`. Raises ModelError: it would have more."""
+    """Return a linear layer of at most `MAX_PARAMETERS`. Raises ModelError: it would have more."""
     check_layer_size(inputs, outputs)
     return nn.Linear(inputs, outputs, bias=bias)
 
@@ -46,12 +46,14 @@ def _make_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 def check_layer_size(inputs: int, outputs: int) -> None:
     """Refuse a layer by arithmetic, before memory is allocated for it.
 
-    Raises ModelError: it would have more parameters than `MOST_PARAMETERS`.
+    `inputs`: numbers that the layer reads, and writes.
+
+    Raises ModelError: it would have more parameters than `MAX_PARAMETERS`.
     """
-    if inputs * outputs > MOST_PARAMETERS:
+    if inputs * outputs > MAX_PARAMETERS:
         raise ModelError(
             f"a layer from {inputs:,} to {outputs:,} numbers has {inputs * outputs:,} parameters, "
-            f"expected {MOST_PARAMETERS:,} at most; take narrower layers in model, or fewer "
+            f"expected {MAX_PARAMETERS:,} at most; take narrower layers in model, or fewer "
             "columns or classes"
         )
 
@@ -365,7 +367,7 @@ class Standardised(nn.Module):
         self.centre = rows_NF.mean(0)
         scale = rows_NF.std(0, correction=0)
         # A constant column carries no information, so z stays 0 even if it differs later.
-        self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
+        self.scale = torch.where(scale < _MIN_SCALE, math.inf, scale)
 
     def standardise_rows(self, features_B: Tensor) -> Tensor:
         return (features_B.flatten(1) - self.centre) / self.scale
@@ -400,6 +402,8 @@ class RandomFeatures(Standardised):
     def fit(self, features_NF: Tensor) -> None:
         """Standardise by these rows; set the kernel width to the median distance of
         some of them.
+
+        `features_NF`: (N, F).
         """
         rows_NF = features_NF.flatten(1).to(self.centre)
         self._fit_scale(rows_NF)
@@ -411,7 +415,10 @@ class RandomFeatures(Standardised):
             self.width = distances.median()
 
     def forward(self, features_B: Tensor) -> Tensor:
-        """Return (1, z / sqrt F, cosines) of each row."""
+        """Return (1, z / sqrt F, cosines) of each row.
+
+        `features_B`: the rows.
+        """
         z_BF = self.standardise_rows(features_B)
         size = len(self.phases)
         waves_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
@@ -461,13 +468,15 @@ class Projection(Standardised):
     def fit(self, features_NF: Tensor) -> None:
         """Standardise by these rows.
 
+        `features_NF`: (N, F).
+
         Raises ModelError: D exceeds half of their distinct columns, and reading them all is not
         allowed.
         """
         rows_NF = features_NF.flatten(1).to(self.centre)
         numbers = self.directions.shape[1]
         columns = count_columns(rows_NF)
-        allowed = most_numbers(columns)
+        allowed = max_numbers(columns)
         if numbers > allowed and not self._allow_reading_all:
             raise ModelError(
                 f"a projection to {numbers} numbers of {columns} columns that differ is refused, "
@@ -483,7 +492,10 @@ class Projection(Standardised):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Take D from the loaded state: parties agree on it, and settings may leave it open."""
+        """Take D from the loaded state: parties agree on it, and settings may leave it open.
+
+        `prefix`: as in torch.
+        """
         stored = state_dict.get(f"{prefix}directions")
         if stored is not None and stored.dim() == 2 and len(stored) == len(self.directions):
             self.directions = torch.empty_like(stored)
@@ -530,7 +542,10 @@ class CrossView(RandomFeatures):
             super().fit(self._append_forecast(features_NF, forecast_ND))
 
     def _fit_scale(self, rows_NF: Tensor) -> None:
-        """Set centre and scale by pairs (x, h), each part scaled to the same total variance."""
+        """Set centre and scale by pairs (x, h), each part scaled to the same total variance.
+
+        `rows_NF`: the rows.
+        """
         super()._fit_scale(rows_NF)
         numbers = self.predictor.out_features
         columns = len(self.scale)
@@ -578,7 +593,10 @@ class SequenceEncoder(nn.Module):
     """
 
     def __init__(self, sequences: Sequence[tuple[int, int]], size: int) -> None:
-        """Build one bidirectional GRU with `size` units for each view's (T, C)."""
+        """Build one bidirectional GRU with `size` units for each view's (T, C).
+
+        `sequences`: (T, C) of each view.
+        """
         super().__init__()
         self.sequences = tuple(sequences)
         self.views = nn.ModuleList(
@@ -587,7 +605,10 @@ class SequenceEncoder(nn.Module):
         )
 
     def encode_views(self, features_B: Tensor) -> list[Tensor]:
-        """Return the last states of each view, (B, 2 D)."""
+        """Return the last states of each view, (B, 2 D).
+
+        `features_B`: the rows.
+        """
         widths = [1 + steps * channels for steps, channels in self.sequences]
         split = features_B.flatten(1).split(widths, dim=1)
         return [
@@ -603,6 +624,8 @@ def _gather_last_states(view: nn.Module, used_B: Tensor, steps_BTC: Tensor) -> T
     """Return the last states of both directions, (B, 2 D).
 
     A sequence without a step in use counts as one step of zeros.
+
+    `used_B`: length of each sequence. `steps_BTC`: states of all steps.
     """
     if steps_BTC.is_meta:  # there are shapes alone, and no lengths
         _, last_2BD = view(steps_BTC)
@@ -746,6 +769,8 @@ def threads_for(settings: ModelSettings, batch: int, tables: Iterable[Shape]) ->
     For a small product waiting for another thread takes longer than its work, and on a busy machine
     much longer. Convolutions are never small, and a party's own network is of unknown size, so
     these use all threads.
+
+    `tables`: shape of each weight.
     """
     available = torch.get_num_threads()
     threads = 1

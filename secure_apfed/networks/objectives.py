@@ -97,7 +97,10 @@ class Contrastive(Objective):
         model: ModelSettings,
         family: NetworkFamily | None = None,
     ) -> None:
-        """Build the passive's encoder, and a projection to the size of z."""
+        """Build the passive's encoder, and a projection to the size of z.
+
+        `family`: maker of the encoder or decoder; None: of the settings.
+        """
         super().__init__()
         self._settings = settings
         family = family or family_for(model, features)
@@ -106,7 +109,10 @@ class Contrastive(Objective):
         self.projection = projection_to(math.prod(representation), encoded)
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
-        """Return the contrastive loss between z and the passive's own projections."""
+        """Return the contrastive loss between z and the passive's own projections.
+
+        `features_B`: the passive's rows of the batch.
+        """
         p_BD = self.projection(self.encoder(features_B))
         return contrastive_loss(
             z_BD.flatten(1),
@@ -137,6 +143,8 @@ class Reconstruction(Objective):
     ) -> None:
         """Build the decoder. Raises ModelError: its output has another shape than the passive's
         rows.
+
+        `family`: maker of the encoder or decoder; None: of the settings.
         """
         super().__init__()
         family = family or family_for(model, features)
@@ -185,7 +193,10 @@ class Clustering(Objective):
         model: ModelSettings,
         family: NetworkFamily | None = None,
     ) -> None:
-        """Build the linear read-out, with empty cluster centres until `fit`."""
+        """Build the linear read-out, with empty cluster centres until `fit`.
+
+        `family`: maker of the encoder or decoder; None: of the settings.
+        """
         super().__init__()
         clusters = settings.clusters
         check_layer_size(math.prod(representation), clusters)
@@ -196,7 +207,10 @@ class Clustering(Objective):
         self.register_buffer("sizes_K", torch.ones(clusters))
 
     def fit(self, features_N: Tensor) -> None:
-        """Compute the cluster centres. Raises ModelError: fewer different rows than clusters."""
+        """Compute the cluster centres. Raises ModelError: fewer different rows than clusters.
+
+        `features_N`: the passive's rows.
+        """
         from sklearn.cluster import KMeans
 
         x_NF = features_N.flatten(1).double().cpu()

@@ -20,10 +20,10 @@ from secure_apfed.errors import NarrowTableWarning
 if TYPE_CHECKING:
     from secure_apfed.settings.run import RunSettings
 
-_MOST_ROWS = 4096
+_MAX_ROWS = 4096
 """Rows that are read, evenly spread; fewer rows never have a higher rank."""
-_LEAST_SCALE = 1e-6
-_LEAST_VARIANCE = 1e-4
+_MIN_SCALE = 1e-6
+_MIN_VARIANCE = 1e-4
 """Of the direction that varies most: what varies less counts as a copy of other columns."""
 
 
@@ -33,21 +33,21 @@ def count_columns(rows_NF: Tensor) -> int:
     Constant columns, copies and sums of other columns do not count, and neither does a direction
     whose deviation is below 1 % of the largest one's.
     """
-    step = max(1, math.ceil(len(rows_NF) / _MOST_ROWS))
+    step = max(1, math.ceil(len(rows_NF) / _MAX_ROWS))
     rows_NF = rows_NF[::step].flatten(1).detach().to("cpu", torch.float64)
     if not rows_NF.numel():
         return 0
     scale_F = rows_NF.std(0, correction=0)
-    differs_F = scale_F > _LEAST_SCALE
+    differs_F = scale_F > _MIN_SCALE
     z_NF = (rows_NF - rows_NF.mean(0))[:, differs_F] / scale_F[differs_F]
     if not z_NF.numel():
         return 0
     square = z_NF.T @ z_NF if z_NF.shape[1] <= len(z_NF) else z_NF @ z_NF.T
     variances = torch.linalg.eigvalsh(square)
-    return int((variances > variances[-1] * _LEAST_VARIANCE).sum())
+    return int((variances > variances[-1] * _MIN_VARIANCE).sum())
 
 
-def most_numbers(columns: int) -> int:
+def max_numbers(columns: int) -> int:
     """Return the most numbers per person that a party with this number of columns contributes:
     half.
     """
@@ -64,7 +64,7 @@ def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
         columns: distinct columns of its table; see `count_columns`.
         numbers: of one person that it contributes at a step.
     """
-    limit = most_numbers(columns)
+    limit = max_numbers(columns)
     if numbers <= limit:
         return
     advice = f"model.projection of {limit:,} or less, or on secure_sum.noise"

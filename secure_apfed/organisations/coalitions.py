@@ -157,13 +157,13 @@ def facts_of(config: RunSettings, passives: int) -> frozenset[str]:
     """Return the facts of a run with this number of passives, in the words of the column `when`."""
     counts = {"M = 2": passives == 2, "M >= 2": passives >= 2, "M >= 3": passives >= 3}
     facts = {word for word, holds in counts.items() if holds}
-    if "contributions are summed" in config.method.happens:
+    if "contributions are summed" in config.method.facts:
         facts.add(f"sum {sum_kind(config.secure_sum).name}")
     if config.method.aligns and needs_dealer(config.alignment):
         facts.add("a dealer aligns")
     if config.method.aligns and hides_overlaps_by_transfers(config.alignment):
         facts.add("transfers hide overlaps")
-    return frozenset(facts | config.method.happens)
+    return frozenset(facts | config.method.facts)
 
 
 def find_conflicts(
@@ -181,7 +181,7 @@ def find_conflicts(
         if row.needs_threshold_below_all and _find_threshold(config, passives) >= passives:
             continue
         parties = _list_members(
-            row.who, roles, together, least=_count_needed_passives(config, row, passives)
+            row.who, roles, together, minimum=_count_needed_passives(config, row, passives)
         )
         if parties:
             gets = f"read {row.reads}" if row.reads else f"could alter {row.alters}"
@@ -205,11 +205,12 @@ def _find_threshold(config: RunSettings, passives: int) -> int:
 
 
 def _list_members(
-    group: str, roles: Mapping[str, PartyRole], together: Collection[str], *, least: int
+    group: str, roles: Mapping[str, PartyRole], together: Collection[str], *, minimum: int
 ) -> tuple[str, ...]:
     """Return the parties of `together` that form this coalition; empty if members are missing.
 
-    `least`: how many passives it needs.
+    `minimum`: how many passives it needs. `group`: which parties collude, such as active +
+    aggregator. `roles`: of all parties of the run.
     """
     members: dict[str, list[str]] = {
         role: [] for role in ("active", "passive", "aggregator", "dealer")
@@ -221,7 +222,7 @@ def _list_members(
     passives = members["passive"]
     aggregator = members["aggregator"]
     dealer = members["dealer"]
-    enough = passives if len(passives) >= least else []
+    enough = passives if len(passives) >= minimum else []
     needed: dict[str, tuple[list[str], ...]] = {
         "active and aggregator": (active, aggregator),
         "active and dealer": (active, dealer),

@@ -236,22 +236,31 @@ class CounterFiles:
     def __init__(
         self, folder: Path, party: str, noted: Mapping[str, Count] = {}, *, watches: bool = True
     ) -> None:
-        """Take the recorded counts, with which the files are compared."""
+        """Make the reader of a party's counters; the recorded counts are compared with the files.
+
+        `noted`: the recorded count of each. `watches`: whether it reports new counts from now on,
+        or the recorded counts once more.
+        """
         self._folder = folder
         self._party = party
-        self._watches = watches
-        self._noted = dict(noted)
+        self._reports_new_counts = watches
+        self._recorded_counts = dict(noted)
         self._readers: dict[str, _Counter] = {}
         self._stamps: dict[str, tuple[int, int]] = {}
 
     def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
-        """See `secure_apfed.runs.audit_log.CounterSource`."""
-        if not self._watches:
-            for name, count in self._noted.items():
+        """Yield name, number, origin and digest of each counter that changed since the last call.
+
+        `saved`: whether a checkpoint follows; some counters are binding only then.
+
+        Raises CheckpointError: a counter is missing, or counts less than before.
+        """
+        if not self._reports_new_counts:
+            for name, count in self._recorded_counts.items():
                 yield name, count.number, count.origin, count.digest
             return
         stamps = dict(self._list_stamps())
-        for name, noted in self._noted.items():
+        for name, noted in self._recorded_counts.items():
             if noted.number and name not in stamps:
                 raise CheckpointError(
                     f"restore {self._folder / name} from a copy: it is gone, and this session "
@@ -264,25 +273,25 @@ class CounterFiles:
             reader = self._readers.setdefault(name, kind.make(self._folder / name))
             count = reader.load_count()
             self._stamps[name] = stamp
-            noted = self._noted.get(name, Count(0, count.origin, count.digest))
+            noted = self._recorded_counts.get(name, Count(0, count.origin, count.digest))
             if count.number < noted.number:
                 raise CheckpointError(
                     f"restore {self._folder / name} from a copy: it counts {count.number} "
                     f"{kind.counts}, and counted {noted.number} before, so another process wrote "
                     "to it"
                 )
-            if count != self._noted.get(name):
-                self._noted[name] = count
+            if count != self._recorded_counts.get(name):
+                self._recorded_counts[name] = count
                 yield name, count.number, count.origin, count.digest
 
     @property
     def counting(self) -> frozenset[str]:
         """The names of the counters that are above zero."""
-        return frozenset(name for name, count in self._noted.items() if count.number)
+        return frozenset(name for name, count in self._recorded_counts.items() if count.number)
 
     def exclude_counters(self, names: Collection[str]) -> "CounterFiles":
         """Return the recorded counts without these counters, whose files were deleted."""
-        noted = {name: count for name, count in self._noted.items() if name not in names}
+        noted = {name: count for name, count in self._recorded_counts.items() if name not in names}
         return CounterFiles(self._folder, self._party, noted, watches=False)
 
     def _list_stamps(self) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -294,8 +303,11 @@ class CounterFiles:
                     yield entry.name, (status.st_mtime_ns, status.st_size)
 
     def write_witness(self, lines: int, head: str) -> None:
-        """See `secure_apfed.runs.audit_log.CounterSource`."""
-        counters = {name: asdict(count) for name, count in self._noted.items()}
+        """Write the audit log's number of lines, the hash of its last line, and all counters.
+
+        The file lies beside the log, so that a log cut short is noticed.
+        """
+        counters = {name: asdict(count) for name, count in self._recorded_counts.items()}
         content = {"party": self._party, "lines": lines, "chain": head, "counters": counters}
         path = self._folder / WITNESS
         write_atomically(path, to_json(content).encode() + b"\n", private=True)
@@ -359,7 +371,7 @@ def _load_record(folder: Path, party: str) -> _Record:
         os.close(open_regular(path, create=False))  # which refuses links
         if not path.stat().st_size and not was_in_use:
             return _Record({}, None, None)  # a process was killed before its first line
-        log = summarise_log(path, visit=note_chain)
+        log = summarise_log(path, on_line=note_chain)
     except (CheckpointError, OSError) as error:
         return _Record(by_witness, None, _Fault(FILE_NAME, "unreadable", noted, None, str(error)))
     fault = _find_log_fault(log, party, noted, witness, chain_at)
@@ -379,6 +391,7 @@ def _find_log_fault(
     """Compare an intact audit log with `counters.json`; return its fault, or None.
 
     Args:
+        witness: what `counters.json` recorded of the log; None: nothing.
         noted: how many lines that file records.
         chain_at: the log's chain hash after that many lines, if it has them.
     """
@@ -514,6 +527,8 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
 
     An older copy of its own file continues from its count; any other file is moved aside, and the
     counter restarts at zero.
+
+    `now`: seconds since 1970.
 
     Raises:
         ConfigError: no counter has that name, or nothing is wrong with it.

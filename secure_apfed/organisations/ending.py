@@ -194,6 +194,8 @@ def end_project(owner: Owner, *, now: float) -> EndPlan:
     First a marker forbids to start anything in the folder, then files are deleted, then the audit
     log gets a signed line. If the process is killed, the same call completes it.
 
+    `now`: seconds since 1970.
+
     Raises CheckpointError: a run or `serve` is under way there, or the audit log was altered. The
     marker is written even while `serve` runs, which then ends after its session.
     """
@@ -216,6 +218,8 @@ def _refuse_running(owner: Owner, folder: PartyFolder, now: float) -> Checkpoint
     """Write the marker for a running `serve`, which then ends; return the error for the caller.
 
     A running training is left unchanged.
+
+    `now`: seconds since 1970.
     """
     remedy = "end it (Ctrl-C, SIGTERM, or `systemctl stop` of its unit), and say this command again"
     if not folder.ended.exists():
@@ -239,7 +243,11 @@ def _write_marker(
     is_complete: bool,
     counters_are_as_noted: bool | None = None,
 ) -> None:
-    """Write `project-ended.json`, which forbids to start anything in the folder."""
+    """Write `project-ended.json`, which forbids to start anything in the folder.
+
+    `deletes`: files that are deleted. `now`: seconds since 1970. `is_complete`: whether they are
+    deleted already. `counters_are_as_noted`: None: not checked yet.
+    """
     ending = Ending(
         party=owner.party,
         at=now,
@@ -254,6 +262,8 @@ def _write_marker(
 def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     """Delete the planned files, and sign the end in the audit log; return the plan
     with its time.
+
+    `now`: seconds since 1970.
     """
     plan = plan_end(owner)
     if plan.is_done:

@@ -103,7 +103,7 @@ def find_engine(text: str) -> EngineName:
 
 
 def check_engine(
-    over: EngineName,
+    engine: EngineName,
     *,
     parties: Iterable[str],
     server: str | None,
@@ -117,8 +117,8 @@ def check_engine(
         is_run: whether the proposal says who runs it.
         has_addresses: whether parties or a relay have addresses of their own.
     """
-    title = TITLES[over]
-    if over == "grpc":
+    title = TITLES[engine]
+    if engine == "grpc":
         if server is not None or is_run:
             raise ValueError(
                 "a server is of an engine: leave --server and --run-by server=... out, or say "
@@ -140,7 +140,7 @@ def check_engine(
             f"a certificate of {title} is for a host of letters, digits, '-' and '.': name the "
             f"server so, not {host}"
         )
-    if over == "nvflare":
+    if engine == "nvflare":
         _check_sites(parties, has_addresses=has_addresses)
 
 
@@ -157,15 +157,15 @@ def _check_sites(parties: Iterable[str], *, has_addresses: bool) -> None:
         )
 
 
-def write_engine_files(over: EngineName, plan: EnginePlan) -> Path | None:
+def write_engine_files(engine: EngineName, plan: EnginePlan) -> Path | None:
     """Write the engine's files below the party's folder; return the page with the next commands.
 
     Without an engine nothing is written, and None returned. Files of the same names are replaced.
     """
-    make = _MAKERS.get(over)
+    make = _MAKERS.get(engine)
     if make is None:
         return None
-    home = plan.folder / over
+    home = plan.folder / engine
     for name, text in make(plan, home).items():
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,13 +173,13 @@ def write_engine_files(over: EngineName, plan: EnginePlan) -> Path | None:
     return home / "README.md"
 
 
-def _make_nvflare_files(plan: EnginePlan, home: Path) -> dict[str, str]:
+def _make_nvflare_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
     files = {"site.env": _make_environment({PARTY_FILE: plan.folder / _PARTY})}
     if plan.party == plan.organiser:
         files["project.yml"] = as_yaml(_build_nvflare_project(plan))
         for job, (site, options) in _JOBS.items():
             files |= _make_job(plan, job, site, options)
-    files["README.md"] = _make_nvflare_page(plan, home)
+    files["README.md"] = _make_nvflare_page(plan, folder)
     return files
 
 
@@ -245,7 +245,7 @@ def _make_job(
 ) -> dict[str, str]:
     """Return a job's files, the same as `PartyRecipe` of `nvflare_job.py` exports.
 
-    `party`: the class that plays a site's party.
+    `party`: the class that runs a site's party. `options`: rules of the job, such as resume.
     """
     server = {
         "format_version": 2,
@@ -292,22 +292,22 @@ def _make_job(
     return {f"{job}/{name}": json.dumps(content, indent=2) for name, content in contents.items()}
 
 
-def _make_nvflare_page(plan: EnginePlan, home: Path) -> str:
-    kits = home / "kits" / plan.title / "prod_00"
+def _make_nvflare_page(plan: EnginePlan, folder: Path) -> str:
+    kits = folder / "kits" / plan.title / "prod_00"
     host, _ = plan.server
     submit: _Words = ["nvflare", "job", "submit", "--startup-kit", kits / _name_lead(plan), "-j"]
     start: _Words = ["bash", "kit/startup/start.sh"]
     make_kits = _Step(
         f"Make the startup kits. The kit `{host}` is for who runs the server; every other kit is "
         "for the party of its name alone",
-        [["nvflare", "provision", "-p", home / "project.yml", "-w", home / "kits"]],
+        [["nvflare", "provision", "-p", folder / "project.yml", "-w", folder / "kits"]],
     )
     start_server = _Step(
         "Who runs the server starts it, `kit` being the folder of its kit", [start]
     )
     start_site = _Step(
         f"Start the site, `kit` being the folder of the kit `{plan.party}`",
-        [_read_variables(home / "site.env"), start],
+        [_read_variables(folder / "site.env"), start],
     )
     texts = (
         "Once all sites are up, let the parties meet and compare",
@@ -315,7 +315,7 @@ def _make_nvflare_page(plan: EnginePlan, home: Path) -> str:
         "Resume after a stop",
     )
     submissions = [
-        _Step(text, [[*submit, home / job]]) for text, job in zip(texts, _JOBS, strict=True)
+        _Step(text, [[*submit, folder / job]]) for text, job in zip(texts, _JOBS, strict=True)
     ]
     steps = [start_site]
     if plan.party == plan.organiser:
@@ -323,7 +323,7 @@ def _make_nvflare_page(plan: EnginePlan, home: Path) -> str:
     return _make_page(plan, "NVFlare", steps)
 
 
-def _make_flower_files(plan: EnginePlan, home: Path) -> dict[str, str]:
+def _make_flower_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
     environment = {
         PARTY_FILE: plan.folder / _PARTY,
         LOG: plan.folder / _LOG,
@@ -351,7 +351,7 @@ def _make_flower_files(plan: EnginePlan, home: Path) -> dict[str, str]:
         }
         connection: dict[str, Any] = {
             "address": spell_address(plan.server),
-            "root-certificates": str(home / "superlink.pem"),
+            "root-certificates": str(folder / "superlink.pem"),
         }
         files["app/pyproject.toml"] = _as_toml(app)
         files[f"app/{_APP}/__init__.py"] = '"""The app of one project."""\n'
@@ -363,13 +363,13 @@ def _make_flower_files(plan: EnginePlan, home: Path) -> dict[str, str]:
         files["config.toml"] = _as_toml(
             {"superlink": {"default": _CONNECTION}, f"superlink.{_CONNECTION}": connection}
         )
-    files["README.md"] = _make_flower_page(plan, home)
+    files["README.md"] = _make_flower_page(plan, folder)
     return files
 
 
-def _make_flower_page(plan: EnginePlan, home: Path) -> str:
-    key = home / "supernode-key"
-    certificate = home / "superlink.pem"
+def _make_flower_page(plan: EnginePlan, folder: Path) -> str:
+    key = folder / "supernode-key"
+    certificate = folder / "superlink.pem"
     make_key = _Step(
         "Make the key of the SuperNode, and send `supernode-key.pub` to the organiser",
         [["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key]],
@@ -382,19 +382,19 @@ def _make_flower_page(plan: EnginePlan, home: Path) -> str:
         *("--node-config", f'party="{plan.party}" project="{plan.project}"'),
     ]
     start_node = _Step(
-        f"Put the SuperLink's `superlink.pem` into `{home.name}`, and start the SuperNode",
-        [_read_variables(home / "site.env"), node],
+        f"Put the SuperLink's `superlink.pem` into `{folder.name}`, and start the SuperNode",
+        [_read_variables(folder / "site.env"), node],
     )
     steps = [make_key, start_node]
     if plan.party == plan.organiser:
-        flwr: _Words = ["env", f"FLWR_HOME={home}", "flwr"]
+        flwr: _Words = ["env", f"FLWR_HOME={folder}", "flwr"]
         register = _Step(
             "Register each SuperNode, by the key that its party sent",
             [[*flwr, "supernode", "register", f"{name}.pub", _CONNECTION] for name in plan.parties],
         )
         run = _Step(
             "Run once all SuperNodes are up",
-            [[*flwr, "run", home / "app", _CONNECTION, "--stream"]],
+            [[*flwr, "run", folder / "app", _CONNECTION, "--stream"]],
         )
         steps = [make_key, _start_superlink(plan), register, start_node, run]
     return _make_page(plan, "Flower", steps)

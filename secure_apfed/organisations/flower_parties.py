@@ -234,7 +234,10 @@ class Lead:
                     self._show(f"{name}: its SuperNode began anew")
 
     def _meet_site(self, node: int, reply: Reply) -> None:
-        """Note which party a SuperNode runs; leave strangers out."""
+        """Note which party a SuperNode runs; leave strangers out.
+
+        `node`: Flower's number of the SuperNode.
+        """
         told = reply.values
         name = str(told.get("party", ""))
         if not told:

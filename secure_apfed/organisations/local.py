@@ -87,7 +87,7 @@ _PROGRESS = TypeAdapter(Progress)
 _Hear: TypeAlias = Callable[[Mapping[str, Any]], None]
 _LOOK_S = 0.05
 _GRACE_S = 10.0
-_MOST_LINE = 2**20
+_MAX_LINE = 2**20
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
 _PARTY = "party.yaml"
 _SHARED = "shared.yaml"
@@ -122,6 +122,8 @@ def free_addresses(count: int) -> list[str]:
     Their ports are below the ephemeral ports, so that no other connection takes one before its
     party listens. Processes that run in parallel prefer disjoint ports. Raises ConfigError: too few
     are free.
+
+    `count`: how many.
     """
     addresses: list[str] = []
     mine = _PORTS[os.getpid() % _BLOCKS :: _BLOCKS]
@@ -144,6 +146,8 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
     """Return each party's link settings for its file; create the certificates.
 
     The authority's key is discarded afterwards, so that it cannot sign further certificates.
+
+    `folders`: each party's.
     """
     if over == "tcp":
         return {name: {"link": over, "reconnect_s": _GONE_S} for name in folders}
@@ -173,6 +177,8 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
 def relay_command(files: Iterable[Path]) -> tuple[str, ...]:
     """Return the command that runs these parties' relay, as a list of words; empty
     if none has one.
+
+    `files`: settings file of each party.
     """
     party = next(iter(files))
     address = PartyFile.from_file(party).relay
@@ -229,7 +235,7 @@ def run_locally(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     timeout_s: float = 60.0,
     on_status: Callable[[Status], None] = lambda status: None,
-    over: Way = "tcp",
+    way: Way = "tcp",
     on_work: Callable[[str, Work], None] = lambda party, work: None,
     baselines: bool = False,
 ) -> RunResult:
@@ -238,6 +244,8 @@ def run_locally(
     `on_status` is called from a thread with each party's status, at most once a second;
     `on_progress` with the active's progress; `on_work` with a party's name and its long work. With
     `baselines` the active's process also measures the best local models.
+
+    `resume`: continue from the checkpoints. `timeout_s`: seconds a party may be silent.
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
@@ -253,7 +261,7 @@ def run_locally(
                 data=data or _load_unless_mapped(config),
                 timeout_s=timeout_s,
                 resume=resume,
-                over=over,
+                way=way,
             )
             options = [
                 *(["--resume"] if resume else []),
@@ -314,13 +322,15 @@ def prepare_parties(
     data: VerticalData | None = None,
     timeout_s: float = 60.0,
     resume: bool = False,
-    over: Way = "tcp",
+    way: Way = "tcp",
 ) -> dict[str, Path]:
     """Create each party's folder, key, rows and settings file; return the files by party.
 
     Each party reads its own table when it starts, unless the tables are given as `data`. Over
     "nvflare" the files are for a job (`nvflare_job.py` beside this file); over "grpc" and "relay"
     each party also gets a certificate from an authority of this trial.
+
+    `timeout_s`: seconds a party may be silent. `resume`: continue from the checkpoints.
     """
     if data is None and config.data.dataset != TABLES:
         data = load_data(config.data, seed=config.seed)
@@ -340,13 +350,13 @@ def prepare_parties(
     if shared != config:  # no party may name another's code
         path = run.path / _SHARED
         write_atomically(path, dump_settings(shared).encode())
-    peers = _prepare_peers(run, names, over)
+    peers = _prepare_peers(run, names, way)
     for name in names:
         table = run.get_party_path(name) / _TABLE
         party_data = None if data is None else data.select_party(name)
         if party_data is not None and not (resume and table.exists()):
             write_atomically(table, pack_own(party_data), private=True)
-    ways = trial_ways(over, {name: run.get_party_path(name) for name in names})
+    ways = trial_ways(way, {name: run.get_party_path(name) for name in names})
     files = {}
     for name in names:
         settings = PartyFile(
@@ -371,10 +381,13 @@ def prepare_parties(
     return files
 
 
-def _prepare_peers(run: RunFolder, names: Sequence[str], over: Way) -> dict[str, Peer]:
-    """Create the parties' folders and keys; return the address and identity of each."""
+def _prepare_peers(run: RunFolder, names: Sequence[str], way: Way) -> dict[str, Peer]:
+    """Create the parties' folders and keys; return the address and identity of each.
+
+    `names`: of the parties.
+    """
     addresses: Sequence[str | None] = free_addresses(len(names))
-    if over in ("relay", "nvflare"):
+    if way in ("relay", "nvflare"):
         addresses = [None] * len(names)
     peers = {}
     for name, address in zip(names, addresses, strict=True):
@@ -385,14 +398,16 @@ def _prepare_peers(run: RunFolder, names: Sequence[str], over: Way) -> dict[str,
 
 
 class _Process:
-    """One party's process, which reports events on stdout; `said`: the error that it reported."""
+    """One party's process, which reports events on stdout; `reported_error`: the error that it
+    reported.
+    """
 
-    def __init__(self, name: str, process: "subprocess.Popen[bytes]", hear: _Hear) -> None:
-        """Start a thread that reads the events of a party's process; `hear` receives them."""
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", on_event: _Hear) -> None:
+        """Start a thread that reads the events of a party's process; `on_event` receives them."""
         self.name = name
         self.process = process
-        self._hear = hear
-        self.said: Mapping[str, Any] = {}
+        self._on_event = on_event
+        self.reported_error: Mapping[str, Any] = {}
         self._reader = threading.Thread(target=self._parse_events, daemon=True)
         self._reader.start()
 
@@ -411,20 +426,23 @@ class _Process:
         """Read JSON events from the process's output, and remember its last error."""
         assert self.process.stdout
         with self.process.stdout as lines:
-            while line := lines.readline(_MOST_LINE):
+            while line := lines.readline(_MAX_LINE):
                 with contextlib.suppress(ValueError, RecursionError):
                     event = json.loads(line)
                     if not isinstance(event, dict):
                         continue
-                    self.said = event.get("error", self.said)
-                    self._hear(event)
+                    self.reported_error = event.get("error", self.reported_error)
+                    self._on_event(event)
 
 
 @contextmanager
 def _start_processes(
-    files: Mapping[str, Path], options: Sequence[str], hear: _Hear
+    files: Mapping[str, Path], options: Sequence[str], on_event: _Hear
 ) -> Iterator[Sequence[_Process]]:
-    """Start one process for each party; end all of them after the block."""
+    """Start one process for each party; end all of them after the block.
+
+    `files`: settings file of each party. `options`: further words of the command.
+    """
     processes: list[_Process] = []
     share = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(files)))}
     try:
@@ -439,7 +457,7 @@ def _start_processes(
                     stderr=log,
                     env=share | os.environ,
                 )
-            processes.append(_Process(name, process, hear))
+            processes.append(_Process(name, process, on_event))
         yield processes
     finally:
         _end_processes(processes)
@@ -466,6 +484,8 @@ def _wait_for_processes(
     """Wait for the active's process to end, and then a limited time for the others.
 
     Parties whose part is over and which still measure what they sent are awaited without limit.
+
+    `timeout_s`: seconds a party may be silent.
     """
     leading = next(process for process in processes if process.name == config.data.active_name)
     others = [process for process in processes if process is not leading]
@@ -510,32 +530,43 @@ def _get_signing_time(folder: RunFolder) -> int:
 
 
 def _find_failure(processes: Sequence[_Process]) -> Exception | None:
-    """Return the error that caused the others, with each party's message; None: all succeeded."""
+    """Return the error that caused the others, with each party's message; None: all succeeded.
+
+    `processes`: all parties'.
+    """
     failed = [process for process in processes if process.code != 0]
     if not failed:
         return None
-    originators = [process for process in failed if process.said.get("kind") not in _FOLLOWS]
-    leading = next((process for process in originators if process.said), None)
+    originators = [
+        process for process in failed if process.reported_error.get("kind") not in _FOLLOWS
+    ]
+    leading = next((process for process in originators if process.reported_error), None)
     # First the cause, then parties that failed without a report, then those that only followed.
     followers = [
-        process for process in failed if process.said.get("kind") == RunStoppedError.__name__
+        process
+        for process in failed
+        if process.reported_error.get("kind") == RunStoppedError.__name__
     ]
     causes = [process for process in failed if process not in followers] or followers
-    causes.sort(key=lambda process: (process is not leading, bool(process.said)))
+    causes.sort(key=lambda process: (process is not leading, bool(process.reported_error)))
     lines = [f"{process.name}: {_describe_failure(process)}" for process in causes]
     if causes is not followers and followers:
         lines.append(
             f"{' and '.join(process.name for process in followers)} heard of it, and stopped"
         )
     kinds = {kind.__name__: kind for kind in _ERRORS}
-    kind = kinds.get(leading.said.get("kind", ""), PartyLeftError) if leading else PartyLeftError
+    kind = (
+        kinds.get(leading.reported_error.get("kind", ""), PartyLeftError)
+        if leading
+        else PartyLeftError
+    )
     return kind("\n".join(lines))
 
 
 def _describe_failure(process: _Process) -> str:
     """Return a process's own error, or how the process ended."""
-    if process.said:
-        return str(process.said.get("message"))
+    if process.reported_error:
+        return str(process.reported_error.get("message"))
     code = process.code or 0
     if code < 0:
         return f"its process was ended by {signal.Signals(-code).name}"
@@ -570,7 +601,7 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
     # Each party's sent messages only: what it received, another party sent.
     flows = [flow for party in parties for flow in _list_sent_flows(party)]
     run.write_json(run.flows, flows)
-    active_outcome = load_json(active_folder.result, Outcome, of=RUN_RESULT)
+    active_outcome = load_json(active_folder.result, Outcome, file_format=RUN_RESULT)
     # Each party's own account, if it ended; else the account that it reported to the active.
     contributions = {end.party: end.contributions for end in ended if end.contributions is not None}
     gathered = {
@@ -584,7 +615,7 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
     promises = promises_in(config, outcome)
     promised = tuple(Promised.model_validate(promise.as_json()) for promise in promises)
     outcome = outcome.model_copy(update={"promises": promised})
-    card = load_json(active_folder.card, dict[str, Any], of=MODEL_CARD)
+    card = load_json(active_folder.card, dict[str, Any], file_format=MODEL_CARD)
     privacy = outcome.privacy
     card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
     card["promises"] = [promise.model_dump() for promise in promised]
@@ -616,6 +647,8 @@ def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
 def _pick_worst_account(active: Privacy, others: Sequence[Privacy]) -> Privacy:
     """Return the account with the highest cost of representations, with the active's cost of
     labels.
+
+    `others`: the other parties' accounts.
     """
     released = max(others, key=lambda account: account.epsilon_x, default=None)
     if released is None or active.epsilon_x > released.epsilon_x:

@@ -61,7 +61,10 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
     """
 
     def __init__(self, sites: Sequence[str], *, name: str = _NAME, resume: bool = False) -> None:
-        """Check the sites' names, and build the job. Raises ConfigError."""
+        """Check the sites' names, and build the job. Raises ConfigError.
+
+        `resume`: continue from the checkpoints in the parties' folders.
+        """
         if len(sites) < 2 or len(set(sites)) < len(sites):
             raise ConfigError(f"a job needs two sites or more, each once; got {', '.join(sites)}")
         try:
@@ -93,6 +96,7 @@ def simulate_job(
     """Run the parties of this machine as a job in NVFlare's simulator, each in its own process.
 
     Args:
+        resume: continue from the checkpoints in the parties' folders.
         files: of all parties, as `prepare_parties` of `organisations/local.py` makes them over
             "nvflare".
         workspace: NVFlare's; files of a former job in it are removed.
@@ -121,6 +125,8 @@ class PartyKits(Builder):  # type: ignore[misc]  # nvflare ships no annotations
     def build(self, project: Any, ctx: Any) -> None:
         """Allow the classes of such jobs, store their logs at the sites, and forbid
         submitted code.
+
+        `ctx`: NVFlare's objects of the provisioned project.
         """
         for owner in (project.get_server(), *project.get_clients()):
             local = Path(ctx.get_local_dir(owner))
@@ -148,7 +154,10 @@ def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> 
 
 
 def _deny_code(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the rights by role without that to submit own code."""
+    """Return the rights by role without that to submit own code.
+
+    `content`: rights by role.
+    """
     roles: dict[str, Any] = content["permissions"]
     named = {right for rights in roles.values() if isinstance(rights, dict) for right in rights}
     rights_of_all = {role: rights for role, rights in roles.items() if not isinstance(rights, dict)}

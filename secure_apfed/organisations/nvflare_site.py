@@ -108,10 +108,12 @@ class Site:
         """
         return self._playing
 
-    def run_party(self, site: str, meet: Connect) -> None:
+    def run_party(self, site: str, connect: Connect) -> None:
         """Run the party by its own file, and log progress and errors locally.
 
-        `meet` connects it by this job's calls.
+        `connect` connects it by this job's calls.
+
+        `site`: its name.
         """
         folder: Path | None = None
         try:
@@ -142,7 +144,7 @@ class Site:
             run_party(
                 file,
                 resume=self._resume,
-                meet=meet,
+                connect=connect,
                 on_progress=tell_progress,
                 on_restart=tell_restart,
             )
@@ -158,7 +160,10 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def stopped(self, failure: str) -> None:
-        """Note that the calling site's party has ended; see `Calls.note_stop`."""
+        """Note that the calling site's party has ended, and will not connect again.
+
+        `failure`: its error; empty: it succeeded.
+        """
         reason = _shorten_to_line(failure)
         with self._lock:
             self._stopped[collab.caller] = reason
@@ -169,6 +174,8 @@ class Site:
     def _announce_end(self, peers: Mapping[str, Any], failure: str) -> None:
         """Tell all sites that this party has ended; connected peers also learn it
         over their links.
+
+        `failure`: its error; empty: it succeeded.
         """
 
         def announce_to_peer(peer: Any) -> None:
@@ -186,7 +193,10 @@ class Site:
         identities: Mapping[str, bytes],
         report_missing: Missed = lambda missing: None,
     ) -> Transport:
-        """Return links to all peers by calls; close those of an earlier session."""
+        """Return links to all peers by calls; close those of an earlier session.
+
+        `identities`: public identities by name.
+        """
         me = LocalEnd(
             name=settings.party,
             identity=identity,
@@ -202,6 +212,8 @@ class Site:
         def send_frame(peer: str, name: bytes, number: int, frame: bytes) -> bool:
             """Send one frame by a call to the peer's site. Raises ConnectionError:
             the call failed.
+
+            `number`: of the frame, from 0.
             """
             try:
                 return peers[peer].carry(name, number, frame) is True
@@ -236,7 +248,10 @@ class Site:
         return calls
 
     def _watch_abort(self, aborted: Any, ended: threading.Event) -> None:
-        """End the party when NVFlare ends the job; no session starts afterwards."""
+        """End the party when NVFlare ends the job; no session starts afterwards.
+
+        `aborted`: NVFlare's signal.
+        """
         while not ended.wait(_LOOK_S):
             if aborted.triggered:
                 with self._lock:

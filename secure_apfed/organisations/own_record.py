@@ -21,7 +21,7 @@ from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own_t
 from secure_apfed.runs.past_sessions import NONE_BEFORE, PastSessions
 from secure_apfed.settings.run import RunSettings, TranscriptSettings
 
-_MOST_BYTES = 2**28  # stored bytes of the first releases, and as many of the last
+_MAX_BYTES = 2**28  # stored bytes of the first releases, and as many of the last
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
@@ -48,8 +48,8 @@ class OwnRecord:
         past: the totals of its earlier sessions, to which its counts are added.
 
     Attributes:
-        sent_by_me: the messages that it sent in all sessions, by receiver and kind; heard: those
-            that it received.
+        sent_by_me: the messages that it sent in all sessions, by receiver and kind; received_by_me:
+            those that it received.
         past: its sessions before this one.
         rows: rows of its table by alignment position, once known; -1: a person that it lacks.
     """
@@ -59,25 +59,27 @@ class OwnRecord:
         me: str,
         role: PartyRole,
         config: RunSettings,
-        held: OwnData | None,
+        data: OwnData | None,
         *,
         active: str,
         keeps: bool = False,
         past: PastSessions = NONE_BEFORE,
     ) -> None:
-        """Start with the totals of earlier sessions; `keeps`: whether sent batches are stored."""
+        """Make a party's record of what it sends, on top of earlier sessions; `keeps`: whether
+        batches are stored.
+        """
         self.me = me
         self.role = role
         self.config = config
-        self.held = held
+        self.held = data
         self.active = active
         self.sent_by_me = Transcript(TranscriptSettings(keep="none"))
-        self.heard = Transcript(TranscriptSettings(keep="none"))
+        self.received_by_me = Transcript(TranscriptSettings(keep="none"))
         self.past = past
         self.sent_by_me.add_flows(past.sent)
-        self.heard.add_flows(past.received)
+        self.received_by_me.add_flows(past.received)
         self.rows = _NO_ROWS
-        self._keeps = keeps
+        self._stores_batches = keeps
         self._size = 0
         self._last_size = 0
         self._first = list[SentBatch]()
@@ -88,7 +90,7 @@ class OwnRecord:
     @property
     def flows(self) -> tuple[Flow, ...]:
         """The flows of messages that it sent and received."""
-        return (*self.sent_by_me.flows, *self.heard.flows)
+        return (*self.sent_by_me.flows, *self.received_by_me.flows)
 
     @property
     def plain_flows(self) -> list[dict[str, Any]]:
@@ -108,19 +110,19 @@ class OwnRecord:
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
         """Count a sent frame, and store its batch if batches are kept."""
         self.sent_by_me.record_envelope(envelope, len(frame))
-        if self._keeps:
+        if self._stores_batches:
             for batch in self._parse_batches(envelope):
                 self._keep_batch(batch)
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
-        self.heard.record_envelope(envelope, len(frame))
+        self.received_by_me.record_envelope(envelope, len(frame))
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
         pass
 
     def record_contribution(self, step: int, rows_B: Tensor, values_BD: Tensor) -> None:
         """Store a contribution (B, D) as it was before the sum protected it."""
-        if self._keeps:
+        if self._stores_batches:
             self._keep_batch(SentBatch(Kind.CONTRIBUTION, self.active, step, rows_B, values_BD))
 
     def _parse_batches(self, envelope: Envelope) -> Iterator[SentBatch]:
@@ -150,11 +152,11 @@ class OwnRecord:
         """Store a batch: the first ones up to the memory limit, after that only the newest."""
         if len(batch.rows) != len(batch.values) or not len(batch.rows):
             return  # not row by row
-        if self._size + batch.size <= _MOST_BYTES and not self._last:
+        if self._size + batch.size <= _MAX_BYTES and not self._last:
             self._size += batch.size
             self._first.append(batch)
             return
         self._last.append(batch)
         self._last_size += batch.size
-        while self._last_size > _MOST_BYTES:
+        while self._last_size > _MAX_BYTES:
             self._last_size -= self._last.popleft().size

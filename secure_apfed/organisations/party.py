@@ -88,7 +88,7 @@ PARTY_FILE = "party.yaml"
 ANSWERED = "answer-{}.json"
 """In a party's folder, what it answered where a project was proposed."""
 _NOTHING = "nothing to do: "
-_FEWEST_A_DAY = 100
+_MIN_A_DAY = 100
 _DAYS_OF_A_TABLE = 10
 Place: TypeAlias = Annotated[str, AfterValidator(_check_address)]
 
@@ -158,11 +158,11 @@ class ServeSettings(Settings):
         """Return the settings with every limit as a number, for a table with this
         number of people.
         """
-        a_day = max(_FEWEST_A_DAY, people // _DAYS_OF_A_TABLE)
+        a_day = max(_MIN_A_DAY, people // _DAYS_OF_A_TABLE)
         return self.model_copy(
             update={
                 "a_day": self.a_day or a_day,
-                "in_all": self.in_all or max(_FEWEST_A_DAY, people),
+                "in_all": self.in_all or max(_MIN_A_DAY, people),
                 "lookups_a_day": self.lookups_a_day or a_day,
             }
         )
@@ -192,6 +192,8 @@ class OwnLimits(Settings):
 
     def require_protection(self, config: Config, *, party: str, path: Path, ask: str) -> None:
         """Refuse a run's settings that protect less than these limits.
+
+        `ask`: who may change the settings.
 
         Raises ConfigError: names all such settings.
         """
@@ -306,7 +308,8 @@ def connect_peers(
 ) -> Transport:
     """Connect to all peers by the kind of link that the party's file names.
 
-    `on_missing`: called with the missing peers and the reason for each.
+    `on_missing`: called with the missing peers and the reason for each. `known`: public identities
+    by name.
     """
     if file.link not in LINKS:
         raise ConfigError(
@@ -322,7 +325,10 @@ class _OverTcp:
     certificate = ""
 
     def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
-        """Take the party's keys, and those by which it knows its peers."""
+        """Prepare connections over TCP, with the party's keys and those of its peers.
+
+        `known`: public identities by name.
+        """
         self.file = file
         self.me = LocalEnd(
             name=file.party,
@@ -404,13 +410,13 @@ class _OverTcp:
         absence = f"it did not come to {me} in time; start it, or correct the address of {me}"
         return PeerAcceptor(self.me, awaited, absent=f"{absence} in its file")
 
-    def start_listening(self, door: PeerAcceptor) -> Callable[[], None]:
+    def start_listening(self, acceptor: PeerAcceptor) -> Callable[[], None]:
         """Listen for peers and pass their connections to the acceptor; return a function that stops
         it.
         """
         assert self.file.listen is not None
         try:
-            return sockets.Port(parse_address(self.file.listen), door.admit_stranger).close
+            return sockets.Port(parse_address(self.file.listen), acceptor.admit_stranger).close
         except (OSError, UnicodeError) as error:
             cause = getattr(error, "strerror", None) or error
             raise ConfigError(
@@ -426,7 +432,10 @@ class _OverGrpc(_OverTcp):
     """The same between machines with TLS at both ends; or all peers at a relay that all dial."""
 
     def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
-        """Import gRPC, and load the TLS credentials."""
+        """Prepare connections over gRPC: import it, and load the TLS credentials.
+
+        `known`: public identities by name.
+        """
         from secure_apfed.exchange import certificates, grpc_link, relay
 
         self._certificates = certificates
@@ -484,11 +493,11 @@ class _OverGrpc(_OverTcp):
         if self._credentials is not None and peer is not None and not peer.behind_proxy:
             self._certificates.require_caller(name, certificate, self.load_revocations())
 
-    def start_listening(self, door: PeerAcceptor) -> Callable[[], None]:
+    def start_listening(self, acceptor: PeerAcceptor) -> Callable[[], None]:
         """Listen over gRPC; return a function that stops it."""
         assert self.file.listen is not None
         address = parse_address(self.file.listen)
-        return self._grpc.Port(address, self._credentials, door.admit_stranger).close
+        return self._grpc.Port(address, self._credentials, acceptor.admit_stranger).close
 
     def load_revocations(self) -> frozenset[str]:
         """Return the current revocation list; if it is missing, nobody is admitted."""
@@ -509,10 +518,10 @@ def run_party(
     *,
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-    over: Callable[[Transport], Transport] = lambda transport: transport,
+    wrap_transport: Callable[[Transport], Transport] = lambda transport: transport,
     on_restart: Callable[[str], None] = lambda why: None,
     status: StatusTracker | None = None,
-    meet: Connect = connect_peers,
+    connect: Connect = connect_peers,
     on_record: Callable[[OwnRecord], None] = lambda record: None,
     on_common: Callable[[CommonPeople], None] = lambda common: None,
 ) -> RunResult | None:
@@ -523,9 +532,12 @@ def run_party(
     left or returned, unless that one stopped for its settings, data or budget.
 
     Args:
-        over: wraps the transport, for example to simulate faults.
+        resume: continue from the last checkpoint.
+        on_progress: called with each `Progress`.
+        status: records the state of all links; None: nobody reads it.
+        wrap_transport: wraps the transport, for example to simulate faults.
         on_restart: called with the reason of each new session.
-        meet: connects to the peers.
+        connect: connects to the peers.
         on_record: receives the party's record of its messages, after its part is over.
         on_common: receives how many of its people are common, once the rows are aligned.
 
@@ -541,7 +553,7 @@ def run_party(
         while record is None:
             resumes = resume and not restarts
             with join_session(
-                file, resume=resumes, over=over, status=status, meet=meet
+                file, resume=resumes, wrap_transport=wrap_transport, status=status, connect=connect
             ) as connected:
                 restarts_left = connected.own.config.rules.restarts - restarts
                 try:
@@ -580,7 +592,11 @@ def _run_session(
     restarts: int,
     on_common: Callable[[CommonPeople], None],
 ) -> RunResult | None:
-    """Run one session; `restarts`: how many further sessions this party may start by itself."""
+    """Run one session; `restarts`: how many further sessions this party may start by itself.
+
+    `on_progress`: called with each `Progress`. `on_common`: receives how many of its people are
+    common, once the rows are aligned.
+    """
     folder = RunFolder(file.folder)
     options: dict[str, Any] = {"timeout_s": file.timeout_s, "observer": status}
     if connected.role == "active":
@@ -591,12 +607,12 @@ def _run_session(
     assert isinstance(own.config, Config)
     people = list[CommonPeople]()
 
-    def note_entry(entered: PartySession) -> None:
+    def note_entry(party_session: PartySession) -> None:
         """Record the aligned rows, and report the common people."""
-        record.rows = entered.rows
-        if entered.common is not None:
-            people.append(entered.common)
-            on_common(entered.common)
+        record.rows = party_session.rows
+        if party_session.common is not None:
+            people.append(party_session.common)
+            on_common(party_session.common)
 
     helping = run_helper(
         own, connected.links, METHODS[own.config.method.name], connected.role, entered=note_entry
@@ -625,7 +641,7 @@ def connect_with_audit(
     identity: Identity,
     meter: Meter,
     status: StatusTracker,
-    meet: Connect,
+    connect: Connect,
     past: PastSessions = NONE_BEFORE,
 ) -> Iterator[tuple[dict[str, bytes], AuditLog, Transport]]:
     """Check the party's counters, open its audit log, and connect it to the peers.
@@ -651,7 +667,7 @@ def connect_with_audit(
             less_protected=weakened,
             past=past.count_bytes(),
         )
-        transport = meet(file, identity, known, status.observe_missing)
+        transport = connect(file, identity, known, status.observe_missing)
         status.observe_connection(transport.list_broken_links)
         yield known, audit, transport
 
@@ -661,11 +677,15 @@ def join_session(
     file: PartyFile,
     *,
     resume: bool = False,
-    over: Callable[[Transport], Transport] = lambda transport: transport,
+    wrap_transport: Callable[[Transport], Transport] = lambda transport: transport,
     status: StatusTracker | None = None,
-    meet: Connect = connect_peers,
+    connect: Connect = connect_peers,
 ) -> Iterator[ConnectedParty]:
-    """Lock the party's folder, load its rows, and connect it to the peers; see `run_party`."""
+    """Lock the party's folder, load its rows, and connect it to the peers; see `run_party`.
+
+    `resume`: continue from the last checkpoint. `wrap_transport`: wraps the transport, for example
+    to simulate faults. `status`: records the state of all links; None: nobody reads it.
+    """
     status = status or StatusTracker()
     from secure_apfed.organisations.project import require_agreed_link  # which reads party files
 
@@ -694,10 +714,10 @@ def join_session(
         patient = file.model_copy(update={"meet_s": meet_s})
         past = load_logged_sessions(folder.path / FILE_NAME)
         known, audit, transports = stack.enter_context(
-            connect_with_audit(patient, secrets.identity, store.meter, status, meet, past)
+            connect_with_audit(patient, secrets.identity, store.meter, status, connect, past)
         )
         store.audit = audit
-        transport = over(transports)
+        transport = wrap_transport(transports)
         record = OwnRecord(
             file.party,
             role,
@@ -715,7 +735,7 @@ def join_session(
                 passives=file.passives,
                 secrets=secrets,
                 known=known,
-                held=data,
+                data_or_none=data,
                 allow_reading_all=file.allow_reading_all,
                 code=OwnCode.from_file(file.code, code_folder=file.code_folder),
                 contributed=record.record_contribution if config.attacks else None,
@@ -740,16 +760,20 @@ class _ActiveCallbacks(RunCallbacks):
     def __init__(
         self, writer: RunWriter, on_progress: Callable[[Progress], None], connected: ConnectedParty
     ) -> None:
-        """Take the active's links and transport, to find absent parties."""
+        """Make the training loop's callbacks of an active whose parties run apart, to find absent
+        ones.
+
+        `on_progress`: called with each `Progress`.
+        """
         super().__init__(writer, on_progress)
         self._links = connected.links
         self._transport = connected.transport
-        self._dismissed = set[str]()
+        self._ended_passives = set[str]()
 
     def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
         """Dismiss newly absent parties from this session; return those that wait for a new one."""
-        for name in set(absent) - self._dismissed:
-            self._dismissed.add(name)
+        for name in set(absent) - self._ended_passives:
+            self._ended_passives.add(name)
             self._links.dismiss_peer(
                 name, f"{name} fell silent, and the session went on without it"
             )
@@ -766,6 +790,10 @@ async def _run_active(
 ) -> RunResult:
     """Run the active's whole side, with training loop, result and files; helpers
     use `run_helper`.
+
+    `on_progress`: called with each `Progress`. `restarts`: how many further sessions this party may
+    start by itself. `on_common`: receives how many of its people are common, once the rows are
+    aligned.
     """
     own = connected.own
     links = connected.links
@@ -773,13 +801,13 @@ async def _run_active(
     method = METHODS[own.config.method.name]
     assert isinstance(config, Config)
     labels, state = load_training_labels(config, own.data, own.secrets)
-    own = replace(own, held=labels.build_data())
+    own = replace(own, data_or_none=labels.build_data())
     entered, learner = await start_active(own, links, method, session=new_session())
     connected.record.rows = entered.rows
     if entered.common is not None:
         on_common(entered.common)
     outgoing = connected.record.sent_by_me
-    incoming = connected.record.heard
+    incoming = connected.record.received_by_me
     session = Session(entered, learner, links, outgoing, headline=method.headline)
     writer = RunWriter(folder, config, heard=incoming)
     watch = (
@@ -865,15 +893,15 @@ def _require_declared_table(file: PartyFile, data: OwnData) -> None:
     )
 
 
-def shape_of(own: OwnData, *, columns: bool) -> TableShape:
+def shape_of(data: OwnData, *, columns: bool) -> TableShape:
     """Return a table's public facts: counts rounded to two digits, and column names
     if `columns`.
     """
-    table = own.table
-    encoding = own.table.encoding
+    table = data.table
+    encoding = data.table.encoding
     labels = {}
     if table.labels is not None:
-        labels = {"labelled": _round_digits(len(own.labelled_rows)), "classes": len(own.classes)}
+        labels = {"labelled": _round_digits(len(data.labelled_rows)), "classes": len(data.classes)}
     named = tuple(column.name for column in encoding.columns) if encoding.kind == "columns" else ()
     return TableShape(
         rows=_round_digits(len(table.ids)),

@@ -77,8 +77,8 @@ _CERTIFICATE = "certificate.pem"
 _KEY = "key.pem"
 _RELAY = "relay"
 _PURPOSE = b"project v1"
-_MOST_BYTES = 2**20
-_MOST_PLACE = 200
+_MAX_BYTES = 2**20
+_MAX_PLACE = 200
 _HEX_32 = re.compile("[0-9a-f]{64}")
 _NOT_LOOKED_AT = frozenset(
     {"request", "relay_request", "certificate", "ca", "certificates", "answers", "proposal"}
@@ -182,11 +182,15 @@ class Proposal(Document):
             for conflict in find_conflicts(self.build_config(), self.roles, parties)
         )
 
-    def require_allowed_groups(self, together: Sequence[Sequence[str]], remedy: str) -> None:
-        """Raise ValueError if an organisation runs parties together that `together`
+    def require_allowed_groups(
+        self, colluding_groups: Sequence[Sequence[str]], remedy: str
+    ) -> None:
+        """Raise ValueError if an organisation runs parties together that `colluding_groups`
         does not name.
+
+        `remedy`: what the error advises.
         """
-        allowed = [set(group) for group in together]
+        allowed = [set(group) for group in colluding_groups]
         for organisation, conflict in self.conflicts:
             if not any(set(conflict.parties) <= group for group in allowed):
                 raise ValueError(
@@ -314,7 +318,7 @@ class SignedFile(Settings):
         if not path.exists():
             raise DataError(f"there is no file {path}; correct its path, or --folder")
         try:
-            if load_bytes(path, most=_MOST_BYTES)[:2] == b"PK":
+            if load_bytes(path, maximum=_MAX_BYTES)[:2] == b"PK":
                 raise DataError(f"{path} is an archive; unpack it, and name the file in it")
             return load_json(path, cls)
         except CheckpointError as error:
@@ -427,11 +431,14 @@ class SealedProject(Document):
 
 
 def _require_kind(document: Mapping[str, Any], expected_kind: str) -> None:
-    """Raise ValueError if the document is of another kind or version, or has hidden characters."""
+    """Raise ValueError if the document is of another kind or version, or has hidden characters.
+
+    `expected_kind`: such as proposal or answer.
+    """
     kind = document.get("kind")
     if kind != expected_kind:
         raise ValueError(
-            f"expected a file of the kind {expected_kind!r}, got {quote_text(kind, most=40)}"
+            f"expected a file of the kind {expected_kind!r}, got {quote_text(kind, maximum=40)}"
         )
     theirs = document.get("version")
     ours = metadata.version("secure-apfed")
@@ -504,7 +511,8 @@ def propose_project(
     `party`.
 
     `fields`: addresses, relay, relay_by, over, server and run_by of the proposal; see
-    `answer_proposal`.
+    `answer_proposal`. `certificates`: folder with certificate.pem, key.pem and ca.pem of an
+    organisation with an authority of its own; None: a request is made.
     """
     identity = _prepare_folder(folder, party)
     try:
@@ -535,7 +543,7 @@ def answer_proposal(
     certificates: Path | None = None,
     columns: bool = False,
     show: Show = lambda *_: None,
-    together: Sequence[Sequence[str]] = (),
+    colluding_groups: Sequence[Sequence[str]] = (),
     settings: Sequence[str] = (),
 ) -> Proposal:
     """Create a party's folder, keys, settings and answer; run by each party that takes part.
@@ -546,17 +554,19 @@ def answer_proposal(
         certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
             has an authority of its own.
         show: called with the request before anything is written; it may raise to cancel.
-        together: groups of parties that this party lets one organisation run, although that then
-            reads more; without this, groups of the proposal are refused.
+        colluding_groups: groups of parties that this party lets one organisation run, although that
+            then reads more; without this, groups of the proposal are refused.
         settings: further settings of its own table, each as "data.parties.shop.numeric=[age]".
 
-    Raises ConfigError: the proposal lets one organisation run parties that `together` does not
-    allow, or `settings` concern more than the party's own table.
+    Raises ConfigError: the proposal lets one organisation run parties that `colluding_groups` does
+    not allow, or `settings` concern more than the party's own table.
     """
     signed = SignedFile.from_file(path)
     proposal = signed.open_document(Proposal, path)
     try:
-        proposal.require_allowed_groups(together, f"ask {proposal.party} for another proposal")
+        proposal.require_allowed_groups(
+            colluding_groups, f"ask {proposal.party} for another proposal"
+        )
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
     if party not in proposal.roles:
@@ -615,6 +625,9 @@ def _write_answer(
     """Create the party's TLS key and request, describe its table, and write its signed answer.
 
     The party's own limits are checked, and `show` is called, before anything is written.
+
+    `certificates`: folder with certificate.pem, key.pem and ca.pem of an organisation with an
+    authority of its own; None: a request is made.
     """
     identity = PartyFolder(folder).load_identity()
     fields = dict[str, Any]()
@@ -661,6 +674,8 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
     Sealing the same answers again renews all certificates under a new authority, and so changes the
     project's words. `secure_apfed.organisations.renewal` renews one certificate under the same
     authority, whose key stays in this folder.
+
+    `paths`: of the answers. `days`: how long certificates are valid.
     """
     written = SignedFile.from_file(folder / PROPOSAL)
     identity = PartyFolder(folder).load_identity()
@@ -742,7 +757,7 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
         write_atomically(folder / name, (pem or "").encode())
     Credentials.from_files(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
     if path.absolute() != (folder / SEALED).absolute():
-        write_atomically(folder / SEALED, load_bytes(path, most=_MOST_BYTES))
+        write_atomically(folder / SEALED, load_bytes(path, maximum=_MAX_BYTES))
     fields = _party_file(sealed, party)
     config = load_config(folder / RUN)
     own_file = folder / PARTY_FILE
@@ -844,5 +859,5 @@ def _describe_first_error(error: ValidationError | ConfigError) -> str:
         return str(error)
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
-    place = escape_text(".".join(map(str, first["loc"]))[:_MOST_PLACE])
+    place = escape_text(".".join(map(str, first["loc"]))[:_MAX_PLACE])
     return ": ".join(filter(None, (place, message)))

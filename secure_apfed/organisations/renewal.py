@@ -46,7 +46,7 @@ REQUESTED = "renewal-{}.json"
 """The name of the file that a party sends to the organiser, by the party's name."""
 _NEXT_KEY = "next-key.pem"
 _NEXT_CERTIFICATE = "next-certificate.pem"
-_MOST_KEY = 2**16
+_MAX_KEY = 2**16
 
 
 class CertificateRequest(Document):
@@ -78,7 +78,7 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
     require_open_project(file.folder)
     tls = _require_tls(file, config)
     sealed, _ = _load_project(file.folder)
-    in_use = None if new_key else load_bytes(tls.key, most=_MOST_KEY)
+    in_use = None if new_key else load_bytes(tls.key, maximum=_MAX_KEY)
     request, key = certificate_request(file.party, in_use)
     if new_key:
         write_atomically(file.folder / _NEXT_KEY, key, private=True)
@@ -96,6 +96,8 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
 
 def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
     """Issue a certificate for a request; return the file for the party. Run by the organiser.
+
+    `days`: how long it is valid.
 
     Raises:
         ConfigError: this is not the organiser's folder, or has no key of the authority.
@@ -172,7 +174,7 @@ def _find_key_file(certificate: bytes, next_key: Path, in_use: Path) -> Path:
     """Return the file of the key that fits a certificate: the new key, or the one in use."""
     public = load_pem_x509_certificate(certificate).public_key()
     if next_key.exists():
-        content = load_bytes(next_key, most=_MOST_KEY)
+        content = load_bytes(next_key, maximum=_MAX_KEY)
         if serialization.load_pem_private_key(content, password=None).public_key() == public:
             return next_key
     return in_use
@@ -226,7 +228,7 @@ def _load_authority(folder: Path, sealed: SealedProject) -> tuple[bytes, bytes]:
             f"{path} is missing, which issues certificates of this project: put it back from its "
             "copy; without it, seal the answers again, and all compare the new words"
         )
-    key = load_bytes(path, most=_MOST_KEY)
+    key = load_bytes(path, maximum=_MAX_KEY)
     public = serialization.load_pem_private_key(key, password=None).public_key()
     for certificate in load_pem_x509_certificates(sealed.ca.encode()):
         if certificate.public_key() == public:

@@ -45,7 +45,7 @@ RENEWED = "renewed-{}.json"
 """The file in a party's folder with the renewed certificate of a party, by its name."""
 _SEALED = "sealed.json"
 _PARTY_FILES = ("party.yaml", "party.yml")
-_MOST_FILES = 1000
+_MAX_FILES = 1000
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _iter_party_files(folders: Sequence[Path]) -> Iterator[Path]:
         if not folder.is_dir():
             continue
         below = sorted(path for path in folder.iterdir() if path.is_dir())
-        for place in (folder, *below[:_MOST_FILES]):
+        for place in (folder, *below[:_MAX_FILES]):
             for name in _PARTY_FILES:
                 path = place / name
                 if path.is_file() and path.resolve() not in yielded:
@@ -225,7 +225,7 @@ class SessionFiles:
         self._path = path
         self._file = file
         self._others = others
-        self._say = say
+        self._show_line = say
         self._stamps = self._compute_stamps()
         self._unusable = self._stamps
 
@@ -246,7 +246,7 @@ class SessionFiles:
             self._require_usable()
         except (ApfedError, OSError) as error:
             self._unusable = stamps
-            self._say(
+            self._show_line(
                 f"{party} goes on with what it began with, for {names} was replaced and cannot be "
                 f"used: {error}"
             )

@@ -129,6 +129,9 @@ class AnswerBook:
     ) -> None:
         """Open the SQLite book of answers, or create it for this party and run.
 
+        `people`: how many there are in the passive's list. `budget`: epsilon that all answers about
+        one person may cost; None: no limit. `today`: returns the day that answers count for.
+
         Raises CheckpointError: the file is damaged, or of another party or run.
         """
         self._me = me
@@ -166,14 +169,18 @@ class AnswerBook:
         self._book.close()
 
     def count_lookups(self, count: int) -> None:
-        """See `secure_apfed.methods.serving.ServingLimits`."""
+        """Count `count` looked-up IDs against the day's limit. Raises LimitReachedError."""
         with self._open_transaction():
             self._count_use("lookups_a_day", self._today(), count)
 
     def count_answers(
         self, people: Sequence[bytes], would_cost: Callable[[int], float] | None
     ) -> None:
-        """See `secure_apfed.methods.serving.ServingLimits`."""
+        """Count one answer about each of these people. Raises LimitReachedError; then none counts.
+
+        `would_cost`: the epsilon of a given number of answers about one person; None: answers have
+        no noise.
+        """
         with self._open_transaction():
             uses = max(self._count_use("a_person", self._hash_person(person)) for person in people)
             if would_cost is not None and self._budget is not None:
@@ -184,7 +191,11 @@ class AnswerBook:
     def list_exhausted_people(
         self, people: Sequence[bytes], cost: Callable[[int], float] | None
     ) -> list[int]:
-        """See `secure_apfed.methods.serving.ServingLimits`."""
+        """Return the indices of these people whose limit is reached: no more answers about them.
+
+        `cost`: the epsilon of a given number of answers about one person; None: answers have no
+        noise.
+        """
         limit = self._limits.a_person
         if cost is not None and self._budget is not None:
             limit = bisect_right(range(1, limit + 1), self._budget, key=cost)
@@ -201,7 +212,10 @@ class AnswerBook:
         return hashlib.blake2b(person, key=self._key, digest_size=16).hexdigest()
 
     def _count_use(self, limit: str, subject: str, count: int = 1) -> int:
-        """Add to a counter of one limit; return its new value. Raises LimitReachedError."""
+        """Add to a counter of one limit; return its new value. Raises LimitReachedError.
+
+        `subject`: what is counted.
+        """
         times: int
         (times,) = self._book.execute(
             "INSERT INTO counted VALUES (?, ?) ON CONFLICT (what) DO UPDATE "
@@ -237,7 +251,9 @@ class _ServeMeter:
     charges = 0
 
     def __init__(self, config: Config, file: PartyFile) -> None:
-        """Set the promise: the budget of answers about one person with noise, else none."""
+        """Make the meter of served answers; it promises the budget for one person if there is
+        noise.
+        """
         if file.party not in file.passives:
             reason = "a prediction asks it for nothing of its rows"
             self.promise = Promise(figure=config.method.figure, epsilon=None, why=reason)
@@ -295,13 +311,13 @@ class _JointParty:
 
     @contextmanager
     def open_links(
-        self, data: OwnData | None, meet: Connect, status: StatusTracker
+        self, data: OwnData | None, connect: Connect, status: StatusTracker
     ) -> Iterator[tuple[PartyContext, Links, Any]]:
         """Connect to the peers; yield this party's context, links and transport."""
         file = self.file
         identity = self.folder.load_identity()
         meter = _ServeMeter(self.config, file)
-        with connect_with_audit(file, identity, meter, status, meet) as (
+        with connect_with_audit(file, identity, meter, status, connect) as (
             identities,
             audit,
             transport,
@@ -321,7 +337,7 @@ class _JointParty:
                 passives=file.passives,
                 secrets=fresh_secrets(self.config, file.party, identity=identity),
                 known=identities,
-                held=data,
+                data_or_none=data,
                 predicts=self.run,
                 code=self.code,
             )
@@ -333,14 +349,15 @@ def serve_party(
     path: PathLike,
     *,
     sessions: int | None = None,
-    meet: Connect = connect_peers,
+    connect: Connect = connect_peers,
     status: StatusTracker | None = None,
     on_session: Callable[[str], None] = lambda how: None,
 ) -> None:
     """Serve joint predictions by a party's file, session after session.
 
     Args:
-        sessions: end after so many; None: run until the process is ended.
+        status: records the state of all links; None: nobody reads it.
+        sessions: end after this number; None: run until the process is ended.
         on_session: called with how each session ended, and when one restarts because the party's
             file, its certificate or its revocation list was replaced in between.
 
@@ -383,7 +400,7 @@ def serve_party(
             party = replace(party, file=party.file.model_copy(update={"serve": limits}))
             try:
                 with ExitStack() as stack:
-                    meet_checked = _require_while_meeting(meet, session_files.require_same)
+                    meet_checked = _require_while_meeting(connect, session_files.require_same)
                     context, links, transport = stack.enter_context(
                         party.open_links(data, meet_checked, status)
                     )
@@ -405,8 +422,8 @@ def serve_party(
             served += 1
 
 
-def _require_while_meeting(meet: Connect, require: Missed) -> Connect:
-    """Return a function that connects as `meet` does, and calls `require` while it waits."""
+def _require_while_meeting(connect: Connect, require: Missed) -> Connect:
+    """Return a function that connects as `connect` does, and calls `require` while it waits."""
 
     def meet_and_check(
         file: PartyFile,
@@ -414,14 +431,17 @@ def _require_while_meeting(meet: Connect, require: Missed) -> Connect:
         identities: Mapping[str, bytes],
         report_missing: Missed = lambda missing: None,
     ) -> Transport:
-        """Connect to the peers; report missing ones, and raise what `require` raises."""
+        """Connect to the peers; report missing ones, and raise what `require` raises.
+
+        `identities`: public identities by name.
+        """
 
         def check_missing(missing: Mapping[str, str]) -> None:
             """Report the missing peers, then call `require`."""
             report_missing(missing)
             require(missing)
 
-        return meet(file, identity, identities, check_missing)
+        return connect(file, identity, identities, check_missing)
 
     return meet_and_check
 
@@ -440,7 +460,10 @@ class _Refusals:
         self._refused_since: dict[str, float] = {}
 
     def require_bearable(self, missing: Mapping[str, str]) -> None:
-        """Raise PartyLeftError if a party has been refused, or refuses this one, for too long."""
+        """Raise PartyLeftError if a party has been refused, or refuses this one, for too long.
+
+        `missing`: reason by missing party.
+        """
         now = self._clock()
         refused = {name: cause for name, cause in missing.items() if isinstance(cause, Refusal)}
         self._refused_since = {name: self._refused_since.get(name, now) for name in refused}
@@ -541,7 +564,7 @@ def predict_jointly(
     data: PathLike,
     output: PathLike | None = None,
     *,
-    meet: Connect = connect_peers,
+    connect: Connect = connect_peers,
     status: StatusTracker | None = None,
     write: Callable[[pd.DataFrame], None] | None = None,
 ) -> JointPredictionCounts:
@@ -549,6 +572,7 @@ def predict_jointly(
     impossible.
 
     Args:
+        status: records the state of all links; None: nobody reads it.
         path: the active's file; data: CSV or Parquet with its columns and IDs.
         output: .csv, .parquet or .json, which appears when it is complete; None: `write` receives
             the rows block by block.
@@ -574,7 +598,7 @@ def predict_jointly(
         output = Path(output)
         refuse_replacing_input(output, "--output", data, path, PartyFile.from_file(path).folder)
         with row_writer(output) as written:
-            return predict_jointly(path, data, meet=meet, status=status, write=written)
+            return predict_jointly(path, data, connect=connect, status=status, write=written)
     assert write is not None
     party = _JointParty.from_file(path)
     status = status or StatusTracker()
@@ -584,7 +608,7 @@ def predict_jointly(
     with party.folder.lock_exclusively(), status:
         try:
             meet_checked = _require_while_meeting(
-                meet, _Refusals(party.file.party).require_bearable
+                connect, _Refusals(party.file.party).require_bearable
             )
             with party.open_links(_make_dummy_data(party.card), meet_checked, status) as (
                 context,
@@ -609,8 +633,10 @@ class _JointPrediction:
         blocks: Iterator[_Block],
         write: Callable[[pd.DataFrame], None],
     ) -> None:
-        """Load the local model, which predicts the people whom the parties cannot
+        """Prepare a joint prediction; load the local model for people whom the parties cannot
         predict jointly.
+
+        `write`: takes each block of predictions.
         """
         self._party = party
         self._blocks = blocks
@@ -619,7 +645,7 @@ class _JointPrediction:
         self._classes = card.classes
         self._pending: _Block | None = None
         self._counts = Counter[str]()
-        self._began = time.monotonic()
+        self._start_time = time.monotonic()
         self.why = ""
         self._refused = 0
 
@@ -650,12 +676,15 @@ class _JointPrediction:
             jointly=self._counts[_JOINTLY],
             alone=self._counts[_ALONE],
             refused=self._refused,
-            seconds=time.monotonic() - self._began,
+            seconds=time.monotonic() - self._start_time,
             why=self.why,
         )
 
     def _write_block(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
-        """Write one block: joint predictions of known rows, local ones of the others."""
+        """Write one block: joint predictions of known rows, local ones of the others.
+
+        `scores_nK`: joint scores of the known rows.
+        """
         jointly_B = torch.from_numpy(known_B)
         task = self._solo.task
         shape = (len(jointly_B), len(self._classes)) if self._classes else (len(jointly_B),)

@@ -38,7 +38,7 @@ from secure_apfed.data.labels import TargetScale
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.exchange.secure_sums import sum_kind
-from secure_apfed.exchange.transcript import MOST_CONTRIBUTED, free_megabytes
+from secure_apfed.exchange.transcript import MAX_CONTRIBUTED, free_megabytes
 from secure_apfed.learning.black_box import describe_black_boxes
 from secure_apfed.learning.own_code import OwnCode
 from secure_apfed.methods import METHODS, Simulation, SimulationInputs, train_epochs
@@ -67,8 +67,8 @@ from secure_apfed.settings.training import BlackBoxSettings, ContrastiveSettings
 
 _WIDE = 1024
 _LARGE_EPSILON = 10.0
-_MOST_FORECAST_BYTES = 2**31
-_MOST_PLANNED_ROWS = 10**6
+_MAX_FORECAST_BYTES = 2**31
+_MAX_PLANNED_ROWS = 10**6
 # Of a mapped table: the process without it, and bytes of a row in memory, measured as the peak at
 # 10 million rows; on disk bytes of a number (in its column, and as a feature), and of an ID (its
 # text, its digest and its place); seconds of reading a cell, measured on the same rows.
@@ -88,8 +88,8 @@ _PARAMETER_BYTES = 28
 _COPIES_SENT = 4
 # Bytes of two rows of a batch that contrastive objectives compare, in both views; 48 were measured.
 _PAIR_BYTES = 56
-_MOST_NETWORK_BYTES = 2**31
-_MOST_LABEL_BYTES = 2**30
+_MAX_NETWORK_BYTES = 2**31
+_MAX_LABEL_BYTES = 2**30
 _KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM, Kind.CONTRIBUTION)
 _OPENED = "sums as the active decoded them"
 # What one passive adds to a sum, by what is summed.
@@ -200,7 +200,9 @@ def _find_common_rows(config: Config, data: VerticalData) -> Tensor:
 def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
     """Refuse declared tables whose rehearsal would not fit into memory, by arithmetic.
 
-    Raises DataError: it would take more than `_MOST_FORECAST_BYTES`; names the party that declared
+    `shapes`: of the parties' own tables, the active's first; None: not declared.
+
+    Raises DataError: it would take more than `_MAX_FORECAST_BYTES`; names the party that declared
     most, and what to change.
     """
     rows = next(iter(shapes.values())).rows
@@ -218,9 +220,9 @@ def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
         for name, shape in shapes.items()
     }
     needed = sum(sizes.values())
-    if needed > _MOST_FORECAST_BYTES:
+    if needed > _MAX_FORECAST_BYTES:
         name = max(sizes, key=sizes.__getitem__)
-        limit_gib = _MOST_FORECAST_BYTES / 2**30
+        limit_gib = _MAX_FORECAST_BYTES / 2**30
         shape = shapes[name]
         raise DataError(
             f"a forecast of these tables would take about {needed / 2**30:,.1f} GiB, expected "
@@ -230,11 +232,11 @@ def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
         )
     batch = min(config.train.batch_size, rows)
     pairs = _PAIR_BYTES * batch**2 * _is_contrastive(config, [*shapes][1:])
-    if pairs > _MOST_FORECAST_BYTES:
+    if pairs > _MAX_FORECAST_BYTES:
         raise DataError(
             f"a contrastive objective compares all {batch:,} rows of a batch with each other and "
             f"would take about {pairs / 2**30:,.1f} GiB, expected "
-            f"{_MOST_FORECAST_BYTES / 2**30:g} GiB at most; take smaller batches (train.batch_size)"
+            f"{_MAX_FORECAST_BYTES / 2**30:g} GiB at most; take smaller batches (train.batch_size)"
         )
 
 
@@ -251,7 +253,7 @@ def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, pass
         config, labelled=labelled, classes=classes, passives=passives
     )
     return (
-        min(labelled, max(_FEWEST, _MOST_LABEL_BYTES // bytes_per_label))
+        min(labelled, max(_FEWEST, _MAX_LABEL_BYTES // bytes_per_label))
         if bytes_per_label
         else labelled
     )
@@ -283,21 +285,21 @@ def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
 
     `features`: numbers in a row of each party; 0 if not known yet.
 
-    Raises DataError: they would take more than `_MOST_NETWORK_BYTES`; names the sizes to change.
+    Raises DataError: they would take more than `_MAX_NETWORK_BYTES`; names the sizes to change.
     """
     parameters = config.method.count_further_parameters(max(1, len(features) - 1))
     for model in _iter_models(config):
         first = (*model.hidden, model.representation_size)[0]
         if model.network in ("random_features", "cross_view"):
             first = model.random_features
-        between = model.least_parameters * max(1, len(features))
+        between = model.min_parameters * max(1, len(features))
         # An encoder, and a decoder that mirrors it.
         parameters += 2 * (between + first * sum(features))
-    if (needed := parameters * _PARAMETER_BYTES) > _MOST_NETWORK_BYTES:
+    if (needed := parameters * _PARAMETER_BYTES) > _MAX_NETWORK_BYTES:
         raise DataError(
             f"the networks of all parties would have about {parameters:,} parameters, and a "
             f"forecast would take about {needed / 2**30:,.1f} GiB for them, expected "
-            f"{_MOST_NETWORK_BYTES / 2**30:g} GiB at most; take narrower layers in model (hidden, "
+            f"{_MAX_NETWORK_BYTES / 2**30:g} GiB at most; take narrower layers in model (hidden, "
             "head, representation, random_features, sequences), also under passives and method"
         )
 
@@ -359,13 +361,13 @@ def forecast(
             built-in set are always read.
         time_baselines: returns the seconds of the local baselines; None: not forecast.
 
-    If all tables are declared with more than `_MOST_PLANNED_ROWS` rows, a run of fewer rows is
+    If all tables are declared with more than `_MAX_PLANNED_ROWS` rows, a run of fewer rows is
     planned, and its costs are multiplied.
     """
     if shapes is None or config.data.dataset != TABLES:
         return _forecast_tables(config, None, time_baselines=time_baselines)
     fewest = min(shape.rows for shape in shapes.values())
-    factor = max(1.0, fewest / _MOST_PLANNED_ROWS)
+    factor = max(1.0, fewest / _MAX_PLANNED_ROWS)
     planned = {name: _shrink_shape(shape, factor) for name, shape in shapes.items()}
     forecasted = _forecast_tables(config, planned, time_baselines=time_baselines)
     return forecasted if factor == 1 else _multiply_costs(forecasted, config, shapes, factor)
@@ -560,6 +562,8 @@ def _count_party_columns(
 
     In a decomposition these are all parties, else the passives. If tables are only declared, all
     columns count as distinct.
+
+    `shapes`: of the parties' own tables, the active's first; None: not declared.
     """
     tables = data.tables if config.method.decomposes else data.passives
     if shapes is not None and config.data.dataset == TABLES:
@@ -578,6 +582,8 @@ def _apply_agreed_numbers(
     """Return the settings with the numbers that these passives would agree to.
 
     They depend on distinct columns, counted on the real tables, as those of a rehearsal are random.
+
+    `shapes`: of the parties' own tables, the active's first; None: not declared.
     """
     if not _is_counted(config, data):
         return config
@@ -591,7 +597,10 @@ def _apply_agreed_numbers(
 def _describe_openings(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Iterator[str]:
-    """Yield what the numbers that the active decrypts reveal of columns."""
+    """Yield what the numbers that the active decrypts reveal of columns.
+
+    `shapes`: of the parties' own tables, the active's first; None: not declared.
+    """
     if not _is_counted(config, data):
         return
     columns = list(_count_party_columns(config, data, shapes).values())
@@ -616,6 +625,8 @@ def _scale_links(
 
     Traffic of the set-up stays. `labels`: encrypted labels of the run for each of the rehearsal.
     `fixed`: bytes of the alignment that do not depend on the number of IDs.
+
+    `messages`: factor of the number of messages. `wire`: factor of their bytes.
     """
     real = {table.name: len(table.ids) for table in data.tables}
     rehearsed = len(rehearsal.data.active.ids)
@@ -646,7 +657,7 @@ def _compute_privacy(config: Config) -> PrivacySpent:
     releases = plan_releases(config, guard)
     mechanism = guard.mechanism()
     released = EXACT.get_epsilon(mechanism, releases=releases, delta=delta)
-    if "passives take part" in config.method.happens and config.method.figure != "epsilon_x":
+    if "passives take part" in config.method.facts and config.method.figure != "epsilon_x":
         released = math.inf  # no representation is sent; other messages are not counted here
     label = model = math.inf
     if config.dp_sgd is not None:
@@ -672,7 +683,7 @@ def _find_warnings(
     config: Config, rehearsal: "_Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
     """Yield warnings for the user before the run: weak protection, and avoidable traffic."""
-    happens = config.method.happens
+    happens = config.method.facts
     sends_representations = "representations are sent" in happens
     guarded = config.guard.mechanism != "none" and sends_representations
     draws_noise = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
@@ -707,7 +718,7 @@ def _find_warnings(
 
 def _warn_of_memory(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     """Warn if the disk is too small for the transcript."""
-    happens = config.method.happens
+    happens = config.method.facts
     # The same representations go to every passive, and are stored once.
     bytes_once: dict[tuple[str, str], int] = {}
     for link in links:
@@ -722,7 +733,7 @@ def _warn_of_memory(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     epochs = config.train.epochs
     summed = [route for route in bytes_once if route[0].endswith(f" {Kind.CONTRIBUTION}")]
     if contributed := sum(bytes_once.pop(route) for route in summed):
-        bytes_once["contributions", "aggregator"] = min(contributed, epochs * MOST_CONTRIBUTED)
+        bytes_once["contributions", "aggregator"] = min(contributed, epochs * MAX_CONTRIBUTED)
     megabytes = (
         sum(bytes_once.values()) / epochs * config.effective_transcript.count_epochs(epochs) / 1e6
     )
@@ -751,7 +762,7 @@ class _Rehearsal:
 
 
 def _rehearse(
-    config: Config, like: VerticalData, steps: int, *, batch: int, aligned: float, labelled: int
+    config: Config, template: VerticalData, steps: int, *, batch: int, aligned: float, labelled: int
 ) -> _Rehearsal:
     """Rehearse a number of steps of `batch` random rows, with the run's names, shapes and classes.
 
@@ -765,9 +776,11 @@ def _rehearse(
     quiet = config.model_copy(update=changes)
     rows = batch * steps
     labelled = min(rows, labelled) if config.method.asks_once else rows
-    data = _make_random_data(like, rows, aligned, labelled=labelled)
+    data = _make_random_data(template, rows, aligned, labelled=labelled)
     # A black box is not called for synthetic people.
-    code = {name: OwnCode(gradient=_contribute_zeros) for name in _list_black_boxes(config, like)}
+    code = {
+        name: OwnCode(gradient=_contribute_zeros) for name in _list_black_boxes(config, template)
+    }
     with threads_for(config.model, batch, [table.shape for table in data.tables]):
         start = SimulationInputs(config=quiet, data=data, code=code)
         session = Simulation(METHODS[config.method.name], start)
@@ -805,10 +818,13 @@ class _RehearsalLoop:
     """One timed epoch of a few steps; see `secure_apfed.methods.TrainingLoop`."""
 
     def __init__(self, session: Simulation, batch: int) -> None:
-        """Start the clock of the first step."""
+        """Make the training loop of a rehearsal, which measures each step's seconds.
+
+        `batch`: rows of a step.
+        """
         self._session = session
         self._batch = batch
-        self._began = time.perf_counter()
+        self._start_time = time.perf_counter()
         self.next_step = 0
         self.seconds: list[float] = []
         self.evaluation_seconds = 0.0
@@ -822,12 +838,12 @@ class _RehearsalLoop:
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         """Yield all rows in batches, and time each step from here."""
         for step, rows_B in enumerate(self._session.learner.training_rows.split(self._batch)):
-            self._began = time.perf_counter()
+            self._start_time = time.perf_counter()
             yield step, rows_B
 
     def count_step(self, loss: StepLoss | None) -> None:
         self.next_step += 1
-        self.seconds.append(time.perf_counter() - self._began)
+        self.seconds.append(time.perf_counter() - self._start_time)
 
     async def note_held_out_loss(self) -> None:
         """Do nothing: the forecast counts validation rows as training rows, and no early stop."""
@@ -846,19 +862,22 @@ class _RehearsalLoop:
         """Time one evaluation."""
         began = time.perf_counter()
         session = self._session
-        await session.learner.evaluate(session.links, next_step=self.next_step, final=False)
+        await session.learner.evaluate(session.links, next_step=self.next_step, is_final=False)
         self.evaluation_seconds = time.perf_counter() - began
 
 
 def _make_random_data(
-    like: VerticalData, train: int, aligned: float, *, labelled: int
+    template: VerticalData, train: int, aligned: float, *, labelled: int
 ) -> VerticalData:
-    """Return random tables shaped like the real ones, with this share of aligned rows."""
-    rows = train + min(_TEST_ROWS, max(_FEWEST, len(like.test_rows)))
+    """Return random tables shaped like the real ones, with this share of aligned rows.
+
+    `train`: rows for training. `labelled`: of them, those with a label.
+    """
+    rows = train + min(_TEST_ROWS, max(_FEWEST, len(template.test_rows)))
     # Aligned rows are spread evenly, since a run's batches mix them too.
     shared = (torch.arange(rows) * aligned).floor().diff(prepend=torch.tensor([-1.0])) > 0
     shared[:_FEWEST] |= rows * aligned < 2 * _FEWEST  # of two classes, or it would be refused
-    is_horizontal = like.horizontal
+    is_horizontal = template.horizontal
     generator = torch.Generator().manual_seed(0)
 
     def make_ids(party: str) -> list[str]:
@@ -870,13 +889,13 @@ def _make_random_data(
         ]
 
     return replace(
-        like,
+        template,
         table=_make_random_table(
-            like, like.active, [f"all {row}" for row in range(rows)], generator
+            template, template.active, [f"all {row}" for row in range(rows)], generator
         ),
         passives=tuple(
-            _make_random_table(like, table, make_ids(table.name), generator)
-            for table in like.passives
+            _make_random_table(template, table, make_ids(table.name), generator)
+            for table in template.passives
         ),
         train_rows=torch.arange(train),
         test_rows=torch.arange(train, rows),
@@ -885,21 +904,21 @@ def _make_random_data(
 
 
 def _make_random_table(
-    data: VerticalData, like: PartyTable, ids: Sequence[str], generator: torch.Generator
+    data: VerticalData, template: PartyTable, ids: Sequence[str], generator: torch.Generator
 ) -> PartyTable:
     """Return a random table shaped like the real one, with these IDs and labels of all classes."""
     # Distributed like standardised columns: from all-positive features an encoder may make
     # representations without variance, which are not sent.
-    features = torch.randn(len(ids), *like.features.shape[1:], generator=generator)
-    for view in like.views.values():
+    features = torch.randn(len(ids), *template.features.shape[1:], generator=generator)
+    for view in template.views.values():
         if view.sequence is not None:
             features[:, view.first] = view.sequence[0]  # all steps are in use
     labels_N = None
-    if like.labels is not None:
+    if template.labels is not None:
         # Not periodic with the aligned rows: every second or tenth person has every class, too.
         classes = (torch.arange(len(ids)) * _GOLDEN).long() % (len(data.classes) or 2)
-        labels_N = classes.to(like.labels.dtype)
-    return replace(like, ids=tuple(ids), features=features, labels=labels_N)
+        labels_N = classes.to(template.labels.dtype)
+    return replace(template, ids=tuple(ids), features=features, labels=labels_N)
 
 
 @dataclass(frozen=True, kw_only=True)

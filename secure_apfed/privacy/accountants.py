@@ -218,8 +218,9 @@ class Accountant:
     def __init__(
         self, name: str, gaussian: Callable[[float, int, float], float], library: str | None = None
     ) -> None:
-        """Take a function (noise multiplier, releases, delta) -> epsilon, and the
-        library it needs.
+        """Make an accountant of a function (noise multiplier, releases, delta) -> epsilon.
+
+        `gaussian`: the function.
         """
         self.name = name
         self._gaussian = gaussian
@@ -258,6 +259,8 @@ def _compute_rdp_epsilon(noise: float, releases: int, delta: float) -> float:
 
     It lies 5 to 10 % above the exact figure, and several times as high for an epsilon below about
     1e-3, since Opacus tries orders of Rényi DP only up to a limit.
+
+    `releases`: T, how often one row is released.
     """
     accountant = _import_library("opacus.accountants").RDPAccountant()
     accountant.history = [(noise, 1.0, releases)]
@@ -272,6 +275,8 @@ def _compute_pld_epsilon(noise: float, releases: int, delta: float) -> float:
     """Return epsilon by privacy loss distributions through dp-accounting (Doroshenko et al. 2022).
 
     It is an upper bound to 0.2 % or so, coarser where epsilon is near the interval.
+
+    `releases`: T, how often one row is released.
     """
     library = _import_library("dp_accounting")
     points = _count_pld_grid_points(noise, releases)

@@ -32,7 +32,7 @@ __all__ = [
     "calibrate_noise",
     "contributions_statement",
     "excess_of_sum",
-    "least_deviation",
+    "min_deviation",
     "sensitivity_in_steps",
     "zcdp_epsilon",
 ]
@@ -59,6 +59,8 @@ def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
     are at most 2 L + sqrt(D) apart. `rows`: how many rows a person's features move: 1 for
     reconstruction; B where all rows of the batch move, as by negatives of a contrastive loss, and
     the whole batch moves sqrt(B) times as far.
+
+    `levels`: steps that make a number as long as the clip bound.
     """
     return math.sqrt(rows) * (2 * levels * _ROUNDING + math.sqrt(columns))
 
@@ -69,6 +71,8 @@ def excess_of_sum(deviation: int, honest: int) -> float:
     Kairouz, Liu and Steinke 2021 (The Distributed Discrete Gaussian Mechanism for Federated
     Learning with Secure Aggregation), Theorem 1: 10 sum over k < n of exp(-2 pi^2 s^2 k / (k + 1)).
     0 for one party.
+
+    `deviation`: of each party's noise, in steps. `honest`: parties whose noise counts.
     """
     k = np.arange(1, honest)
     return float(10 * np.exp(-2 * (np.pi * deviation) ** 2 * k / (k + 1)).sum())
@@ -196,18 +200,21 @@ def calibrate_noise(
 
     Arguments as the attributes of `SummedRelease`. Raises ConfigError, which names the setting
     `asker`.
+
+    `honest`: parties whose noise counts. `sensitivity`: how far one person moves a contribution,
+    L2, in steps. `numbers`: values of one contribution.
     """
     unit_release = SummedRelease(
         deviation=1, honest=honest, sensitivity=sensitivity, numbers=numbers
     )
-    return least_deviation(
+    return min_deviation(
         lambda s: replace(unit_release, deviation=s).epsilon_of(releases, delta) <= epsilon,
         f"{asker}: epsilon {epsilon:g} over {releases} releases",
         "use fewer bits of the sum, fewer epochs, smaller batches or a larger epsilon",
     )
 
 
-def least_deviation(enough: Callable[[int], bool], subject: str, instead: str) -> int:
+def min_deviation(enough: Callable[[int], bool], subject: str, instead: str) -> int:
     """Return the smallest deviation in steps for which `enough` is true; it is monotone.
 
     Raises ConfigError: no deviation that a sum can carry is enough; names `subject`, and suggests

@@ -98,6 +98,8 @@ class Compression(GradientDefence):
     def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
         """Return the batch with only its ceil(keep * B * D) largest numbers; of equal ones, the
         first.
+
+        `gradient_BD`: the batch's gradients.
         """
         flat = gradient_BD.flatten()
         kept_numbers = math.ceil(self._keep * len(flat))
@@ -121,6 +123,8 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
     The four numbers solve a geometric programme: in their logarithms it is convex, so a local
     solver finds the optimum. The best test's AUC is at most 1/2 + sqrt(sumKL) / 2 - sumKL / 8
     (their Theorem 1).
+
+    `dimension`: D, numbers of one gradient.
     """
     rest = dimension - 1
     spread_4 = np.array([*spread, *spread])
@@ -270,6 +274,8 @@ _NOT_SENT: Mapping[Released, str] = {
 def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -> None:
     """Refuse defences without effect under a method, and a defence that is given twice.
 
+    `choices`: defences in the settings.
+
     Raises ValueError: names it, the reason, and which defences apply.
     """
     kinds = [choice.kind for choice in choices]
@@ -310,6 +316,8 @@ def gradient_defences(
 ) -> tuple[GradientDefence, ...]:
     """Return the configured defences for one kind of gradient, in the order of
     their application.
+
+    `choices`: defences in the settings.
     """
     return tuple(
         DEFENCES[choice.kind](_read_settings(choice), noise=noise, classes=classes)

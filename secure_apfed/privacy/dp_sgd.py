@@ -136,6 +136,8 @@ def sum_clipped_gradients(samples: Sequence[Tensor], clip: float) -> Tensor:
     is not finite adds nothing: an error would reveal that example.
 
     Takes (B, *shape) for each parameter; returns (P,) float64 on the CPU.
+
+    `samples`: per-example gradients (B, *shape) of each parameter.
     """
     size = sum(math.prod(part.shape[1:]) for part in samples)
     total_P = torch.zeros(size, dtype=torch.float64, device=samples[0].device)
@@ -165,7 +167,10 @@ class PrivateGradient:
     def __init__(
         self, owner: str, modules: Mapping[str, nn.Module], private: PrivateUpdates
     ) -> None:
-        """Register Opacus' hooks, which compute per-example gradients in each backward pass."""
+        """Register Opacus' hooks, which compute per-example gradients in each backward pass.
+
+        `owner`: the party, for errors. `modules`: networks by what they are: encoder, head, ....
+        """
         self._owner = owner
         self._private = private
         model = nn.ModuleDict(dict(modules))
@@ -233,6 +238,8 @@ class PrivateGradient:
         What is released would stay private, and lead elsewhere. Where a weight is read is no secret
         of an example.
 
+        `samples`: per-example gradients (B, *shape) of each parameter.
+
         Raises:
             ModelError: names no number.
         """
@@ -266,6 +273,8 @@ def _require_no_mixing_layers(owner: str, model: nn.Module) -> None:
 
     Opacus itself skips layers without parameters, and a batch normalisation without parameters
     still mixes examples.
+
+    `owner`: the party, for errors.
     """
     validators = importlib.import_module("opacus.validators").ModuleValidator.VALIDATORS
     faults = {
@@ -303,7 +312,11 @@ class WholeTraining:
         budget: float | None,
         seeded: bool = False,
     ) -> None:
-        """Make both ledgers check the common budget before each charge."""
+        """Combine the accounts of releases and updates: each checks the common budget before a
+        charge.
+
+        `seeded`: whether noise follows from the run's seed, for simulations.
+        """
         self._assumptions = _ASSUMPTIONS + (_SEEDED if seeded else "")
         self._releases = releases
         self.updates = updates

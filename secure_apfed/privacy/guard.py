@@ -206,7 +206,10 @@ class ClippedNoise:
     """
 
     def __init__(self, clip: float, sigma: float, key: bytes, noise: NoiseKind) -> None:
-        """Check the clip bound, and prepare the noise from the party's key."""
+        """Make a guard that clips rows and adds noise from the party's key.
+
+        `sigma`: standard deviation of the noise on each number, in the unit of h.
+        """
         if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
             raise ConfigError(f"clip lies in {SMALLEST_CLIP:g}..{LARGEST_CLIP:g}, got {clip}")
         self.clip = float(clip)
@@ -272,6 +275,8 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
     ) -> "GaussianGuard":
         """Build the guard with the configured sigma, or calibrate sigma to the
         configured epsilon.
+
+        `releases`: T, how often one row is released.
         """
         sigma = settings.sigma
         if sigma is None:
@@ -308,6 +313,8 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         For D normals g, P(||g|| > sqrt D + t) <= P(one normal > t), which is 7e-16 at t = 8: the
         norm is 1-Lipschitz and its median is below sqrt D (Borell 1975; Boucheron, Lugosi and
         Massart 2013, Concentration Inequalities, Theorem 10.17).
+
+        `dimension`: D.
         """
         return self.clip + self.sigma * (math.sqrt(dimension) + _RARE_DEVIATIONS)
 
@@ -486,6 +493,8 @@ class FrozenGaussianGuard(GaussianGuard):
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore the frozen rows. Raises CheckpointError: positions repeat, or shapes do not
         match.
+
+        `tensors`: from `tensors`.
         """
         rows = tensors.get("rows", torch.zeros(0, dtype=torch.int64))
         z_FD = tensors.get("z", torch.zeros(0, 1))

@@ -134,11 +134,19 @@ class _Log:
     """
 
     def __init__(
-        self, path: Path, header: dict[str, Any], *, total: int, visit: Callable[[Release], None]
+        self,
+        path: Path,
+        header: dict[str, Any],
+        *,
+        total: int,
+        on_release: Callable[[Release], None],
     ) -> None:
-        """Open the log and replay its lines into `visit`; create it with `header` if there is none.
+        """Open a log of releases and replay its lines into `on_release`; create it with `header` if
+        there is none.
 
         A last line that a crash cut off is removed; its release was never sent.
+
+        `total`: rows of the table.
         """
         self.path = path
         self._chain = b""
@@ -165,7 +173,7 @@ class _Log:
                     release = Release.from_fields(fields, total=total)
                 except (ValueError, OverflowError, TypeError, KeyError, zlib.error) as error:
                     raise self._make_altered_error(number) from error
-                visit(release)
+                on_release(release)
             first_line = _LINE if lines else self._make_chained_line(header)[0]
             if not (
                 first_line.encode().startswith(unfinished)
@@ -181,7 +189,10 @@ class _Log:
             self.append(header)
 
     def append(self, fields: Mapping[str, Any]) -> None:
-        """Write one line to the operating system, whole or not at all."""
+        """Write one line to the operating system, whole or not at all.
+
+        `fields`: the line's content.
+        """
         line, chain = self._make_chained_line(fields)
         content = f"{line}\n".encode()
         with FileIO(open_regular(self.path, create=False), "r+") as file:
@@ -213,6 +224,8 @@ class _Log:
     def _parse_line(self, line: bytes, number: int) -> dict[str, Any]:
         """Return a line's fields after checking its running hash. Raises CheckpointError: it was
         altered.
+
+        `number`: its line number, for the error.
         """
         try:
             fields = json.loads(line)
@@ -257,22 +270,24 @@ class ReleaseCounts:
     """
 
     def __init__(self, *, rows: int, log: Path | None, about: Mapping[str, Any]) -> None:
-        """Count the releases in the log, if there is one; `about`: the facts in its header."""
+        """Make the count of each row's releases, with those in the log; `about`: the facts in
+        its header.
+        """
         if rows < 0:
             raise ConfigError(f"a ledger counts at least 0 rows, got {rows}")
         self.of_row_N = np.zeros(rows, dtype=np.int64)
         self.most = 0
         self.steps: set[int] = set()
         self.step_repeated = False
-        self._seen: set[bytes] = set()
+        self._counted_releases: set[bytes] = set()
         self._log: _Log | None = None
         if log is not None:
             header = {"format": _FORMAT, **about, "rows": rows}
-            self._log = _Log(log, header, total=rows, visit=self._count_release)
+            self._log = _Log(log, header, total=rows, on_release=self._count_release)
 
     def has_release(self, release: Release) -> bool:
         """Return whether these bytes were sent at this step before."""
-        return release.identity in self._seen
+        return release.identity in self._counted_releases
 
     def count_most_after(self, release: Release) -> int:
         """Return the highest count of any row of a release once it is added."""
@@ -292,7 +307,7 @@ class ReleaseCounts:
             raise LocalProtocolError(
                 f"a release names {len(release.rows)} rows of {len(self.of_row_N)}"
             )
-        if release.identity not in self._seen:
+        if release.identity not in self._counted_releases:
             if self._log:
                 self._log.append(release.fields)
             self._count_release(release)
@@ -304,9 +319,9 @@ class ReleaseCounts:
 
     def _count_release(self, release: Release) -> None:
         """Count a release in memory, unless the same bytes were counted at this step."""
-        if release.identity in self._seen:
+        if release.identity in self._counted_releases:
             return
-        self._seen.add(release.identity)
+        self._counted_releases.add(release.identity)
         if len(release.rows):
             self.step_repeated |= release.step in self.steps
             self.steps.add(release.step)
@@ -326,6 +341,8 @@ class ReleaseCounts:
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Merge a checkpoint's counts; a count here or in the log is never lowered.
+
+        `state`: from `state_dict`.
 
         Raises CheckpointError: it is of another number of rows, or counts releases that the log
         lacks.
@@ -431,7 +448,11 @@ class PrivacyLedger:
         seeded: bool = False,
         figure: ReleaseFigure = "epsilon_x",
     ) -> None:
-        """Check delta and budget, and count the releases in the log."""
+        """Open a privacy account: check delta and budget, and count the releases in the log.
+
+        `seeded`: whether noise depends on the step alone, as in simulations; then nothing is
+            promised.
+        """
         if not 0 < delta < 1:
             raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
         if budget is not None and not (math.isfinite(budget) and budget > 0):
@@ -567,7 +588,10 @@ class PrivacyLedger:
     def _make_release(
         self, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None
     ) -> Release:
-        """Check a charge's arguments, and return the release without rows that repeat for free."""
+        """Check a charge's arguments, and return the release without rows that repeat for free.
+
+        `digest`: of the bytes that are sent.
+        """
         if step < 0 or not digest:
             raise LocalProtocolError(f"a release has a step from 0 and a digest, got step {step}")
         if rows.dtype != torch.int64 or rows.ndim != 1:
@@ -596,7 +620,11 @@ class PrivacyLedger:
 
 
 def cross_check(mechanism: Mechanism, *, releases: int, delta: float) -> dict[str, float | str]:
-    """See `PrivacyLedger.cross_check`."""
+    """Return epsilon_x by every accountant that supports the mechanism; takes seconds.
+
+    `releases`: T, how often one row is released. A text replaces a figure that would take too much
+    memory, or that failed.
+    """
     figures: dict[str, float | str] = {}
     for name, accountant in accountants.ACCOUNTANTS.items():
         if accountant.is_available():

@@ -122,6 +122,8 @@ def _find_movement(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Moveme
 
     A row has moved if it changed by more than rounding and the difference of two equal calls
     explain.
+
+    `values_B`: rows that the function gets.
     """
     before_B = _evaluate_repeatably(call, values_B)
     size = _find_largest(before_B)
@@ -150,7 +152,10 @@ def _find_movement(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Moveme
 
 
 def _evaluate_repeatably(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Tensor:
-    """Return the result for these rows; random numbers inside repeat at every call."""
+    """Return the result for these rows; random numbers inside repeat at every call.
+
+    `values_B`: rows that the function gets.
+    """
     random.seed(_SEED)
     np.random.seed(_SEED)  # noqa: NPY002
     torch.default_generator.manual_seed(_SEED)  # of the CPU alone, which loads no other backend
@@ -169,6 +174,8 @@ def _evaluate_repeatably(call: Callable[[Tensor], Tensor], values_B: Tensor) -> 
 def _measure_distances(before_B: Tensor, after_B: Tensor) -> Tensor:
     """Return the largest change of each row's numbers, (B,); infinite where only
     one of two is NaN.
+
+    `before_B`: results before and after.
     """
     if before_B.shape != after_B.shape:
         raise PromiseError(
@@ -194,6 +201,8 @@ def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]
     accepted.
 
     Rows are replaced by each other, and by extreme ones, which a network may refuse.
+
+    `values_B`: rows that the function gets.
     """
     rows = len(values_B)
     neighbour_B = values_B.roll(1, 0)
@@ -282,7 +291,11 @@ def _copy_module(module: Callable[..., Any], training: bool | None) -> Callable[
 
 
 def _find_first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bool | None) -> str:
-    """Return in words the first layer that mixes rows which reach it unmixed; "" for none."""
+    """Return in words the first layer that mixes rows which reach it unmixed; "" for none.
+
+    `module`: network or function, (B, ...) -> (B, ...). `training`: whether modules are in training
+    mode; None: as they stand.
+    """
     if not isinstance(module, nn.Module):
         return ""
     for name, layer in module.named_modules():
@@ -298,10 +311,16 @@ def _find_first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bo
 def _is_mixing_layer(
     module: nn.Module, name: str, x: Tensor, training: bool | None, *, of_input: bool
 ) -> bool:
-    """Return whether rows of a layer's input (`of_input`) or of its output move each other."""
+    """Return whether rows of a layer's input (`of_input`) or of its output move each other.
+
+    `training`: whether modules are in training mode; None: as they stand.
+    """
 
     def call_layer(values_B: Tensor) -> Tensor:
-        """Return the input or output of the named layer in a fresh copy of the module."""
+        """Return the input or output of the named layer in a fresh copy of the module.
+
+        `values_B`: rows that the module gets.
+        """
         copied = _copy_module(module, training)
         assert isinstance(copied, nn.Module)
         captured: list[Any] = []
@@ -350,10 +369,16 @@ def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: 
 
 
 def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Movement | None:
-    """Return a row of the gradient on z that another row's features move; None: there is none."""
+    """Return a row of the gradient on z that another row's features move; None: there is none.
+
+    `objective`: (z, features) -> scalar loss.
+    """
 
     def compute_gradient(other_B: Tensor) -> Tensor:
-        """Return each row's gradient of the summed loss on z, with these features."""
+        """Return each row's gradient of the summed loss on z, with these features.
+
+        `other_B`: the features.
+        """
         with torch.enable_grad():
             read_BD = z_BD.detach().clone().requires_grad_()
             loss = _copy_module(objective, True)(read_BD, other_B) * len(read_BD)
@@ -371,6 +396,7 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
     row's influence on other rows' gradients.
 
     Args:
+        owner: the party, for errors.
         task: its `loss(outputs, labels)` is a mean over the batch.
         outputs_BK: of two rows or more; labels_B: of the same rows, all of them with a label.
 
@@ -378,7 +404,10 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
     """
 
     def gradient_of(outputs_BK: Tensor, labelled_B: Tensor) -> Tensor:
-        """Return each row's gradient of the summed loss on its outputs, (B, K)."""
+        """Return each row's gradient of the summed loss on its outputs, (B, K).
+
+        `labelled_B`: the labels.
+        """
         with torch.enable_grad():
             read_BK = outputs_BK.detach().clone().requires_grad_()
             (gradient,) = torch.autograd.grad(
@@ -407,7 +436,7 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
 _NORMALISERS = ("NativeBatchNormBackward", "CudnnBatchNormBackward", "MiopenBatchNormBackward")
 _LOOK_UPS = ("EmbeddingBackward",)
 _COMPILED = "CompiledFunction"
-_MOST_NODES = 20_000
+_MAX_NODES = 20_000
 
 
 def check_graph(h_BD: Tensor) -> bool:
@@ -443,7 +472,10 @@ def check_graph(h_BD: Tensor) -> bool:
 
 
 def _sort_nodes(root: Any) -> list[Any] | None:
-    """Return a graph's nodes in topological order, outputs first; None: too many."""
+    """Return a graph's nodes in topological order, outputs first; None: too many.
+
+    `root`: the output's autograd node.
+    """
     order: list[Any] = []
     seen: set[Any] = set()
     waiting: list[tuple[Any, bool]] = [(root, False)]
@@ -455,7 +487,7 @@ def _sort_nodes(root: Any) -> list[Any] | None:
         if node in seen:
             continue
         seen.add(node)
-        if len(seen) > _MOST_NODES:
+        if len(seen) > _MAX_NODES:
             return None
         waiting.append((node, True))
         waiting += [
@@ -522,7 +554,10 @@ def _find_mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
 
 
 def _call_node(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
-    """Return the gradients that a node passes on; empty if it cannot be called by itself."""
+    """Return the gradients that a node passes on; empty if it cannot be called by itself.
+
+    `arrived`: gradient by output of the node.
+    """
     results = len(getattr(node, "_input_metadata", (None,)))
     with torch.no_grad():
         try:
@@ -533,7 +568,10 @@ def _call_node(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ..
 
 
 def _sum_broadcast_axes(weight: Tensor, node: Any, index: int) -> Tensor:
-    """Sum a gradient over the axes along which its input was broadcast, as autograd does."""
+    """Sum a gradient over the axes along which its input was broadcast, as autograd does.
+
+    `weight`: the gradient. `node`: that takes it, at input `index`.
+    """
     metadata = getattr(node, "_input_metadata", ())
     if index >= len(metadata):
         return weight
@@ -547,6 +585,8 @@ def _reaches_others(arrived: dict[int, Tensor], weighted_B: Tensor) -> bool:
     """Return whether more rows have a weight than were given one.
 
     Only numbers are compared: networks may reorder rows, as packed sequences do.
+
+    `arrived`: gradient by output of the node.
     """
     for weight in arrived.values():
         if weight.dim() and len(weight) == len(weighted_B):
@@ -659,6 +699,8 @@ def _measure_in_pairs(
 
     The distance is exact, since both twins have the same noise; the deviation is measured on
     `single`.
+
+    `first`: two guards with opposite noise. `direction_D`: unit vector between the extreme rows.
     """
     rows = torch.arange(_FEWEST)
     h_BD = (_EXTREME * direction_D).expand(_FEWEST, _NUMBERS)
@@ -673,7 +715,10 @@ def _measure_in_pairs(
 
 
 def _measure_from_samples(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
-    """Return the same as `_measure_in_pairs` from samples, for a guard without repeatable noise."""
+    """Return the same as `_measure_in_pairs` from samples, for a guard without repeatable noise.
+
+    `direction_D`: unit vector between the extreme rows.
+    """
     half = min(_MOST, max(_FEWEST, math.ceil((_NUMBERS / mu) ** 2)))
     signs_B1 = torch.ones(2 * half, 1, dtype=torch.float64)
     signs_B1[half:] = -1
@@ -688,7 +733,10 @@ def _measure_from_samples(guard: Any, direction_D: Tensor, mu: float) -> tuple[f
 
 
 def _require_others_unmoved(guard: Any, name: str) -> None:
-    """Raise PromiseError if replacing one row moves the others' releases."""
+    """Raise PromiseError if replacing one row moves the others' releases.
+
+    `guard`: measured by copies; its own state stays.
+    """
     rows = torch.arange(_FEWEST)
     usual_BD = torch.ones(_FEWEST, _NUMBERS, dtype=torch.float64) / math.sqrt(_NUMBERS)
     extreme_BD = usual_BD.clone()

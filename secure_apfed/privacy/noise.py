@@ -121,6 +121,8 @@ def clip_finite_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
 def clip_and_fetch(h_BD: torch.Tensor, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows of `clip_rows` in the autograd graph, and a copy in this machine's memory;
     on a GPU for one wait. Raises as `clip_rows` does.
+
+    `bound`: C.
     """
     check_representations(h_BD)
     clipped_BD = clip_finite_rows(h_BD, bound)

@@ -210,6 +210,8 @@ class LabelResponse(LabelMechanism):
 
         Probabilities are compared as 64-bit integers. That of a replacement is rounded up, which
         only lowers epsilon. The replacing class is uniform to within K / 2^64.
+
+        `prior_NK`: probability of each class by row, made without these labels; None: uniform.
         """
         labels = _check_labels(labels_N, self.classes)
         facts = f"{float(self.epsilon)!r} {self.classes}"
@@ -274,6 +276,8 @@ class MultiStageResponse(LabelMechanism):
         A label among the k likeliest is answered with probability e^eps / (e^eps + k - 1) and
         otherwise becomes one of the other k - 1; any other label becomes one of the k.
         Probabilities are rounded as in `LabelResponse`.
+
+        `prior_NK`: probability of each class by row, made without these labels; None: uniform.
         """
         labels = _check_labels(labels_N, self.classes)
         prior = self._check_prior(prior_NK, len(labels))
@@ -293,6 +297,8 @@ class MultiStageResponse(LabelMechanism):
 
     def _check_prior(self, prior_NK: torch.Tensor | None, count: int) -> NDArray[np.float64]:
         """Return the prior as an array (N, K); uniform if None.
+
+        `count`: N.
 
         Raises LocalProtocolError, ModelError: wrong shape, or not probabilities.
         """

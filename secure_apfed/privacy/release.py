@@ -136,7 +136,10 @@ class _LayerAccount(_Charged):
     def __init__(
         self, guard: GaussianGuard, epsilon: float, delta: float, rows: int, *, owner: str
     ) -> None:
-        """Open the account of one layer, with an identifier that its saved states share."""
+        """Open the account of one layer, with an identifier that its saved states share.
+
+        `owner`: the class, for errors.
+        """
         super().__init__(guard.mechanism(), epsilon, delta, rows, owner=owner)
         self.guard = guard
         self.measured = ""
@@ -513,8 +516,8 @@ class PrivateContributions(_Charged):
         numbers: D, numbers of one row of a contribution, each of which is clipped to C.
         moved: how many rows of one contribution depend on one person: 1 if a row is of one person
             or there is one row; the batch's B if a loss mixes rows.
-        honest: number of contributors whose noise counts, oneself included: the contributors that
-            every sum needs, minus the colluding ones.
+        honest: number of contributors whose noise counts, oneself included: the
+            contributors that every sum needs, minus the colluding ones.
         bits: of fixed point, as the sum has.
 
     Attributes:
@@ -546,7 +549,11 @@ class PrivateContributions(_Charged):
         honest: int,
         bits: int = 16,
     ) -> None:
-        """Check the numbers, calibrate the noise in steps, and draw a noise key."""
+        """Check the numbers, calibrate the noise in steps, and draw a noise key.
+
+        `moved`: rows of one contribution that depend on one person. `honest`: contributors whose
+        noise counts.
+        """
         counts = {"epochs": epochs, "rows": rows, "numbers": numbers, "moved": moved}
         _require_numbers(self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **counts)
         levels = FixedPoint(clip_norm=1.0, bits=bits, contributors=1).levels
@@ -560,7 +567,7 @@ class PrivateContributions(_Charged):
             epsilon=epsilon, delta=delta, releases=epochs, asker="PrivateContributions", **sum_of
         )
         self._numbers = numbers
-        self._moved = moved
+        self._rows_of_one_person = moved
         self._source = NoiseSource(fresh_key())
         release = under_sum.SummedRelease(deviation=self.noise, **sum_of)
         super().__init__(release, epsilon, delta, rows, owner=type(self).__name__)
@@ -608,9 +615,10 @@ class PrivateContributions(_Charged):
             )
         count = sizes[0] if len(sizes) > 1 else 1
         numbers = math.prod(sizes[1:] if len(sizes) > 1 else sizes)
-        if numbers != self._numbers or 1 < self._moved < count:
+        if numbers != self._numbers or 1 < self._rows_of_one_person < count:
             raise LocalProtocolError(
-                f"the account is of rows of {self._numbers} numbers, {self._moved} of which a "
+                f"the account is of rows of {self._numbers} numbers, {self._rows_of_one_person} "
+                "of which a "
                 f"person moves, got a contribution of shape {tuple(sizes)}; make another"
             )
         return count
@@ -618,12 +626,16 @@ class PrivateContributions(_Charged):
     def _list_charged_people(self, count: int, rank: int, rows: object, people: object) -> Tensor:
         """Return the people whom a contribution of `count` rows is charged to, repeated by their
         cost.
+
+        `rank`: number of axes of the contribution.
         """
         asker = "PrivateContributions"
         if rows is not None and people is not None:
             raise LocalProtocolError(f"{asker}: give rows= or people=, not both")
-        by_row = rank > 1 and self._moved == 1 and people is None  # a row is of one person
-        if people is not None and self._moved == 1 and count > 1:
+        by_row = (
+            rank > 1 and self._rows_of_one_person == 1 and people is None
+        )  # a row is of one person
+        if people is not None and self._rows_of_one_person == 1 and count > 1:
             raise LocalProtocolError(
                 f"{asker}: moved=1 says that each of the {count} rows is of one person; name the "
                 "person of each with rows=, or make one with the `moved` rows that a person moves"
@@ -671,7 +683,7 @@ class PrivateLabels(KeepsSecrets):
         """Prepare a randomised response that answers one table."""
         _require_numbers(self, epsilon=epsilon, classes=classes)
         self._response = LabelResponse(epsilon=epsilon, classes=classes)
-        self._answered = 0
+        self._answered_rows = 0
         self._once = threading.Lock()
         self._check = ForkCheck("this PrivateLabels")
 
@@ -706,7 +718,7 @@ class PrivateLabels(KeepsSecrets):
                 "these labels were answered: train on the answers, a second one costs epsilon "
                 "again; for the labels of others make another PrivateLabels"
             )
-        self._answered = len(answers)
+        self._answered_rows = len(answers)
         answered = answers.reshape(true.shape).astype(true.dtype)
         if isinstance(labels, Tensor):
             return cast(Values, labels.new_tensor(answered.tolist()))
@@ -715,7 +727,7 @@ class PrivateLabels(KeepsSecrets):
 
     def report(self) -> str:
         """Return the guarantee in words, and how many labels it covers."""
-        return f"{self._answered} labels answered; {self._response.describe_guarantee()}"
+        return f"{self._answered_rows} labels answered; {self._response.describe_guarantee()}"
 
 
 def _require_numbers(owner: object, **numbers: float) -> None:

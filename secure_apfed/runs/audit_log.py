@@ -48,11 +48,11 @@ from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS
 from secure_apfed.exchange.status import Meter
 
 FILE_NAME = "audit.log"
-_MOST_PEERS = 1024
-_MOST_COUNTERS = 4096
+_MAX_PEERS = 1024
+_MAX_COUNTERS = 4096
 _PURPOSE = b"audit log v1"
-_MOST_LINE = 2**18
-_MOST_SIZE = 2**40
+_MAX_LINE = 2**18
+_MAX_SIZE = 2**40
 _CHAIN_BYTES = 32
 _LETTERS = 80
 _BEGINNING = b'{"chain":"'
@@ -62,7 +62,7 @@ _Hex16: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 CounterName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
 _FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
 _Hex32: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-_Count: TypeAlias = Annotated[int, Field(ge=0, le=_MOST_SIZE)]
+_Count: TypeAlias = Annotated[int, Field(ge=0, le=_MAX_SIZE)]
 _Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -87,7 +87,7 @@ class Opened(_Written):
     format: Literal[1] = 1
     party: Name
     identity: _Hex32
-    peers: dict[Name, _Hex32] = Field(max_length=_MOST_PEERS)
+    peers: dict[Name, _Hex32] = Field(max_length=_MAX_PEERS)
     cut: _Count = 0
 
 
@@ -178,8 +178,8 @@ class Ended(_Written):
     """
 
     event: Literal["ended"] = "ended"
-    deleted: tuple[_FileName, ...] = Field(max_length=_MOST_COUNTERS)
-    kept: dict[_FileName, _Hex32] = Field(max_length=_MOST_COUNTERS)
+    deleted: tuple[_FileName, ...] = Field(max_length=_MAX_COUNTERS)
+    kept: dict[_FileName, _Hex32] = Field(max_length=_MAX_COUNTERS)
     counters_are_as_noted: bool
 
 
@@ -197,7 +197,10 @@ _EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="ev
 
 
 def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
-    """Parse the JSON object of a line, after its chain hash. Raises CheckpointError: malformed."""
+    """Parse the JSON object of a line, after its chain hash. Raises CheckpointError: malformed.
+
+    `body`: the line without its chain hash. `number`: the line's number.
+    """
     try:
         return _EVENTS.validate_json(b"{" + body)
     except ValidationError as error:
@@ -213,7 +216,10 @@ def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
 
 
 def _require_format(body: bytes, *, path: Path, number: int) -> None:
-    """Raise an error that names the format, if a log has another one; other faults pass."""
+    """Raise an error that names the format, if a log has another one; other faults pass.
+
+    `body`: the line without its chain hash. `number`: the line's number.
+    """
     try:
         line = json.loads(b"{" + body)
     except (ValueError, RecursionError):
@@ -228,7 +234,7 @@ class _Chain:
     """
 
     def __init__(self, path: Path) -> None:
-        """Start before the first line."""
+        """Make the hash chain of a log, before its first line."""
         self._path = path
         self.head = b""
         self.size = 0
@@ -249,9 +255,9 @@ class _Chain:
 
     def iter_bodies(self, file: BufferedReader) -> Iterator[bytes]:
         """Read a log and verify its chain; yield the JSON part of each line."""
-        while line := file.readline(_MOST_LINE + 1):
-            if len(line) > _MOST_LINE:
-                raise self._make_error(f"is longer than {_MOST_LINE} bytes")
+        while line := file.readline(_MAX_LINE + 1):
+            if len(line) > _MAX_LINE:
+                raise self._make_error(f"is longer than {_MAX_LINE} bytes")
             body = line.removesuffix(b"\n")[_BODY_AT:]
             if line[:_BODY_AT] != _BEGINNING + self._hash_body(body).hex().encode() + _BETWEEN:
                 if not _is_torn(line):
@@ -323,9 +329,13 @@ class AuditLog:
         clock: Callable[[], float] = time.time,
         counters: CounterSource | None = None,
     ) -> None:
-        """Open the log, verify what it has, and write the line of this opening."""
-        if len(peers) > _MOST_PEERS:
-            raise CheckpointError(f"{path}: an audit log is of {_MOST_PEERS} peers at most")
+        """Open the log, verify what it has, and write the line of this opening.
+
+        `peers`: public keys of the others, as this party knows them, by name. `clock`: returns
+        seconds since 1970. `counters`: the counters that this party keeps in files; None: none.
+        """
+        if len(peers) > _MAX_PEERS:
+            raise CheckpointError(f"{path}: an audit log is of {_MAX_PEERS} peers at most")
         self.path = path
         self._party = party
         self._identity = identity
@@ -565,6 +575,8 @@ class Summary:
     def count_line(self, number: int, line: Line, *, chain_before: bytes) -> None:
         """Add a verified line; `chain_before`: the hash chain before it, which a
         signature covers.
+
+        `number`: the line's number.
         """
         self.lines = number
         self.last_at = line.at
@@ -588,13 +600,15 @@ class Summary:
 
     def _note_counter(self, number: int, line: Counted) -> None:
         """Record a counter's last state. Raises CheckpointError: too many counters."""
-        if line.counter not in self.counters and len(self.counters) >= _MOST_COUNTERS:
-            raise self._make_error(number, f"names more than {_MOST_COUNTERS} counters in all")
+        if line.counter not in self.counters and len(self.counters) >= _MAX_COUNTERS:
+            raise self._make_error(number, f"names more than {_MAX_COUNTERS} counters in all")
         self.counters[line.counter] = line
 
     def _note_opening(self, number: int, line: Opened) -> None:
         """Record who opened the log, and with which peers. Raises CheckpointError:
         another party.
+
+        `number`: the line's number.
         """
         if self.party not in ("", line.party):
             raise self._make_error(number, f"is of {line.party}, those before it of {self.party}")
@@ -609,6 +623,8 @@ class Summary:
     def _count_frame(self, number: int, line: Frame | Refused) -> None:
         """Add a frame to the flow of its peer, event and kind. Raises CheckpointError: unknown
         peer.
+
+        `number`: the line's number.
         """
         if line.peer not in self.peers:
             raise self._make_error(number, f"names {line.peer}, who is no peer of this party")
@@ -617,14 +633,17 @@ class Summary:
             self.epsilon = math.inf if line.epsilon == "inf" else line.epsilon
             self.figure = line.figure or "epsilon_x"
         key = line.peer, line.event, kind
-        if key not in self._flows and len(self._flows) >= 2 * _MOST_PEERS * len(Kind):
-            raise self._make_error(number, f"names more than {_MOST_PEERS} peers in all")
+        if key not in self._flows and len(self._flows) >= 2 * _MAX_PEERS * len(Kind):
+            raise self._make_error(number, f"names more than {_MAX_PEERS} peers in all")
         flow = self._flows.setdefault(key, Flow(peer=line.peer, event=line.event, kind=kind))
         flow.envelopes += 1
         flow.size += line.size
 
     def _check_signature(self, number: int, line: Signed, chain_before: bytes) -> None:
-        """Verify the owner's signature of the chain so far. Raises CheckpointError."""
+        """Verify the owner's signature of the chain so far. Raises CheckpointError.
+
+        `number`: the line's number. `chain_before`: the hash chain before the line.
+        """
         signature = bytes.fromhex(line.signature)
         public = bytes.fromhex(self.identity)
         try:
@@ -676,15 +695,15 @@ def iter_lines(path: Path) -> Iterator[Line]:
 
 
 def summarise_log(
-    path: Path, *, visit: Callable[[int, str], None] = lambda line, chain: None
+    path: Path, *, on_line: Callable[[int, str], None] = lambda line, chain: None
 ) -> Summary:
-    """Return the summary of a log; call `visit` with each line's number and its chain hash, hex.
+    """Return the summary of a log; call `on_line` with each line's number and its chain hash, hex.
 
     Raises CheckpointError: it is missing, not a log, or altered from some line on.
     """
     summary = Summary(path=path)
     for number, _ in _iter_log(path, summary):
-        visit(number, summary.head)
+        on_line(number, summary.head)
     return summary
 
 
@@ -855,7 +874,10 @@ def _describe_frame(line: Frame | Refused) -> str:
 def _iter_frames(
     path: Path, peer: str, events: tuple[str, ...]
 ) -> Iterator[tuple[int, int, Frame | Refused]]:
-    """Yield one direction of a link: number of the log's opening, line number, and the line."""
+    """Yield one direction of a link: number of the log's opening, line number, and the line.
+
+    `events`: "sent" or "received".
+    """
     opening = 0
     for number, line in _iter_log(path):
         if isinstance(line, Opened):

@@ -36,7 +36,7 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import BASELINES, FOLDS, SoloTask
 from secure_apfed.solo.interface import FloatArray, IntArray, split_folds
 
-_LEAST_SHARE = 1e-12
+_MIN_SHARE = 1e-12
 _FEWEST = 30
 """Unlabelled rows that a mean needs; if there are fewer, it is over all rows."""
 
@@ -63,9 +63,9 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
 
     `data`: with the labels that the run may train on.
     """
-    config = session.entered.own.config
+    config = session.party_session.party.config
     networks = session.learner.get_solo_networks()
-    if networks is None or not isinstance(session.entered.own.task, Classification):
+    if networks is None or not isinstance(session.party_session.party.task, Classification):
         return None
     assert data.table.labels is not None
     labels_n: IntArray = data.table.labels[data.labelled_rows].numpy().astype(np.int64)
@@ -185,7 +185,7 @@ def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iter
     if len(networks) == len(parts):
         yield from (_compute_scores(network, data, rows) for network in networks)
         return
-    task = SoloTask.from_run(session.entered.own.config, data, rows)
+    task = SoloTask.from_run(session.party_session.party.config, data, rows)
     labelled_n = rows[torch.from_numpy(task.labelled)]
     tasks = [
         task.drop_labels(torch.isin(labelled_n, part).nonzero().flatten().numpy()) for part in parts
@@ -196,7 +196,7 @@ def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iter
             for model in BASELINES["network"].fit_together(tasks)
         ]
     for shares_NK in fitted_shares:
-        log_NK = np.log(shares_NK.clip(_LEAST_SHARE))
+        log_NK = np.log(shares_NK.clip(_MIN_SHARE))
         yield log_NK[:, 1] - log_NK[:, 0]
 
 

@@ -88,6 +88,8 @@ def restrict_columns(
 ) -> Config:
     """Return the settings of the same run on these columns, for parties that have scores.
 
+    `columns_by_party`: columns to keep, by party.
+
     Raises ConfigError: the columns cannot be restricted automatically; names the settings to write
     by hand.
     """

@@ -123,12 +123,16 @@ def evaluate_scores(
     labels: TrainingLabels,
     scores: Mapping[str, Scored],
     *,
-    final: bool,
+    is_final: bool,
     calibration: Calibration | None = None,
 ) -> ModelEvaluation:
-    """Evaluate the active's test predictions; test rows train nothing."""
+    """Evaluate the active's test predictions; test rows train nothing.
+
+    `scores`: by variant. `is_final`: whether training is over. `calibration`: of the scores; None:
+    none.
+    """
     config = _complete_config(session)
-    trained = _score_training_rows(session, labels) if final else None
+    trained = _score_training_rows(session, labels) if is_final else None
     threshold = _pick_threshold(session, labels, trained, calibrated=calibration is not None)
     headline = session.headline
     measure = MEASURES[config.measure]
@@ -144,14 +148,14 @@ def evaluate_scores(
             for name, scored in scores.items()
         },
         measures={
-            name: measure_all(scored) if final else _compute_defined_measure(measure, scored)
+            name: measure_all(scored) if is_final else _compute_defined_measure(measure, scored)
             for name, scored in scores.items()
         },
         threshold=threshold,
         calibration=calibration,
-        ranking=_measure_ranking(labels, scores.get(headline), measure) if final else None,
+        ranking=_measure_ranking(labels, scores.get(headline), measure) if is_final else None,
         never_predicted=find_unpredicted_classes(session, labels, scores.get(headline), trained)
-        if final
+        if is_final
         else {},
     )
 
@@ -179,7 +183,7 @@ def find_unpredicted_classes(
     is_binary = tested.classes == len(labelled_classes) == 2
     if is_binary and trained is not None and _complete_config(session).dp_sgd is None:
         threshold = best_threshold(trained, "balanced_accuracy")
-    return {labels.held.classes[place]: threshold for place in absent.tolist()}
+    return {labels.data.classes[place]: threshold for place in absent.tolist()}
 
 
 def _pick_threshold(
@@ -187,6 +191,9 @@ def _pick_threshold(
 ) -> float | None:
     """Return the configured threshold; None without one, or before the end if it is chosen from
     rows.
+
+    `trained`: scores of labelled training rows; None: none. `calibrated`: whether scores are
+    calibrated, which moves no threshold.
     """
     setting = _complete_config(session).threshold
     if setting is None or isinstance(setting, float):
@@ -210,12 +217,14 @@ def _measure_ranking(
 ) -> Ranking | None:
     """Return the ranking figures of two classes, if the run's measure ranks or one
     class is rare.
+
+    `scored`: test predictions; None: none.
     """
     if scored is None or scored.classes != 2 or not len(scored.truth):
         return None
     if not measure.ranks and not is_rare(scored.truth.astype(np.int64), SKEWED):
         return None
-    return Ranking.from_scores(scored, labels.held.classes[1])
+    return Ranking.from_scores(scored, labels.data.classes[1])
 
 
 def _score_training_rows(
@@ -240,12 +249,12 @@ def _score_training_rows(
 
     predict = partial(score_in_parts, score_features, features_N)
     scored_rows = data.labelled_rows if rows is None else rows
-    return score_rows(session.entered.own.task, predict, scored_rows, labels_N)
+    return score_rows(session.party_session.party.task, predict, scored_rows, labels_N)
 
 
 def _complete_config(session: Session) -> Config:
     """Return the complete configuration of a session's run."""
-    config = session.entered.own.config
+    config = session.party_session.party.config
     assert isinstance(config, Config)
     return config
 
@@ -260,7 +269,7 @@ def _require_two_classes(labels: TrainingLabels) -> None:
 
     The message gives no number of labels where a mechanism protects them.
     """
-    data = labels.held
+    data = labels.data
     assert data.table.labels is not None
     # The message must not say which labels exist if a mechanism protects them.
     answered = not labels.mechanism.unsafe
@@ -300,8 +309,8 @@ class RunWriter:
     def __init__(
         self, folder: RunFolder, config: Config, *, heard: Transcript | None = None
     ) -> None:
-        """Take the run's folder; `heard`: the messages the active received, if it runs in its own
-        process.
+        """Make the writer of a run's files; `heard`: the messages the active received, if it runs
+        in its own process.
         """
         self.folder = folder
         self._config = config
@@ -337,7 +346,10 @@ class RunWriter:
             self._board = SummaryWriter(str(curves), purge_step=epoch + 1)
 
     def record_epoch(self, record: Mapping[str, Any]) -> None:
-        """Append one epoch to the metrics, and to TensorBoard if it is installed."""
+        """Append one epoch to the metrics, and to TensorBoard if it is installed.
+
+        `record`: one line of metrics.jsonl.
+        """
         self.folder.append_metrics(record)
         if self._board is None:
             return
@@ -358,7 +370,10 @@ class RunWriter:
         guarantee: str,
         loop: "TrainingLoop",
     ) -> None:
-        """Write model, card and results; `result.json` comes last and marks the run as finished."""
+        """Write model, card and results; `result.json` comes last and marks the run as finished.
+
+        `guarantee`: what the session promises, in words.
+        """
         folder = self.folder
         transcript = session.transcript
         learner = session.learner
@@ -505,11 +520,11 @@ class EpochLosses:
     def __init__(self) -> None:
         self._sum = 0.0
         self._count = 0
-        self._unread: list[Tensor] = []
+        self._unread_losses: list[Tensor] = []
 
     def add(self, loss: StepLoss) -> None:
         if isinstance(loss, Tensor):
-            self._unread.append(loss)
+            self._unread_losses.append(loss)
         else:
             self._add_number(loss)
 
@@ -518,14 +533,14 @@ class EpochLosses:
         """True if the mean can be updated without waiting for a GPU, or enough losses
         are unread.
         """
-        unread = len(self._unread)
+        unread = len(self._unread_losses)
         return not unread or not self._count or unread >= _LOSSES_AT_ONCE
 
     def read_mean(self) -> float:
         """Return the mean of all losses so far; 0.0 of none."""
-        for loss in read_losses(self._unread):
+        for loss in read_losses(self._unread_losses):
             self._add_number(loss)
-        self._unread.clear()
+        self._unread_losses.clear()
         return self._sum / self._count if self._count else 0.0
 
     def _add_number(self, loss: float) -> None:
@@ -543,7 +558,11 @@ class TrainingLoop:
         watch: RunCallbacks,
         state: PartyCheckpoint | None,
     ) -> None:
-        """Restore epoch, step and counts from the active's checkpoint, and start the writer."""
+        """Prepare the training loop: restore it from the active's checkpoint, if given, and start
+        the writer.
+
+        `state`: the checkpoint; None: start a new run.
+        """
         state = restore_older_state(state, labels, session)
         watch.prepare_loop(session, state)
         rows = len(session.learner.training_rows)
@@ -580,7 +599,7 @@ class TrainingLoop:
         self._steps_before: int = max(notes.get("steps", self._step), past.steps)
         self._first_step = self._step
         self.sessions = max(len(self._contracts), past.sessions + 1)
-        self._began = time.monotonic()
+        self._start_time = time.monotonic()
         if self._writer:
             self._writer.start_run(session, self._contracts, epoch=self._epoch)
 
@@ -590,7 +609,7 @@ class TrainingLoop:
         recording = self._watch.build_recording()
         return list_all_coefficients(
             self._config,
-            self._labels.held,
+            self._labels.data,
             self.session.learner.predicts_with,
             together=None if recording is None else recording.data,
             encoders={} if recording is None else recording.encoders,
@@ -599,7 +618,7 @@ class TrainingLoop:
     @property
     def seconds(self) -> float:
         """The seconds of training, in all sessions."""
-        return self._seconds_before + time.monotonic() - self._began
+        return self._seconds_before + time.monotonic() - self._start_time
 
     @property
     def steps(self) -> int:
@@ -618,7 +637,7 @@ class TrainingLoop:
         self._save_checkpoint()
         await train_epochs(learner, links, self)
         if self.evaluation is None:
-            await self._evaluate_model(final=True)
+            await self._evaluate_model(is_final=True)
         if not self._has_charge_reports and not self.session.helpers:
             await self._save_at_helpers(links)  # the passives then report what they charged
             self._save_checkpoint()
@@ -630,13 +649,13 @@ class TrainingLoop:
             guarantee = guarantee_text(self._config, self.session, self._labels.mechanism)
             self._writer.write_results(
                 self.session,
-                self._labels.held,
+                self._labels.data,
                 self.evaluation,
                 privacy=self.compute_privacy(),
                 guarantee=guarantee,
                 loop=self,
             )
-        self.session.entered.finish_part()
+        self.session.party_session.finish_part()
         # With restarts a dealer stays to the end, since it may be needed again.
         contract = self.session.contract
         dealers = contract.list_names("dealer") if contract.restarts else ()
@@ -668,7 +687,7 @@ class TrainingLoop:
             recorded=self._watch.build_recording(),
             help=self.session.learner.help,
             coefficients=self.coefficients,
-            said=self.evaluation.scores,
+            test_scores=self.evaluation.scores,
             folder=self._writer.folder.path if self._writer else None,
         )
 
@@ -754,7 +773,10 @@ class TrainingLoop:
         return self._config.dp_sgd is None and not self._config.train.meets_labels_after
 
     async def finish_epoch(self, *, last: bool) -> None:
-        """Evaluate, save, and write metrics where due; answer the next stage of private labels."""
+        """Evaluate, save, and write metrics where due; answer the next stage of private labels.
+
+        `last`: whether it is the run's last.
+        """
         config = self._config.train
         learner = self.session.learner
         links = self.session.links
@@ -764,7 +786,7 @@ class TrainingLoop:
         is_due = self._epoch % config.evaluate_every == 0 and not config.meets_labels_after
         evaluated = last or is_due
         if evaluated:
-            await self._evaluate_model(final=last)
+            await self._evaluate_model(is_final=last)
         answered = self._labels.is_due(self._epoch)
         # Labels are answered once: a repeated epoch must not ask for other answers.
         saved = last or answered or self._epoch % self._config.checkpoint_every == 0
@@ -785,14 +807,19 @@ class TrainingLoop:
             if not last:
                 self._readmit_passives(links)
 
-    async def _evaluate_model(self, *, final: bool) -> None:
-        """Score the test rows; at the end after calibration, and by all measures."""
+    async def _evaluate_model(self, *, is_final: bool) -> None:
+        """Score the test rows; at the end after calibration, and by all measures.
+
+        `is_final`: whether training is over.
+        """
         learner = self.session.learner
         links = self.session.links
-        calibration = calibrate_networks(self.session, self._labels.build_data()) if final else None
-        scores = await learner.evaluate(links, next_step=self._step, final=final)
+        calibration = (
+            calibrate_networks(self.session, self._labels.build_data()) if is_final else None
+        )
+        scores = await learner.evaluate(links, next_step=self._step, is_final=is_final)
         self.evaluation = evaluate_scores(
-            self.session, self._labels, scores, final=final, calibration=calibration
+            self.session, self._labels, scores, is_final=is_final, calibration=calibration
         )
         self._has_charge_reports = False
 
@@ -800,7 +827,7 @@ class TrainingLoop:
         """Have all helpers save a checkpoint, and receive their signed privacy accounts."""
         session = self.session
         contract = self.session.contract
-        if session.entered.own.secrets.checkpoints is None:
+        if session.party_session.party.secrets.checkpoints is None:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
         statements = await save_all(
@@ -825,7 +852,7 @@ class TrainingLoop:
 
     def _save_checkpoint(self) -> None:
         """Save the active's checkpoint, with labels answered so far."""
-        self.session.entered.save_checkpoint(
+        self.session.party_session.save_checkpoint(
             self._step,
             tensors=add_prefix("labels", self._labels.tensors()) | add_prefix("best", self._best),
             epoch=self._epoch,
@@ -836,7 +863,10 @@ class TrainingLoop:
         )
 
     def _build_metrics(self, *, evaluated: bool) -> dict[str, Any]:
-        """Return one line of metrics.jsonl: losses, scores, privacy cost, bytes and seconds."""
+        """Return one line of metrics.jsonl: losses, scores, privacy cost, bytes and seconds.
+
+        `evaluated`: whether test rows were scored in this epoch.
+        """
         privacy = self.compute_privacy()
         passive = self._worst_account
         promises = self._list_promises()
@@ -879,7 +909,7 @@ class TrainingLoop:
         """Warn if the active trained alone although the method trains with others."""
         contract = self.session.contract
         flows = self.session.transcript.flows
-        if "the active sends representations" in self._config.method.happens and all(
+        if "the active sends representations" in self._config.method.facts and all(
             flow.kind is not Kind.REPRESENTATIONS for flow in flows
         ):
             warnings.warn(
@@ -901,7 +931,10 @@ class TrainingLoop:
         return worst_promise(self._list_promises(), method.figure)
 
     def _report_progress(self, epoch: int) -> None:
-        """Report step, loss, last score and privacy promise to the display."""
+        """Report step, loss, last score and privacy promise to the display.
+
+        `epoch`: counted from 1.
+        """
         evaluation = self.evaluation
         headline = self.session.headline
         measure = self._config.measure

@@ -382,7 +382,7 @@ class PartyFolder(RunFolder):
             )
             write_atomically(self._key, pem, private=True)
         try:
-            pem = load_bytes(self._key, most=_KEY_BYTES_AT_MOST)
+            pem = load_bytes(self._key, maximum=_KEY_BYTES_AT_MOST)
             key = serialization.load_pem_private_key(pem, password=None)
             if not isinstance(key, Ed25519PrivateKey):
                 raise TypeError("a key of another kind")
@@ -533,6 +533,8 @@ class StepFiles:
         """Write this step's file atomically; delete later ones, and all but two before.
 
         Later files belong to a broken-off session, whose steps are repeated now.
+
+        `content`: the file's bytes.
         """
         write_with_checksum(self.get_path(step), content)
         steps = self.list_steps()
@@ -550,7 +552,10 @@ class StepFiles:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """Return tensors as bytes; those that share memory, as tied weights, are stored once each."""
+    """Return tensors as bytes; those that share memory, as tied weights, are stored once each.
+
+    `metadata`: texts stored beside them.
+    """
     plain: dict[str, Tensor] = {}
     places = set[int]()
     for name, tensor in tensors.items():
@@ -564,6 +569,8 @@ def save_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None 
 def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:
     """Write test predictions by variant; `tested`: mask of test rows, if some models predict only
     some.
+
+    `scores`: by variant.
     """
     tensors = {} if tested is None else {_TESTED: tested}
     for name, scored in scores.items():
@@ -590,6 +597,9 @@ def load_scores(
 
 def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Scored:
     """Read one model's test predictions from a file of `save_scores`.
+
+    `variant`: which model. `threshold`: from which probability the second class is predicted; None:
+    1/2.
 
     Raises CheckpointError: the file has none of this model.
     """

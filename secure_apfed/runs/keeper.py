@@ -41,7 +41,7 @@ from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import list_keys
 
 _KEPT = "joint"
-_MOST_BYTES = 2**30
+_MAX_BYTES = 2**30
 _IDS_AT_ONCE = 2**16
 _BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
 
@@ -97,7 +97,7 @@ def load_joint_network(
             "together (tvfl, split_nn, split_nn_sum or joint_teacher_sum)"
         )
     try:
-        content = load_bytes(folder.joint, most=_MOST_BYTES)
+        content = load_bytes(folder.joint, maximum=_MAX_BYTES)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         JOINT_NETWORK.parse_format_number(folder.joint, json.loads(header["__metadata__"][_KEPT]))
         card = JointNetworkCard.model_validate_json(header["__metadata__"][_KEPT])
@@ -126,6 +126,8 @@ class PartyCheckpointStore:
     ) -> None:
         """Load the party's identity and, if a checkpoint has them, its secrets;
         else draw new ones.
+
+        `role`: active, passive, aggregator or dealer.
         """
         self._folder = folder
         identity = folder.load_identity()
@@ -199,8 +201,10 @@ class PartyCheckpointStore:
             forget_alignment(self._folder.path)
 
     def finish_part(self, contract: Contract, role: Role) -> None:
-        """See `CheckpointStore`; checkpoints are deleted, since their secrets should not outlive
-        the run.
+        """Write what stays of this party's run: its end with the privacy costs, its networks,
+        scores.
+
+        Checkpoints are deleted, since their secrets should not outlive the run.
         """
         privacy = find_worst_spent(
             ledger for ledger in role.ledgers.values() if ledger is not role.contributions
@@ -272,6 +276,8 @@ def _check_content(path: Path, content: Mapping[str, Any], expected: Mapping[str
 
     Alignment, ledgers and frozen rows refer to positions: in another table these would be other
     people, whose releases nobody counted.
+
+    `content`: facts of the checkpoint; `expected`: of this run.
     """
     name = expected["party"]
     if any(content[key] != expected[key] for key in ("party", "identity")):

@@ -151,7 +151,10 @@ def _silence_exporter() -> Iterator[None]:
 
 
 def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
-    """Build the graph from raw values to encoded features."""
+    """Build the graph from raw values to encoded features.
+
+    `helper`: the module `onnx.helper`.
+    """
     graph = _Graph(helper)
     if isinstance(encoding, ColumnEncoding):
         parts = [
@@ -231,7 +234,10 @@ class _Graph:
         return name
 
     def add_column(self, index: int, column: Column, encoding: ColumnEncoding) -> str:
-        """Add one column's features; return the name of their output (N, number of features)."""
+        """Add one column's features; return the name of their output (N, number of features).
+
+        `index`: of the column.
+        """
         kind = _TEXT if isinstance(column, CategoricalColumn) else _DOUBLE
         tensor_info = self._helper.make_tensor_value_info(column.name, kind, ["rows", 1])
         self.inputs.append(tensor_info)
@@ -255,6 +261,8 @@ class _Graph:
     def add_refusals(self, features: str, output: str) -> str:
         """Add features that are NaN in refused rows and where they are infinite;
         return their name.
+
+        `output`: name of the features.
         """
         none = self.add_constant("encoding/none", _FLOAT, [math.nan])
         infinite = self.add_node("IsInf", [features], "encoding/infinite")
@@ -266,7 +274,10 @@ class _Graph:
     def _add_category(
         self, prefix: str, column: CategoricalColumn, encoding: ColumnEncoding
     ) -> str:
-        """Add a text column's one-hot features; the graph compares texts exactly."""
+        """Add a text column's one-hot features; the graph compares texts exactly.
+
+        `prefix`: of the names of these nodes.
+        """
         blank = _build_blank_pattern()
         words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
         empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{prefix}_none")
@@ -299,7 +310,10 @@ class _Graph:
         return self.add_node("RegexFullMatch", [column.name], output, pattern=pattern)
 
     def _replace_spellings(self, prefix: str, column: CategoricalColumn) -> str:
-        """Add a node that replaces other spellings of a column's categories."""
+        """Add a node that replaces other spellings of a column's categories.
+
+        `prefix`: of the names of these nodes.
+        """
         if len(column.spellings) == len(column.categories):
             return column.name
         return self.add_node(
@@ -325,7 +339,10 @@ class _Graph:
 
 
 def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
-    """Add each row's label if there are classes, and set the names of the outputs."""
+    """Add each row's label if there are classes, and set the names of the outputs.
+
+    `helper`: the module `onnx.helper`. `joined`: the graph, which is changed in place.
+    """
     graph = joined.graph
     net = graph.output[0].name
     if model.task.tells != Classification.tells:
@@ -364,7 +381,11 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
 
 
 def _make_decision_nodes(helper: Any, graph: Any, net: str, threshold: float | None) -> list[Any]:
-    """Add the index of the class decided for each row, as `SoloModel.decide_classes` does."""
+    """Add the index of the class decided for each row, as `SoloModel.decide_classes` does.
+
+    `helper`: the module `onnx.helper`. `graph`: where the nodes go. `net`: name of the
+    probabilities. `threshold`: for the second of two classes; None: the likeliest class.
+    """
     if threshold is None:
         return [helper.make_node("ArgMax", [net], ["network/best"], axis=1, keepdims=0)]
     graph.initializer.extend(

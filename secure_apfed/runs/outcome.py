@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from apfed_protocols.lazy_names import make_former_name
 from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.base.files import PathLike, load_bytes, load_json
 from secure_apfed.base.formats import RECORDING, RUN_RESULT
@@ -168,7 +169,10 @@ class Ranking(Written):
 
     @classmethod
     def from_scores(cls, scored: Scored, class_name: str) -> "Ranking | None":
-        """Measure the ranking of these rows; None if they do not define it."""
+        """Measure the ranking of these rows; None if they do not define it.
+
+        `class_name`: of the positives.
+        """
         table = lift_table(scored)
         if not table:
             return None
@@ -332,7 +336,7 @@ def count_measured_rows(config: Config, outcome: Outcome, variant: str) -> int |
     """
     count = outcome.measured_rows.get(variant)
     if count is None and variant == config.method.name:
-        return outcome.test_rows if "the active predicts alone" in config.method.happens else None
+        return outcome.test_rows if "the active predicts alone" in config.method.facts else None
     return count
 
 
@@ -395,7 +399,7 @@ def load_outcome(folder: RunFolder) -> Outcome:
     """Read a result that `write_outcome` wrote. Raises CheckpointError: missing, or of another
     format.
     """
-    outcome = load_json(folder.result, Outcome, of=RUN_RESULT)
+    outcome = load_json(folder.result, Outcome, file_format=RUN_RESULT)
     if not folder.accountants.is_file():
         return outcome
     checked = load_json(folder.accountants, dict[str, float | str])
@@ -601,8 +605,8 @@ class RunResult:
         trained: the active's rows as used in training, with the labels that its label mechanism
             returned; None if the active ran in another process.
         help: the value of votes, measured on labelled rows; None: there were no votes.
-        said: the predictions for the test rows, by variant; empty if the active ran in another
-            process.
+        test_scores: the predictions for the test rows, by variant; empty if the active ran in
+            another process.
         measured_rows: by variant, the number of test rows with a prediction.
         coefficients: as in `Outcome`.
         recorded: the experimenter's record, if one process simulated all parties.
@@ -623,7 +627,8 @@ class RunResult:
     trained: OwnData | None = field(default=None, repr=False)
     recorded: Recording | None = None
     help: Help | None = None
-    said: Mapping[str, Scored] = field(default_factory=dict, repr=False)
+    test_scores: Mapping[str, Scored] = field(default_factory=dict, repr=False)
+    said = make_former_name("said", "test_scores")
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     threshold: float | None = None
@@ -665,7 +670,10 @@ def scores_of(
 def measure_text(
     measure: Measure, variant: str, value: float, undefined: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """Return a measure's value as text, or the reason why it is undefined."""
+    """Return a measure's value as text, or the reason why it is undefined.
+
+    `variant`: which predictions.
+    """
     reason = undefined.get(variant, {}).get(measure.name, "")
     return (
         f"{measure.format_value(value)}: {reason}"

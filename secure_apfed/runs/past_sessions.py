@@ -152,7 +152,10 @@ def load_logged_sessions(path: Path) -> PastSessions:
 
 
 def _payload_size(frame: Frame, sender: str, receiver: str, session: str) -> int:
-    """Return a frame's payload bytes: all but header and seal."""
+    """Return a frame's payload bytes: all but header and seal.
+
+    `receiver`: of the frame. `session`: its name.
+    """
     envelope = Envelope(
         session=session,
         step=frame.step,
@@ -194,7 +197,11 @@ class _BrokenSessions(BaseModel):
 def save_broken_sessions(
     path: Path, flows: Iterable[Flow], *, sessions: int, steps: int, seconds: float
 ) -> None:
-    """Write the totals of all sessions up to this one, which was broken off."""
+    """Write the totals of all sessions up to this one, which was broken off.
+
+    `flows`: messages and bytes by link and kind. `steps`: begun so far, repeated ones again.
+    `seconds`: of training.
+    """
     content: Mapping[str, Any] = {
         "sessions": sessions,
         "steps": steps,

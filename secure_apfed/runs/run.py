@@ -111,6 +111,9 @@ def run_in_memory(
     with decoded sums and the passives' networks, belongs to the experimenter. `code`: by party, its
     own networks, losses and optimisers, in addition to those that the settings name. `timeout_s` is
     ignored: silence needs no clock in one process.
+
+    `resume`: continue from the checkpoints in the folder. `on_progress`: called after every step,
+    and after each evaluation.
     """
     begin_phase("read")
     prepared_data = data
@@ -158,6 +161,8 @@ def _save_on_failure(loop: TrainingLoop, writer: RunWriter | None) -> Iterator[N
     """Save the totals of all sessions if an error leaves this block; a resumed run adds to them.
 
     A killed process keeps only what its newest checkpoint has.
+
+    `writer`: of the run's files; None: they are not written.
     """
     try:
         yield
@@ -178,7 +183,10 @@ def _save_on_failure(loop: TrainingLoop, writer: RunWriter | None) -> Iterator[N
 def _load_secrets(
     stack: ExitStack, run: RunFolder, config: Config, data: VerticalData, *, resume: bool
 ) -> dict[str, PartySecrets]:
-    """Return each party's secrets from its folder, which stays locked until `stack` is closed."""
+    """Return each party's secrets from its folder, which stays locked until `stack` is closed.
+
+    `resume`: continue from the checkpoints in the folder.
+    """
     passives = [table.name for table in data.passives]
     secrets = {}
     roles = assign_roles(METHODS[config.method.name], config, data.active.name, passives)
@@ -249,7 +257,11 @@ class _SimulationCallbacks(RunCallbacks):
         writer: RunWriter | None,
         on_progress: Callable[[Progress], None],
     ) -> None:
-        """Take the simulation, whose messages of all parties it records."""
+        """Take the simulation, whose messages of all parties it records.
+
+        `writer`: of the run's files; None: they are not written. `on_progress`: called after every
+        step, and after each evaluation.
+        """
         super().__init__(writer, on_progress)
         self._config = config
         self._data = data
@@ -262,7 +274,7 @@ class _SimulationCallbacks(RunCallbacks):
         if self.writer is None:
             return
         folder = self.writer.folder
-        store = session.entered.own.secrets.checkpoints
+        store = session.party_session.party.secrets.checkpoints
         files = folder.recordings
         transcript = session.transcript
         transcript.keep_in(folder.path)
@@ -303,11 +315,11 @@ WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
 """By transport, how its parties reach each other."""
 
 
-def _run_in_processes(over: Way, *args: Any, **options: Any) -> RunResult:
+def _run_in_processes(way: Way, *args: Any, **options: Any) -> RunResult:
     """Start a process for each party; modules that only this needs are loaded here."""
     from secure_apfed.organisations.local import run_locally
 
-    return run_locally(*args, over=over, **options)
+    return run_locally(*args, way=way, **options)
 
 
 _LOGGER = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ def describe_obstacles(config: Config) -> str:
     method = config.method
     train = config.train
     kind = sum_kind(config.secure_sum)
-    summed = "gradients are summed" in method.happens
+    summed = "gradients are summed" in method.facts
     is_trained_by_steps = METHODS[method.name].can_simulate
     is_judged_by_accuracy = config.task == Classification.name
     guard = config.guard.mechanism
@@ -116,7 +116,7 @@ def train_simulation(
 def finish_simulation(session: Simulation, *, step: int) -> Mapping[str, float]:
     """Run the work after the last step, and return the accuracy by inference variant."""
     session.learner.finish_locally()
-    return session.evaluate(next_step=step, final=True)
+    return session.evaluate(next_step=step, is_final=True)
 
 
 def _align_tables(data: VerticalData) -> dict[str, Tensor]:

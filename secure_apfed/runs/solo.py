@@ -142,13 +142,13 @@ def load_model(
     path = Path(path)
     folder = RunFolder(path)
     folder.check_digests(folder.config, folder.card, folder.model)
-    card = load_json(folder.card, dict[str, Any], of=MODEL_CARD)
+    card = load_json(folder.card, dict[str, Any], file_format=MODEL_CARD)
     if not card.get("predicts_alone"):
         raise ModelError(
             f"{path} holds a run of {quote_text(card.get('method'))}, whose model needs "
             "every party to predict; docs/which-method.md says which predict alone"
         )
-    parts = load_json(folder.card, _Parts, of=MODEL_CARD)
+    parts = load_json(folder.card, _Parts, file_format=MODEL_CARD)
     if not folder.model.exists():
         raise ModelError(f"{folder.model} is missing; the run did not finish")
     stored = load_bytes(folder.model)
@@ -203,7 +203,8 @@ def _build_task(parts: _Parts, card: Path) -> Task:
             TASKS.take_name(parts.task, key=f"{card}: task")
     if parts.task not in TASKS or (parts.targets is None) is not bool(parts.classes):
         raise ModelError(
-            f"{card} tells of task {quote_text(parts.task, most=40)}, {len(parts.classes)} classes "
+            f"{card} tells of task {quote_text(parts.task, maximum=40)}, {len(parts.classes)} "
+            "classes "
             f"and {'no' if parts.targets is None else 'a'} scale of targets, which is no model of "
             f"this version; tasks are {', '.join(TASKS)}: restore the file from a copy"
         )
@@ -218,7 +219,8 @@ def _build_network(
 ) -> nn.Module:
     """Build encoder and head from a card; allocate no more memory than the tensors need.
 
-    `own`: makes networks from the caller's code; None: the card names a built-in family.
+    `own`: makes networks from the caller's code; None: the card names a built-in family. `outputs`:
+    K, numbers of the head.
     """
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if dtypes not in ({torch.float32}, {torch.float64}):
@@ -230,7 +232,10 @@ def _build_network(
     place = torch.device("cpu" if own else "meta")
 
     def build_parts(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:
-        """Return encoder and head with these tensors; sizes are read from the encoder's output."""
+        """Return encoder and head with these tensors; sizes are read from the encoder's output.
+
+        `state`: tensors by name.
+        """
         family = own or family_for(parts.model, shape)
         with place:
             encoder = family.make_encoder(shape, parts.model)
@@ -409,6 +414,9 @@ def predict_into(
 ) -> RowComparison:
     """Predict the rows of a file into another file, which appears when it is complete.
 
+    `id_columns`: columns that identify rows; None: those of training. `head`: code of the party's
+    own head; None: built-in networks.
+
     Raises ConfigError: `output` is the input, or a file of the model, which it would replace.
     """
     refuse_replacing_input(output, "--output", path, folder)
@@ -432,7 +440,10 @@ class _Predictor:
     def predict_blocks(
         self, path: Path, named: Sequence[str]
     ) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-        """Yield IDs and predictions of a file's rows in blocks, and count their drift."""
+        """Yield IDs and predictions of a file's rows in blocks, and count their drift.
+
+        `named`: columns that identify rows.
+        """
         counts = None if self._drift is None else self._drift.counts
         blocks = load_blocks(path, self.model.encoding, id_columns=named, counts=counts)
         for ids, features in blocks:
@@ -443,7 +454,10 @@ class _Predictor:
             yield ids, outputs
 
     def build_predictions(self, ids: tuple[str, ...], outputs: Tensor) -> Predictions:
-        """Return predictions with the decided classes, if the task has classes."""
+        """Return predictions with the decided classes, if the task has classes.
+
+        `outputs`: (B, K).
+        """
         quantity = self.model.task.tells
         compared = RowComparison(rows=len(ids))
         predictions = Predictions(ids=ids, outputs=outputs, what=quantity, compared=compared)

@@ -95,8 +95,8 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
     all passives have reported.
     """
     nothing = PrivacySpent.for_no_release(delta=delta)
-    method = session.entered.own.config.method
-    happens = method.happens
+    method = session.party_session.party.config.method
+    happens = method.facts
     if "tables are decomposed" in happens:
         reason = "singular vectors of all parties' rows were opened without noise"
     elif "passives send representations" in happens and not session.helpers:
@@ -155,7 +155,7 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     seeded = config.guard.noise != "secret"
     learner = session.learner
     also = describe_defences(config.defences, config.method)
-    votes = "passives vote" in config.method.happens
+    votes = "passives vote" in config.method.facts
     if session.contract.secure_sum.get("noise") and not votes:
         kind = sum_kind(config.secure_sum)
         also.insert(0, contributions_statement(kind.leaks.single, seeded=seeded))
@@ -180,7 +180,8 @@ def guarantee_of(
     """Return the guarantee of a run in words.
 
     `released`: the guarantee of guard or private training, or that nothing is released. `also`:
-    sentences on other protections.
+    sentences on other protections. `seeded`: whether noise follows from the seed, so that nothing
+    is promised.
     """
     parts = [released]
     if not math.isinf(labels.epsilon):

@@ -53,7 +53,7 @@ class TrainingLabels:
         task.check_labels(data.table.labels[known_N], party=data.table.name)
         self.mechanism = make_label_mechanism(config.labels, classes=len(data.classes))
         self._config = config
-        self.held = data
+        self.data = data
         self._key = key
         self._log = log
         stages = self.mechanism.stages
@@ -78,13 +78,16 @@ class TrainingLabels:
         )
 
     def answer_stage(self, networks: ActiveNetworks | None) -> None:
-        """Answer the labels of the next stage, with the present model's predictions as prior."""
+        """Answer the labels of the next stage, with the present model's predictions as prior.
+
+        `networks`: the present model; None: the first stage.
+        """
         part = self._parts[self._stage]
-        rows = self.held.labelled_rows[part]
+        rows = self.data.labelled_rows[part]
         prior_NK = None if networks is None else self._predict_prior(networks, rows)
         key = derive_key(self._key, b"labels", self._stage.to_bytes(4, "big"))
-        assert self.held.table.labels is not None
-        true_N = self.held.table.labels[rows]
+        assert self.data.table.labels is not None
+        true_N = self.data.table.labels[rows]
         answers = self.mechanism.randomise_labels(true_N, key=key, prior_NK=prior_NK)
         if self._log and not self.mechanism.unsafe:
             self._write_ahead(self._log, answers)
@@ -120,7 +123,7 @@ class TrainingLabels:
         with torch.no_grad(), compute.prepare_forward(self._config.seed, "label prior"):
             scores = [
                 networks.head(
-                    networks.encoder(compute.move_tensor(self.held.table.features[part_rows]))
+                    networks.encoder(compute.move_tensor(self.data.table.features[part_rows]))
                 )
                 for part_rows in rows.split(_BATCH)
             ]
@@ -133,8 +136,8 @@ class TrainingLabels:
 
         Rows whose label is not answered yet are left out.
         """
-        data = self.held
-        table = self.held.table
+        data = self.data
+        table = self.data.table
         if self.mechanism.unsafe and data.labelled is None:
             return data
         assert table.labels is not None
@@ -158,7 +161,10 @@ class TrainingLabels:
         return {} if self.mechanism.unsafe else {"answers": self._answers_N}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the answers; nothing is answered again."""
+        """Restore the answers; nothing is answered again.
+
+        `tensors`: from `tensors`.
+        """
         if self.mechanism.unsafe:
             self.answer_stage(None)
             return
@@ -169,7 +175,7 @@ class TrainingLabels:
         while sound and stage < len(self._parts) and bool(answered[self._parts[stage]].all()):
             stage += 1
         answered_count = sum(len(part) for part in self._parts[:stage])
-        inside = (answers_N[answered] >= 0) & (answers_N[answered] < len(self.held.classes))
+        inside = (answers_N[answered] >= 0) & (answers_N[answered] < len(self.data.classes))
         if (
             not sound
             or not stage
@@ -215,7 +221,7 @@ def restore_older_state(
     answered again, with the same answers.
     """
     resumes = session.contract.resumes
-    store = session.entered.own.secrets.checkpoints
+    store = session.party_session.party.secrets.checkpoints
     if state is None or resumes is None or state.step == resumes.step:
         return state
     assert store is not None

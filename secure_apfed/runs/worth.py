@@ -107,7 +107,10 @@ def check_leaving_out(config: Config, passives: Sequence[str]) -> None:
 
 
 def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> None:
-    """Raise ConfigError if these passives could not train without the omitted one."""
+    """Raise ConfigError if these passives could not train without the omitted one.
+
+    `left_out`: name of the omitted passive. `others`: names of the remaining ones.
+    """
     method = config.method
     helping = [name for name in others if config.settings_of(name).weight > 0]
     sums = method.sums or method.opens_votes == "encrypted"
@@ -209,7 +212,7 @@ def measure_worth(
     data = result.recorded.data
     check_leaving_out(config, [table.name for table in data.passives])
     variant = next(iter(result.accuracy))
-    if variant not in result.said or not len(result.said[variant].truth):
+    if variant not in result.test_scores or not len(result.test_scores[variant].truth):
         raise DataError(
             "who helped: the run measured no test row; have some with labels (data.test_fraction), "
             "or, with a VerticalClassifier, compare its cross_val_score with that of one whose "
@@ -224,7 +227,7 @@ def measure_worth(
     return WhoHelped(
         measure=result.measure,
         reached=_replace_nan(result.scores[variant]),
-        rows=len(result.said[variant].truth),
+        rows=len(result.test_scores[variant].truth),
         party_seeds=config.party_seeds,
         passives=tuple(worths),
         seconds=time.monotonic() - began,
@@ -234,7 +237,10 @@ def measure_worth(
 def _measure_without(
     config: Config, data: VerticalData, passive: str, result: RunResult, variant: str
 ) -> PassiveWorth:
-    """Train without one passive; return the loss of the measure, with its interval."""
+    """Train without one passive; return the loss of the measure, with its interval.
+
+    `variant`: which predictions.
+    """
     try:
         with _merge_warnings(passive):
             result_without = run(
@@ -243,9 +249,11 @@ def _measure_without(
     except ConfigError as error:
         raise ConfigError(f"who helped: without {passive}: {error}") from error
     gain = None
-    if variant in result_without.said:
+    if variant in result_without.test_scores:
         measure = find_measure(result.measure)
-        gain = gain_between(result.said[variant], result_without.said[variant], measure)
+        gain = gain_between(
+            result.test_scores[variant], result_without.test_scores[variant], measure
+        )
     return PassiveWorth(
         passive=passive,
         without=_replace_nan(result_without.scores[variant]),

@@ -24,7 +24,7 @@ __all__ = [
     "unknown_name",
 ]
 
-_MOST_SHOWN = 80
+_MAX_SHOWN = 80
 SilentPassive: TypeAlias = Literal["stop", "wait", "recover"]
 """What the silence of a passive does to a run; see `secure_apfed.contract.Contract`."""
 
@@ -85,6 +85,6 @@ def unknown_name(name: str, names: Iterable[str]) -> str:
     all known names.
     """
     names = list(names)
-    shortened = name[:_MOST_SHOWN]
+    shortened = name[:_MAX_SHOWN]
     guess = did_you_mean(shortened, names)
     return f"{shortened!r} is unknown; {f'{guess} ' if guess else ''}Known are {', '.join(names)}"

@@ -46,7 +46,7 @@ class AlignmentSettings(Settings):
             that each passive shares with the active. Under `pairwise` the active learns these
             overlaps, and the sum of a row that only one passive knows is that passive's gradient.
         minimum_rows: the smallest intersection that is revealed; at least 1.
-        maximum_ids: the largest set accepted from a peer. `most_guesses` says how many IDs a
+        maximum_ids: the largest set accepted from a peer. `max_guesses` says how many IDs a
             deviating peer can test with it.
         normalisation: the rules of `ID_RULES` by which IDs are made comparable, in any order. They
             apply when IDs become bytes.

@@ -27,10 +27,10 @@ BUILT_IN_ACTIVE = "active"
 
 """Of a run whose training rows are normal alone."""
 
-MOST_PARTIES = 1024
+MAX_PARTIES = 1024
 """Of a run, at most: each has links to the others."""
 
-MOST_CATEGORIES = 256
+MAX_CATEGORIES = 256
 """Of one column, at most."""
 
 # Where a database's password may be.
@@ -48,8 +48,8 @@ _WRITES = r"\b(insert|update|delete|merge|into|create|drop|alter|truncate)\b"
 Missing: TypeAlias = Literal["error", "mean", "drop"]
 _Share = Annotated[float, Field(gt=0, lt=1)]
 _Views: TypeAlias = (
-    Annotated[int, Field(ge=2, le=MOST_PARTIES)]
-    | Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_PARTIES)]
+    Annotated[int, Field(ge=2, le=MAX_PARTIES)]
+    | Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_PARTIES)]
 )
 _Count = Annotated[int, Field(ge=1)]
 
@@ -62,7 +62,7 @@ class RareCategories(Settings):
             column with more is refused.
     """
 
-    most: int | None = Field(None, ge=1, le=MOST_CATEGORIES)
+    most: int | None = Field(None, ge=1, le=MAX_CATEGORIES)
 
 
 class ViewColumns(Settings):
@@ -115,6 +115,8 @@ class Database(Settings):
     def _show_no_password(cls, raw: Any) -> Any:
         """Refuse values that may contain a password, since pydantic shows refused
         values in errors.
+
+        `raw`: the settings before validation.
         """
         values = raw.__dict__ if isinstance(raw, Database) else raw
         if not isinstance(values, Mapping):
@@ -327,7 +329,7 @@ class DataSettings(Settings):
 
     dataset: Annotated[str, NOBODY] = "digits"
     partition: Annotated[Literal["vertical", "horizontal"], NOBODY] = "vertical"
-    clients: Annotated[int | None, NOBODY] = Field(None, ge=2, le=MOST_PARTIES)
+    clients: Annotated[int | None, NOBODY] = Field(None, ge=2, le=MAX_PARTIES)
     labels_at: Annotated[
         tuple[PartyName, ...],
         higher_is_less(PASSIVES, "labels that they hold are read out of sums or updates"),
@@ -347,7 +349,7 @@ class DataSettings(Settings):
     columns: Annotated[ByParty[tuple[int | str, ...]] | None, NOBODY] = None
     view_columns: Annotated[dict[Name, ViewColumns] | None, NOBODY] = Field(None, min_length=1)
     parties: Annotated[
-        Annotated[ByParty[PartySettings], Field(max_length=MOST_PARTIES)] | None, NOBODY
+        Annotated[ByParty[PartySettings], Field(max_length=MAX_PARTIES)] | None, NOBODY
     ] = None
     missing: Annotated[Missing, NOBODY] = "error"
     date_formats: Annotated[tuple[DateFormat, ...], NOBODY] = ()

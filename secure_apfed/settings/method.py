@@ -201,7 +201,7 @@ class MethodSettings(Settings, ABC):
         return "epsilon_x" if sends_representations else self.passives_figure
 
     @property
-    def happens(self) -> frozenset[str]:
+    def facts(self) -> frozenset[str]:
         """The facts of what the parties exchange, as keys of the report's tables
         (`who_learns.md`).
         """

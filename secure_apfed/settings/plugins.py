@@ -187,7 +187,11 @@ class PluginTable(dict[str, _EntryT]):
         kind: PluginKind,
         prepare: Callable[[Any, str], _EntryT],
     ) -> None:
-        """Take the built-in entries; `prepare` checks what a name of code stands for."""
+        """Make a table of built-in entries and plug-ins; `prepare` checks what a name of code
+        stands for.
+
+        `ours`: entries by name.
+        """
         super().__init__(ours)
         self.ours = tuple(ours)
         self._kind: PluginKind = kind
@@ -228,6 +232,8 @@ class PluginTable(dict[str, _EntryT]):
 def require_class(candidate: Any, base: type) -> Any:
     """Return a plug-in class that derives from `base` and has no abstract method left.
 
+    `candidate`: what the name leads to.
+
     Raises TypeError: it is something else.
     """
     wanted = f"{base.__module__}.{base.__name__}"
@@ -241,6 +247,8 @@ def require_class(candidate: Any, base: type) -> Any:
 
 def import_code(name: str, *, key: str, code_folder: Path | None = None) -> Any:
     """Return the class, function or module that `package.module:Name` names; see `import_name`.
+
+    `code_folder`: a folder whose modules may be named; None: installed ones alone.
 
     Raises ConfigError: it names nothing, or something of another kind.
     """

@@ -216,7 +216,10 @@ class DefenceOfOthers(Settings):
     @model_validator(mode="before")
     @classmethod
     def _collect_options(cls, content: Any) -> Any:
-        """Move the keys beside `kind` into `options`, and expand a declared name to its code."""
+        """Move the keys beside `kind` into `options`, and expand a declared name to its code.
+
+        `content`: of one defence in the settings.
+        """
         if not isinstance(content, Mapping):
             return content
         code = expand_name(content["kind"], "defences")

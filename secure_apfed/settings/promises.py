@@ -243,7 +243,7 @@ def _explain_label_exposure(config: "RunSettings") -> str:
 
 def _list_representation_promises(method: "MethodSettings", figures: Spent) -> Iterator[Promise]:
     """Yield the promise for representations, or that the active trains alone."""
-    happens = method.happens
+    happens = method.facts
     if "representations are sent" in happens:
         reason = "" if math.isfinite(figures.epsilon_x) else _UNGUARDED
         yield _make_promise(
@@ -256,7 +256,10 @@ def _list_representation_promises(method: "MethodSettings", figures: Spent) -> I
 def _list_passive_promises(
     config: "RunSettings", contributions: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Promise]:
-    """Yield the promises for what passives send besides representations."""
+    """Yield the promises for what passives send besides representations.
+
+    `contributions`: account of each passive that adds noise.
+    """
     for name, account in contributions.items():
         yield promise_of_account(account, party=name)
     method = config.method
@@ -271,7 +274,7 @@ def _explain_missing_noise(method: "MethodSettings") -> str:
     """Return why what passives send besides representations is not bounded; "":
     they send nothing.
     """
-    return next((reason for fact, reason in _WITHOUT_NOISE.items() if fact in method.happens), "")
+    return next((reason for fact, reason in _WITHOUT_NOISE.items() if fact in method.facts), "")
 
 
 def promise_of_account(account: Mapping[str, Any], *, party: str = "") -> Promise:
@@ -292,7 +295,10 @@ def _make_promise(
     party: str = "",
     why: str = "",
 ) -> Promise:
-    """Return the promise of an account; without a release nothing was sent."""
+    """Return the promise of an account; without a release nothing was sent.
+
+    `why`: the reason where nothing is sent.
+    """
     if epsilon == 0:
         return Promise(figure=figure, epsilon=None, party=party, why=_NOT_YET)
     return Promise(
@@ -333,6 +339,8 @@ def promise_of_party(
 def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
     """Return the promise of a party that has charged nothing yet; None: its
     features do not leave.
+
+    `role`: active, passive, aggregator or dealer.
     """
     method = config.method
     if method.representations_from == ("active" if role == "active" else "passives"):
@@ -340,7 +348,7 @@ def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
             return Promise(figure="epsilon_x", epsilon=math.inf, why=_UNGUARDED)
         return Promise(figure="epsilon_x", epsilon=None, why=_NOT_YET)
     reason = _explain_missing_noise(method)
-    if not reason or (role == "active" and not _OWN_ROWS_OF_ALL & method.happens):
+    if not reason or (role == "active" and not _OWN_ROWS_OF_ALL & method.facts):
         return None
     if method.find_noise(config) is not None:
         return Promise(figure=method.passives_figure, epsilon=None, why=_NOT_YET)
@@ -350,7 +358,7 @@ def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
 def _find_label_promise(config: "RunSettings") -> Promise | None:
     """Return the active's promise for its labels; None: nothing that depends on them is sent."""
     reason = next(
-        (reason for fact, reason in _LABELS_LEAVE.items() if fact in config.method.happens), ""
+        (reason for fact, reason in _LABELS_LEAVE.items() if fact in config.method.facts), ""
     )
     if not reason:
         return None

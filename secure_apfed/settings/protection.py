@@ -54,7 +54,7 @@ NO_DEFAULT = object()
 _UNKNOWN = "nobody said whom this setting protects; ask who wrote the method"
 # Settings of one party that all parties learn: they choose the intersection.
 _SHARED_ALL_THE_SAME = frozenset({"dealer", "pairwise_overlaps"})
-_MOST_SHOWN = 60
+_MAX_SHOWN = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,10 @@ def find_departures(settings: Settings) -> tuple[Departure, ...]:
 
 
 def find_keys(settings: Settings, default: Any = None, prefix: str = "") -> Iterator[Key]:
-    """Yield every key of a proposal, except those that each party sets for itself."""
+    """Yield every key of a proposal, except those that each party sets for itself.
+
+    `default`: the default settings. `prefix`: path of these settings.
+    """
     for name, declared in type(settings).model_fields.items():
         if _is_of_each_party(name, declared):
             continue
@@ -231,7 +234,10 @@ def find_keys(settings: Settings, default: Any = None, prefix: str = "") -> Iter
 def find_key_types(
     kind: type[Settings], prefix: str = ""
 ) -> Iterator[tuple[str, Protection | Unprotective | FollowsFrom | None]]:
-    """Yield path and mark of every key that such settings may have; `*` stands for any name."""
+    """Yield path and mark of every key that such settings may have; `*` stands for any name.
+
+    `prefix`: path of these settings.
+    """
     for name, declared in kind.model_fields.items():
         if _is_of_each_party(name, declared):
             continue
@@ -304,6 +310,9 @@ def _find_limited_mark(
 ) -> Protection:
     """Return the mark of the key that a limit names. Raises ConfigError: it cannot
     be limited so.
+
+    `pattern`: the limit's path, where * is any name. `side`: "minima" or "maxima". `known_marks`:
+    marks by path.
     """
     place = f"{file}: {side}.{pattern}"
     marks = [
@@ -345,7 +354,10 @@ def _is_match(pattern: str, path: str) -> bool:
 def _make_key(
     path: str, settings: Settings, default: Any, value: Any, usual: Any, mark: Any
 ) -> Key:
-    """Return a key with value and default, as its mark reads them."""
+    """Return a key with value and default, as its mark reads them.
+
+    `usual`: the default.
+    """
     read_value = mark.read if isinstance(mark, Protection) else None
     if read_value is None:
         return Key(path=path, value=value, default=usual, mark=mark)
@@ -397,4 +409,4 @@ def _format_value(value: Any) -> str:
         text = ", ".join(map(str, value)) or "none"
     else:
         text = f"{value:,}" if isinstance(value, int) else str(value)
-    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

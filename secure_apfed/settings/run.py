@@ -51,9 +51,11 @@ class TranscriptSettings(Settings):
 
     keep: Literal["auto", "none", "first_and_last", "all"] = "auto"
 
-    def count_epochs(self, most: int) -> int:
-        """Return how many of `most` epochs are stored; only for resolved settings, not "auto"."""
-        return {"none": 0, "first_and_last": min(2, most), "all": most}[self.keep]
+    def count_epochs(self, maximum: int) -> int:
+        """Return how many of `maximum` epochs are stored; only for resolved settings, not
+        "auto".
+        """
+        return {"none": 0, "first_and_last": min(2, maximum), "all": maximum}[self.keep]
 
 
 class AttackChoice(Settings):

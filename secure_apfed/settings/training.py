@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 Width = Annotated[int, Field(ge=1, le=65536)]
-MOST_PARAMETERS = 2**28
+MAX_PARAMETERS = 2**28
 """Of a network's layers between each other, or of one layer: 1 GiB of float32."""
 _AUTO_NUMBERS = 32
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
@@ -174,9 +174,9 @@ class ModelSettings(Settings):
         """Refuse too large networks by arithmetic, before any is built: another party may propose
         them.
         """
-        if (parameters := self.least_parameters) > MOST_PARAMETERS:
+        if (parameters := self.min_parameters) > MAX_PARAMETERS:
             raise ValueError(
-                f"these layers have {parameters:,} parameters, expected {MOST_PARAMETERS:,} at "
+                f"these layers have {parameters:,} parameters, expected {MAX_PARAMETERS:,} at "
                 "most; take fewer or narrower ones in hidden, head, sequences, random_features or "
                 "representation"
             )
@@ -188,7 +188,7 @@ class ModelSettings(Settings):
         return _comparable_network_name(self) == "own"
 
     @property
-    def least_parameters(self) -> int:
+    def min_parameters(self) -> int:
         """The number of parameters between layers of configured widths, whatever the rows are."""
         hidden = (*self.hidden, self.representation_size)
         between = sum(inputs * outputs for inputs, outputs in pairwise(hidden))

@@ -56,7 +56,7 @@ __all__ = [
     "BASELINES",
     "COMBINATIONS",
     "FOLDS",
-    "MOST_APART",
+    "MAX_APART",
     "TEACHERS",
     "Baseline",
     "LocalModel",
@@ -101,11 +101,11 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType({baseline.name: baseline fo
 TEACHERS = tuple(baseline for name, baseline in BASELINES.items() if name != "network")
 """Baselines that may read others' numbers beside own features: all but the run's own network."""
 _RESAMPLES = 200
-MOST_APART = 0.4
+MAX_APART = 0.4
 """Total variation between the classes that a model predicts and those of the labels, at most."""
-_FEWEST_UNLABELLED = 30
+_MIN_UNLABELLED = 30
 """Rows needed to detect a collapse."""
-_LEAST_LIKELY = 1e-6
+_MIN_LIKELY = 1e-6
 """Below it a probability counts as this one: a single row that is sure and wrong decides no tie."""
 
 
@@ -121,7 +121,7 @@ def measure_collapse(predictor: Predictor, task: SoloTask) -> float:
     of the labels; 0 if fewer than 30 rows have no label.
     """
     unlabelled = np.setdiff1d(np.arange(len(task.features)), task.labelled)
-    if len(unlabelled) < _FEWEST_UNLABELLED:
+    if len(unlabelled) < _MIN_UNLABELLED:
         return 0.0
     predicted = predictor.compute_scores(task.features[unlabelled]).argmax(axis=1)
     predicted_K = np.bincount(predicted, minlength=task.classes) / len(predicted)
@@ -146,7 +146,7 @@ def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
 
     name = f"apart-{fit_name(baseline, task)}"
     (collapse,) = score_once(name, task, compute_collapse, of_run=baseline.of_run)
-    return bool(collapse > MOST_APART)
+    return bool(collapse > MAX_APART)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,9 +157,9 @@ class LocalModel:
     task: SoloTask
 
     @classmethod
-    def choose_best(cls, task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Self:
+    def choose_best(cls, task: SoloTask, *, candidates: Iterable[Baseline] | None = None) -> Self:
         """Return a task's best model by held-out labels; see `choose_baseline`."""
-        return cls(baseline=choose_baseline(task, among=among), task=task.few)
+        return cls(baseline=choose_baseline(task, candidates=candidates), task=task.with_few_rows)
 
     @property
     def name(self) -> str:
@@ -193,7 +193,7 @@ ModelT = TypeVar("ModelT", bound=LocalModel)
 
 
 def pick_models(
-    models: Iterable[ModelT], *, most: int | None = None
+    models: Iterable[ModelT], *, maximum: int | None = None
 ) -> tuple[list[ModelT], list[str]]:
     """Return the models to use, and the names of the others with the reason.
 
@@ -201,18 +201,18 @@ def pick_models(
     guide.
 
     Args:
-        most: how many, the best by held-out labels, best first; None: all, in their order. Models
-            ranked lower are neither fitted to all labels nor named.
+        maximum: how many, the best by held-out labels, best first; None: all, in their order.
+            Models ranked lower are neither fitted to all labels nor named.
 
     Raises ModelError: none can be fitted.
     """
     left_out: list[str] = []
-    if most is not None:
+    if maximum is not None:
         models = _rank_models(models, left_out)
     intact: list[ModelT] = []
     collapsed: list[ModelT] = []
     for model in models:
-        if most is not None and len(intact) == most:
+        if maximum is not None and len(intact) == maximum:
             break
         try:
             group = collapsed if model.has_collapsed() else intact
@@ -222,7 +222,7 @@ def pick_models(
             group.append(model)
     if intact:
         left_out += [f"{model.name}: it collapsed" for model in collapsed]
-    usable = (intact or collapsed)[:most]
+    usable = (intact or collapsed)[:maximum]
     if not usable:
         raise ModelError("no local model can be fitted to the rows of this run")
     return usable, left_out
@@ -259,20 +259,20 @@ class MeanOfModels(Baseline):
     """The mean of the probabilities of local models, all of them or the best by validation.
 
     Args:
-        most: how many models, the best by held-out labels; None: all.
+        maximum: how many models, the best by held-out labels; None: all.
     """
 
-    def __init__(self, name: str, title: str, *, most: int | None = None) -> None:
+    def __init__(self, name: str, title: str, *, maximum: int | None = None) -> None:
         """Set the name, and how many models are averaged; None: all."""
         self.name = name
         self.title = title
-        self.reads_measure = most is not None
-        self._most = most
+        self.reads_measure = maximum is not None
+        self._most = maximum
 
     def pick_members(self, task: SoloTask) -> list[LocalModel]:
         """Return the models to average: no collapsed ones, unless all have collapsed."""
         models = [LocalModel(baseline=baseline, task=task) for baseline in list_local_models()]
-        return pick_models(models, most=self._most)[0]
+        return pick_models(models, maximum=self._most)[0]
 
     def fit(self, task: SoloTask) -> Predictor:
         """Fit all members, and return the mean of their probabilities."""
@@ -286,7 +286,10 @@ class MeanOfModels(Baseline):
 
 
 def mean_of(predictors: Sequence[Predictor], *, features: int) -> Predictor:
-    """Return the mean of the probabilities of these models, all of the same rows."""
+    """Return the mean of the probabilities of these models, all of the same rows.
+
+    `predictors`: of the models. `features`: F, columns of a row.
+    """
 
     def score_rows(rows_BF: FloatArray) -> FloatArray:
         shares = [probabilities_of(predictor.of_block(rows_BF)) for predictor in predictors]
@@ -309,7 +312,7 @@ def convert_predictor(predictor: Predictor) -> FittedModel:
 
 _MEANS = (
     MeanOfModels("mean", "Mean of the local models"),
-    MeanOfModels("mean_of_three", "Mean of the best three local models", most=3),
+    MeanOfModels("mean_of_three", "Mean of the best three local models", maximum=3),
 )
 COMBINATIONS: Mapping[str, MeanOfModels] = MappingProxyType(
     {combination.name: combination for combination in _MEANS}
@@ -322,17 +325,17 @@ def find_baseline(name: str) -> Baseline:
     return next(baseline for baseline in (*_ALL, *_MEANS) if baseline.name == name)
 
 
-def choose_baseline(task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Baseline:
+def choose_baseline(task: SoloTask, *, candidates: Iterable[Baseline] | None = None) -> Baseline:
     """Return the baseline with the best validation, by the task's measure.
 
-    `among`: the baselines to choose from; None: all single models and combinations. Ties go to the
-    one with the higher likelihood of the held-out labels. One that cannot be fitted with the run's
-    settings is skipped. So is one that has collapsed, unless all have.
+    `candidates`: the baselines to choose from; None: all single models and combinations. Ties go to
+    the one with the higher likelihood of the held-out labels. One that cannot be fitted with the
+    run's settings is skipped. So is one that has collapsed, unless all have.
     """
-    task = task.few  # the labelled rows that cross-validation can afford
+    task = task.with_few_rows  # the labelled rows that cross-validation can afford
     ranked: dict[Baseline, tuple[float, float]] = {}
     with cache_fits():
-        for baseline in every_baseline().values() if among is None else among:
+        for baseline in every_baseline().values() if candidates is None else candidates:
             with suppress(ModelError):
                 ranked[baseline] = LocalModel(baseline=baseline, task=task).compute_rank()
         best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
@@ -348,7 +351,7 @@ def likelihood_of(scored: Scored | None) -> float:
         return -math.inf
     truth_n = scored.truth.astype(np.int64)
     likely_n = scored.scores[np.arange(len(truth_n)), truth_n]
-    return float(np.log(likely_n.clip(min=_LEAST_LIKELY)).mean())
+    return float(np.log(likely_n.clip(min=_MIN_LIKELY)).mean())
 
 
 def validation_of(scored: Scored | None, measure: Measure) -> float | None:
@@ -363,7 +366,7 @@ def score_out_of_fold(baseline: Baseline, task: SoloTask) -> Scored | None:
     There are three parts, fewer where a class has fewer labels, and one from 400 labels on; their
     rows stay among the unlabelled ones. None if no label can be held out, as every class has one.
     """
-    task = task.few
+    task = task.with_few_rows
     if isinstance(baseline, MeanOfModels):
         return baseline.score_held_out(task)
     parts = split_folds(task.labels, FOLDS, task.seed)

@@ -50,13 +50,13 @@ _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _FOLDS = 3
 _STEPS = 5_000
 _SURE = 0.9
-_MOST_STRENGTH = 1.0
+_MAX_STRENGTH = 1.0
 """Of the regression: a looser one is sure of everything at once."""
 _TEACHING_ROUNDS = 10
-_MOST_IN_A_LEAF = 20
+_MAX_IN_A_LEAF = 20
 _BOOSTING_ROUNDS = 60
-_LEAST_BINS = 2
-_MOST_BINS = 255
+_MIN_BINS = 2
+_MAX_BINS = 255
 """scikit-learn takes no fewer and no more."""
 _LEAVES = 8
 _COSINES = 300
@@ -81,7 +81,10 @@ def build_classifier(
 
 
 def build_regression(scale: Any, model: Any, classes: int) -> Predictor:
-    """Return the predictor of a fitted logistic regression on standardised rows."""
+    """Return the predictor of a fitted logistic regression on standardised rows.
+
+    `scale`: scikit-learn's fitted scaler.
+    """
 
     def build_layers() -> ModelKind:
         """Return the regression as linear layers on unscaled rows."""
@@ -122,7 +125,10 @@ def best_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float
 
 @lru_cache(maxsize=4)
 def _choose_strength(rows: bytes, labels: bytes, seed: int) -> float:
-    """Choose the strength of a regression; cached, since several baselines need the same."""
+    """Choose the strength of a regression; cached, since several baselines need the same.
+
+    `labels`: as bytes, so that they can be a cache's key.
+    """
     labels_n = np.frombuffer(labels, dtype=np.int64)
     scaled_nF = np.frombuffer(rows, dtype=np.float64).reshape(len(labels_n), -1)
     parts = split_folds(labels_n, _FOLDS, seed)
@@ -176,7 +182,7 @@ class SelfTraining(Baseline):
         scale = scale_of(task)
         scaled_NF = scale.transform(task.features)
         strength = best_strength(scaled_NF[task.labelled], task.labels, task.seed)
-        model = make_logistic_regression(min(strength, _MOST_STRENGTH))
+        model = make_logistic_regression(min(strength, _MAX_STRENGTH))
         if len(task.labelled) == len(scaled_NF):
             return build_regression(
                 scale, model.fit(scaled_NF[task.labelled], task.labels), task.classes
@@ -262,9 +268,9 @@ class GradientBoosting(Baseline):
         """Return boosted trees after a number of rounds; leaf sizes follow the number of labels."""
         from sklearn.ensemble import HistGradientBoostingClassifier
 
-        min_leaf_rows = min(max(len(task.labels) // (4 * task.classes), 1), _MOST_IN_A_LEAF)
+        min_leaf_rows = min(max(len(task.labels) // (4 * task.classes), 1), _MAX_IN_A_LEAF)
         # A column has no more values than rows: more bins stay empty, and only cost time.
-        bins = min(max(len(scaled_nF), _LEAST_BINS), _MOST_BINS)
+        bins = min(max(len(scaled_nF), _MIN_BINS), _MAX_BINS)
         model = HistGradientBoostingClassifier(
             max_iter=rounds,
             max_bins=bins,
@@ -277,7 +283,10 @@ class GradientBoosting(Baseline):
 
     @staticmethod
     def _build_trees(model: Any, scale: Any, task: SoloTask) -> ModelKind:
-        """Return a fitted model's trees; with two classes a round has one tree, of the second."""
+        """Return a fitted model's trees; with two classes a round has one tree, of the second.
+
+        `scale`: scikit-learn's fitted scaler.
+        """
         seen = model.classes_
         trees = []
         bias = np.full(task.classes, UNSEEN)
@@ -383,7 +392,10 @@ def fit_best_ridge(
 def _make_cosine_regression(
     scale: Any, cosines: Any, weights_KC: FloatArray, bias_K: FloatArray
 ) -> Predictor:
-    """Return the predictor of a regression on standardised rows and their random cosines."""
+    """Return the predictor of a regression on standardised rows and their random cosines.
+
+    `scale`: scikit-learn's fitted scaler.
+    """
 
     def score_rows(features_BF: FloatArray) -> FloatArray:
         """Return scores (B, K) of rows."""
@@ -443,6 +455,8 @@ class _SpreadLabels(Baseline):
     def fit_together(self, tasks: Sequence[SoloTask]) -> Iterable[Predictor]:
         """Fit each task when its predictor is requested; paths between labelled rows are found
         once.
+
+        `tasks`: of the same rows.
         """
         largest_task = max(tasks, key=lambda task: len(task.labels))
         return (
@@ -565,6 +579,8 @@ def _take_reach(task: SoloTask, largest_task: SoloTask, nearest_NN: IntArray) ->
 def _find_reach(nearest: bytes, labelled: bytes, count: int) -> FloatArray:
     """Compute the contributions of all labelled rows; cached, since folds of the same labels share
     them.
+
+    `nearest`: indices as bytes, so that they can be a cache's key. `count`: neighbours of each row.
     """
     nearest_NN = np.frombuffer(nearest, dtype=np.int64).reshape(-1, count)
     labelled_n = np.frombuffer(labelled, dtype=np.int64)

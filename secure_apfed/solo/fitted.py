@@ -29,8 +29,8 @@ LEAST = 1e-12
 UNSEEN = -40.0
 """Of its score before a softmax."""
 _DEEPEST = 4096
-_MOST_MEMBERS = 256
-_LEAST_DEVIATION = 1e-9
+_MAX_MEMBERS = 256
+_MIN_DEVIATION = 1e-9
 
 
 class ModelKind(nn.Module, ABC):
@@ -282,6 +282,8 @@ class Member(nn.Module):
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         """Check and register the columns, their scaling, the weight, and the model. Raises
         ModelError.
+
+        `tensors`: of the state, by name.
         """
         super().__init__()
         own_tensors = {name: tensor for name, tensor in tensors.items() if "." not in name}
@@ -335,13 +337,15 @@ class Average(ModelKind):
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
         """Build the numbered members. Raises ModelError: none, too many, or of
         different classes.
+
+        `tensors`: of the state, by name.
         """
         super().__init__()
         parts = {name: torch.as_tensor(tensor) for name, tensor in tensors.items()}
         numbers = {name.partition(".")[0] for name in parts}
         expected = [str(number) for number in range(len(numbers))]
-        if not parts or numbers != set(expected) or len(expected) > _MOST_MEMBERS:
-            raise ModelError(f"an average is of 1 to {_MOST_MEMBERS} models, numbered from 0")
+        if not parts or numbers != set(expected) or len(expected) > _MAX_MEMBERS:
+            raise ModelError(f"an average is of 1 to {_MAX_MEMBERS} models, numbered from 0")
         for number in expected:
             self.add_module(number, Member(remove_prefix(number, parts)))
         if len({member.classes for member in self.list_members()}) != 1:
@@ -395,10 +399,13 @@ class View:
 
     @classmethod
     def from_rows(cls, rows_NF: np.ndarray, *, first: int, end: int) -> "View":
-        """Return the view of these columns to mean 0 and deviation 1 over these rows."""
+        """Return the view of these columns to mean 0 and deviation 1 over these rows.
+
+        `first`: the first column, and `end`, the one behind the last.
+        """
         columns_NF = rows_NF[:, first:end]
         scale = columns_NF.std(axis=0)
-        constant = scale < _LEAST_DEVIATION
+        constant = scale < _MIN_DEVIATION
         return cls(
             first=first,
             end=end,
@@ -480,6 +487,8 @@ def _is_state_of(kind: str, tensors: Mapping[str, Tensor]) -> bool:
     """Return whether a state is of this kind of fitted model, and may be damaged.
 
     A network of somebody's own may have a part of the same name, as `layers`.
+
+    `tensors`: of the state, by name.
     """
     if kind == "average":
         return any(_MEMBER.fullmatch(name) for name in tensors)
@@ -500,7 +509,10 @@ class FittedModel(nn.Module):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "FittedModel | None":
-        """Return the model in a state; None: it has none. Raises ModelError: it is damaged."""
+        """Return the model in a state; None: it has none. Raises ModelError: it is damaged.
+
+        `tensors`: of the state, by name.
+        """
         first_names = {name.partition(".")[0] for name in tensors}
         kinds = {
             kind
@@ -568,13 +580,15 @@ def join_scores_to_row(encoder: nn.Module, head: nn.Module) -> WithFeatures:
 
 def modules_in(
     tensors: Mapping[str, Tensor],
-    fresh: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
+    make_modules: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> tuple[nn.Module, nn.Module]:
     """Return the encoder and head of this state.
 
     A fitted model stands in place of both, or after an encoder, or after the row and an encoder
     (`WithFeatures`), or after the row and the scores of a whole network (`join_scores_to_row`). All
-    else is as `fresh` makes it from the state of encoder and head.
+    else is as `make_modules` makes it from the state of encoder and head.
+
+    `tensors`: of the state, by name.
 
     Raises ModelError: a damaged fitted model.
     """
@@ -585,28 +599,33 @@ def modules_in(
     head: nn.Module
     represented = remove_prefix("encoder.represented", tensors)
     if any(name.startswith(f"{STUDENT_HEAD}.") for name in represented):
-        encoder = _load_cross_view_networks(represented, fresh)
+        encoder = _load_cross_view_networks(represented, make_modules)
         head = nn.Module()  # a fitted model, which is read below
     elif represented:
-        within, head = fresh(add_prefix("encoder", represented))
+        within, head = make_modules(add_prefix("encoder", represented))
         encoder = WithFeatures(within)
     else:
-        encoder, head = fresh(tensors)
+        encoder, head = make_modules(tensors)
     fitted = FittedModel.from_tensors(remove_prefix("head.0", tensors))
     return encoder, head if fitted is None else fitted.as_head()
 
 
 def _load_cross_view_networks(
     represented: Mapping[str, Tensor],
-    fresh: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
+    make_modules: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> nn.Module:
     """Return an encoder of the row and the scores of a network in this state.
 
     See `join_scores_to_row`.
+
+    `represented`: tensors of the represented rows' model. `make_modules`: makes untrained encoder
+    and head for a state.
     """
     head_state = remove_prefix(STUDENT_HEAD, represented)
     encoder_state = remove_prefix(STUDENT_ENCODER, represented)
-    encoder, head = fresh(add_prefix("encoder", encoder_state) | add_prefix("head", head_state))
+    encoder, head = make_modules(
+        add_prefix("encoder", encoder_state) | add_prefix("head", head_state)
+    )
     head.load_state_dict(head_state, assign=True)
     return join_scores_to_row(encoder, head)
 
@@ -622,6 +641,8 @@ def build_regression_layers(
     """Return scikit-learn's softmax regression (K', F) on standardised rows, after layers `below`.
 
     For two classes scikit-learn has one row, of the second.
+
+    `scale`: scikit-learn's fitted scaler; or deviations (F,).
     """
     weight = np.atleast_2d(np.asarray(coefficients))
     bias = np.atleast_1d(np.asarray(offsets))
@@ -637,7 +658,10 @@ def build_regression_layers(
 
 
 def layers_of(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the linear layers of a network that reads standardised rows."""
+    """Return the linear layers of a network that reads standardised rows.
+
+    `scale`: scikit-learn's fitted scaler; or deviations (F,).
+    """
     layers = [
         (layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy())
         for layer in network.modules()
@@ -666,6 +690,9 @@ def assemble_trees(
     """Build trees from `feature`, `threshold`, `left`, `right` (V,) and `values` (V, K) of each.
 
     The children of a leaf are -1; no other node comes before its parent.
+
+    `raw`: whether values are raw scores before a softmax. `single`: whether rows are compared in
+    float32, as the trees were grown. `scale`: scikit-learn's fitted scaler; or deviations (F,).
     """
     starts = np.cumsum([0, *(len(tree["feature"]) for tree in trees)])
     parts: dict[str, list[np.ndarray]] = {name: [] for name in Trees.names[:5]}
@@ -692,7 +719,10 @@ def assemble_trees(
 
 
 def _compute_depth(tree: Mapping[str, np.ndarray]) -> int:
-    """Return the number of nodes below the root on the longest path, counted level by level."""
+    """Return the number of nodes below the root on the longest path, counted level by level.
+
+    `tree`: scikit-learn's arrays by name.
+    """
     depth = 0
     level = np.zeros(1, dtype=np.int64)  # the root
     while True:

@@ -37,9 +37,9 @@ from secure_apfed.settings.training import ModelSettings, TrainSettings
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 """From which baselines learn: more cost more than they tell."""
-LEAST_CLASSES = 2
+MIN_CLASSES = 2
 """Of the labelled rows of a task."""
 ENOUGH_LABELS = 400
 """From so many labels on, one part of them judges well enough and the others are not held out."""
@@ -113,7 +113,11 @@ class SoloTask:
         train: TrainSettings | None = None,
         measure: Measure = ACCURACY,
     ) -> Self:
-        """Return a task of rows (N, *shape), arrays or tensors on the CPU."""
+        """Return a task of rows (N, *shape), arrays or tensors on the CPU.
+
+        `train`: settings for the baseline that trains the run's own network; None: it is not
+        trained.
+        """
         rows = np.asarray(features, dtype=np.float64)
         if rows.ndim < 2:
             raise DataError(f"solo: features are a table or images, got shape {rows.shape}")
@@ -147,7 +151,7 @@ class SoloTask:
         if len(np.unique(positions)) != len(positions):
             raise DataError("solo: a labelled row is listed twice")
         seen = np.unique(self.labels)
-        if len(seen) < LEAST_CLASSES:
+        if len(seen) < MIN_CLASSES:
             raise DataError(
                 f"solo: the {len(self.labels)} labelled rows are of {len(seen)} class(es), and "
                 "at least two are needed; label rows of another class"
@@ -168,8 +172,8 @@ class SoloTask:
         return np.asarray(np.eye(self.classes)[self.labels], dtype=np.float64)
 
     @property
-    def few(self) -> Self:
-        """The task with at most `MOST_ROWS` rows: all labelled ones, and some of the others.
+    def with_few_rows(self) -> Self:
+        """The task with at most `MAX_ROWS` rows: all labelled ones, and some of the others.
 
         With more labels than that, the table of a run's baselines samples them; a run's own model
         does not.
@@ -184,11 +188,11 @@ class SoloTask:
         """The indices of the rows in `few`, in its order, at most (N,)."""
         rows = len(self.features)
         labelled_count = len(self.labelled)
-        if rows <= MOST_ROWS or labelled_count == rows:
+        if rows <= MAX_ROWS or labelled_count == rows:
             return np.arange(rows)
         others = np.setdiff1d(np.arange(rows), self.labelled)
         draw = np.random.default_rng(self.derive_random_state("few rows"))
-        sample = draw.permutation(others)[: max(0, MOST_ROWS - labelled_count)]
+        sample = draw.permutation(others)[: max(0, MAX_ROWS - labelled_count)]
         return np.concatenate([self.labelled, np.sort(sample)])
 
     def select_rows(self, rows: IntArray) -> Self:
@@ -410,7 +414,10 @@ def _hash_run_settings(task: SoloTask, of_run: bool) -> str:
 
 
 def _digest_task(task: SoloTask, labels: bool) -> str:
-    """Return the SHA-256 (hex) of all that such a fit depends on."""
+    """Return the SHA-256 (hex) of all that such a fit depends on.
+
+    `labels`: whether labels are included.
+    """
     read = (task.features, task.labelled, task.labels) if labels else (task.features,)
     about = (task.features.shape, task.seed, task.classes if labels else None)
     content = hashlib.sha256(repr(about).encode())

@@ -27,7 +27,7 @@ from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTas
 
 _ADAM = make_eager_class(torch.optim.Adam)
 _ADAMW = make_eager_class(torch.optim.AdamW)
-_MOST_STEPS = 1_000
+_MAX_STEPS = 1_000
 _FIRST_LOOK = 300
 _LOOK_EVERY = 100
 # Times the run's rate: the next is tried where the first look is above _SLOW times a blind guess.
@@ -141,7 +141,7 @@ class _Attempt:
         diverged.
         """
         loss = math.inf
-        while self._steps < _MOST_STEPS and loss > _LEARNT:
+        while self._steps < _MAX_STEPS and loss > _LEARNT:
             loss = self.go_on(_LOOK_EVERY)
             if not math.isfinite(loss):
                 raise ModelError(
@@ -289,19 +289,22 @@ class MixMatch(Baseline):
         rows = [_Rows.from_task(task, x_NF) for task in tasks]
         trained: list[nn.Module] = []
 
-        def fit_network(draws: Draws, place: int) -> nn.Module:
+        def fit_network(draws: Draws, position: int) -> nn.Module:
             """Train the networks of all tasks at the first call; return the one at this index."""
             if not trained:
                 trained.extend(_train_networks(rows, draws))
-            return trained[place]
+            return trained[position]
 
-        def build_predictor(place: int) -> Predictor:
-            """Return the predictor of the task at this index."""
+        def build_predictor(position: int) -> Predictor:
+            """Return the predictor of the task at this index.
+
+            `position`: the index.
+            """
             network = fit_network_once(
                 self.name,
-                tasks[place],
+                tasks[position],
                 fresh=lambda: _make_network(x_NF.shape[1], tasks[0].classes),
-                fit=lambda draws: fit_network(draws, place),
+                fit=lambda draws: fit_network(draws, position),
             )
 
             @torch.no_grad()
@@ -339,7 +342,10 @@ class _Rows:
 
 
 def _make_network(features: int, classes: int) -> nn.Sequential:
-    """Return an untrained perceptron of two hidden layers."""
+    """Return an untrained perceptron of two hidden layers.
+
+    `features`: F, columns of a row.
+    """
     return nn.Sequential(
         nn.Linear(features, _WIDTH),
         nn.ReLU(),
@@ -392,7 +398,10 @@ def _apply_layers_singly(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> 
 
 
 def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
-    """Train one network on each part, all with the same random numbers."""
+    """Train one network on each part, all with the same random numbers.
+
+    `parts`: tasks that are trained side by side.
+    """
     features = parts[0].labelled.shape[1]
     classes = parts[0].labels.shape[1]
     with draws:
@@ -432,7 +441,10 @@ def _compute_frequencies(labels: Iterable[Tensor]) -> Tensor:
 
 
 def _draw_rows(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
-    """Draw indices (B,) below each size, from the same random numbers for every part."""
+    """Draw indices (B,) below each size, from the same random numbers for every part.
+
+    `sizes`: one for each part.
+    """
     state = draw.get_state()
     batches = []
     for size in sizes:
@@ -483,6 +495,8 @@ def _mix_pairs(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Ten
 def _compute_loss(networks: nn.Module, x_GMF: Tensor, y_GMK: Tensor, *, weight: float) -> Tensor:
     """Return cross-entropy of the labelled rows plus squared error of the guessed ones, Eqs. (2) to
     (5).
+
+    `weight`: of the squared error.
     """
     losses = [
         F.cross_entropy(logits_MK[:_BATCH], y_MK[:_BATCH])

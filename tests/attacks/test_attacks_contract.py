@@ -428,18 +428,18 @@ PLANTED += [
 @pytest.mark.sampled(every=16)
 @pytest.mark.planted
 @pytest.mark.parametrize(
-    ("found", "least"),
+    ("found", "minimum"),
     [pytest.param(*case, marks=marks, id=name) for name, *case, marks in PLANTED],
 )
 def test_a_planted_leak_is_found(
-    make_recording: Any, found: Found, least: dict[str, float]
+    make_recording: Any, found: Found, minimum: dict[str, float]
 ) -> None:
     every = list(found(make_recording))
     assert every
     missed = [
         (figure, figures)
         for figures in every
-        for figure, lowest in least.items()
+        for figure, lowest in minimum.items()
         if not (figures[figure] or 0) > lowest
     ]
     assert missed == []
@@ -913,7 +913,7 @@ def test_where_nothing_leaked_nothing_is_told(
 # Figures of leaks of what the adversary has anyway, and the mean of two seeds at most.
 @pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
-    ("name", "make", "by", "options", "figure", "most"),
+    ("name", "make", "by", "options", "figure", "maximum"),
     [
         ("model_completion", _leak("copy"), FIRST, {"labels_per_class": 0}, "advantage", 0.06),
         ("model_completion", _leak("echo"), FIRST, {"labels_per_class": 4}, "advantage", 0.06),
@@ -937,12 +937,12 @@ def test_where_nothing_leaked_nothing_is_told(
     ],
 )
 def test_what_the_adversary_has_anyway_is_next_to_no_advantage(
-    make_recording: Any, name: str, make: OfSeed, by: Any, options: Any, figure: str, most: float
+    make_recording: Any, name: str, make: OfSeed, by: Any, options: Any, figure: str, maximum: float
 ) -> None:
     recording = make(make_recording, 5)
     results = [run_attack_by(by[0], recording, name, by[1], seed, **options) for seed in range(2)]
     found = [one.advantage if figure == "advantage" else one.score[figure] for one in results]
-    assert sum(found) / len(found) < most, found
+    assert sum(found) / len(found) < maximum, found
 
 
 @pytest.mark.slow
@@ -1143,7 +1143,7 @@ def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
-    ("method", "name", "options", "figure", "least"),
+    ("method", "name", "options", "figure", "minimum"),
     [
         ("mmvfl", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
         ("v_fedmv", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
@@ -1153,10 +1153,10 @@ def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:
     ],
 )
 def test_a_real_run_gives_away(
-    method: str, name: str, options: dict[str, Any], figure: str, least: float
+    method: str, name: str, options: dict[str, Any], figure: str, minimum: float
 ) -> None:
     results = attack_run(method, name, **options)
     found = [one.advantage if figure == "advantage" else one.score[figure] for one in results]
-    assert [value for value in found if value is None or not value > least] == []
+    assert [value for value in found if value is None or not value > minimum] == []
     variants = {one.variant for one in results}
     assert name != "pseudo_labels" or variants == {"largest of z"}

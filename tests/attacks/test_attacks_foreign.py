@@ -167,8 +167,8 @@ def _views(name: str, rows: torch.Tensor, h: torch.Tensor) -> Any:
             iterations=1,
             description=Exchange(name="x", returns_gradients=True, **claims),
             envelopes={0: messages, 1: messages},
-            opened={0: h} if more else {},
-            played=PlayedAttack(name) if more and kind.behaviour == "malicious" else None,
+            revealed={0: h} if more else {},
+            deviation=PlayedAttack(name) if more and kind.behaviour == "malicious" else None,
             features={"a": torch.ones(8, 2)} if more else {},
             knowledge=Knowledge(classes=2, victim="v", **told),
         )

@@ -57,7 +57,7 @@ def test_colluders_pool_features_a_limit_keeps_known_rows_and_another_role_is_sa
     (result,) = run_attack(recording, "model_completion", coalition="all")
     assert result.adversary == "passive-1 + passive-2"
     assert result.knowledge["own_features"] == 6
-    assert completed(recording, most_rows=60).counts == {"known": 12, "scored": 48}
+    assert completed(recording, max_rows=60).counts == {"known": 12, "scored": 48}
     other = run_attack_by("active", recording, "model_completion")
     assert other.reason == "model_completion is mounted by the passive party, not by the active"
 

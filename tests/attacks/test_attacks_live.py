@@ -158,18 +158,18 @@ def test_what_spreads_a_little_more_is_answered_and_tells(evasion: dict[str, Any
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
-    ("hidden", "pairs", "data", "figure", "least", "most"),
+    ("hidden", "pairs", "data", "figure", "minimum", "maximum"),
     [
         ([], 5, TWO_TABLES, "mse", 1e-2, 1e9),  # fewer pairs than numbers do not fix the answer
         ([32], 90, None, "r2", 0.95, 1),  # a sum of three is affine in all their features
     ],
 )
 def test_answers_are_affine_in_the_features(
-    hidden: list[int], pairs: int, data: Any, figure: str, least: float, most: float
+    hidden: list[int], pairs: int, data: Any, figure: str, minimum: float, maximum: float
 ) -> None:
     config = live_config("apfed_r", model={"hidden": hidden}, **({"data": data} if data else {}))
     result = play(DecoderExtraction(people=160, shadow_rows=pairs), config, rules=UNPROTECTED)
-    assert least < (result.variants["affine on answers"][figure] or 0) < most
+    assert minimum < (result.variants["affine on answers"][figure] or 0) < maximum
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def isolation_error(rules: Collection[Rule], *, sums: Any = None, **way: Any) ->
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
-    ("rules", "sums", "way", "least", "most"),
+    ("rules", "sums", "way", "minimum", "maximum"),
     [
         # A weight that the active asks for changes nothing.
         (ALL_RULES, None, {"way": "weight"}, 0.9, 1e9),
@@ -209,9 +209,9 @@ def isolation_error(rules: Collection[Rule], *, sums: Any = None, **way: Any) ->
     ],
 )
 def test_what_a_rule_is_good_for(
-    rules: Collection[Rule], sums: Any, way: dict[str, Any], least: float, most: float
+    rules: Collection[Rule], sums: Any, way: dict[str, Any], minimum: float, maximum: float
 ) -> None:
-    assert least < isolation_error(rules, sums=sums, **way) < most
+    assert minimum < isolation_error(rules, sums=sums, **way) < maximum
 
 
 @pytest.mark.sampled(every=2)
@@ -257,7 +257,7 @@ class Echo:
     batch_size = 20
 
     def __init__(self, rows: int) -> None:
-        self.trained = torch.arange(rows)
+        self.training_positions = torch.arange(rows)
         self.asked: list[Tensor] = []
         self.draw = torch.Generator().manual_seed(1)
 
@@ -268,12 +268,12 @@ class Echo:
         return z_BD + torch.randn(z_BD.shape, generator=self.draw, dtype=z_BD.dtype)
 
 
-def _ask(seat: Any, **options: Any) -> float:
+def _ask(active: Any, **options: Any) -> float:
     """The root mean square of what the answers, in their order, lack."""
     z = torch.arange(30.0, dtype=torch.float64)[:, None].expand(30, 8).clone()
     draw = torch.Generator().manual_seed(0)
     attack = DecoderExtraction(**options)
-    found = attack.ask_among_decoys(seat, torch.arange(30), z, draw)
+    found = attack.ask_among_decoys(active, torch.arange(30), z, draw)
     return float((found - z).square().mean().sqrt())
 
 

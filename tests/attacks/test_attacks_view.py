@@ -60,6 +60,23 @@ def _view(recording: Any, *parties: str, victim: str | None = None, **others: An
     return view_of(recording, parties, knowledge=Knowledge(classes=3, victim=victim), **others)
 
 
+@pytest.mark.parametrize(
+    ("former", "name"),
+    [
+        ("held", "presence"),
+        ("opened", "revealed"),
+        ("agreed", "terms_by_passive"),
+        ("played", "deviation"),
+    ],
+)
+def test_a_former_name_of_an_attribute_warns(recording: Any, former: str, name: str) -> None:
+    view = _view(recording, "passive-1")
+    with pytest.warns(
+        DeprecationWarning, match=f"AdversaryView.{former} is now AdversaryView.{name};"
+    ):
+        assert getattr(view, former) is getattr(view, name)
+
+
 def test_a_view_holds_only_what_its_parties_sent_or_received(recording: Any) -> None:
     view = _view(recording, "passive-1")
     envelopes = [item for epoch in view.envelopes.values() for item in epoch]
@@ -111,7 +128,7 @@ def test_roles_see_their_own_kinds(
     assert view.role == role
     assert {item.kind for epoch in view.envelopes.values() for item in epoch} == kinds
     # Only a coalition with the active gets opened sums, nobody another's network.
-    assert bool(view.opened) is ("active" in parties)
+    assert bool(view.revealed) is ("active" in parties)
     assert not view.networks
     own = _view(known, "passive-1").networks
     assert list(own) == ["passive-1"]
@@ -258,7 +275,7 @@ def test_there_is_no_truth_about_people_whom_the_victim_does_not_hold(pairwise: 
     assert torch.equal(truth_of(pairwise, "active").trained, whole.trained)
     # A view says who is held as far as the coalition knows.
     assert active.has_rows("active", everybody).all()
-    assert list(passive.held) == ["passive-1"]
+    assert list(passive.presence) == ["passive-1"]
     assert not passive.has_rows("passive-1", SOME).any()
 
 
@@ -294,7 +311,7 @@ def test_own_columns_of_unknown_people_are_means_and_say_so(
     assert torch.equal(own_columns(view, OTHERS)[:, :5], known)
     # Where all hold everybody nothing is filled; who holds nobody has columns without content.
     whole = _view(recording, "active", "passive-1")
-    assert not whole.held
+    assert not whole.presence
     assert own_columns(whole, torch.arange(ROWS)).shape == (ROWS, 5 + 4)
     nobody = _remove_people(make_recording("nothing"), {"passive-2": torch.arange(ROWS)})
     columns = own_columns(_view(nobody, "passive-2"), SOME)
@@ -335,12 +352,14 @@ def test_live_only_people_whom_a_party_holds_are_asked_about_or_played() -> None
     config = live_config("apfed_c", views=3, train={"epochs": 1}, **changes)
     data = sample_people(load_data(config.data, seed=config.seed), 0.5, seed=1)
     live = LiveRun(config, data)
-    asked = people_to_ask(live, Knowledge(classes=10, victim="passive-2"), len(live.trained))
-    held = live.alignment["passive-2"][live.trained] >= 0
-    assert torch.equal(asked.sort().values, live.trained[held].sort().values)
+    asked = people_to_ask(
+        live, Knowledge(classes=10, victim="passive-2"), len(live.training_positions)
+    )
+    held = live.alignment["passive-2"][live.training_positions] >= 0
+    assert torch.equal(asked.sort().values, live.training_positions[held].sort().values)
     assert not held.all()
     with pytest.raises(AttackError, match="passive-2 does not hold"):
-        live.encode_people("passive-2", live.trained[~held])
+        live.encode_people("passive-2", live.training_positions[~held])
     result = play_answers(ReversedHijack(ahead=5, hidden=16), config, "passive-2", data=data)
     assert result.applicable, result.reason
     assert result.baselines["ridge on x"]["r2"] is not None

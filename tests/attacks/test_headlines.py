@@ -110,12 +110,12 @@ def list_directions_of_rules(method: str) -> set[str]:
     for rule in RULES:
         kind = _TOLD.get((rule.kind, rule.receiver or Role.DEALER))
         named = {part for whole in rule.when.split("; ") for part in whole.split(" or ")}
-        of_this_method = facts.happens & named
+        of_this_method = facts.method_facts & named
         if kind is not None and of_this_method and rule.holds_for(facts):
             found.add(kind)
-    if "the active sends representations" in facts.happens:
+    if "the active sends representations" in facts.method_facts:
         found |= {PASSIVE_READS, LABELS_READ}
-    if "passives send representations" in facts.happens or config.method.sums_gradients:
+    if "passives send representations" in facts.method_facts or config.method.sums_gradients:
         found.add(ACTIVE_READS)
     return found
 
@@ -157,6 +157,6 @@ def test_what_the_aggregator_reads_is_never_left_out(scheme: str, masks: str, te
 @pytest.mark.parametrize("method", METHODS)
 def test_an_aggregator_has_a_headline_where_it_adds(method: str) -> None:
     config = small_config(method)
-    adds = config.method.sums or "tables are decomposed" in config.method.happens
+    adds = config.method.sums or "tables are decomposed" in config.method.facts
     kinds = {direction.kind for direction in list_directions(config)}
     assert (AGGREGATOR_READS in kinds) is adds

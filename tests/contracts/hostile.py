@@ -71,8 +71,8 @@ def run_in_fork(actions: Mapping[str, Callable[[], object]]) -> dict[str, str]:
     return told
 
 
-def genuine_key(described: HomomorphicSum) -> bytes:
-    cipher = described.cipher
+def genuine_key(secure_sum: HomomorphicSum) -> bytes:
+    cipher = secure_sum.cipher
     return cipher.public_key(cipher.key_pair())
 
 
@@ -82,6 +82,6 @@ def residues_of(key: bytes) -> NDArray[np.uint64]:
     return np.frombuffer(key, dtype="<u8").reshape(-1, degree).copy()
 
 
-def setup_with(described: HomomorphicSum, key: bytes) -> bytes:
+def setup_with(secure_sum: HomomorphicSum, key: bytes) -> bytes:
     """What a key holder sends whose public key is this one."""
-    return described.make_frames(key).pack_setup(key)
+    return secure_sum.make_frames(key).pack_setup(key)

@@ -21,16 +21,16 @@ from tests.links.flower import Flower
 EXAMPLES = DOCS / "examples"
 
 
-def run_example(name: str, home: Path) -> str:
+def run_example(name: str, folder: Path) -> str:
     told = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
-        cwd=home,
+        cwd=folder,
         capture_output=True,
         text=True,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-            "HOME": str(home),
+            "HOME": str(folder),
         },
         check=False,
         timeout=200,

@@ -44,10 +44,11 @@ def accuracy(w_F: Floats, offset: float) -> float:
     return float(norm.cdf(far / np.linalg.norm(w_F)).mean())
 
 
-def true_gain(rng: np.random.Generator, rows: int, own: int) -> float:
+def true_gain(rng: np.random.Generator, rows: int, own_size: int) -> float:
     drawn = (people(rng, rows) for _ in range(3000))
     return fmean(
-        accuracy(*discriminant(x, y)) - accuracy(*discriminant(x[:, :own], y)) for x, y in drawn
+        accuracy(*discriminant(x, y)) - accuracy(*discriminant(x[:, :own_size], y))
+        for x, y in drawn
     )
 
 
@@ -62,27 +63,27 @@ def predict_rows(x_BF: Floats, y_B: Floats, w_F: Floats, offset: float) -> Score
 
 
 def gains_of_a_split(
-    rng: np.random.Generator, x: Floats, y: Floats, labelled: int, own: int
+    rng: np.random.Generator, x: Floats, y: Floats, labelled: int, own_size: int
 ) -> "pd.Series[float]":
     """Of each test row of one split, in accuracy; as many of each class have a label."""
     order = rng.permutation(len(y))
     train, test = np.split(order, [round(0.75 * len(y))])
     halves = [train[y[train] == label][: labelled // 2] for label in (0, 1)]
     rows = np.concatenate(halves) if labelled < len(train) else train
-    fits = (discriminant(x[rows, :columns], y[rows]) for columns in (F, own))
+    fits = (discriminant(x[rows, :columns], y[rows]) for columns in (F, own_size))
     one, other = (hits(x[test], y[test], *fit) for fit in fits)
     return pd.Series(one - other, index=test)
 
 
-def coverage(people_N: int, labelled: int | None, own: int) -> float:
+def coverage(people_N: int, labelled: int | None, own_size: int) -> float:
     rng = np.random.default_rng(0)
     train = round(0.75 * people_N)
     n = labelled or train
-    truth = true_gain(rng, n, own)
+    truth = true_gain(rng, n, own_size)
     held = 0
     for _ in range(TABLES):
         x, y = people(rng, people_N)
-        gains = [gains_of_a_split(rng, x, y, n, own) for _ in range(SEEDS)]
+        gains = [gains_of_a_split(rng, x, y, n, own_size) for _ in range(SEEDS)]
         means = [float(of.mean()) for of in gains]
         common = estimate_covariance([of - mean for of, mean in zip(gains, means, strict=True)])
         interval = Interval.from_values(means, common=common)
@@ -92,7 +93,7 @@ def coverage(people_N: int, labelled: int | None, own: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("people_N", "labelled", "own"),
+    ("people_N", "labelled", "own_size"),
     [
         (2000, 20, 5),
         (2000, 20, 2),
@@ -107,10 +108,10 @@ def coverage(people_N: int, labelled: int | None, own: int) -> float:
         (2000, 200, 2),
     ],
 )
-def test_intervals_hold_the_true_gain(people_N: int, labelled: int | None, own: int) -> None:
+def test_intervals_hold_the_true_gain(people_N: int, labelled: int | None, own_size: int) -> None:
     """In 92 to 97 of 100 tables; room: two deviations of a share of so many tables, upwards."""
     room = 2 * (0.95 * 0.05 / TABLES) ** 0.5
-    assert 0.92 <= coverage(people_N, labelled, own) <= 0.97 + room
+    assert 0.92 <= coverage(people_N, labelled, own_size) <= 0.97 + room
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,9 @@ class LocalModel:
         return float(np.concatenate(right).mean())
 
 
-def list_local_models(own: int) -> list[LocalModel]:
+def list_local_models(own_size: int) -> list[LocalModel]:
     """Twelve that differ as baselines do: in what they read, and how far they are held."""
-    columns = sorted({own, own - 1, max(own // 2, 1), 1})
+    columns = sorted({own_size, own_size - 1, max(own_size // 2, 1), 1})
     strengths = np.logspace(-2, 4, 12 // len(columns))
     return [LocalModel(count, float(ridge)) for count in columns for ridge in strengths]
 
@@ -152,14 +153,14 @@ def alternate_labels(y_N: Floats, rows: Rows, count: int) -> Rows:
     return np.column_stack(halves).ravel()
 
 
-def coverage_over_the_best_of_twelve(people_N: int, labelled: int, own: int) -> float:
+def coverage_over_the_best_of_twelve(people_N: int, labelled: int, own_size: int) -> float:
     """How often the interval of the gain over the chosen kind of local model holds the true one.
 
     As studies do: the kind is chosen by its mean validation over all splits, which reads the
     very labels that it learns from; then the gain over it is taken split by split.
     """
     rng = np.random.default_rng(0)
-    models = list_local_models(own)
+    models = list_local_models(own_size)
     with_help = true_accuracy(rng, labelled, LocalModel(F, 1.0))
     truths = [with_help - true_accuracy(rng, labelled, model) for model in models]
     held = 0
@@ -184,11 +185,11 @@ def coverage_over_the_best_of_twelve(people_N: int, labelled: int, own: int) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [5, 2])
+@pytest.mark.parametrize("own_size", [5, 2])
 @pytest.mark.parametrize("labelled", [20, 50, 200])
-def test_intervals_hold_the_true_gain_over_the_best_of_twelve(labelled: int, own: int) -> None:
+def test_intervals_hold_the_true_gain_over_the_best_of_twelve(labelled: int, own_size: int) -> None:
     room = 2 * (0.95 * 0.05 / TABLES) ** 0.5
-    assert 0.92 <= coverage_over_the_best_of_twelve(2000, labelled, own) <= 0.97 + room
+    assert 0.92 <= coverage_over_the_best_of_twelve(2000, labelled, own_size) <= 0.97 + room
 
 
 @pytest.mark.slow

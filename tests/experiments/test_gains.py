@@ -350,7 +350,7 @@ def test_baselines_of_many_labels_learn_from_a_sample_and_say_so(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for where in ("apfed_experiments.solo", "secure_apfed.solo.interface"):
-        monkeypatch.setattr(f"{where}.MOST_ROWS", 60)
+        monkeypatch.setattr(f"{where}.MAX_ROWS", 60)
     case = GainCase(method="votes", data=dataset, labelled=None)
     learnt = list[int]()
 

@@ -88,7 +88,7 @@ def test_ticks_are_of_what_there_is(case: str, axes: Axes) -> None:
 def test_error_bars_of_a_share_end_where_shares_do(
     interval: Interval, expected: list[list[float]]
 ) -> None:
-    below, above = interval.compute_error_bars(100, least=0.0, most=1.0)
+    below, above = interval.compute_error_bars(100, minimum=0.0, maximum=1.0)
     assert [below, above] == [pytest.approx(expected[0]), pytest.approx(expected[1])]
 
 

@@ -131,7 +131,7 @@ def make_charged_session(config: Config) -> SimpleNamespace:
         ledgers=ledgers,
         contributions=contributions,
         learner=SimpleNamespace(training=None),
-        entered=SimpleNamespace(own=own),
+        party_session=SimpleNamespace(party=own),
         helpers=True,
         charged={},
         contract=SimpleNamespace(passives=["passive-1"]),

@@ -56,12 +56,12 @@ def facts(
     method: str = "apfed", secure_sum: str = "ckks", passives: int = 3, **others: Any
 ) -> RunFacts:
     usual = {"secure_sum": secure_sum, "passives": passives, "guarded": True}
-    return RunFacts(happens=METHODS[method].public_facts.happens, **{**usual, **others})
+    return RunFacts(method_facts=METHODS[method].public_facts.facts, **{**usual, **others})
 
 
 def voting(opening: VoteOpening, passives: int = 3, **others: Any) -> RunFacts:
     usual = {"secure_sum": "plain + pairwise masks", "passives": passives}
-    return RunFacts(happens=OPENINGS[opening].happens, **{**usual, **others})
+    return RunFacts(method_facts=OPENINGS[opening].facts, **{**usual, **others})
 
 
 def coalitions_in(run: RunFacts) -> dict[str, str]:

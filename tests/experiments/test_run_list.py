@@ -14,7 +14,7 @@ from apfed_experiments.report import load_run, write_report
 from apfed_experiments.report.contents import settings_of
 from apfed_experiments.run_list import HEADER, ListedRun, State, list_runs
 from apfed_experiments.solo import BaselineResult, SoloRecord, settings_digest, solo_file
-from secure_apfed.base.files import MOST_JSON_BYTES, own_subfolder
+from secure_apfed.base.files import MAX_JSON_BYTES, own_subfolder
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError, DataError
@@ -325,7 +325,7 @@ def test_single_view_and_tvfl_have_reports_too(tmp_path: Path) -> None:
         ("transcript.json", '[{"sender": 3}]', "not as this version writes it, at '0.sender'"),
         ("accountants.json", "[1]", "accountants.json: is not as this version writes it"),
         ("versions.json", "[" * 100_000, "versions.json: is not JSON"),
-        ("config.yaml", " " * (MOST_JSON_BYTES + 1), "config.yaml: is larger than"),
+        ("config.yaml", " " * (MAX_JSON_BYTES + 1), "config.yaml: is larger than"),
     ],
 )
 def test_a_damaged_folder_names_the_file(

@@ -232,7 +232,7 @@ def test_a_run_that_cannot_be_compared_is_refused_before_it_begins(
     [
         ({"recorded": None}, "each party ran in a process of its own"),
         ({"sessions": 2}, "played in 2 sessions"),
-        ({"said": {}}, "the run measured no test row"),
+        ({"test_scores": {}}, "the run measured no test row"),
     ],
     ids=["apart", "resumed", "untested"],
 )

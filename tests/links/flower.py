@@ -28,12 +28,12 @@ _REQUEST = (
 
 
 class Flower:
-    """A SuperLink and its SuperNodes, from entry to exit; `home` is Flower's own folder."""
+    """A SuperLink and its SuperNodes, from entry to exit; `folder` is Flower's own folder."""
 
-    def __init__(self, home: Path, address: str = "") -> None:
-        self.home = home
+    def __init__(self, folder: Path, address: str = "") -> None:
+        self.home = folder
         self.address = address or free_addresses(1)[0]
-        self.certificate = home / "superlink.pem"
+        self.certificate = folder / "superlink.pem"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, tuple[list[str], Mapping[str, str]]] = {}
         self._logs: list[IO[bytes]] = []

@@ -19,13 +19,13 @@ from tests.waiting import wait_until
 _BIN = Path(sys.executable).parent
 
 
-def make_environment(home: Path) -> dict[str, str]:
+def make_environment(folder: Path) -> dict[str, str]:
     """Return variables for an engine's processes: this interpreter and its packages, a home."""
     return {
         **os.environ,
         "PATH": os.pathsep.join([str(_BIN), os.environ.get("PATH", "")]),
         "PYTHONPATH": os.pathsep.join(sys.path),
-        "HOME": str(home),
+        "HOME": str(folder),
         "OMP_NUM_THREADS": "1",
     }
 
@@ -34,16 +34,16 @@ class Kits:
     """A server and its sites, from entry to exit.
 
     Args:
-        home: the folder `nvflare` of the organiser's; its kits are made there.
+        folder: the folder `nvflare` of the organiser's; its kits are made there.
         sites: each party's file of variables.
     """
 
-    def __init__(self, home: Path, sites: Mapping[str, Path]) -> None:
-        self.home = home
+    def __init__(self, folder: Path, sites: Mapping[str, Path]) -> None:
+        self.home = folder
         self._sites = sites
-        content, _ = parse_yaml((home / "project.yml").read_text(), "project.yml")
+        content, _ = parse_yaml((folder / "project.yml").read_text(), "project.yml")
         assert isinstance(content, dict)
-        self.kits = home / "kits" / content["name"] / "prod_00"
+        self.kits = folder / "kits" / content["name"] / "prod_00"
         self._lead = next(one["name"] for one in content["participants"] if one["type"] == "admin")
         self._server = content["participants"][0]["name"]
 

@@ -94,8 +94,8 @@ def shop(here: Organisations) -> Path:
     return home
 
 
-def config_of(home: Path) -> str:
-    return str(home / "party.yaml")
+def config_of(folder: Path) -> str:
+    return str(folder / "party.yaml")
 
 
 def test_an_end_shows_first_what_it_would_delete(
@@ -227,8 +227,8 @@ def test_a_server_ends_before_its_next_session(shop: Path, monkeypatch: pytest.M
     assert said == ["the project of shop was ended in its folder: it serves no more"]
 
 
-def _altered(home: Path) -> None:
-    path = home / FILE_NAME
+def _altered(folder: Path) -> None:
+    path = folder / FILE_NAME
     path.write_bytes(path.read_bytes().replace(b"opened", b"0pened", 1))
 
 

@@ -48,11 +48,11 @@ def config_of(**changes: Any) -> Config:
 class Project:
     """Parties' folders of one run, with the files of an engine in each."""
 
-    def __init__(self, config: Config, folder: Path, over: EngineName) -> None:
+    def __init__(self, config: Config, folder: Path, engine: EngineName) -> None:
         self.run = folder / "run"
         make_private(self.run)
-        way: Way = "nvflare" if over == "nvflare" else "grpc"
-        self.files = prepare_parties(config, self.run, over=way, timeout_s=60)
+        way: Way = "nvflare" if engine == "nvflare" else "grpc"
+        self.files = prepare_parties(config, self.run, way=way, timeout_s=60)
         names = tuple(self.files)
         (self.server,) = free_addresses(1)
         for name, file in self.files.items():
@@ -67,9 +67,9 @@ class Project:
                 restarts=config.rules.restarts,
                 folder=file.parent,
             )
-            write_engine_files(over, plan)
-        self.organiser = self.files[names[0]].parent / over
-        self.sites = {name: file.parent / over / "site.env" for name, file in self.files.items()}
+            write_engine_files(engine, plan)
+        self.organiser = self.files[names[0]].parent / engine
+        self.sites = {name: file.parent / engine / "site.env" for name, file in self.files.items()}
         self.metrics = self.files["active"].parent / "metrics.jsonl"
 
     def has_trained(self, epochs: int) -> bool:
@@ -90,7 +90,7 @@ class Project:
 def test_processes_over_grpc_end_with_memorys_models(tmp_path: Path) -> None:
     config = config_of()
     run(config, tmp_path / "memory")
-    run_locally(config, tmp_path / "grpc", over="grpc")
+    run_locally(config, tmp_path / "grpc", way="grpc")
     assert model_digests(tmp_path / "grpc") == model_digests(tmp_path / "memory")
 
 

@@ -31,8 +31,8 @@ from secure_apfed.exchange.grpc_link import GrpcConnection, Port, dial
 from secure_apfed.exchange.relay import Relay, enter_room, room_of
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (
-    MOST_SEALED,
-    MOST_UNPROVED,
+    MAX_SEALED,
+    MAX_UNPROVED,
     Carrier,
     LocalEnd,
     PeerAcceptor,
@@ -457,8 +457,8 @@ def test_a_frame_that_is_announced_too_large_ends_the_connection() -> None:
     theirs, ours = socket.socketpair()
     connection = SocketConnection(ours)
     connection.trust_peer()
-    theirs.sendall(struct.pack(">I", MOST_SEALED + 1))
-    with pytest.raises(EOFError, match=f"sent a frame above {MOST_SEALED} bytes"):
+    theirs.sendall(struct.pack(">I", MAX_SEALED + 1))
+    with pytest.raises(EOFError, match=f"sent a frame above {MAX_SEALED} bytes"):
         connection.recv_bytes()
     stranger = SocketConnection(theirs)
     assert stranger.recv_bytes().startswith(b"refused the other end sent a frame above")
@@ -815,14 +815,14 @@ def read_to_the_end(connection: Carrier) -> None:
 def test_of_a_stranger_no_long_frame_is_taken(plain: Pair) -> None:
     coming = plain.come("ann")
     until_somebody_listens(plain)
-    for size in (MOST_UNPROVED + 1, MOST_SEALED):
+    for size in (MAX_UNPROVED + 1, MAX_SEALED):
         with closing(plain.stranger()) as connection:
             connection.send_bytes(bytes(size))
             with pytest.raises(ConnectionRefusedError, match="above 4096 bytes before it proved"):
                 read_to_the_end(connection)
     for thread in (coming, plain.come("bob")):
         thread.join()
-    say_and_hear(plain, bytes(MOST_SEALED))
+    say_and_hear(plain, bytes(MAX_SEALED))
 
 
 class _Counted(socket.socket):
@@ -847,13 +847,13 @@ def test_who_is_refused_a_long_frame_can_send_it_to_its_end_and_read_why() -> No
         dialled = socket.create_connection(listening.getsockname())
         with closing(_Counted(fileno=listening.accept()[0].detach())) as wire, closing(dialled):
             refused = pool.submit(SocketConnection(wire).recv_bytes)
-            dialled.sendall(MOST_SEALED.to_bytes(4, "big"))
+            dialled.sendall(MAX_SEALED.to_bytes(4, "big"))
             said = dialled.recv(4096)
-            dialled.sendall(bytes(MOST_SEALED))
+            dialled.sendall(bytes(MAX_SEALED))
             assert not dialled.recv(4096)
             with pytest.raises(EOFError, match="above 4096 bytes before it proved who it is"):
                 refused.result(timeout=LONG_S)
-            assert wire.came_before == 4 + MOST_SEALED
+            assert wire.came_before == 4 + MAX_SEALED
     assert b"above 4096 bytes before it proved who it is" in said
 
 
@@ -863,15 +863,15 @@ def test_of_a_stranger_one_frame_waits() -> None:
     def pieces() -> Iterator[bytes]:
         for number in range(100):
             read.append(number)
-            yield b"\0" + bytes(MOST_UNPROVED)
+            yield b"\0" + bytes(MAX_UNPROVED)
 
     Thread(target=connection.receive_pieces, args=(pieces(),), daemon=True).start()
     for got in range(1, 51):
-        assert connection.recv_bytes() == bytes(MOST_UNPROVED)
+        assert connection.recv_bytes() == bytes(MAX_UNPROVED)
         assert len(read) <= got + 2  # one waits, one is in the hands of who brings it
     connection.trust_peer()
     for got in range(51, 101):
-        assert connection.recv_bytes() == bytes(MOST_UNPROVED)
+        assert connection.recv_bytes() == bytes(MAX_UNPROVED)
         assert len(read) <= got + 5
     connection.close()
 

@@ -61,7 +61,7 @@ class Job:
         self.run = folder / "run"
         self.workspace = folder / "nvflare"
         make_private(self.run)
-        self.files = prepare_parties(config, self.run, over="nvflare", timeout_s=20)
+        self.files = prepare_parties(config, self.run, way="nvflare", timeout_s=20)
         for file in self.files.values():
             file.write_text(file.read_text().replace("reconnect_s: 30.0", "reconnect_s: 3.0"))
 

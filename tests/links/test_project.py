@@ -758,9 +758,9 @@ def test_one_check_names_all_faults_of_several_tables_and_the_lines_that_mend_th
     assert states["table"] == states["table of shop"] == "ok"
 
 
-def certificate_findings(home: Path) -> dict[str, tuple[str, str]]:
+def certificate_findings(folder: Path) -> dict[str, tuple[str, str]]:
     """Return what `project check` says of certificates, or why it is wrong."""
-    checks = Checks(home / "party.yaml")
+    checks = Checks(folder / "party.yaml")
     return {
         one.name: (one.state, one.value) for one in checks._try_check("tls", checks._certificate)
     }
@@ -942,11 +942,11 @@ def test_patterns_that_cannot_match_are_no_readiness(case: str) -> None:
 
 
 def begun(
-    words: Sequence[str], home: Path, request: pytest.FixtureRequest
+    words: Sequence[str], folder: Path, request: pytest.FixtureRequest
 ) -> "subprocess.Popen[bytes]":
     """A printed command in a terminal of its own."""
     command = [sys.executable, "-m", "secure_apfed.cli", *words[1:]]
-    process = subprocess.Popen(command, cwd=home)
+    process = subprocess.Popen(command, cwd=folder)
     request.addfinalizer(process.wait)
     request.addfinalizer(process.kill)  # first: the last one added is called first
     return process

@@ -217,7 +217,7 @@ def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
     def nobody(*_: Any) -> Any:
         raise PartyLeftError("shop did not come")
 
-    said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", meet=nobody)
+    said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", connect=nobody)
     assert (said.jointly, said.alone, said.why) == (0, NEW, "shop did not come")
     bank = allowing(trained, "bank", tmp_path, {"meet_s": 1})["bank"]
     output = tmp_path / "alone.csv"
@@ -405,20 +405,20 @@ def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_p
 def test_a_lookup_tells_who_is_there_and_refuses_what_is_no_list_of_ids() -> None:
     ids = [b"ann", b"bob", b"eve"]
     holder = Holder(ids, session=SESSION)
-    asker = Asker(holder.published, holder="shop", session=SESSION, most=3)
+    asker = Asker(holder.published, holder="shop", session=SESSION, maximum=3)
     question = asker.ask([b"eve", b"zoe", b"ann"])
-    places = asker.parse_answer(holder.answer(question, sender="bank", most=3), 3)
+    places = asker.parse_answer(holder.answer(question, sender="bank", maximum=3), 3)
     assert [ids[holder.order[place]] if place >= 0 else None for place in places] == [
         b"eve",
         None,
         b"ann",
     ]
     with pytest.raises(RemoteProtocolError, match="at most 2 are answered"):
-        holder.answer(question, sender="bank", most=2)
+        holder.answer(question, sender="bank", maximum=2)
     with pytest.raises(RemoteProtocolError, match="blinded ID"):
-        holder.answer(question[:32] * 2, sender="bank", most=3)
+        holder.answer(question[:32] * 2, sender="bank", maximum=3)
     with pytest.raises(RemoteProtocolError, match="more than the 2 agreed"):
-        Asker(holder.published, holder="shop", session=SESSION, most=2)
+        Asker(holder.published, holder="shop", session=SESSION, maximum=2)
     said = "different tags for 3 blinded IDs"
     cases = [(said, tags, 3) for tags in (b"", bytes(48), bytes(47))]
     assert list_unrefused(RemoteProtocolError, asker.parse_answer, cases) == []
@@ -468,17 +468,17 @@ def test_a_sum_of_one_person_here_and_another_there_opens_to_nobody(
     assert set(rows["by"]) == {"alone"}
 
 
-def show_certificate(home: Path, authority: Authority) -> str:
+def show_certificate(folder: Path, authority: Authority) -> str:
     """Put a new certificate into a party's folder; return by what a list names it."""
-    made = authority.issue_certificate(home.name)
+    made = authority.issue_certificate(folder.name)
     for kind, content in (
         ("ca", made.ca),
         ("certificate", made.certificate),
         ("key", made.key),
     ):
         # As `certs accept` does: nobody reads half a file.
-        (home / f"new-{kind}").write_bytes(content)
-        (home / f"new-{kind}").replace(home / f"{kind}.pem")
+        (folder / f"new-{kind}").write_bytes(content)
+        (folder / f"new-{kind}").replace(folder / f"{kind}.pem")
     return hash_certificate(x509.load_pem_x509_certificate(made.certificate))
 
 
@@ -597,7 +597,7 @@ def test_who_serves_asks_while_it_waits_whether_its_files_are_the_same(
             raise AssertionError("it went on")
         raise PartyLeftError("bank did not come")
 
-    serve_party(path, sessions=1, meet=meet, on_session=said.append)
+    serve_party(path, sessions=1, connect=meet, on_session=said.append)
     anew = "nothing to do: shop begins its session anew, for party.yaml was replaced"
     assert said == [anew, anew, "a session broke off: bank did not come"]
 
@@ -613,7 +613,7 @@ def test_who_predicts_is_told_at_once_of_a_refusal(
         told({"shop": Refusal("the certificate of shop is revoked"), "clinic": ""})
         raise AssertionError("it waits")
 
-    said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", meet=meet)
+    said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", connect=meet)
     why = "prediction: bank has no link to shop: the certificate of shop is revoked; ask again"
     assert (said.jointly, said.alone, said.is_failure) == (0, NEW, True)
     assert said.why.startswith(why)
@@ -622,27 +622,27 @@ def test_who_predicts_is_told_at_once_of_a_refusal(
 class Waiting:
     """What a session was begun with, in a folder where everything is of one moment."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(self, folder: Path) -> None:
+        self.home = folder
         self.said: list[str] = []
         self.authority = make_authority()
-        show_certificate(home, self.authority)
+        show_certificate(folder, self.authority)
         for name in ("revoked.txt", "sealed.json", "run.yaml"):
-            (home / name).write_text("")
-        kinds = {kind: str(home / f"{kind}.pem") for kind in ("ca", "certificate", "key")}
+            (folder / name).write_text("")
+        kinds = {kind: str(folder / f"{kind}.pem") for kind in ("ca", "certificate", "key")}
         content = {
-            "party": home.name,
+            "party": folder.name,
             "active": "bank",
             "passives": ["shop", "clinic"],
             "config": "run.yaml",
             "peers": {"bank": {"identity": "ab" * 32}, "clinic": {"identity": "cd" * 32}},
-            "tls": kinds | {"revoked": str(home / "revoked.txt")},
+            "tls": kinds | {"revoked": str(folder / "revoked.txt")},
         }
-        path = home / "party.yaml"
-        for written in (path, home / "whole.yaml"):
+        path = folder / "party.yaml"
+        for written in (path, folder / "whole.yaml"):
             written.write_text(yaml.safe_dump(content))
         file = PartyFile.from_file(path)
-        ended = home / PROJECT_ENDED
+        ended = folder / PROJECT_ENDED
         self.begun_with = SessionFiles(path, file, ended, say=self.said.append)
 
 
@@ -697,8 +697,8 @@ UNUSABLE: dict[str, tuple[Callable[[Waiting], object], str]] = {
 }
 
 
-def mark_of(home: Path) -> str:
-    pem = (home / "certificate.pem").read_bytes()
+def mark_of(folder: Path) -> str:
+    pem = (folder / "certificate.pem").read_bytes()
     return hash_certificate(x509.load_pem_x509_certificate(pem))
 
 

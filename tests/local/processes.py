@@ -173,7 +173,7 @@ def _play(
         said = _by_command(file, more, over)
     else:
         try:
-            run_party(file, resume=resume, over=over, on_restart=restarted)
+            run_party(file, resume=resume, wrap_transport=over, on_restart=restarted)
             said = {"kind": None}
         except BaseException as error:  # noqa: BLE001 - a test reads it
             said = {"kind": type(error).__name__, "message": str(error)}
@@ -182,7 +182,7 @@ def _play(
 
 
 def _by_command(
-    file: Path, more: Sequence[str], over: Callable[[Transport], Transport]
+    file: Path, more: Sequence[str], wrap_transport: Callable[[Transport], Transport]
 ) -> dict[str, Any]:
     """As the command does it, which minds SIGTERM."""
     from apfed_experiments import solo
@@ -193,7 +193,7 @@ def _by_command(
     # As few as this test's own process measures.
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
     vars(solo)["every_baseline"] = lambda: few  # it imports it, and exports none
-    party.run_party = partial(run_party, over=over)
+    party.run_party = partial(run_party, wrap_transport=wrap_transport)
     with redirect_stderr(io.StringIO()) as log, redirect_stdout(io.StringIO()) as out:
         code = cli.execute(["party", "--config", str(file), *more])
     return {"kind": f"code {code}", "message": log.getvalue(), "out": out.getvalue()}
@@ -215,7 +215,7 @@ class Parties:
         timeout_s: float = 60.0,
         meet_s: float = 60.0,
         silent_s: float = 15.0,
-        over: Way = "tcp",
+        way: Way = "tcp",
         command: Sequence[str] | None = None,
     ) -> None:
         self.config = config
@@ -226,7 +226,7 @@ class Parties:
         self._meet_s = meet_s
         self._silent_s = silent_s
         self._command = command
-        self._over: Way = over
+        self._over: Way = way
         self.processes: dict[str, BaseProcess] = {}
 
     @contextmanager
@@ -235,7 +235,11 @@ class Parties:
     ) -> Iterator[None]:
         """All parties in processes of their own; none outlives the block."""
         files = prepare_parties(
-            self.config, self.run.path, data=self._data, timeout_s=self._timeout_s, over=self._over
+            self.config,
+            self.run.path,
+            data=self._data,
+            timeout_s=self._timeout_s,
+            way=self._over,
         )
         self.prepared(files)
         for name, file in files.items():

@@ -320,7 +320,7 @@ def test_parties_that_are_started_by_hand_measure_report_and_cost_the_same(
         labels={"mechanism": "randomised_response", "epsilon": 2.0},
         data={"dataset": "breast_cancer", "overlap": 0.8, "limit": 200},
     )
-    parties = Parties(config, tmp_path / "apart", over="grpc", command=("--json",))
+    parties = Parties(config, tmp_path / "apart", way="grpc", command=("--json",))
     said = parties.play()
     folder = parties.run.path
     memory = tmp_path / "memory"

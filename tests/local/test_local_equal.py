@@ -83,11 +83,11 @@ PLAYED = [
 
 
 @pytest.mark.sampled(every=6)
-@pytest.mark.parametrize(("case", "over"), PLAYED)
-def test_the_same_models_in_one_process_and_in_many(case: str, over: Way, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "way"), PLAYED)
+def test_the_same_models_in_one_process_and_in_many(case: str, way: Way, tmp_path: Path) -> None:
     method, changes = CASES[case]
     config = small_config(method, **{"train": SHORT, "guard": OPEN, **changes})
-    same_models(processes.Parties(config, tmp_path / "apart", over=over), tmp_path / "memory")
+    same_models(processes.Parties(config, tmp_path / "apart", way=way), tmp_path / "memory")
     whole = json.loads((tmp_path / "memory" / "result.json").read_bytes())
     active = tmp_path / "apart" / "parties" / config.data.active_name
     result = json.loads((active / "result.json").read_bytes())
@@ -169,7 +169,7 @@ class Proxied(processes.Parties):
 @pytest.fixture(params=["grpc", "tcp"])
 def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxied]:
     config = small_config("apfed_c", guard=OPEN, train={**SHORT, "epochs": 4, "batch_size": 64})
-    parties = Proxied(config, tmp_path / "cut", over=request.param, timeout_s=30)
+    parties = Proxied(config, tmp_path / "cut", way=request.param, timeout_s=30)
     yield parties
     for proxy in parties.proxies.values():
         proxy.close()

@@ -145,14 +145,14 @@ def test_every_kind_of_message_of_every_role_is_harmed_once(whole: Path) -> None
 
 
 @pytest.mark.sampled(every=10)
-@pytest.mark.parametrize(("name", "harm", "over"), [*cases()])
+@pytest.mark.parametrize(("name", "harm", "way"), [*cases()])
 def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
-    name: str, harm: Harm, over: Way, whole: Path, tmp_path: Path
+    name: str, harm: Harm, way: Way, whole: Path, tmp_path: Path
 ) -> None:
-    kind = Parties if over == "tcp" else Impatient
+    kind = Parties if way == "tcp" else Impatient
     frozen, asked = (harm.signal == number for number in (signal.SIGSTOP, signal.SIGTERM))
     patience: Any = {"timeout_s": 5.0, "silent_s": 5.0} if frozen else {}
-    parties = kind(config_of(), tmp_path / "run", over=over, **patience)
+    parties = kind(config_of(), tmp_path / "run", way=way, **patience)
     with parties.started({name: harm}):
         said = parties.watch([one for one in parties.processes if asked or one != name])
     if asked:
@@ -172,7 +172,7 @@ def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
         assert (parties.run.get_party_path("active") / "ended.json").exists()
         return
     else:
-        nobody_failed(kind(config_of(), tmp_path / "run", over=over).play(resume=True))
+        nobody_failed(kind(config_of(), tmp_path / "run", way=way).play(resume=True))
         assert not hidden_files(parties.run.path)
     assert model_digests(parties.run.path) == model_digests(whole)
 

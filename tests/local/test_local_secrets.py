@@ -174,7 +174,7 @@ def test_between_machines_too_an_active_by_code_says_the_same_whatever_it_holds(
         data.active, features=data.active.features.flip(0) * 3 + 1, labels=1 - data.active.labels
     )
     for name, of in {"one": data, "other": replace(data, table=other)}.items():
-        parties = Parties(config, tmp_path / name, data=of, over="grpc")
+        parties = Parties(config, tmp_path / name, data=of, way="grpc")
         with parties.started({"active": Overheard(None)}):
             ended = parties.watch(list(parties.processes))
         assert {one["kind"] for one in ended.values()} == {None}, ended

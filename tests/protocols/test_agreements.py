@@ -70,7 +70,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "receiver": "p1",
         "vectors": 2,
         "mask_rows": 9,
-        "most_rows": 9,
+        "max_rows": 9,
     },
     "intersection": {
         "session": "t",
@@ -90,11 +90,11 @@ def digest_of(agreed: Any) -> bytes:
     return found
 
 
-@pytest.mark.parametrize("what", USUAL)
-def test_every_field_is_in_the_digest(what: str) -> None:
-    usual = USUAL[what]()
-    assert set(OTHERS[what]) == {field.name for field in fields(usual)}
-    changed = [replace(usual, **{name: other}) for name, other in OTHERS[what].items()]
+@pytest.mark.parametrize("subject", USUAL)
+def test_every_field_is_in_the_digest(subject: str) -> None:
+    usual = USUAL[subject]()
+    assert set(OTHERS[subject]) == {field.name for field in fields(usual)}
+    changed = [replace(usual, **{name: other}) for name, other in OTHERS[subject].items()]
     assert len({digest_of(agreed) for agreed in (usual, *changed)}) == 1 + len(changed)
 
 
@@ -180,7 +180,7 @@ REFUSED: dict[str, dict[str, Cases]] = {
         "no fewer than the 8": each("vectors", 8),
         r"vectors is a number in 1..8192": each("vectors", 0),
         r"mask_rows is a number in 2..8192": each("mask_rows", 1),
-        "most_rows is a number": each("most_rows", True),
+        "max_rows is a number": each("max_rows", True),
     },
     "intersection": {
         "session name": each("session", ""),
@@ -194,15 +194,15 @@ REFUSED: dict[str, dict[str, Cases]] = {
 
 
 @pytest.mark.parametrize(
-    ("what", "message", "cases"),
+    ("subject", "message", "cases"),
     [
         (what, message, cases)
         for what, by_message in REFUSED.items()
         for message, cases in by_message.items()
     ],
 )
-def test_what_parties_cannot_fix_is_refused(what: str, message: str, cases: Cases) -> None:
-    usual = USUAL[what]()
+def test_what_parties_cannot_fix_is_refused(subject: str, message: str, cases: Cases) -> None:
+    usual = USUAL[subject]()
     change = lambda changes: replace(usual, **changes)  # noqa: E731
     refused = [(message.format(*changes), changes) for changes in cases]
     assert list_unrefused(LocalProtocolError, change, refused) == []

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from apfed_protocols import noise as module
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.noise import (
-    LEAST_BINNED_DEVIATION,
     MAX_DEVIATION,
+    MIN_BINNED_DEVIATION,
     TAIL,
     discrete_gaussian,
     largest_noise,
@@ -30,7 +30,7 @@ from scipy.stats import chi2, chisquare
 KEY = bytes(range(32))
 RARE = 1e-5
 TABLES = (module._make_bins, module._compute_thresholds)
-BINNED = (LEAST_BINNED_DEVIATION, 1000, 997_615, 1_995_230, MAX_DEVIATION)
+BINNED = (MIN_BINNED_DEVIATION, 1000, 997_615, 1_995_230, MAX_DEVIATION)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_low_bits_are_uniform() -> None:
     assert chisquare(np.bincount(sample % 64, minlength=64)).pvalue > RARE
 
 
-@pytest.mark.parametrize("deviation", [1, LEAST_BINNED_DEVIATION])
+@pytest.mark.parametrize("deviation", [1, MIN_BINNED_DEVIATION])
 def test_neighbouring_values_do_not_depend_on_each_other(deviation: int) -> None:
     sample = discrete_gaussian(KEY, b"pairs", deviation=deviation, shape=(100_000,))
     sample = (sample // deviation).clip(-2, 2)
@@ -182,7 +182,7 @@ def test_other_deviations_are_refused(deviation: Any) -> None:
 def test_recorded_noise_is_drawn_again(deviation: int, expected: list[int]) -> None:
     """Vectors: another implementation of the sampler must find the same.
 
-    Those of deviations from `LEAST_BINNED_DEVIATION` on changed when bins came (they were drawn by
+    Those of deviations from `MIN_BINNED_DEVIATION` on changed when bins came (they were drawn by
     Algorithm 3 before); the smaller ones did not.
     """
     drawn = discrete_gaussian(KEY, b"vector", deviation=deviation, shape=(len(expected),))
@@ -265,11 +265,11 @@ class GivenWords(module._Bits):
 
 @pytest.mark.parametrize("equal", [1, 2])
 @pytest.mark.parametrize("difference", [-1, 1])
-@pytest.mark.parametrize("place", [0, 1, 100, 300, -1])
-def test_bits_after_an_undecided_word_decide(place: int, difference: int, equal: int) -> None:
+@pytest.mark.parametrize("position", [0, 1, 100, 300, -1])
+def test_bits_after_an_undecided_word_decide(position: int, difference: int, equal: int) -> None:
     """Words that equal a threshold's ask for another; near the end of a table several agree."""
     deviation = 1_995_230
-    threshold = floor_thresholds(deviation, 320)[place]
+    threshold = floor_thresholds(deviation, 320)[position]
     words = [threshold >> shift & 2**64 - 1 for shift in (256, 192, 128, 64, 0)]
     words[equal] = (words[equal] + difference) % 2**64
     number = sum(word << shift for word, shift in zip(words, (256, 192, 128, 64, 0), strict=True))

@@ -289,11 +289,11 @@ def test_rounding_is_that_of_integers(values: list[int]) -> None:
     assert [RING.round_digits(form, kept).tolist() for form in forms] == [expected, expected]
 
 
-@pytest.mark.parametrize("place", [0, 12, 13, 50, 101])
-def test_adding_at_a_place(place: int) -> None:
+@pytest.mark.parametrize("position", [0, 12, 13, 50, 101])
+def test_adding_at_a_place(position: int) -> None:
     numbers_L = np.zeros((6, 16), dtype=np.int64)
-    RING.add_at(numbers_L, place, np.arange(-8, 8))
-    expected = [(number << place) % 2**RING.bits for number in range(-8, 8)]
+    RING.add_at(numbers_L, position, np.arange(-8, 8))
+    expected = [(number << position) % 2**RING.bits for number in range(-8, 8)]
     assert integers(RING, numbers_L) == expected
 
 

@@ -299,11 +299,11 @@ class Cheat:
         self.packed = np.array([[5, 0, 0], [25, 0, 0], [0, 1, 1], [0, 0, 0]])
         monkeypatch.setattr(products, "encrypt_labels", self._encrypt)
 
-    def _encrypt(self, described: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
+    def _encrypt(self, secure_sum: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
         if root not in self.roots:
             self.roots.append(root)
         cheats = self.roots.index(root) == self.bad
-        return encrypt_labels(described, root, self.packed if cheats else bits_nK)
+        return encrypt_labels(secure_sum, root, self.packed if cheats else bits_nK)
 
 
 @pytest.mark.parametrize("bad", range(4))

@@ -29,12 +29,12 @@ DIGIT = 2  # bits; two passives vote 0 to 2 times
 PEOPLE = 2000
 
 
-def packing_weights(described: SumOfProducts) -> NDArray[np.int64]:
+def packing_weights(secure_sum: SumOfProducts) -> NDArray[np.int64]:
     """(n, 1): label j at digit j from the top, modulo t."""
-    plain = described.headroom.plain_bits
-    levels = described.fixed_point.levels
+    plain = secure_sum.headroom.plain_bits
+    levels = secure_sum.fixed_point.levels
     inverse = pow(levels, -1, 2**plain)
-    places = [plain - DIGIT * (j + 1) for j in range(described.products.labelled)]
+    places = [plain - DIGIT * (j + 1) for j in range(secure_sum.products.labelled)]
     return np.array([[inverse * 2**place % 2**plain] for place in places])
 
 
@@ -104,9 +104,11 @@ def test_noise_takes_the_lower_digits(noise: int, monkeypatch: pytest.MonkeyPatc
 class Finer:
     """What encrypts labels at a fraction of a step."""
 
-    def __init__(self, described: SumOfProducts, bits: int) -> None:
-        self._described = described
-        self.headroom = replace(described.headroom, plain_bits=described.headroom.plain_bits + bits)
+    def __init__(self, secure_sum: SumOfProducts, bits: int) -> None:
+        self._described = secure_sum
+        self.headroom = replace(
+            secure_sum.headroom, plain_bits=secure_sum.headroom.plain_bits + bits
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._described, name)
@@ -176,13 +178,13 @@ class CuriousActive:
             else []
         )
 
-    def _error(self, place: int) -> Floats:
+    def _error(self, position: int) -> Floats:
         """e_j, from b_j + a_j s."""
         seed, _, *blobs = self.played.sum.open_request(self.request, 4)
-        numbers = self._multiply_by_secret(expand_label(self.ring, seed, place))
-        numbers += self.ring.parse_digits(blobs[place], sender="itself")
+        numbers = self._multiply_by_secret(expand_label(self.ring, seed, position))
+        numbers += self.ring.parse_digits(blobs[position], sender="itself")
         step = self.ring.bits - self.played.sum.headroom.plain_bits
-        self.ring.add_at(numbers[:, :2], step, -LABELS[place])
+        self.ring.add_at(numbers[:, :2], step, -LABELS[position])
         return self._centred(numbers).astype(np.float64)
 
     def noise(self, rows: Floats) -> Integers:

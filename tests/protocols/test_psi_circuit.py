@@ -101,7 +101,7 @@ def test_shared_and_equals_and(parties: int) -> None:
     ]
     x = random_tags(parties, 3, 4)
     y = random_tags(parties, 3, 4)
-    gates = [hashing.BeaverAnd(x[k], y[k], triples[k], leads=k == 0) for k in range(parties)]
+    gates = [hashing.BeaverAnd(x[k], y[k], triples[k], is_leader=k == 0) for k in range(parties)]
     opened = np.bitwise_xor.reduce([gate.mask_inputs() for gate in gates])
     z = [gate.compute_share(opened) for gate in gates]
     expected = np.bitwise_xor.reduce(x) & np.bitwise_xor.reduce(y)
@@ -288,7 +288,7 @@ def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
 
 # What a hub orders from the dealer, time and again.
 
-MOST_SLOTS = hashing.slots_for(10**7, bins_for(0))
+MAX_SLOTS = hashing.slots_for(10**7, bins_for(0))
 WORDS_OF_1000 = bins_for(1000) // 64
 TEN = Kind.CORRELATE, DEAL.pack(10)
 
@@ -298,14 +298,14 @@ def words(count: int, *slots: int) -> tuple[Kind, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "most", "orders", "said"),
+    ("backend", "maximum", "orders", "said"),
     [
-        (CircuitIntersection, 10**7, [words(1, MOST_SLOTS)], ""),
+        (CircuitIntersection, 10**7, [words(1, MAX_SLOTS)], ""),
         (
             CircuitIntersection,
             10**7,
-            [words(1, MOST_SLOTS + 1)],
-            f"or one word of bins, and a bin at most {MOST_SLOTS}",
+            [words(1, MAX_SLOTS + 1)],
+            f"or one word of bins, and a bin at most {MAX_SLOTS}",
         ),
         (CircuitIntersection, 1000, [words(1, 5)] * WORDS_OF_1000, ""),
         (
@@ -334,7 +334,7 @@ def words(count: int, *slots: int) -> tuple[Kind, bytes]:
 )
 def test_the_dealer_fills_what_the_agreed_sizes_take_and_no_more(
     backend: type[CircuitIntersection],
-    most: int,
+    maximum: int,
     orders: list[tuple[Kind, bytes]],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -347,7 +347,7 @@ def test_the_dealer_fills_what_the_agreed_sizes_take_and_no_more(
         return real(parties, min(count, 64))
 
     monkeypatch.setattr(circuit, "deal_triples", deal_few)
-    agreement = IntersectionAgreement(session="s", maximum_ids=most, dealer="d")
+    agreement = IntersectionAgreement(session="s", maximum_ids=maximum, dealer="d")
     members = ["p0", "p1"] if backend is OpprfIntersection else ["p0"]
     dealer = backend(agreement).make_dealer("hub", members)
     dealer.start()
@@ -392,13 +392,13 @@ WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=5, max_size=5)
 @pytest.mark.usefixtures("beaver")
 @settings(max_examples=60)
 @given(st.lists(WORDS, min_size=7, max_size=7), st.booleans())
-def test_one_gate_sends_and_gives_the_same_words(words: list[list[int]], leads: bool) -> None:
+def test_one_gate_sends_and_gives_the_same_words(words: list[list[int]], is_leader: bool) -> None:
     from apfed_protocols.crypten.tensors import CryptenAnd
 
     x, y, a, b, c, d, e = (np.array(row, np.uint64) for row in words)
     read_only = np.frombuffer(x.tobytes(), np.uint64)
-    ours = hashing.BeaverAnd(x, y, (a, b, c), leads=leads)
-    theirs = CryptenAnd(read_only, y, (a, b, c), leads=leads)
+    ours = hashing.BeaverAnd(x, y, (a, b, c), is_leader=is_leader)
+    theirs = CryptenAnd(read_only, y, (a, b, c), is_leader=is_leader)
     assert (ours.mask_inputs() == theirs.mask_inputs()).all()
     opened = np.stack([d, e])
     assert (ours.compute_share(opened) == theirs.compute_share(opened)).all()
@@ -426,14 +426,14 @@ def test_an_and_without_its_opening_is_refused(
     from apfed_protocols.crypten.tensors import CryptenAnd
 
     monkeypatch.setattr(beaver, "AND", lambda x, y: x)
-    gate = CryptenAnd(*(np.zeros(1, np.uint64),) * 2, (np.zeros(1, np.uint64),) * 3, leads=True)
+    gate = CryptenAnd(*(np.zeros(1, np.uint64),) * 2, (np.zeros(1, np.uint64),) * 3, is_leader=True)
     with pytest.raises(LocalProtocolError, match="opened nothing"):
         gate.mask_inputs()
 
 
 # What a hub that lies about the other members costs an honest one.
 
-MOST_MEMBERS = 65_535
+MAX_MEMBERS = 65_535
 HUB_PART = bytes(32)
 OWN = [b"%d" % k for k in range(10)]
 
@@ -481,7 +481,7 @@ def test_members_that_are_not_there_take_little_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "members"), [(25, 1), (1, MOST_MEMBERS), (25, 1_000), (473_928, 5)]
+    ("slots", "members"), [(25, 1), (1, MAX_MEMBERS), (25, 1_000), (473_928, 5)]
 )
 def test_no_chunk_grows_with_the_members(slots: int, members: int) -> None:
     bins = hashing.bins_for(10**7)
@@ -505,7 +505,7 @@ def test_another_number_of_members_than_agreed_is_refused_at_once() -> None:
     agreement = IntersectionAgreement(session="s", dealer="d", sizes={"hub": 10, "p0": 10})
     said = "hub speaks of 65535 members, the parties agreed on sizes for 1"
     with pytest.raises(RemoteProtocolError, match=said):
-        Liar(agreement).meet(10, MOST_MEMBERS, size=10)
+        Liar(agreement).meet(10, MAX_MEMBERS, size=10)
 
 
 # The circuit on programmed values: what a value gives away.
@@ -525,34 +525,34 @@ class _Probing(OpprfIntersection):
     tags: ClassVar[list[Words]] = []
 
     def tag_hub_bins(
-        self, desk: Desk, members: Sequence[str], meeting: Meeting
+        self, desk: Desk, members: Sequence[str], inputs: Meeting
     ) -> Generator[Turn, Inbox, Words]:
-        size = meeting.sizes[0]
+        size = inputs.sizes[0]
         correlating = circuit._CORRELATING
         inbox = yield correlating.make_order(desk, size)
         shares = yield from correlating.hub_shares(desk, size, members, inbox)
         (share,) = shares.values()
         self.put.update(
-            {bin_: row for row, bins in enumerate(meeting.bins_of.tolist()) for bin_ in bins}
+            {bin_: row for row, bins in enumerate(inputs.bins_of.tolist()) for bin_ in bins}
         )
-        digests = circuit.hash_tokens(meeting.tokens, meeting.key)
-        points = np.zeros((len(meeting.row_of_bin), 2), np.uint64)
+        digests = circuit.hash_tokens(inputs.tokens, inputs.key)
+        points = np.zeros((len(inputs.row_of_bin), 2), np.uint64)
         points[list(self.put)] = targets_of(digests)[list(self.put.values())]
         inbox = yield desk.make_turn(Kind.VECTOR, {members[0]: share.mask_vector(points)}, members)
-        cells = cells_for(meeting.sizes[1])
+        cells = cells_for(inputs.sizes[1])
         hints = desk.parse_words(inbox, members[0], Kind.HINT, (cells + DENSE, 3))
         words = decode_rows(hints, Rows.from_digests(digests, cells))
-        words ^= circuit._evaluate_prf(share.c, meeting.key)[meeting.bins_of]
-        for row, (bins, found) in enumerate(zip(meeting.bins_of, words, strict=True)):
+        words ^= circuit._evaluate_prf(share.c, inputs.key)[inputs.bins_of]
+        for row, (bins, found) in enumerate(zip(inputs.bins_of, words, strict=True)):
             self.read.update(
                 {(int(bin_), row): int(t) for bin_, t in zip(bins, found, strict=True)}
             )
         return np.zeros((1, len(points)), np.uint64)
 
     def tag_member_bins(
-        self, desk: Desk, hub: str, meeting: Meeting
+        self, desk: Desk, hub: str, inputs: Meeting
     ) -> Generator[Turn, Inbox, Words]:
-        self.tags.append((yield from super().tag_member_bins(desk, hub, meeting)))
+        self.tags.append((yield from super().tag_member_bins(desk, hub, inputs)))
         return self.tags[0]
 
 

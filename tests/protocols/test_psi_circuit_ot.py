@@ -193,20 +193,20 @@ NUMBERS = st.integers(0, 2**32 - 1)
 
 @settings(max_examples=200, deadline=None)
 @given(NUMBERS, NUMBERS)
-def test_the_sign_of_a_shared_sum(own: int, other: int) -> None:
+def test_the_sign_of_a_shared_sum(own_size: int, other: int) -> None:
     agreement = IntersectionAgreement(session="s")
     triples = shared_triples(circuit_ot._SIGN_TRIPLES)
-    numbers = {"hub": own, "p": other}
+    numbers = {"hub": own_size, "p": other}
     peers = {"hub": "p", "p": "hub"}
     results = play_both(
         {
             name: circuit_ot._share_sign(
-                Desk(name, agreement), peers[name], number, of, leads=name == "hub"
+                Desk(name, agreement), peers[name], number, of, is_leader=name == "hub"
             )
             for (name, number), of in zip(numbers.items(), triples, strict=True)
         }
     )
-    assert results["hub"] ^ results["p"] == (own + other) >> 31 & 1
+    assert results["hub"] ^ results["p"] == (own_size + other) >> 31 & 1
 
 
 @pytest.mark.parametrize("minimum", [0, 1, 20, 21, 22])

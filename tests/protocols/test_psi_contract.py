@@ -344,7 +344,7 @@ def test_strangers_are_refused(backend: str) -> None:
 def test_the_table_names_its_entries_and_what_they_reveal(key: str, backend: Any) -> None:
     assert backend.name == key
     assert all(sentence.endswith(".") for sentence in backend.leaks)
-    guesses = backend.most_guesses(1000)
+    guesses = backend.max_guesses(1000)
     assert min(guesses.hub, guesses.member) >= 1000
 
 
@@ -774,7 +774,7 @@ def test_what_an_announced_size_takes_was_forecast(backend: str, large: str) -> 
     kind = SET_INTERSECTIONS[backend]
     most = {
         name: kind.count_announced_bytes(
-            announced, own=0 if name == DEALER else len(FEW), members=1 if name == "q" else 2
+            announced, own_size=0 if name == DEALER else len(FEW), members=1 if name == "q" else 2
         )
         for name in roles
         if name != large

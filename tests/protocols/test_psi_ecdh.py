@@ -286,20 +286,20 @@ def test_each_multiplication_is_that_of_another_library() -> None:
     assert found == multiply_otherwise(split_points(random))
 
 
-@pytest.mark.parametrize(("count", "most"), [(0, 2), (1, None), (3, 2), (40, 1), (40, None)])
+@pytest.mark.parametrize(("count", "maximum"), [(0, 2), (1, None), (3, 2), (40, 1), (40, None)])
 def test_many_small_pieces_come_back_in_order(
-    count: int, most: int | None, monkeypatch: pytest.MonkeyPatch
+    count: int, maximum: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 3)
     some = DIGESTS[: 32 * count]
     seen = list[int]()
     found = map_in_threads(
-        partial(ecdh.blind_digests, SCALAR), some, threads=most, report=seen.append
+        partial(ecdh.blind_digests, SCALAR), some, threads=maximum, report=seen.append
     )
     assert found == POINTS[: 32 * count]
     assert seen == sorted(seen)
     assert seen[-1] == count
-    again = map_in_threads(partial(ecdh.multiply_points, SCALAR), found, threads=most)
+    again = map_in_threads(partial(ecdh.multiply_points, SCALAR), found, threads=maximum)
     assert again == ecdh.multiply_points(SCALAR, found)
 
 
@@ -329,9 +329,9 @@ def test_a_multiplication_leaves_pythons_lock_to_others() -> None:
     assert sum(one != following for one, following in itertools.pairwise(done)) > 5
 
 
-@pytest.mark.parametrize(("most", "expected"), [(None, 3), (2, 2), (1, 1), (9, 7)])
+@pytest.mark.parametrize(("maximum", "expected"), [(None, 3), (2, 2), (1, 1), (9, 7)])
 def test_long_lists_use_a_thread_for_each_processor(
-    most: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+    maximum: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 6)
@@ -344,7 +344,7 @@ def test_long_lists_use_a_thread_for_each_processor(
             together.wait(20)
         return blocks
 
-    assert map_in_threads(work, DIGESTS, threads=most) == DIGESTS
+    assert map_in_threads(work, DIGESTS, threads=maximum) == DIGESTS
     assert len(seen) == expected
     assert (threading.get_ident() in seen) == (expected == 1)
 

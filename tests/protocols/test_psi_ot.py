@@ -328,8 +328,8 @@ def test_every_message_is_as_recorded() -> None:
     assert digests == RECORDED
 
 
-def flip_byte(place: int) -> Callable[[bytes], bytes]:
-    return lambda body: body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
+def flip_byte(position: int) -> Callable[[bytes], bytes]:
+    return lambda body: body[:position] + bytes([body[position] ^ 1]) + body[position + 1 :]
 
 
 def flip_columns(body: bytes) -> bytes:
@@ -359,15 +359,15 @@ def test_a_tampered_message_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sender", "kind", "place", "missing"),
+    ("sender", "kind", "position", "missing"),
     [("hub", Kind.HELLO, 0, 10), ("p", Kind.TAGS, 0, 1)],
     ids=["key of the hash", "tag"],
 )
 def test_what_cannot_be_told_apart_from_another_set_loses_ids(
-    sender: str, kind: Kind, place: int, missing: int
+    sender: str, kind: Kind, position: int, missing: int
 ) -> None:
     """Of the tags the altered one may be of an ID that is not shared."""
-    ends, _ = play(change_kind(sender, kind, flip_byte(place)))
+    ends, _ = play(change_kind(sender, kind, flip_byte(position)))
     assert len(SHARED) - missing <= len(ends["hub"].rows) <= len(SHARED) - (kind is Kind.HELLO)
 
 

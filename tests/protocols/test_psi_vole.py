@@ -225,11 +225,11 @@ def test_bodies_of_another_length_are_refused_by_the_senders_name(name: str, lia
     """A byte less or more, well framed, in whichever message there is."""
     bodies = [out.body[HEADER:] for sender, out in _playing(name).sent if sender == liar]
 
-    def play_with(place: int, longer: bool) -> Intersection:
+    def play_with(position: int, longer: bool) -> Intersection:
         left = iter(range(len(bodies)))
 
         def tamper(sender: str, out: Outgoing) -> bytes:
-            if sender != liar or next(left) != place:
+            if sender != liar or next(left) != position:
                 return out.body
             change = change_kind(liar, out.body[1], lambda b: b + b"\0" if longer else b[:-1])
             return change(sender, out)
@@ -273,7 +273,7 @@ def test_what_was_dealt_another_time_is_refused(name: str) -> None:
 
 def test_the_hubs_store_solves_as_many_equations_as_the_printed_bound() -> None:
     """Of 91 for two agreed IDs, most sets of 80 IDs have a store; none of 92 has one."""
-    bound = VoleIntersection.most_guesses(2).hub
+    bound = VoleIntersection.max_guesses(2).hub
     solved = {80: 0, bound + 1: 0}
     wrong: list[tuple[int, int]] = []
     for number, count in product(range(20), solved):

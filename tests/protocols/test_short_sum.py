@@ -407,7 +407,7 @@ def test_default_bits_are_the_most_at_no_more_bytes(kind: SumName, contributors:
 
 def takes_more_bytes(one: SecureSum, other: SecureSum) -> bool:
     """For many values each, or for one value alone."""
-    return one.value_bytes > other.value_bytes or one.least_bytes > other.least_bytes
+    return one.value_bytes > other.value_bytes or one.min_bytes > other.min_bytes
 
 
 def test_noise_in_steps_keeps_the_bits_that_its_steps_go_by() -> None:

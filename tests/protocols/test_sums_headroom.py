@@ -65,16 +65,18 @@ def test_the_published_parameters_of_bfv(passives: int, degree: int, prime: int,
     assert (fast.packing.fields, fast.packing.slots) == (2, degree)
 
 
-@pytest.mark.parametrize(("passives", "most"), [(2, 19), (3, 18), (10, 16)])
-def test_the_smaller_ring_of_bfv_carries_so_many_bits_and_no_more(passives: int, most: int) -> None:
-    assert solve_bfv(make_fixed_point(passives, most)).degree == SMALL_DEGREE
-    assert solve_bfv(make_fixed_point(passives, most + 1)).degree == DEGREE
+@pytest.mark.parametrize(("passives", "maximum"), [(2, 19), (3, 18), (10, 16)])
+def test_the_smaller_ring_of_bfv_carries_so_many_bits_and_no_more(
+    passives: int, maximum: int
+) -> None:
+    assert solve_bfv(make_fixed_point(passives, maximum)).degree == SMALL_DEGREE
+    assert solve_bfv(make_fixed_point(passives, maximum + 1)).degree == DEGREE
 
 
-@pytest.mark.parametrize(("degree", "most"), [(SMALL_DEGREE, 54), (DEGREE, 109)])
-def test_seal_takes_no_larger_modulus_in_a_ring(degree: int, most: int) -> None:
+@pytest.mark.parametrize(("degree", "maximum"), [(SMALL_DEGREE, 54), (DEGREE, 109)])
+def test_seal_takes_no_larger_modulus_in_a_ring(degree: int, maximum: int) -> None:
     """128-bit security by the table of HomomorphicEncryption.org, which SEAL enforces."""
-    assert SECURE_MODULUS_BITS[degree] == most
+    assert SECURE_MODULUS_BITS[degree] == maximum
     primes = (54,) if degree == SMALL_DEGREE else (60, 49)
     assert BfvCipher(primes, 20, degree).degree == degree
     with pytest.raises(LocalProtocolError, match=f"SEAL refuses N = {degree}"):

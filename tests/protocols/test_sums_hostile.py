@@ -175,19 +175,19 @@ def homomorphic_sum(request: pytest.FixtureRequest) -> HomomorphicSum:
     return SUMS[request.param]()
 
 
-def taken(described: HomomorphicSum, key: bytes | Residues) -> Encrypter:
+def taken(secure_sum: HomomorphicSum, key: bytes | Residues) -> Encrypter:
     """Return a passive to which the active sent this key."""
     key = key if isinstance(key, bytes) else key.astype("<u8").tobytes()
-    passive = Encrypter(described, "passive_1")
-    passive.receive("active", setup_with(described, key))
+    passive = Encrypter(secure_sum, "passive_1")
+    passive.receive("active", setup_with(secure_sum, key))
     return passive
 
 
-def make_key_change(rows: slice, columns: slice = slice(None), like: Any = 0) -> Any:
+def make_key_change(rows: slice, columns: slice = slice(None), template: Any = 0) -> Any:
     """Make a change of a key: these residues are one number, or others of the key."""
 
     def change(residues: Residues) -> Residues:
-        residues[rows, columns] = like(residues) if callable(like) else like
+        residues[rows, columns] = template(residues) if callable(template) else template
         return residues
 
     return change

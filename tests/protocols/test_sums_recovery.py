@@ -141,7 +141,7 @@ def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
 def test_too_few_answers_give_no_sum_and_no_secret() -> None:
     session = Session(4, 3)
     bound = session.next()
-    announced = dict(session.combiner._announced)  # type: ignore[attr-defined]  # of this backend
+    announced = dict(session.combiner._announcements)  # type: ignore[attr-defined]  # of this backend
     _, requests = session.asked(session.values(session.names), bound)
     answers = session.answers(requests, session.names[:2])
     with pytest.raises(
@@ -189,16 +189,16 @@ def counting(
 
 
 @pytest.mark.parametrize(
-    ("passives", "least", "believers"),
+    ("passives", "minimum", "believers"),
     [(passives, least, believers) for passives, least in SIZES for believers in range(passives)],
 )
 def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive(
-    passives: int, least: int, believers: int
+    passives: int, minimum: int, believers: int
 ) -> None:
     """Some are told that passive_1 is counted, the others that it is not."""
     victim = "passive_1"
-    session = Session(passives, least)
-    announced = session.combiner._announced[victim]  # type: ignore[attr-defined]  # backend's
+    session = Session(passives, minimum)
+    announced = session.combiner._announcements[victim]  # type: ignore[attr-defined]  # backend's
     frames = session.frames(session.next())
     everybody = session.names
     without = session.names[1:]
@@ -209,8 +209,8 @@ def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive(
         answered: bytes = session.contributors[me].answer(requests[me])
         return answered
 
-    refusing = [me for me in requests if len(told[me]) < least]
-    cases = [(f"counted among {least} or more", me) for me in refusing]
+    refusing = [me for me in requests if len(told[me]) < minimum]
+    cases = [(f"counted among {minimum} or more", me) for me in refusing]
     assert not cases or list_unrefused(RemoteProtocolError, answer, cases) == []
     seed_shares: dict[int, bytes] = {}
     key_shares: dict[int, bytes] = {}
@@ -218,9 +218,9 @@ def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive(
         if me not in refusing:
             chosen = seed_shares if told[me] == everybody else key_shares
             chosen[session.names.index(me)] = blobs(answer(me))[0]
-    assert min(len(seed_shares), len(key_shares)) < least
-    found = dict(list(seed_shares.items())[:least])
-    if len(found) == least:
+    assert min(len(seed_shares), len(key_shares)) < minimum
+    found = dict(list(seed_shares.items())[:minimum])
+    if len(found) == minimum:
         rebuilt_seed(found, announced, session.sum.agreement, victim)
 
 
@@ -302,27 +302,30 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
-def taken(session: Session, what: str, sent: Mapping[str, bytes]) -> object:
+def taken(session: Session, subject: str, sent: Mapping[str, bytes]) -> object:
     """Return what whoever gets these frames makes of them."""
-    if what == "request":
+    if subject == "request":
         return session.contributors["passive_2"].answer(sent["passive_2"])
-    return session.combiner.ask(sent) if what == "contribution" else session.combiner.combine(sent)
+    return (
+        session.combiner.ask(sent) if subject == "contribution" else session.combiner.combine(sent)
+    )
 
 
 @pytest.mark.parametrize(
-    ("what", "message"), [(what, message) for what, changes in BAD.items() for message in changes]
+    ("subject", "message"),
+    [(what, message) for what, changes in BAD.items() for message in changes],
 )
-def test_bad_frames_are_refused(what: str, message: str) -> None:
-    change = BAD[what][message]
+def test_bad_frames_are_refused(subject: str, message: str) -> None:
+    change = BAD[subject][message]
     session = Session(3)
     sent = session.frames(session.next())
-    if what != "contribution":
+    if subject != "contribution":
         sent = dict(session.combiner.ask(sent))
-    if what == "answer":
+    if subject == "answer":
         sent = session.answers(sent)
     sent["passive_2"] = alter_frame(sent["passive_2"], blobs=change(blobs(sent["passive_2"])))
     with pytest.raises(RemoteProtocolError, match=message):
-        taken(session, what, sent)
+        taken(session, subject, sent)
 
 
 def test_a_false_share_that_is_not_needed_goes_unnoticed_and_changes_nothing() -> None:

@@ -34,7 +34,7 @@ def agreement(*features: int, **changes: Any) -> svd.SvdAgreement:
         "receiver": "active",
         "vectors": sum(features),
         "mask_rows": 8,
-        "most_rows": 1000,
+        "max_rows": 1000,
     }
     return svd.SvdAgreement(**usual | changes)
 
@@ -120,11 +120,11 @@ def test_masks_are_uniform_among_orthogonal_matrices() -> None:
     assert 0.75 < np.std([np.trace(one) for one in drawn]) < 1.25  # 1 under the uniform law
 
 
-@pytest.mark.parametrize(("rows", "most"), [(2, 2), (9, 4), (100, 33), (1000, 999), (5, 100)])
-def test_blocks_are_of_equal_size(rows: int, most: int) -> None:
-    sizes = svd.block_sizes(rows, most)
+@pytest.mark.parametrize(("rows", "maximum"), [(2, 2), (9, 4), (100, 33), (1000, 999), (5, 100)])
+def test_blocks_are_of_equal_size(rows: int, maximum: int) -> None:
+    sizes = svd.block_sizes(rows, maximum)
     assert sum(sizes) == rows
-    assert max(sizes) <= most
+    assert max(sizes) <= maximum
     assert max(sizes) - min(sizes) <= 1
 
 

@@ -206,7 +206,7 @@ class LoneActive:
         rows = torch.arange(len(table.ids))
         assert table.labels is not None
         held = OwnData(table=table, train_rows=rows, test_rows=rows[:0], classes=("a", "b", "c"))
-        own = replace(actives_own(), held=held)
+        own = replace(actives_own(), data_or_none=held)
         self.ledger = PrivacyLedger(
             guard.mechanism(), delta=1e-5, budget=None, rows=len(alignment), log=None
         )
@@ -275,7 +275,7 @@ def lone_passive(
     name: str = "p1",
     *,
     answers: Path | None = None,
-    held_N: Tensor | None = None,
+    is_known_N: Tensor | None = None,
     noise: ContributionNoise | None = None,
     train: TrainSettings = TRAIN,
     contributor: SumContributor | None = None,
@@ -287,7 +287,7 @@ def lone_passive(
         contributor or plain_sum(noise=1000 if noise else None).make_contributor(name),
         allowance=Allowance(name, agreed, aligned=len(features_N), log=answers),
         noise=noise,
-        held_N=held_N,
+        is_known_N=is_known_N,
         repeatable=True,
     )
     trainer = PassiveTrainer(
@@ -298,7 +298,7 @@ def lone_passive(
         seed=0,
         rests_on_rows=noise is not None,
     )
-    return ApfedPassive(sum_end, trainer, held_N=held_N)
+    return ApfedPassive(sum_end, trainer, is_known_N=is_known_N)
 
 
 def contributed(passive: ApfedPassive, message: Envelope) -> bytes:

@@ -49,7 +49,7 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
     if kind.averages:
         settings["model"] = {"network": "identity"}
         settings["secure_sum"] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}
-    if "projections are summed" in kind.happens:
+    if "projections are summed" in kind.facts:
         settings["model"] = {
             "network": "cross_view",
             "representation": 4,

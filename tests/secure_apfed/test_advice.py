@@ -425,11 +425,11 @@ STRANGE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", [*STRANGE, "binned intervals"])
-def test_errors_of_frames_name_party_and_column(what: str) -> None:
-    odd = STRANGE[what]() if what in STRANGE else pd.cut(good()["price"], 3)
+@pytest.mark.parametrize("subject", [*STRANGE, "binned intervals"])
+def test_errors_of_frames_name_party_and_column(subject: str) -> None:
+    odd = STRANGE[subject]() if subject in STRANGE else pd.cut(good()["price"], 3)
     shop = pd.DataFrame({"id": good()["id"], "odd": odd})
-    holds = what.removeprefix("binned ")
+    holds = subject.removeprefix("binned ")
     with pytest.raises(DataError, match=f"^shop: column 'odd' holds {holds}.*; "):
         run_frames(good(), {"shop": shop}, label="y", baselines=False)
 

@@ -28,7 +28,7 @@ from secure_apfed.alignment import (
     canonical_ids,
     check_alignment,
     make_intersection,
-    most_guesses,
+    max_guesses,
     records,
 )
 from secure_apfed.alignment.ids import id_rules
@@ -123,7 +123,7 @@ def test_hidden_overlaps_need_what_hides_them(given: dict[str, Any], says: str) 
 
 
 @pytest.mark.parametrize(
-    ("protocol", "most", "hub", "member"),
+    ("protocol", "maximum", "hub", "member"),
     [
         ("ecdh", 10**7, 16 * 630_988, 16 * 630_988),
         ("ot", 10**7, 16 * 820_373, 16 * 630_988),
@@ -134,8 +134,8 @@ def test_hidden_overlaps_need_what_hides_them(given: dict[str, Any], says: str) 
         ("circuit_ot", 1000, 1408, 22 * 1408),
     ],
 )
-def test_a_size_limit_bounds_guesses(protocol: str, most: int, hub: int, member: int) -> None:
-    guesses = most_guesses(AlignmentSettings(protocol=protocol, maximum_ids=most))
+def test_a_size_limit_bounds_guesses(protocol: str, maximum: int, hub: int, member: int) -> None:
+    guesses = max_guesses(AlignmentSettings(protocol=protocol, maximum_ids=maximum))
     assert (guesses.hub, guesses.member) == (hub, member)
 
 

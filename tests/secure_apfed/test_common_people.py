@@ -173,10 +173,10 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-def test_patterns_of_a_peer_are_checked_before_they_are_shown(what: str) -> None:
+@pytest.mark.parametrize("subject", HOSTILE)
+def test_patterns_of_a_peer_are_checked_before_they_are_shown(subject: str) -> None:
     with pytest.raises(RemoteProtocolError, match="shop sent no patterns of IDs") as raised:
-        parse_patterns(HOSTILE[what], sender="shop")
+        parse_patterns(HOSTILE[subject], sender="shop")
     assert "\x1b" not in str(raised.value)
 
 

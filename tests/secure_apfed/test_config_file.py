@@ -7,7 +7,7 @@ import pytest
 
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config, load_config_text
-from secure_apfed.config.plain_yaml import MOST_BYTES
+from secure_apfed.config.plain_yaml import MAX_BYTES
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import method_settings
 from secure_apfed.settings import did_you_mean
@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not text in UTF-8 \(byte 6\)"):
         load_config(tmp_path / "image.yaml")
     large = tmp_path / "run.yaml"
-    large.write_text(GOOD + "#" * MOST_BYTES)
+    large.write_text(GOOD + "#" * MAX_BYTES)
     with pytest.raises(ConfigError, match=rf"{large}: is larger than .* bytes; expected"):
         load_config(large)
     with pytest.raises(ConfigError, match=r"/dev/zero: is larger than .* bytes; expected"):

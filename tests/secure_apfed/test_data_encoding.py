@@ -36,7 +36,7 @@ from secure_apfed.data.encoding import (
     parse_encoding,
 )
 from secure_apfed.data.frames import as_pandas, convert_text_column, texts_of
-from secure_apfed.data.inputs import FEWEST_ROWS, ColumnDrift, DriftMeter
+from secure_apfed.data.inputs import MIN_ROWS, ColumnDrift, DriftMeter
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
 from secure_apfed.runs.onnx_file import write_onnx
@@ -252,7 +252,7 @@ def test_each_change_is_told_of_its_column_alone(
     assert [name for name, one in found.items() if one.notable] == [column]
 
 
-@pytest.mark.parametrize("rows", [1, FEWEST_ROWS - 1, FEWEST_ROWS])
+@pytest.mark.parametrize("rows", [1, MIN_ROWS - 1, MIN_ROWS])
 def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
     trained = aged().assign(country="DE", year=2024, job=aged()["job"].mask(aged().index < 9))
     text = ["job", "country"]
@@ -268,7 +268,7 @@ def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
     of = f"{rows} of {rows} rows "
     unseen = f"{of}hold what no training row held, which counts for nothing"
     assert [found[name] for name in ("job", "country", "year")] == [unseen] * 3
-    assert ("its mean lies" in found["age"]) is (rows >= FEWEST_ROWS)
+    assert ("its mean lies" in found["age"]) is (rows >= MIN_ROWS)
     empty = new.assign(age=np.nan, job=None)
     told = metered(DriftMeter(encoding), encoding, empty).compute_drifts()
     found = {one.name: one.notable for one in told}

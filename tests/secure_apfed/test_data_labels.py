@@ -25,7 +25,7 @@ from secure_apfed.data.labels import class_labels
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, FewRowsWarning, SuspectColumnWarning
 from secure_apfed.interfaces.estimator import VerticalClassifier
-from secure_apfed.measures.intervals import FEWEST_ROWS
+from secure_apfed.measures.intervals import MIN_ROWS
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.run import run
 from secure_apfed.settings.data import DataSettings
@@ -316,12 +316,12 @@ def test_a_test_of_one_class_is_refused() -> None:
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        (FEWEST_ROWS, [RARE.format(f" and {FEWEST_ROWS} test rows")]),
+        (MIN_ROWS, [RARE.format(f" and {MIN_ROWS} test rows")]),
         (
-            FEWEST_ROWS - 1,
+            MIN_ROWS - 1,
             [
                 RARE.format(""),
-                f" {FEWEST_ROWS - 1} are of class malignant, fewer than {FEWEST_ROWS}",
+                f" {MIN_ROWS - 1} are of class malignant, fewer than {MIN_ROWS}",
             ],
         ),
     ],

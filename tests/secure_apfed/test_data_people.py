@@ -374,12 +374,12 @@ def test_labelled_rows_are_drawn_of_each_class() -> None:
     assert len(load(labelled=40, split="at_random").labelled_rows) == 40
 
 
-@pytest.mark.parametrize(("label", "least"), [(0, 12), (1, 1), (2, 0)])
-def test_clients_are_dealt_rows_of_each_class_evenly(label: int, least: int) -> None:
+@pytest.mark.parametrize(("label", "minimum"), [(0, 12), (1, 1), (2, 0)])
+def test_clients_are_dealt_rows_of_each_class_evenly(label: int, minimum: int) -> None:
     labels = np.repeat([0, 1, 2], [50, 7, 4])
     dealt = partition.deal_clients(labels, np.arange(61), clients=4, limit=None, seed=1)
     found = [int((labels[rows] == label).sum()) for rows in dealt]
-    assert least <= min(found) <= max(found) <= min(found) + 1 + (label == 0)
+    assert minimum <= min(found) <= max(found) <= min(found) + 1 + (label == 0)
 
 
 def test_people_are_drawn_by_the_seed() -> None:

@@ -116,14 +116,14 @@ def test_who_waits_for_the_silent_party_itself_is_told_first(world: World) -> No
         world.network.run_script("ann", ask())
 
 
-@pytest.mark.parametrize(("least", "told"), [(2, "ann was told"), (1, "ann heard")])
+@pytest.mark.parametrize(("minimum", "told"), [(2, "ann was told"), (1, "ann heard")])
 def test_patience_ends_where_too_few_are_left_to_answer(
-    least: int, told: str, world: World
+    minimum: int, told: str, world: World
 ) -> None:
     async def wait() -> str:
         links = world.links("ann")
         try:
-            await links.receive(("bob", "cid"), ANSWER, least=least, patience=9)
+            await links.receive(("bob", "cid"), ANSWER, minimum=minimum, patience=9)
         except PartyLeftError:
             return "ann was told"
         return "ann heard"
@@ -282,7 +282,7 @@ def test_setup_is_counted_but_not_kept() -> None:
 def test_of_an_epoch_a_few_contributions_are_kept_and_all_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secure_apfed.exchange.transcript.MOST_CONTRIBUTED", 1000)
+    monkeypatch.setattr("secure_apfed.exchange.transcript.MAX_CONTRIBUTED", 1000)
     recorder = Recorder("all")
     recorder.transcript.keep_in(tmp_path)
     for epoch in range(2):
@@ -367,11 +367,11 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(tmp_path: Pa
 
 
 @contextmanager
-def file_size_limit(most: int) -> Iterator[None]:
+def file_size_limit(maximum: int) -> Iterator[None]:
     """Files of this process end there, as those of a full disk do."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (maximum, limits[1]))
     try:
         yield
     finally:

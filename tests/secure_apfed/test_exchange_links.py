@@ -117,7 +117,7 @@ def test_what_is_waited_for_is_data() -> None:
     assert begun(one) == Awaited(
         me="passive", senders=("active",), kinds=(Kind.SUM, Kind.END), step=4, patience=3
     )
-    some = passive.receive(["active", "other"], Kind.SUM, least=2)
+    some = passive.receive(["active", "other"], Kind.SUM, minimum=2)
     awaited = begun(some)
     assert (awaited.senders, awaited.least, awaited.patience) == (("active", "other"), 2, 1)
     assert str(awaited) == "passive expected sum from active or other"
@@ -332,10 +332,12 @@ class Pair:
         self.ann = self.network.links["ann"]
         self.bob = self.network.links["bob"]
 
-    def hear(self, *kinds: Kind, times: int = 1, most: int = 99) -> list[bytes]:
+    def hear(self, *kinds: Kind, times: int = 1, maximum: int = 99) -> list[bytes]:
         async def script() -> list[bytes]:
             return [
-                (await self.ann.receive("bob", *(kinds or (Kind.ALIGNMENT,)), most=most)).payload
+                (
+                    await self.ann.receive("bob", *(kinds or (Kind.ALIGNMENT,)), maximum=maximum)
+                ).payload
                 for _ in range(times)
             ]
 
@@ -360,11 +362,13 @@ def test_messages_of_any_length_arrive_whole_and_in_order(length: int) -> None:
 def test_messages_of_two_peers_come_in_turns_and_an_announcement_takes_no_memory() -> None:
     halves = {name: MessageAssembler("ann", name) for name in ("bob", "cid")}
     cut = list(parts_of(0, MESSAGE))
-    came = [halves[name].add_part(one, Kind.ALIGNMENT, most=99) for one in cut for name in halves]
+    came = [
+        halves[name].add_part(one, Kind.ALIGNMENT, maximum=99) for one in cut for name in halves
+    ]
     assert came == [None] * (2 * len(cut) - 2) + [MESSAGE] * 2
     half = MessageAssembler("ann", "bob")
     vast = 2**60
-    assert half.add_part(part(0, vast, 0, bytes(SIZE)), Kind.ALIGNMENT, most=vast) is None
+    assert half.add_part(part(0, vast, 0, bytes(SIZE)), Kind.ALIGNMENT, maximum=vast) is None
     assert f"{SIZE} of {vast} bytes of alignment came" in half.midway
 
 

@@ -216,7 +216,7 @@ def test_units_predict_raw_rows(tmp_path: Path) -> None:
         for one in table.coefficients:
             assert one.per_unit is not None
             predicted += one.per_unit * (raw[one.column].to_numpy() - means[one.column])
-    scored = result.said["split_nn_sum"]
+    scored = result.test_scores["split_nn_sum"]
     assert np.sort(scored.scores) == pytest.approx(np.sort(predicted), rel=1e-4)
 
 

@@ -37,7 +37,7 @@ from secure_apfed.planning.forecast import forecast
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TableShape
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import MOST_PARAMETERS, ClusteringSettings, ModelSettings
+from secure_apfed.settings.training import MAX_PARAMETERS, ClusteringSettings, ModelSettings
 from tests.contracts.product_parties import agreement
 from tests.memory import traced
 from tests.secure_apfed.small_runs import small_config
@@ -101,7 +101,7 @@ def test_no_encoder_is_built_for_columns_beyond_the_bound(network: str) -> None:
         {"network": network, "hidden": (512,), "random_features": 512}
     )
     with pytest.raises(ModelError, match="parameters, expected"):
-        NETWORKS[network].make_encoder((MOST_PARAMETERS // 16,), settings)
+        NETWORKS[network].make_encoder((MAX_PARAMETERS // 16,), settings)
 
 
 @pytest.mark.parametrize("network", ["mlp", "selu", "enriched", "linear", "identity"])
@@ -384,7 +384,7 @@ def forecast_of(config: Config, **sizes: int) -> str:
     return "forecast"
 
 
-MOST_PEAK = 2**31
+MAX_PEAK = 2**31
 WIDTHS = (
     "model.hidden",
     "model.representation",
@@ -425,7 +425,7 @@ def test_a_pair_that_multiplies_is_refused_or_small(pair: tuple[str, str]) -> No
 def test_every_pair_that_multiplies_is_refused_or_small(pair: tuple[str, str]) -> None:
     gave, peak = in_a_child(lambda: walk_pair(*pair))
     assert gave in ("not read", "forecast") or gave.startswith("refused: "), gave
-    assert peak < MOST_PEAK
+    assert peak < MAX_PEAK
 
 
 @pytest.mark.slow
@@ -437,7 +437,7 @@ def test_what_is_read_is_forecast_within_memory_or_refused(title: str) -> None:
         return
     gave, peak = in_a_child(lambda: forecast_of(configs[-1]))
     assert gave == "forecast" or gave.startswith("refused: "), gave
-    assert peak < MOST_PEAK
+    assert peak < MAX_PEAK
 
 
 def test_networks_of_all_parties_are_counted_before_any_is_built() -> None:
@@ -490,7 +490,7 @@ def test_the_spread_of_a_large_batch_is_read_in_parts(monkeypatch: pytest.Monkey
     assert gave < 1e-6
     # Pages of PyTorch's library that the child is the first to touch count, too: up to 220 MB.
     assert peak < 500 * MiB, "all pairs take 770 MB"
-    monkeypatch.setattr(release, "_MOST_PAIRS", 130)
+    monkeypatch.setattr(release, "_MAX_PAIRS", 130)
     assert release.spread_of(z_BD) == pytest.approx(whole, rel=1e-6)
 
 

@@ -27,7 +27,7 @@ from secure_apfed.runs.solo import load_model
 from secure_apfed.settings.training import LastInput
 from secure_apfed.solo import (
     FOLDS,
-    MOST_APART,
+    MAX_APART,
     Baseline,
     MeanOfModels,
     Predictor,
@@ -277,8 +277,8 @@ def test_a_collapse_is_measured_by_the_classes_that_are_predicted() -> None:
     even = predictor(lambda rows: np.eye(3)[np.arange(rows) % 3])
     shares = np.bincount(task.labels, minlength=3) / 30
     assert measure_collapse(only_first, task) == pytest.approx(1 - shares[0])
-    assert measure_collapse(only_first, task) > MOST_APART
-    assert measure_collapse(even, task) < MOST_APART
+    assert measure_collapse(only_first, task) > MAX_APART
+    assert measure_collapse(even, task) < MAX_APART
     assert not has_collapsed(find_baseline("ridge"), task)
     few = replace(task, features=task.features[:40])
     assert measure_collapse(only_first, few) == 0, "ten rows tell nothing"
@@ -316,7 +316,7 @@ def test_who_averages_leaves_out_the_same_models_and_names_them(
     models = {model.name: model for model in (diverging("diverging"), one_class, even)}
     monkeypatch.setattr("secure_apfed.solo.BASELINES", models)
     for most in (None, 1):
-        mean = MeanOfModels("mean", "mean", most=most)
+        mean = MeanOfModels("mean", "mean", maximum=most)
         assert [member.name for member in mean.pick_members(task)] == ["even"]
     with_h = fit_local_models(nn.Identity(), task, combine="mean", inputs=ALL_INPUTS)
     assert {f"diverging of {read}: it cannot be fitted" for read in ("x", "h", "x and h")} <= set(
@@ -349,9 +349,9 @@ def by_first_column(name: str, shares: Sequence[float]) -> Baseline:
 
 CHOICES: dict[str, Callable[[SoloTask], str]] = {
     "chosen": lambda task: choose_baseline(task).name,
-    "mean of the best": lambda task: MeanOfModels("m", "m", most=1).pick_members(task)[0].name,
+    "mean of the best": lambda task: MeanOfModels("m", "m", maximum=1).pick_members(task)[0].name,
     "kept fit of that mean": lambda task: str(
-        fit_once(MeanOfModels("m", "m", most=1), task).compute_scores(task.features)[0, 1]
+        fit_once(MeanOfModels("m", "m", maximum=1), task).compute_scores(task.features)[0, 1]
     ),
 }
 

@@ -210,7 +210,7 @@ def decomposed(one: Any, two: Any) -> Any:
         features=(3, 3),
         vectors=2,
         mask_rows=8,
-        most_rows=ROWS,
+        max_rows=ROWS,
     )
     owner = SvdOwner(agreed, "b")
     dealt = {out.receiver: out.body for out in SvdDealer(agreed).deal_masks()}

@@ -102,7 +102,7 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
         links.send("bob", Kind.REPRESENTATIONS, 7, b"z")
         for name in asked:
             await links.receive(
-                name or ("bob", "cid"), Kind.CONTRIBUTION, least=1, patience=PATIENCE
+                name or ("bob", "cid"), Kind.CONTRIBUTION, minimum=1, patience=PATIENCE
             )
 
     with contextlib.suppress(PartyLeftError), keeper:

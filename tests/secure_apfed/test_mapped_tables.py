@@ -263,8 +263,8 @@ def test_run_on_mapped_tables_is_resumed(
 def test_baselines_of_mapped_rows_learn_from_a_sample(
     two_tables: Callable[[str], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solo, "MOST_ROWS", 400)
-    monkeypatch.setattr(solo, "_MOST_TESTED", 150)
+    monkeypatch.setattr(solo, "MAX_ROWS", 400)
+    monkeypatch.setattr(solo, "_MAX_TESTED", 150)
     config = two_tables("always")
     result = run(config, tmp_path / "run")
     record = solo.measure_run_baselines(config, tmp_path / "run", result.trained)
@@ -308,7 +308,7 @@ def declare_tables(rows: int) -> dict[str, TableShape]:
 def test_plan_of_more_rows_multiplies_the_costs_of_fewer(
     two_tables: Callable[[str], Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast_module, "_MOST_PLANNED_ROWS", 1000)
+    monkeypatch.setattr(forecast_module, "_MAX_PLANNED_ROWS", 1000)
     config = two_tables("auto")
     few = forecast(config, declare_tables(1000))
     many = forecast(config, declare_tables(100_000_000))

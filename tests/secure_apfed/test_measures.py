@@ -16,7 +16,7 @@ from sklearn.preprocessing import label_binarize
 from secure_apfed.errors import DataError
 from secure_apfed.learning.calibration import PlattLine, slope_of, standardise_scores
 from secure_apfed.measures.intervals import (
-    FEWEST_ROWS,
+    MIN_ROWS,
     REDRAWN,
     Resamples,
     _iter_draws,
@@ -252,7 +252,7 @@ def test_intervals_of_few_rows_hold_what_all_people_have() -> None:
     rng = np.random.default_rng(0)
     held = 0
     shift = 2.0
-    truth = np.repeat([0, 1], [100, FEWEST_ROWS - 12])
+    truth = np.repeat([0, 1], [100, MIN_ROWS - 12])
     for _ in range(60):
         scores = rng.normal(size=len(truth)) + shift * truth
         found = estimate_measures(
@@ -262,7 +262,7 @@ def test_intervals_of_few_rows_hold_what_all_people_have() -> None:
         held += found["auc"].low <= norm.cdf(shift / 2**0.5) <= found["auc"].high
     assert held >= 55
     # Who tells all rows of few has no interval without a width; of enough it may be so.
-    for rows, sure in ((FEWEST_ROWS - 1, False), (FEWEST_ROWS, True)):
+    for rows, sure in ((MIN_ROWS - 1, False), (MIN_ROWS, True)):
         truth = np.repeat([0, 1], rows)
         found = estimate_measures(Scored.from_probabilities(truth, 0.1 + 0.8 * truth))
         assert all((found[name].low == 1.0) is sure for name in ("accuracy", "auc", "f1"))

@@ -93,7 +93,7 @@ def test_every_way_to_predict_has_a_title_and_its_rows(played: Played) -> None:
     titles = [title_variant(played.config.method, name) for name in result.accuracy]
     assert len(set(titles)) == len(titles)
     assert not set(titles) & set(result.accuracy)
-    counts = {name: len(scored.truth) for name, scored in result.said.items()}
+    counts = {name: len(scored.truth) for name, scored in result.test_scores.items()}
     outcome = load_outcome(RunFolder(played.folder / "whole"))
     assert outcome.measured_rows == result.measured_rows == counts
     assert counts.keys() == result.accuracy.keys()

@@ -237,7 +237,7 @@ def test_pseudo_labels_are_the_mean_of_those_who_answered(
         mean = (total + drawn * pull.truth_NC[rows]) / (zeta + drawn)
         np.testing.assert_allclose(active.trainer.common_NC[rows], mean, atol=1e-4)
     assert session.describe_attendance() == {"left": {"passive-2": 2}, "steps_without_all": 2}
-    said = session.evaluate(next_step=4, final=True)[f"{method}_together"]
+    said = session.evaluate(next_step=4, is_final=True)[f"{method}_together"]
     truth = active._own.data.table.labels[active._rows[active.tested]].numpy()
     guessed = joint_scores(counted, active.tested.numpy()).argmax(1)
     assert float(said) == pytest.approx((guessed == truth).mean(), abs=0.01)

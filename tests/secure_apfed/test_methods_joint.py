@@ -133,10 +133,10 @@ def test_the_full_inference_is_that_of_all_parties() -> None:
     monolith = Monolith(session, data, config())
     people = list(range(TRAINED, ALIGNED))
     right = monolith.scores(people).argmax(1) == torch.tensor(people) % CLASSES
-    accuracies = session.evaluate(next_step=1, final=True)
+    accuracies = session.evaluate(next_step=1, is_final=True)
     assert accuracies["tvfl"] == pytest.approx(right.double().mean().item())
     assert list(accuracies) == ["tvfl", *FILLS, "tvfl_alone"]
-    assert list(session.evaluate(next_step=9, final=False)) == list(FILLS)
+    assert list(session.evaluate(next_step=9, is_final=False)) == list(FILLS)
 
 
 def test_fills_take_the_place_of_the_passives() -> None:
@@ -144,7 +144,7 @@ def test_fills_take_the_place_of_the_passives() -> None:
     seen = list[Tensor]()
     trainer = active_of(session).trainer
     trainer.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    session.evaluate(next_step=0, final=False)
+    session.evaluate(next_step=0, is_final=False)
     own = trainer.encoder(trainer.features_N[TRAINED:]).detach()
     rests = dict(zip(FILLS, (read[:, D:] for read in seen), strict=True))
     assert all(torch.equal(read[:, :D], own) for read in seen)
@@ -171,10 +171,10 @@ def test_evaluation_changes_no_parameter_and_no_later_step() -> None:
         one.train_step(0, one.learner.training_rows[:10])
     before = state(session)
     generator = torch.get_rng_state()
-    first = session.evaluate(next_step=1, final=True)
+    first = session.evaluate(next_step=1, is_final=True)
     assert same(state(session), before)
     assert torch.equal(torch.get_rng_state(), generator)
-    assert session.evaluate(next_step=50, final=True) == first
+    assert session.evaluate(next_step=50, is_final=True) == first
     assert active_of(session).trainer.encoder.training
     assert active_of(session).trainer.head.training
     for one in (session, undisturbed):
@@ -188,7 +188,7 @@ def test_every_network_is_evaluated_without_dropout() -> None:
     encoders = [party.trainer.encoder for party in passives_of(session)]
     for module in (active_of(session).trainer.encoder, active_of(session).trainer.head, *encoders):
         module.register_forward_pre_hook(lambda module, _: modes.append(module.training))
-    session.evaluate(next_step=0, final=True)
+    session.evaluate(next_step=0, is_final=True)
     assert len(modes) == 4 * 2 + 2  # each fill and the full inference; passives in the latter only
     assert not any(modes)
     session.train_step(50, session.learner.training_rows[:10])
@@ -200,7 +200,7 @@ def test_without_aligned_test_rows_the_full_inference_asks_nobody() -> None:
     people = session.alignment["active"][session.learner.training_rows]
     assert sorted(people.tolist()) == list(range(20)), "nobody else is trained on"
     before = session.transcript.wire_bytes
-    accuracies = session.evaluate(next_step=0, final=True)
+    accuracies = session.evaluate(next_step=0, is_final=True)
     assert accuracies["tvfl"] != accuracies["tvfl"]  # NaN
     assert 0 <= accuracies["tvfl_0"] <= 1
     assert session.transcript.wire_bytes == before
@@ -214,10 +214,12 @@ def envelope_of(session: Simulation, kind: Kind, payload: bytes, **changes: Any)
 class Asked:
     """A passive that has answered one request for training, and waits for its gradient."""
 
-    def __init__(self, *, learn: bool = True) -> None:
+    def __init__(self, *, is_training: bool = True) -> None:
         self.session = opened(vertical_data(2))
         self.passive = passives_of(self.session)[0]
-        self.answer = self.passive.represent(self.request(torch.arange(4), step=3, learn=learn))
+        self.answer = self.passive.represent(
+            self.request(torch.arange(4), step=3, learn=is_training)
+        )
         self.before = cloned(descent_of(self.passive.tensors()))
 
     def request(self, rows: Tensor, *, step: int, learn: object = True) -> Envelope:
@@ -257,7 +259,7 @@ def test_a_gradient_is_taken_once_of_its_step_and_where_one_is_due() -> None:
     asked.passive.apply_gradient(asked.gradient(gradient))
     asked.before = cloned(descent_of(asked.passive.tensors()))
     asked.refuses(asked.gradient(gradient), "waits for none")
-    asked = Asked(learn=False)
+    asked = Asked(is_training=False)
     asked.refuses(asked.gradient(gradient), "waits for none")
 
 
@@ -371,10 +373,10 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
         joined.bias.copy_(sum(one.bias for one in layers))
     head = nn.Sequential(nn.Flatten(), nn.Linear(8, 10)).double()
     head.load_state_dict(trainer.head.state_dict())
-    features = [trainer.features_N[learner._aligned]]
+    features = [trainer.features_N[learner._own_row_by_position]]
     features += [one.trainer.features_N for one in passives]
     x_UF = torch.cat([part.flatten(1) for part in features], dim=1)
-    labels_U = trainer.labels_N[learner._aligned]
+    labels_U = trainer.labels_N[learner._own_row_by_position]
     sgd = torch.optim.SGD(
         [*joined.parameters(), *head.parameters()], lr=0.1, momentum=0.9, weight_decay=1e-4
     )
@@ -394,7 +396,7 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
 
 def test_another_request_to_one_passive_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of()
-    rows_B = positions_of(session.learner._aligned, torch.arange(5))  # type: ignore[attr-defined]
+    rows_B = positions_of(session.learner._own_row_by_position, torch.arange(5))  # type: ignore[attr-defined]
     altered(monkeypatch, Kind.REQUEST, lambda _: pack_tensors({"rows": rows_B}, {"learn": True}))
     with pytest.raises(RemoteProtocolError):
         session.train_step(0, session.learner.training_rows[:64])

@@ -137,9 +137,9 @@ class PlainGru:
         self.rate = rate
         self.epochs = epochs
 
-    def direction(self, steps_TC: Tensor, place: int, suffix: str) -> Tensor:
+    def direction(self, steps_TC: Tensor, position: int, suffix: str) -> Tensor:
         w = {
-            kind: self.weights[f"0.views.{place}.{kind}_l0{suffix}"]
+            kind: self.weights[f"0.views.{position}.{kind}_l0{suffix}"]
             for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         }
         h_D = torch.zeros(w["weight_hh"].shape[1], dtype=torch.float64)
@@ -154,12 +154,12 @@ class PlainGru:
             h_D = (1 - update_D) * new_D + update_D * h_D
         return h_D
 
-    def states(self, flat_NF: Tensor, sequence: tuple[int, int], place: int = 0) -> Tensor:
+    def states(self, flat_NF: Tensor, sequence: tuple[int, int], position: int = 0) -> Tensor:
         found = []
         for row in flat_NF.double():
             steps_TC = row[1:].reshape(sequence)[: int(row[0])]
-            ahead_D = self.direction(steps_TC, place, "")
-            back_D = self.direction(steps_TC.flip(0), place, "_reverse")
+            ahead_D = self.direction(steps_TC, position, "")
+            back_D = self.direction(steps_TC.flip(0), position, "_reverse")
             found.append(torch.cat([ahead_D, back_D]))
         return torch.stack(found)
 
@@ -201,7 +201,7 @@ def plain_gru(session: Simulation, name: str, recurrent: Any, rate: float, epoch
 def test_v_fedmv_computes_what_the_paper_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eqs. 5 to 10 on the last states of GRUs, which learn from labels, or from Z."""
     monkeypatch.setattr(multiview.MultiviewSettings, "tolerance", 1e-300)
-    monkeypatch.setattr(multiview.MultiviewSettings, "most_rounds", ROUNDS)
+    monkeypatch.setattr(multiview.MultiviewSettings, "max_rounds", ROUNDS)
     said = {"rounds": 2, "local_epochs": 2, "learning_rate": 0.02, "dropout": 0.0}
     method = {"name": "v_fedmv", "beta": 0.5, "zeta": 3.0, "eta": 5.0, **said}
     data = vertical_data()
@@ -475,5 +475,5 @@ def test_grus_learn_what_no_weights_of_columns_can(network: str, low: float, hig
     session = open_session(config, data)
     for step in range(12):
         session.train_step(step, session.learner.training_rows)
-    accuracy = session.evaluate(next_step=12, final=True)
+    accuracy = session.evaluate(next_step=12, is_final=True)
     assert low <= float(accuracy["v_fedmv_together"]) <= high

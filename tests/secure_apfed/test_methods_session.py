@@ -90,7 +90,7 @@ def test_a_party_brings_its_own_and_nothing_of_another() -> None:
         assert (own.data.classes == start.data.classes) is labelled
         assert (own.data.table.labels is not None) is labelled
     aggregator = own_of(start, AGGREGATOR)
-    assert aggregator.held is None
+    assert aggregator.data_or_none is None
     assert aggregator.secrets.noise_key not in KEYS.values()
     assert aggregator.secrets.seed not in SEEDS.values()
 
@@ -295,7 +295,7 @@ class Crossing(InMemoryNetwork):
         last = inbox.pop()
         before = [at for at, (name, _) in enumerate(inbox) if name == sender]
         inbox.insert(self.chance.randint(max(before, default=-1) + 1, len(inbox)), last)
-        self.chance.shuffle(self._due)
+        self.chance.shuffle(self._waiting_roles)
 
 
 def opened(

@@ -215,7 +215,7 @@ def test_parties_compute_what_the_papers_say(
     method: str, name: str, labelled: int | None, apart: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multiview.MultiviewSettings, "tolerance", 1e-300)
-    monkeypatch.setattr(multiview.MultiviewSettings, "most_rounds", ROUNDS)
+    monkeypatch.setattr(multiview.MultiviewSettings, "max_rounds", ROUNDS)
     secure_sum = (
         CLEAR if name == "plain, any length" else {**pair_of(name), "clip": 4.0, "bits": 24}
     )
@@ -247,7 +247,7 @@ def test_parties_compute_what_the_papers_say(
     joint = joint_scores([trainer.view for trainer in trainers_of(session)], paper.asked)
     np.testing.assert_allclose(joint, paper.together(), atol=apart)
 
-    accuracy = session.evaluate(next_step=3, final=True)[f"{method}_together"]
+    accuracy = session.evaluate(next_step=3, is_final=True)[f"{method}_together"]
     truth = active._own.data.table.labels[active._rows[active.tested]].numpy()  # type: ignore[index]
     assert float(accuracy) == pytest.approx((paper.together().argmax(1) == truth).mean())
 
@@ -416,7 +416,7 @@ def copied(model: LinearViews) -> LinearViews:
             weights_FC=one.weights_FC.copy(),
             labels_NC=one.labels_NC.copy(),
             tolerance=one.tolerance,
-            most_rounds=one.most_rounds,
+            max_rounds=one.max_rounds,
         )
         for one in model.views
     ]

@@ -249,7 +249,7 @@ AGREEMENTS: tuple[Any, ...] = (
         receiver="p",
         vectors=2,
         mask_rows=4,
-        most_rows=8,
+        max_rows=8,
     ),
     IntersectionAgreement(session="s", minimum_rows=2, maximum_ids=10, sizes={"p": 3, "q": 4}),
 )

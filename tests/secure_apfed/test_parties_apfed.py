@@ -145,7 +145,7 @@ SOME_N = torch.arange(len(ALIGNMENT)) < 5
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "sent", "held_N", "free"),
+    ("first", "second", "sent", "is_known_N", "free"),
     [
         pytest.param(AGREED, AGREED, ANSWERED_BD, None, True, id="the same"),
         pytest.param(AGREED, later_session(AGREED), ANSWERED_BD, None, True, id="a later session"),
@@ -164,15 +164,17 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(
     first: Contract,
     second: Contract,
     sent: Tensor,
-    held_N: Tensor | None,
+    is_known_N: Tensor | None,
     free: bool,
     tmp_path: Path,
 ) -> None:
     """Answer a later session again for free: the same rows and values, no others."""
     rows = torch.arange(3)
     log = tmp_path / "answers.jsonl"
-    contributed(passive(first, answers=log, held_N=held_N)[0], representations(rows, ANSWERED_BD))
-    again, _ = passive(second, answers=log, held_N=held_N)
+    contributed(
+        passive(first, answers=log, is_known_N=is_known_N)[0], representations(rows, ANSWERED_BD)
+    )
+    again, _ = passive(second, answers=log, is_known_N=is_known_N)
     if free:
         contributed(again, representations(rows, sent))
     else:
@@ -386,20 +388,20 @@ def test_a_binding_changes_with_everything_it_binds() -> None:
 
 
 def allowance(
-    *, epochs: int = 2, beyond: int = 0, spare: int = 0, log: Path | None = None
+    *, epochs: int = 2, extra_answers: int = 0, spare: int = 0, log: Path | None = None
 ) -> Allowance:
     agreed = {"batch_size": 3, "epochs": epochs, "spare_answers": spare}
     terms = contract().model_copy(update=agreed)
-    return Allowance("p1", terms, aligned=10, log=log, beyond=beyond)
+    return Allowance("p1", terms, aligned=10, log=log, extra_answers=extra_answers)
 
 
 def take(own: Allowance, rows: list[int], *, step: int, digest: bytes = b"answer") -> None:
     own.count_answers(step, torch.tensor(rows), digest, sender="active")
 
 
-@pytest.mark.parametrize(("epochs", "spare", "beyond"), [(2, 0, 0), (1, 1, 0), (1, 0, 1)])
-def test_a_row_is_answered_as_often_as_agreed(epochs: int, spare: int, beyond: int) -> None:
-    own = allowance(epochs=epochs, spare=spare, beyond=beyond)
+@pytest.mark.parametrize(("epochs", "spare", "extra_answers"), [(2, 0, 0), (1, 1, 0), (1, 0, 1)])
+def test_a_row_is_answered_as_often_as_agreed(epochs: int, spare: int, extra_answers: int) -> None:
+    own = allowance(epochs=epochs, spare=spare, extra_answers=extra_answers)
     with pytest.raises(RemoteProtocolError, match=r"a batch of 4 rows to p1.*at most 3"):
         own.check_batch(0, torch.arange(4), sender="active")
     take(own, [1, 2], step=0)
@@ -578,12 +580,12 @@ def test_a_passive_refuses_a_near_constant_batch_and_computes_nothing() -> None:
 
 
 def test_a_passive_does_not_answer_near_constant_rows_among_people_that_it_does_not_know() -> None:
-    held_N = torch.arange(len(ALIGNMENT)) < 4
-    party, objective = passive(contract(spread=0.0005), held_N=held_N)
+    is_known_N = torch.arange(len(ALIGNMENT)) < 4
+    party, objective = passive(contract(spread=0.0005), is_known_N=is_known_N)
     state = cloned(party.tensors())
     rows = torch.arange(len(ALIGNMENT))
     z = random(len(ALIGNMENT), 3)
-    narrow = torch.where(held_N[:, None], z[0], z)
+    narrow = torch.where(is_known_N[:, None], z[0], z)
     check_spread(narrow, party.terms, sender="active")
     answers = {}
     for step, asked in enumerate((narrow, z)):
@@ -598,8 +600,8 @@ def test_a_passive_does_not_answer_near_constant_rows_among_people_that_it_does_
             assert objective.calls == 0
             assert same(descent_of(party.tensors()), descent_of(state))
     assert not answers[0].any()
-    assert answers[1][held_N].all()
-    assert not answers[1][~held_N].any()
+    assert answers[1][is_known_N].all()
+    assert not answers[1][~is_known_N].any()
 
 
 def test_the_active_keeps_a_near_constant_batch_at_home() -> None:

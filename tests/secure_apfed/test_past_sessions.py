@@ -199,4 +199,4 @@ def test_status_and_record_of_a_party_go_on_from_its_past() -> None:
     record.observe_outgoing(envelope(Kind.REPRESENTATIONS, 3), b"x" * 40)
     (total,) = record.sent_by_me.flows
     assert (total.messages, total.wire_bytes, total.last_step) == (4, 340, 3)
-    assert record.heard.wire_bytes == 300
+    assert record.received_by_me.wire_bytes == 300

@@ -65,8 +65,8 @@ def test_another_secret_or_party_is_told_at_both_ends(
     """Patience ends with attempts: once somebody came, each takes ten seconds of both clocks."""
     came, ahead_s, welcome = Event(), count(step=10.0), PeerAcceptor.admit_stranger
 
-    def noted(door: PeerAcceptor, *stranger: Any) -> None:
-        welcome(door, *stranger)
+    def noted(acceptor: PeerAcceptor, *stranger: Any) -> None:
+        welcome(acceptor, *stranger)
         came.set()
 
     def hurrying() -> float:

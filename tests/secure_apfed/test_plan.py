@@ -199,10 +199,10 @@ def test_what_an_answer_takes_whatever_the_rows_is_forecast_once(
     """Two seconds, and a hundredth for each batch: the first rehearsal alone would say more."""
     rehearse, played = forecast._rehearse, list[int]()
 
-    def timed(config: Config, like: VerticalData, steps: int, **more: Any) -> Any:
+    def timed(config: Config, template: VerticalData, steps: int, **more: Any) -> Any:
         played.append(steps)
         seconds = 2.0 + 0.01 * steps
-        found = rehearse(config, like, steps, **more)
+        found = rehearse(config, template, steps, **more)
         return replace(found, step_seconds=seconds / forecast.STEPS, evaluation_seconds=0.0)
 
     monkeypatch.setattr(forecast, "_rehearse", timed)
@@ -231,10 +231,10 @@ def test_baselines_are_forecast_by_those_of_two_samples(
     """A second, and a hundredth for each row; of all classes some have a label."""
     now, taught = 0.0, list[OwnData]()
 
-    def compared(config: Config, own: OwnData, said: object) -> None:
+    def compared(config: Config, data: OwnData, said: object) -> None:
         nonlocal now
-        taught.append(own)
-        now += 1.0 + 0.01 * len(own.train_rows)
+        taught.append(data)
+        now += 1.0 + 0.01 * len(data.train_rows)
 
     monkeypatch.setattr(solo, "_compare_baselines", compared)
     monkeypatch.setattr(solo, "time", SimpleNamespace(perf_counter=lambda: now))

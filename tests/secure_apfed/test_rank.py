@@ -28,7 +28,7 @@ from secure_apfed.labellers import LABELLERS
 from secure_apfed.methods import METHODS, open_session
 from secure_apfed.methods.apfed_code import ApfedCode
 from secure_apfed.networks.models import Projection
-from secure_apfed.networks.rank import count_columns, describe_rank, most_numbers, warn_if_narrow
+from secure_apfed.networks.rank import count_columns, describe_rank, max_numbers, warn_if_narrow
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run_in_memory
@@ -91,15 +91,15 @@ def test_columns_count_that_differ(kind: str, count: int) -> None:
     assert count_columns(columns_of(kind)) == count
 
 
-@pytest.mark.parametrize(("columns", "most"), [(0, 0), (1, 0), (2, 1), (3, 1), (12, 6)])
-def test_a_projection_takes_half_of_its_columns_and_no_more(columns: int, most: int) -> None:
-    assert most_numbers(columns) == most
+@pytest.mark.parametrize(("columns", "maximum"), [(0, 0), (1, 0), (2, 1), (3, 1), (12, 6)])
+def test_a_projection_takes_half_of_its_columns_and_no_more(columns: int, maximum: int) -> None:
+    assert max_numbers(columns) == maximum
     rows_NF = torch.randn(40, max(1, columns)) * (columns > 0)
-    if most:
-        Projection(columns, most).fit(rows_NF)
-    with pytest.raises(ModelError, match=f"{most + 1} numbers of {columns} columns"):
-        Projection(max(1, columns), most + 1).fit(rows_NF)
-    Projection(max(1, columns), most + 1, allow_reading_all=True).fit(rows_NF)
+    if maximum:
+        Projection(columns, maximum).fit(rows_NF)
+    with pytest.raises(ModelError, match=f"{maximum + 1} numbers of {columns} columns"):
+        Projection(max(1, columns), maximum + 1).fit(rows_NF)
+    Projection(max(1, columns), maximum + 1, allow_reading_all=True).fit(rows_NF)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_who_lets_everything_be_read_says_so_by_name() -> None:
 
 def test_its_own_file_has_to_agree() -> None:
     session = open_session(code_config(12, **ALL_READ), tables(4))
-    own = replace(session.entered.own, name="passive-1", allow_reading_all=False)
+    own = replace(session.party_session.party, name="passive-1", allow_reading_all=False)
     with pytest.raises(ConfigError, match=r"passive-1.*its own file does not agree"):
         ApfedCode().offer_terms(own)
 

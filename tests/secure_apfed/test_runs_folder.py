@@ -281,32 +281,32 @@ def test_only_plain_files_of_a_finished_run_are_read(
 def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"1234")
-    assert files.load_bytes(path, most=4) == b"1234"
+    assert files.load_bytes(path, maximum=4) == b"1234"
     with pytest.raises(CheckpointError, match=r"x: is larger than 3 bytes"):
-        files.load_bytes(path, most=3)
+        files.load_bytes(path, maximum=3)
 
 
 @pytest.mark.parametrize(
-    ("read", "most"),
+    ("read", "maximum"),
     [
-        (files.load_bytes, files.MOST_BYTES),
-        (lambda path: files.load_json(path, dict[str, Any]), files.MOST_JSON_BYTES),
-        (lambda path: files.load_json_lines(path, dict[str, Any]), files.MOST_JSON_BYTES),
+        (files.load_bytes, files.MAX_BYTES),
+        (lambda path: files.load_json(path, dict[str, Any]), files.MAX_JSON_BYTES),
+        (lambda path: files.load_json_lines(path, dict[str, Any]), files.MAX_JSON_BYTES),
     ],
     ids=["bytes", "JSON", "lines of JSON"],
 )
 def test_every_reader_reads_no_further_than_its_bound(
-    read: Callable[[Path], object], most: int, tmp_path: Path
+    read: Callable[[Path], object], maximum: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"1234")
-    os.truncate(path, most + 1)  # sparse: reading it would take as much memory
-    with pytest.raises(CheckpointError, match=rf"x: is larger than {most} bytes"):
+    os.truncate(path, maximum + 1)  # sparse: reading it would take as much memory
+    with pytest.raises(CheckpointError, match=rf"x: is larger than {maximum} bytes"):
         read(path)
 
 
 def test_an_audit_ends_whatever_is_claimed(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audited, "_MOST_RELEASES", 3)
+    monkeypatch.setattr(audited, "_MAX_RELEASES", 3)
     path = copied / "result.json"
     result = json.loads(path.read_bytes())
     result["privacy"]["releases"] = 2**31
@@ -786,9 +786,9 @@ def test_noise_of_the_seed_ends_every_claim(
 def test_the_account_is_of_who_spent_most(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     open_releases = PartyContext.open_releases
 
-    def open_busy(own: PartyContext, people: int) -> Releases:
-        releases = open_releases(own, people)
-        if own.name == busy:
+    def open_busy(party: PartyContext, people: int) -> Releases:
+        releases = open_releases(party, people)
+        if party.name == busy:
             releases.ledger.charge(step=1000, rows=torch.arange(people), digest=b"one more")
         return releases
 

@@ -583,14 +583,14 @@ class Probe:
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(("method", "beyond"), [("apfed_c", 0), ("tvfl", 1)])
+@pytest.mark.parametrize(("method", "extra_answers"), [("apfed_c", 0), ("tvfl", 1)])
 def test_breaking_off_and_resuming_gets_no_more_answers(
-    method: str, beyond: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, extra_answers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = bare(method)
     probe = Probe(monkeypatch)
     interrupted(config, tmp_path, at_step=4)
-    agreed = EPOCHS + config.rules.spare_answers + beyond
+    agreed = EPOCHS + config.rules.spare_answers + extra_answers
     refusal = f"asked passive-[12] for a row more than {agreed} times, all sessions"
     with pytest.raises(RemoteProtocolError, match=refusal):
         break_off(config, tmp_path, times=12)

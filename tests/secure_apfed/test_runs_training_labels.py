@@ -60,9 +60,9 @@ def noting(method: Method, seen: list[Given]) -> Callable[..., ActiveRole]:
         assert labels is not None
         seen.append(Given(labels, rows))
 
-    def learner(own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        note(own.data.table.labels, own.data.train_rows)
-        made = genuine(own, contract, rows)
+    def learner(party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        note(party.data.table.labels, party.data.train_rows)
+        made = genuine(party, contract, rows)
         relabelled = made.relabel
 
         def relabel(labels_N: Tensor, train_rows: Tensor) -> None:

@@ -191,7 +191,7 @@ def test_boosting_has_no_more_bins_than_it_needs(
 ) -> None:
     task, (x_BF, _) = task_of(rows(), 5)
     few = BASELINES["gradient_boosting"].fit(task).compute_scores(x_BF)
-    monkeypatch.setattr(classical, "_LEAST_BINS", 255)
+    monkeypatch.setattr(classical, "_MIN_BINS", 255)
     assert np.array_equal(BASELINES["gradient_boosting"].fit(task).compute_scores(x_BF), few)
 
 
@@ -435,18 +435,18 @@ def test_baselines_learn_from_all_labels_and_some_of_many_rows(
     x_NF, y_N = clusters(0)
     labelled = np.arange(0, len(y_N), 20)
     task = SoloTask.from_arrays(x_NF, labelled, y_N[labelled], classes=4)
-    assert task.few is task
-    monkeypatch.setattr("secure_apfed.solo.interface.MOST_ROWS", 100)
-    few = task.few
+    assert task.with_few_rows is task
+    monkeypatch.setattr("secure_apfed.solo.interface.MAX_ROWS", 100)
+    few = task.with_few_rows
     assert (few.labelled_rows == task.labelled_rows).all()
     assert (few.labels == task.labels).all()
     others = few.features[len(labelled) :]
     assert len({*map(bytes, others)} & {*map(bytes, np.delete(x_NF, labelled, axis=0))}) == 84
-    assert (few.features == task.few.features).all()
-    assert few.few is few
+    assert (few.features == task.with_few_rows.features).all()
+    assert few.with_few_rows is few
     assert accuracy(choose_baseline(task), few, (x_NF, y_N)) > 0.9
     every = SoloTask.from_arrays(x_NF, np.arange(len(y_N)), y_N, classes=4)
-    assert every.few is every
+    assert every.with_few_rows is every
 
 
 def test_labels_are_held_out_once_for_the_prior_and_the_report() -> None:
@@ -541,4 +541,4 @@ def test_the_best_on_labels_held_out_is_chosen(names: tuple[str, str]) -> None:
     witnesses = {name: Witness(*[name == "right"] * 20) for name in names}
     for name, witness in witnesses.items():
         witness.name = name  # by which its fits are kept
-    assert choose_baseline(task, among=witnesses.values()) is witnesses["right"]
+    assert choose_baseline(task, candidates=witnesses.values()) is witnesses["right"]

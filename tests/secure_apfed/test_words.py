@@ -760,7 +760,13 @@ SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
         lambda row: np.trunc(row * LEVELS),
         list(SIGNED),
         build_vote_release(
-            Ridge(), hard=False, deviation=1, honest=1, steps=LEVELS, classes=3, integers=True
+            Ridge(),
+            hard=False,
+            deviation=1,
+            honest=1,
+            steps=LEVELS,
+            classes=3,
+            integers=True,
         ).sensitivity,
         1.0,
     ),

@@ -28,7 +28,7 @@ from apfed_attacks.features.contrastive_inversion import (
 )
 from apfed_attacks.features.regression import guess_features
 from apfed_attacks.interface import Guess
-from apfed_attacks.live.strategy import ActiveAttack, ActiveSeat, notes_of
+from apfed_attacks.live.strategy import ActiveAttack, LiveActive, notes_of
 from apfed_attacks.view import AdversaryView, AgreedTerms, Knowledge
 from secure_apfed.settings.training import ContrastiveSettings
 
@@ -52,14 +52,14 @@ class ChosenRepresentations(ActiveAttack):
     iterations: int = Field(500, ge=1)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        if view.agreed and (reason := explain_not_contrastive(view)):
+        if view.terms_by_passive and (reason := explain_not_contrastive(view)):
             return reason
         return super().explain_missing_input(view)
 
-    def run_live(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Ask in both directions; return people and, for both, what was sent and opened."""
+    def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+        """Ask in both directions; return people and, for both, what was sent and revealed."""
         people_N, draw, size, length = self.prepare_request(
-            seat, knowledge, seed, length=_ROOM, most=self.people
+            active, knowledge, seed, length=_ROOM, maximum=self.people
         )
         axes_2D = torch.linalg.qr(torch.randn(size, 2, generator=draw, dtype=torch.float64)).Q.T
 
@@ -68,11 +68,11 @@ class ChosenRepresentations(ActiveAttack):
             return length * F.normalize(axis_D + self.spread * noise_BD, dim=1)
 
         sent = [make_question(axis_D, len(people_N)) for axis_D in axes_2D]
-        if seat.protected:
-            opened = [self.ask_among_decoys(seat, people_N, rows_ND, draw) for rows_ND in sent]
+        if active.enforces_rules:
+            opened = [self.ask_among_decoys(active, people_N, rows_ND, draw) for rows_ND in sent]
         else:
-            opened = list(seat.request_sum(people_N.repeat(2), torch.cat(sent)).double().chunk(2))
-        batch = self.rows_at_once(seat) if seat.protected else len(people_N) * 2
+            opened = list(active.request_sum(people_N.repeat(2), torch.cat(sent)).double().chunk(2))
+        batch = self.rows_at_once(active) if active.enforces_rules else len(people_N) * 2
         exchanged = {"sent": torch.stack(sent), "opened": torch.stack(opened)}
         return {"people": people_N, **exchanged, "batch": torch.tensor(batch)}
 
@@ -90,7 +90,7 @@ class ChosenRepresentations(ActiveAttack):
             AttackError: the view is not of a live run of this attack.
         """
         notes = notes_of(self, view)
-        contributors = list(view.agreed.values())
+        contributors = list(view.terms_by_passive.values())
         people_N = notes["people"]
         size = int(notes["batch"])
         recovered = []
@@ -115,7 +115,7 @@ class ChosenRepresentations(ActiveAttack):
 def _compute_differences(sent: Tensor, opened: Tensor, contributors: list[AgreedTerms]) -> Tensor:
     """Return the sum over contributors of z_i, weighted, minus its mean over the batch (B, D).
 
-    `sent` (2, B, D) is each about one direction, `opened` are the answers.
+    `sent` (2, B, D) is each about one direction, `opened` are the decrypted answers.
     """
     objective = contributors[0].objective
     assert isinstance(objective, ContrastiveSettings)

@@ -46,7 +46,7 @@ class ContrastiveInversion(FeatureAttack):
     roles = ("active",)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no contrastive gradient sum can be inverted: none is opened or recorded, or
+        """Return why no contrastive gradient sum can be inverted: none is revealed or recorded, or
         the objective is another one. None: some can.
         """
         if reason := explain_missing_gradient_sums(view) or explain_not_contrastive(view):
@@ -76,13 +76,13 @@ class ContrastiveInversion(FeatureAttack):
 
     def _invert_sums(self, view: AdversaryView) -> tuple[Observed, Observed]:
         """Return sums and recovered representations of the last epoch that has any gradient."""
-        contributors = list(view.agreed.values())
+        contributors = list(view.terms_by_passive.values())
         pairs = list[tuple[Tensor, Question]]()
         for epoch in reversed(view.epochs):
             for step, rows_B, h_BD in list_opened_batches(view, epoch):
                 # Rows that the victim does not hold took no part in its loss.
                 present_B = view.has_rows(view.knowledge.victim, rows_B)
-                question = Question.from_batch(h_BD[present_B], view.opened[step][present_B])
+                question = Question.from_batch(h_BD[present_B], view.revealed[step][present_B])
                 if present_B.sum() >= _SMALLEST_BATCH and question.sum.any():
                     pairs.append((rows_B[present_B], question))
             if pairs:
@@ -102,7 +102,7 @@ class ContrastiveInversion(FeatureAttack):
 
 def explain_not_contrastive(view: AdversaryView) -> str | None:
     """Return why the sums of this view are not of one contrastive objective, or None."""
-    objectives = {agreed.objective for agreed in view.agreed.values()}
+    objectives = {agreed.objective for agreed in view.terms_by_passive.values()}
     if not objectives:
         return "the view does not say what the passives contribute (agreed)"
     if any(item.name != "contrastive" for item in objectives):
@@ -141,6 +141,8 @@ def explain_sums(
 
     L-BFGS minimises |predicted - sum|^2 / |sum|^2, from `start_ND` of any norm or a mixture of the
     first sum and h. The contributors have one contrastive objective.
+
+    `questions`: the sums, with what was sent for them. `iterations`: of the optimiser.
     """
     first = questions[0]
     scale = sum(float(item.sum.square().sum()) for item in questions)

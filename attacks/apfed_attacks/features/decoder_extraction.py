@@ -25,7 +25,7 @@ from torch import Tensor
 
 from apfed_attacks.features.regression import Regression, guess_features
 from apfed_attacks.interface import FloatArray, Guess
-from apfed_attacks.live.strategy import ActiveAttack, ActiveSeat, notes_of
+from apfed_attacks.live.strategy import ActiveAttack, LiveActive, notes_of
 from apfed_attacks.view import AdversaryView, Knowledge
 
 _RANK = 1e-5
@@ -46,36 +46,39 @@ class DecoderExtraction(ActiveAttack):
         """Return why the attack does not apply: a passive has another objective than
         reconstruction, or the view is not of a live run of it. None: it applies.
         """
-        kinds = {agreed.objective.name for agreed in view.agreed.values()}
+        kinds = {agreed.objective.name for agreed in view.terms_by_passive.values()}
         if kinds and kinds != {"reconstruction"}:
             return "a passive contributes gradients of another objective than reconstruction"
         return super().explain_missing_input(view)
 
-    def run_live(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Ask; return people, what was sent to them and opened, and answers about the axes."""
+    def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+        """Ask; return people, what was sent to them and revealed, and answers about the axes."""
         people_N, draw, size, length = self.prepare_request(
-            seat, knowledge, seed, length=self.length, most=self.people
+            active, knowledge, seed, length=self.length, maximum=self.people
         )
         point_D = torch.randn(size, generator=draw, dtype=torch.float64)
-        if not seat.protected:
-            return self._ask_at_once(seat, people_N, length * point_D / point_D.norm())
+        if not active.enforces_rules:
+            return self._ask_at_once(active, people_N, length * point_D / point_D.norm())
         noise_ND = torch.randn(len(people_N), size, generator=draw, dtype=torch.float64)
         far_ND = point_D / point_D.norm() + self.spread * noise_ND / size**0.5
         sent_ND = length * far_ND / far_ND.norm(dim=1, keepdim=True)
-        opened_ND = self.ask_among_decoys(seat, people_N, sent_ND, draw)
+        opened_ND = self.ask_among_decoys(active, people_N, sent_ND, draw)
         return {"people": people_N, "sent": sent_ND, "opened": opened_ND}
 
     def _ask_at_once(
-        self, seat: ActiveSeat, people_N: Tensor, point_D: Tensor
+        self, active: LiveActive, people_N: Tensor, point_D: Tensor
     ) -> Mapping[str, Tensor]:
-        """Ask in one step: everybody at the point and at zero, and one person along every axis."""
+        """Ask in one step: everybody at the point and at zero, and one person along every axis.
+
+        `people_N`: alignment positions.
+        """
         size = len(point_D)
         count = len(people_N)
         points_ND = point_D.expand(count, size)
         questions_ND = torch.cat([points_ND, torch.zeros_like(points_ND), torch.eye(size).double()])
         rows = torch.cat([people_N, people_N, people_N[:1].expand(size)])
         opened, zero, axes = (
-            seat.request_sum(rows, questions_ND).double().split([count, count, size])
+            active.request_sum(rows, questions_ND).double().split([count, count, size])
         )
         return {
             "people": people_N,
@@ -112,6 +115,8 @@ def _undo_rotation(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
     """Return R^T (b - x) (N, rank) from answers W^T (b - x) and W^T W, both times one number c.
 
     Divided by sqrt(c), which the caller's pairs fix.
+
+    `zero_ND`: answers to a row of zeros. `gram_DD`: W^T W.
     """
     values_D, vectors_DD = torch.linalg.eigh((gram_DD + gram_DD.T) / 2)
     in_rank = values_D > _RANK * values_D[-1]

@@ -34,7 +34,7 @@ def simulator_for(features: Shape, representation: Shape, hidden: int, channels:
     """Return a network from flattened features (B, F) to flattened representations (B, D).
 
     Linear convolutions between images and maps, as the pilot network of Pasquini et al. (2021),
-    with so many `channels` a pixel; else perceptrons, `hidden` wide. Shapes are of a row.
+    with this number of `channels` a pixel; else perceptrons, `hidden` wide. Shapes are of a row.
     """
     if not (scale := _compute_scale(features, representation)):
         return build_layers(math.prod(features), hidden, hidden, math.prod(representation))
@@ -51,7 +51,10 @@ def simulator_for(features: Shape, representation: Shape, hidden: int, channels:
 
 
 def decoder_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
-    """Mirror of `simulator_for`: representations (B, D) -> features (B, F)."""
+    """Mirror of `simulator_for`: representations (B, D) -> features (B, F).
+
+    `hidden`: width of its layers, or `channels` of its maps.
+    """
     if not (scale := _compute_scale(features, representation)):
         return build_layers(math.prod(representation), hidden, hidden, math.prod(features))
     return nn.Sequential(
@@ -77,6 +80,8 @@ def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: T
     """Return the squared slope of the discriminator at points between the two samples.
 
     Mescheder et al. (2018), Which Training Methods for GANs do actually Converge?, Section 4.1.
+
+    `judge`: the discriminator. `one_BD`: the two samples.
     """
     share = torch.rand(len(one_BD), *[1] * (one_BD.dim() - 1), device=one_BD.device)
     mixed_BD = torch.lerp(one_BD.detach(), other_BD.detach(), share).requires_grad_()

@@ -47,7 +47,7 @@ FORMS: Mapping[str, Form] = {
 _RANK = 1e-9
 _STRENGTHS = tuple(10.0**power for power in range(-8, 3))
 """Of the ridge, in units of the largest squared singular value."""
-_MOST_OWN = 0.95
+_MAX_OWN = 0.95
 """Of a row's weight in its own fit: above it the leave-one-out residual says little."""
 
 
@@ -64,12 +64,12 @@ class GradientProjection(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no sum can be taken apart: no gradients are opened, or no passive has an
+        """Return why no sum can be taken apart: no gradients are revealed, or no passive has an
         objective whose gradient has a known form. None: some can.
         """
         if reason := explain_missing_gradient_sums(view):
             return reason
-        if not view.agreed:
+        if not view.terms_by_passive:
             return "the view does not say what the passives contribute (agreed)"
         if not forms_of(view):
             known = ", ".join(FORMS)
@@ -98,7 +98,7 @@ class GradientProjection(FeatureAttack):
 
 def forms_of(view: AdversaryView) -> tuple[Form, ...]:
     """Return the known forms of the gradients that the passives contribute, each once."""
-    names = [agreed.objective.name for agreed in view.agreed.values()]
+    names = [agreed.objective.name for agreed in view.terms_by_passive.values()]
     return tuple(dict.fromkeys(FORMS[name] for name in names if name in FORMS))
 
 
@@ -130,7 +130,7 @@ def _explain_epochs(view: AdversaryView, form: Form) -> Iterator[tuple[Tensor, T
 
 
 def _collect_opened_rows(view: AdversaryView, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows (N,), what was sent of them and what was opened, both (N, D), of an epoch."""
+    """Return rows (N,), what was sent of them and what was revealed, both (N, D), of an epoch."""
     rows = [torch.empty(0, dtype=torch.int64)]
     sent = list[Tensor]()
     sums = list[Tensor]()
@@ -138,7 +138,7 @@ def _collect_opened_rows(view: AdversaryView, epoch: int) -> tuple[Tensor, Tenso
         present_B = view.has_rows(view.knowledge.victim, rows_B)
         rows.append(rows_B[present_B])
         sent.append(h_BD[present_B].double().flatten(1))
-        sums.append(view.opened[step][present_B].double().flatten(1))
+        sums.append(view.revealed[step][present_B].double().flatten(1))
     if not sent:
         return rows[0], torch.empty(0, 0), torch.empty(0, 0)
     return torch.cat(rows), torch.cat(sent), torch.cat(sums)
@@ -163,7 +163,7 @@ def compute_residuals(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
     for strength in _STRENGTHS:
         filter_R = shares_R / (shares_R + strength)
         own_N1 = 1 / len(sums_ND) + left_NR.square() @ filter_R[:, None]
-        if own_N1.max() > _MOST_OWN:
+        if own_N1.max() > _MAX_OWN:
             continue
         rest_ND = (centred_ND - left_NR @ (filter_R[:, None] * along_RD)) / (1 - own_N1)
         if rest_ND.square().mean() < smallest_ND.square().mean():

@@ -44,7 +44,7 @@ class GradientRegression(FeatureAttack):
         return explain_missing_gradient_sums(view) or explain_missing_sums(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Regress each row's mean opened sum to the victim's features."""
+        """Regress each row's mean revealed sum to the victim's features."""
         sums = average_rows(_iter_sums(view))
         if sums is None:
             raise AttackError(
@@ -63,11 +63,11 @@ class GradientRegression(FeatureAttack):
 
 
 def _iter_sums(view: AdversaryView) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows (B,) and their opened sums (B, D) of every step that the view holds.
+    """Yield rows (B,) and their revealed sums (B, D) of every step that the view holds.
 
     Rows that the victim does not hold took no part in its loss, and are left out.
     """
     for epoch in view.epochs:
         for step, rows_B, _ in list_opened_batches(view, epoch):
             present_B = view.has_rows(view.knowledge.victim, rows_B)
-            yield rows_B[present_B], view.opened[step].double().flatten(1)[present_B]
+            yield rows_B[present_B], view.revealed[step].double().flatten(1)[present_B]

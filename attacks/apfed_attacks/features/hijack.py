@@ -88,7 +88,10 @@ class HijackAttack(AnsweringAttack):
     def start_answering(
         self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> "Hijack":
-        """Return the adversary that answers each step; it trains on the outsiders' features."""
+        """Return the adversary that answers each step; it trains on the outsiders' features.
+
+        `own_AF`: the adversary's features.
+        """
         assert knowledge.victim is not None
         outsiders = knowledge.public[knowledge.victim].float()
         own_rows = [rows for name, rows in knowledge.public.items() if name != knowledge.victim]
@@ -161,7 +164,10 @@ def _to_float64(rows_NF: Tensor) -> FloatArray:
 
 
 def _fit_to_columns(known_P: Tensor, columns: int) -> Tensor:
-    """Return (P, columns): rows (P, ...) of people whom one party holds, beside its own columns."""
+    """Return (P, columns): rows (P, ...) of people whom one party holds, beside its own columns.
+
+    `known_P`: rows of known people.
+    """
     known_PF = known_P.flatten(1)
     missing = columns - known_PF.shape[1]
     if missing not in (0, 1):
@@ -231,7 +237,10 @@ class Hijack:
         own_PF: Tensor,
         seed: int,
     ) -> None:
-        """Standardise the own features and build the networks, with weights drawn by `seed`."""
+        """Standardise the own features and build the networks, with weights drawn by `seed`.
+
+        `outsiders`: rows of people whose features the adversary knows wholly.
+        """
         self._attack = attack
         self._sent = sent
         self._seed = seed
@@ -244,10 +253,10 @@ class Hijack:
         self._own_PF = (own_PF - centre_F) / scale
         with seed_draws(seed, "networks"):
             self.space = Space(attack, sent, outsiders)
-            self._judge = build_layers(math.prod(sent) + used, *[attack.hidden] * 2, 1)
-        self._judge.to(outsiders.device)
-        self._judging = torch.optim.Adam(
-            self._judge.parameters(), attack.judge_rate, betas=_BETAS, fused=True
+            self._discriminator = build_layers(math.prod(sent) + used, *[attack.hidden] * 2, 1)
+        self._discriminator.to(outsiders.device)
+        self._discriminator_optimizer = torch.optim.Adam(
+            self._discriminator.parameters(), attack.judge_rate, betas=_BETAS, fused=True
         )
         self._target_PD: Tensor | None = None
 
@@ -263,14 +272,14 @@ class Hijack:
                 outsiders_B = torch.randint(len(self._target_PD), (len(theirs_BD),))
                 outsider_parts = self._target_PD[outsiders_B], self._own_PF[outsiders_B]
                 mine_BD = torch.cat(outsider_parts, dim=1)
-                loss = F.softplus(-self._judge(mine_BD)).mean()
-                loss = loss + F.softplus(self._judge(theirs_BD)).mean()
-                penalty = slope_penalty(self._judge, theirs_BD, mine_BD)
-                self._judging.zero_grad()
+                loss = F.softplus(-self._discriminator(mine_BD)).mean()
+                loss = loss + F.softplus(self._discriminator(theirs_BD)).mean()
+                penalty = slope_penalty(self._discriminator, theirs_BD, mine_BD)
+                self._discriminator_optimizer.zero_grad()
                 (loss + self._attack.penalty * penalty).backward()
-                self._judging.step()
+                self._discriminator_optimizer.step()
         wanted_BD = z_BD.clone().requires_grad_()
-        judged_B = self._judge(torch.cat([wanted_BD, own_BF], dim=1))
+        judged_B = self._discriminator(torch.cat([wanted_BD, own_BF], dim=1))
         (gradient_BD,) = torch.autograd.grad(F.softplus(-judged_B).sum(), wanted_BD)
         return gradient_BD * self._attack.strength
 

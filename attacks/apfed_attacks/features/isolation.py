@@ -20,7 +20,7 @@ from torch import Tensor
 
 from apfed_attacks.features.regression import guess_features
 from apfed_attacks.interface import Guess
-from apfed_attacks.live.strategy import ActiveAttack, ActiveSeat, notes_of
+from apfed_attacks.live.strategy import ActiveAttack, LiveActive, notes_of
 from apfed_attacks.view import AdversaryView, Knowledge
 
 
@@ -46,30 +46,30 @@ class Isolation(ActiveAttack):
     shadow_rows: int = Field(30, ge=2)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        if len(view.agreed) == 1:
+        if len(view.terms_by_passive) == 1:
             return "with one passive the sum is its gradient; there is nothing to isolate"
         return super().explain_missing_input(view)
 
-    def run_live(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+    def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
         """Ask about one batch; return people and the estimate of the victim's part."""
         rows_B, draw, size, length = self.prepare_request(
-            seat, knowledge, seed, length=self.length, most=min(self.people, seat.batch_size)
+            active, knowledge, seed, length=self.length, maximum=min(self.people, active.batch_size)
         )
         noise_BD = torch.randn(len(rows_B), size, generator=draw, dtype=torch.float64)
         sent_BD = length * (noise_BD / noise_BD.norm(dim=1, keepdim=True))
-        others = [name for name in seat.passives if name != knowledge.victim]
+        others = [name for name in active.passives if name != knowledge.victim]
         if self.way == "weight":
-            isolated = seat.request_sum(rows_B, sent_BD, weights=dict.fromkeys(others, 0.0))
+            isolated = active.request_sum(rows_B, sent_BD, weights=dict.fromkeys(others, 0.0))
         elif self.way == "unequal":
             far_BD = sent_BD / length * self.far
-            isolated = seat.request_sum(rows_B, sent_BD, instead=dict.fromkeys(others, far_BD))
+            isolated = active.request_sum(rows_B, sent_BD, instead=dict.fromkeys(others, far_BD))
         elif self.way == "subset":
-            isolated = seat.request_sum(rows_B, sent_BD)
-            isolated = isolated - seat.request_sum(rows_B, sent_BD, participants=others)
+            isolated = active.request_sum(rows_B, sent_BD)
+            isolated = isolated - active.request_sum(rows_B, sent_BD, participants=others)
         else:
-            isolated = seat.request_sum(rows_B, sent_BD)
+            isolated = active.request_sum(rows_B, sent_BD)
             for name in others[: self.colluding]:
-                isolated = isolated - seat.get_contribution(name)
+                isolated = isolated - active.get_contribution(name)
         return {"people": rows_B, "isolated": isolated.double()}
 
     def run(self, view: AdversaryView, seed: int) -> Guess:

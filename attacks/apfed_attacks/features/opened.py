@@ -21,7 +21,7 @@ def explain_missing_gradient_sums(view: AdversaryView) -> str | None:
 
 
 def explain_missing_sums(view: AdversaryView) -> str | None:
-    """Return why the recording holds no opened sum; None: it holds some."""
+    """Return why the recording holds no revealed sum; None: it holds some."""
     if any(list_opened_batches(view, epoch) for epoch in view.epochs):
         return None
     return (
@@ -35,7 +35,7 @@ def list_opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tens
     return [
         (step, rows_B, h_BD)
         for step, rows_B, h_BD in iter_batches(view, epoch)
-        if step in view.opened and len(rows_B) >= _SMALLEST_BATCH
+        if step in view.revealed and len(rows_B) >= _SMALLEST_BATCH
     ]
 
 

@@ -45,7 +45,7 @@ class SumRegression(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no row-by-row sum was opened or recorded. None: some were."""
+        """Return why no row-by-row sum was revealed or recorded. None: some were."""
         if view.description.opens not in ("representations", "projections", "pseudo-labels"):
             return (
                 f"{view.description}: no sum of representations, projections or pseudo-labels is "
@@ -180,6 +180,8 @@ class VoteRegression(FeatureAttack):
         labels.
 
         Where these are encrypted, the active's own; {} where it holds none of them.
+
+        `positions`: alignment positions.
         """
         labels_n = ballot.labels
         own_A = view.labels.get(view.parties[0])

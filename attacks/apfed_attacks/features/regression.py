@@ -40,7 +40,7 @@ _ALPHAS = np.logspace(-2, 4, 13)
 _WEAKER_ALPHAS = np.logspace(-10, 4, 29)
 """Strengths of `LeastSquares`, from next to none: where columns determine features, any more
 keeps a part of them back."""
-_LEAST_SINGULAR = 1e-13
+_MIN_SINGULAR = 1e-13
 """Of the largest singular value: below it a direction is rounding."""
 _FREE = 0.05
 """Of a row's weight in its own fit, the least that other rows have: below it its leave-one-out
@@ -87,13 +87,15 @@ class LeastSquares:
     def fit(self, rows_nC: FloatArray, targets: NDArray[Any]) -> Self:
         """Choose rank or ridge by leave-one-out errors and keep the weights, (C, F). For n rows of
         rank R, every candidate is a filter on the singular values, so that one SVD serves all.
+
+        `targets`: (n, T).
         """
         wanted_nF = targets.reshape(len(targets), -1).astype(np.float64)
         rows = len(rows_nC)
         self._centre_C = rows_nC.mean(0)
         self._mean_F = wanted_nF.mean(0)
         left_nR, sizes_R, right_RC = np.linalg.svd(rows_nC - self._centre_C, full_matrices=False)
-        rank = int((sizes_R > max(sizes_R[0], 1e-300) * _LEAST_SINGULAR).sum()) if rows > 1 else 0
+        rank = int((sizes_R > max(sizes_R[0], 1e-300) * _MIN_SINGULAR).sum()) if rows > 1 else 0
         left_nR = left_nR[:, :rank]
         sizes_R = sizes_R[:rank]
         right_RC = right_RC[:rank]
@@ -161,7 +163,10 @@ class Regression:
 
     @classmethod
     def from_view(cls, view: AdversaryView, positions: Tensor, *, hidden: int, seed: int) -> Self:
-        """Take the shadow rows among `positions` (N,), which are ascending."""
+        """Take the shadow rows among `positions` (N,), which are ascending.
+
+        `hidden`: width of the networks.
+        """
         shadow = view.knowledge.shadow
         shadow_N = torch.isin(positions, shadow.positions)
         if shadow_N.sum() < 2:
@@ -341,6 +346,8 @@ def guess_features(
 ) -> Guess:
     """Regress all that was released of these positions, (N, C) by name, to the victim's features,
     as from own ones x.
+
+    `people_N`: the positions.
     """
     positions, order = people_N.sort()
     scaled = partial(standardise_columns, components=attack.components, seed=seed)

@@ -159,7 +159,10 @@ def _train_inversion(
     def compute_judge_loss(
         h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
     ) -> Tensor:
-        """Return the loss of discriminators: high for real h and rows, low for f~(x) and d(h)."""
+        """Return the loss of discriminators: high for real h and rows, low for f~(x) and d(h).
+
+        `observed_BC`: representations h. `public_BC`: standardised rows of the public people.
+        """
         with torch.no_grad():
             simulated_BD = simulator(rows_BF)
             decoded_BF = decoder(h_BD)
@@ -180,7 +183,11 @@ def _train_inversion(
     def compute_inverse_loss(
         h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
     ) -> Tensor:
-        """Return the loss of f~ and d: inverse to each other, and real to the discriminators."""
+        """Return the loss of f~ and d: inverse to each other, and real to the discriminators.
+
+        `rows_BF`: rows of the public people. `observed_BC`: representations h. `public_BC`:
+        standardised rows of the public people.
+        """
         simulated_BD = simulator(rows_BF)
         loss = F.mse_loss(decoder(simulated_BD), rows_BF)
         judged_B = judge_h(torch.hstack([simulated_BD, public_BC]))

@@ -250,6 +250,8 @@ class _Bottom(nn.Module):
     def forward(self, rows_BF: Tensor) -> Tensor:
         """Split (B, F) into the members' features, apply each network, and standardise all h
         together.
+
+        `rows_BF`: features of all members, joined.
         """
         blocks = rows_BF.split([math.prod(shape) for shape in self._shapes], dim=1)
         parts = [
@@ -264,6 +266,8 @@ def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor |
 
     In joint training it released a function of its own features: a random one of these says
     nothing new and may still serve a probe. None where the view has no networks of all members.
+
+    `positions`: alignment positions (N,).
     """
     if not view.features or any(name not in view.networks for name in view.features):
         return None

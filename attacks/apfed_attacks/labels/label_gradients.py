@@ -117,7 +117,10 @@ def _join_direction_and_length(gradient_ND: Tensor) -> Tensor:
 
 
 def _score_by_cosine(view: AdversaryView, observed: Observed, positions: Tensor) -> Prediction:
-    """Score each class by the largest cosine to the gradient of a known row of it."""
+    """Score each class by the largest cosine to the gradient of a known row of it.
+
+    `positions`: alignment positions (N,).
+    """
     known = view.knowledge.labels
     is_observed_n = torch.isin(known.positions, observed.positions)
     anchors_nD = F.normalize(

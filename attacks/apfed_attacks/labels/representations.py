@@ -122,7 +122,10 @@ class Temporal(LabelProbe):
 
 
 def _stack_epochs(view: AdversaryView, positions: Tensor) -> Tensor:
-    """Return (E, N, D); where a row was in no batch of an epoch, its mean over the others."""
+    """Return (E, N, D); where a row was in no batch of an epoch, its mean over the others.
+
+    `positions`: alignment positions (N,).
+    """
     epochs = [collect_representations(view, epoch) for epoch in view.epochs]
     present_EN = torch.stack([torch.isin(positions, observed.positions) for observed in epochs])
     h_END = epochs[0].z.new_zeros(len(epochs), len(positions), epochs[0].z.shape[1])

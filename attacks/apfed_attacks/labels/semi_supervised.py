@@ -198,6 +198,9 @@ class SemiSupervised(LabelProbe):
         """Return MixMatch's loss (Algorithm 1, Eqs. (2) to (5)).
 
         There are two augmentations; lambda_u rises by `ramp`.
+
+        `rows_BF`: labelled rows, and their class shares. `others_BF`: unlabelled rows. `spread_F`:
+        deviation of each column, for the augmentation.
         """
         batch = len(rows_BF)
         augmented = [_augment_rows(others_BF, spread_F) for _ in range(2)]

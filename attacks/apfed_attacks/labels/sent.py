@@ -82,7 +82,10 @@ class ShownLabels(LabelProbe):
     def _learn_from_labels(
         self, view: AdversaryView, positions: Tensor, x_NF: FloatArray, labels_N: Tensor, seed: int
     ) -> dict[str, FloatArray]:
-        """Return class scores (N, K) of all rows, by everything that learns from these labels."""
+        """Return class scores (N, K) of all rows, by everything that learns from these labels.
+
+        `positions`: alignment positions (N,).
+        """
         rows = labels_N >= 0
         classes = view.knowledge.classes
         scores = {"own votes": _compute_votes(x_NF, labels_N, classes)}

@@ -68,7 +68,10 @@ class _Forger:
     def forge_rows(
         self, step: int, honest_BD: Tensor, open_backdoor: Callable[[], Tensor]
     ) -> Tensor:
-        """Return the forged rows in place of honest ones, (B, D), in their autograd graph."""
+        """Return the forged rows in place of honest ones, (B, D), in their autograd graph.
+
+        `open_backdoor`: returns rows with the trigger.
+        """
         harm = self.steering.harm
         if harm == "random":
             forged_BD = self.steering.draw_directions(honest_BD.detach().cpu(), step)
@@ -134,20 +137,24 @@ class _ForgedRepresentations(_Forger):
 
     _trigger: Tensor | None = None
 
-    def forge_representations(self, step: int, rows_B: Tensor, z_BD: Tensor, learn: bool) -> Tensor:
-        """Return forged representations (B, D) of one step; `learn` says whether the active trains
-        on them.
+    def forge_representations(
+        self, step: int, rows_B: Tensor, z_BD: Tensor, is_training: bool
+    ) -> Tensor:
+        """Return forged representations (B, D) of one step; `is_training` says whether the active
+        trains on them.
         """
-        return self.forge_rows(step, z_BD, lambda: self._open_backdoor(rows_B, z_BD, learn))
+        return self.forge_rows(step, z_BD, lambda: self._open_backdoor(rows_B, z_BD, is_training))
 
-    def _open_backdoor(self, rows_B: Tensor, z_BD: Tensor, learn: bool) -> Tensor:
+    def _open_backdoor(self, rows_B: Tensor, z_BD: Tensor, is_training: bool) -> Tensor:
         """Return z with one fixed trigger direction for the people to be moved: those of the target
         class while the active learns, the chosen ones when it predicts.
+
+        `is_training`: whether the rows train.
         """
         if self._trigger is None:
             self._trigger = self.steering.draw_directions(z_BD.detach()[:1], 0)
         steering = self.steering
-        is_moved_B = steering.target[rows_B] if learn else steering.chosen[rows_B]
+        is_moved_B = steering.target[rows_B] if is_training else steering.chosen[rows_B]
         return torch.where(is_moved_B[:, None], _keep_graph(self._trigger, z_BD), z_BD)
 
 

@@ -30,6 +30,7 @@ from apfed_attacks.run import Trial
 from apfed_attacks.scoring import make_inapplicable_result
 from apfed_attacks.view import AttackError, PlayedAttack
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.lazy_names import make_former_name
 from apfed_protocols.sums import PlainSum
 from apfed_protocols.sums.fixed_point import clip_rows
 from apfed_protocols.sums.interface import USUAL_BITS, FloatArray, StepBinding, SumAgreement
@@ -91,6 +92,9 @@ class LiveSession(Generic[OfMethod]):
     ) -> None:
         """Set up all parties in this process. Raises AttackError: the method has no passives of the
         kind that this class attacks.
+
+        `alignment`: rows by party of an earlier session with the same data; None: intersect now.
+        `logs`: folder in which parties count what they release; None: in memory.
         """
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
@@ -118,8 +122,8 @@ class LiveSession(Generic[OfMethod]):
     def train_epochs(
         self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None
     ) -> None:
-        """Train for so many more epochs, every party by its script; `before` is called with each
-        step and its rows.
+        """Train for this number of further epochs, every party by its script; `before` is called
+        with each step and its rows.
         """
         for _ in range(epochs):
             for rows_B in self._begin_epoch():
@@ -202,8 +206,10 @@ class _WatchedSum(PassiveSum):
         """Admit a request; without the allowance rule, any."""
         if Rule.ALLOWANCE in self.rules:
             return super().admit_request(request, rows_B, **how)
-        self._admitted = Admitted(request.step, rows_B, rows_B, request.payload, request.sender)
-        return self._admitted
+        self._admitted_request = Admitted(
+            request.step, rows_B, rows_B, request.payload, request.sender
+        )
+        return self._admitted_request
 
     def protect_answer(self, admitted: Admitted, values_BD: NDArray[np.floating]) -> bytes:
         """Record the values that are added, then protect them."""
@@ -228,9 +234,11 @@ def _bind_to_step(session: str, step: int) -> StepBinding:
 
 
 class LiveRun(LiveSession[ApfedActive]):
-    """A session of APFed whose active, held to these `rules`, is played from an `ActiveSeat`."""
+    """A session of APFed whose active an attack plays as a `LiveActive`, held to these `rules`."""
 
     role = ApfedActive
+    trained = make_former_name("trained", "training_positions")
+    protected = make_former_name("protected", "enforces_rules")
 
     def __init__(
         self,
@@ -240,20 +248,23 @@ class LiveRun(LiveSession[ApfedActive]):
         rules: Collection[Rule] = ALL_RULES,
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Set up APFed and relax the rules that are not in `rules`."""
+        """Start APFed in this process, to be attacked; relax the rules that are not in `rules`.
+
+        `alignment`: rows by party of an earlier session with the same data; None: intersect now.
+        """
         super().__init__(config, data, alignment=alignment)
         contract = self.session.contract
         aligned = self.alignment[self.data.active.name]
         self.rules = frozenset(rules)
-        self.protected = self.rules == ALL_RULES
+        self.enforces_rules = self.rules == ALL_RULES
         self.passives = tuple(table.name for table in self.data.passives)
         self.terms = next(iter(contract.passives.values())).representation
         self.batch_size = contract.batch_size
         trained = positions_of(aligned, self.data.train_rows)
-        self.trained = shuffle_rows(trained, self.config.seed, "attacks", "live")
+        self.training_positions = shuffle_rows(trained, self.config.seed, "attacks", "live")
         for passive in self._parties.values():
             passive.sum = _WatchedSum(passive.sum, self.rules)
-            if not self.protected:
+            if not self.enforces_rules:
                 _relax_rules(passive, self.rules)
         if Rule.BINDING not in self.rules:
             self._sum.make_binding = lambda step, *_: _bind_to_step(contract.session, step)  # type: ignore[method-assign]
@@ -322,6 +333,8 @@ class LiveRun(LiveSession[ApfedActive]):
     def encode_people(self, passive: str, positions: Tensor) -> Tensor:
         """Return the unit representations (N, D) that a contrasting passive holds of these people.
 
+        `positions`: alignment positions (N,).
+
         Raises AttackError: it does not hold all of them, or contrasts nothing.
         """
         if not self.has_rows(passive, positions).all():
@@ -351,7 +364,7 @@ class LiveRun(LiveSession[ApfedActive]):
         weights: Mapping[str, float] | None = None,
         participants: Collection[str] | None = None,
     ) -> Tensor:
-        """Play one step of questions; see `ActiveSeat.request_sum`."""
+        """Play one step of questions; see `LiveActive.request_sum`."""
         if not self._asking:
             self._begin_epoch()
             self._asking = True
@@ -390,6 +403,8 @@ class LiveRun(LiveSession[ApfedActive]):
     def _sum_over(self, names: Sequence[str]) -> None:
         """Replace the sum by a plain one over these passives. Raises LocalProtocolError: the sum is
         a secure one, which cannot be taken over a subset.
+
+        `names`: of the passives.
         """
         contract = self.session.contract
         settings = self.config.secure_sum
@@ -438,6 +453,8 @@ class JointRun(LiveSession[TvflActive]):
         ) -> tuple[StepLoss, dict[str, bytes]]:
             """Return the honest loss and gradients, with the forged one for the attacked
             passive.
+
+            `parts`: each passive's representations.
             """
             h_BD = parts[passive].clone()
             chosen_BD = strategy.forge_gradient(step, rows_B, h_BD.flatten(1)) / len(rows_B)
@@ -464,9 +481,9 @@ class SummedRun(LiveSession[SummedSplitNnActive]):
         assert isinstance(role, SummedPassive)
         honest = role.encode_rows
 
-        def encode_rows(step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
-            z_BD = honest(step, rows_B, learn=learn)
-            return forge(step, rows_B, z_BD.flatten(1), learn).reshape(z_BD.shape)
+        def encode_rows(step: int, rows_B: Tensor, *, is_training: bool) -> Tensor:
+            z_BD = honest(step, rows_B, is_training=is_training)
+            return forge(step, rows_B, z_BD.flatten(1), is_training).reshape(z_BD.shape)
 
         role.encode_rows = encode_rows  # type: ignore[method-assign]
 
@@ -501,7 +518,7 @@ class VotesRun(LiveSession[VotesActive]):
     ) -> tuple[Ballot, Floats]:
         """Ask for votes on rows (U,), with labels by alignment position; None: the honest ones.
 
-        Returns what was asked, and what was opened. RemoteProtocolError: a party refused.
+        Returns what was asked, and what was revealed. RemoteProtocolError: a party refused.
         """
         honest = self.ballot
         if labels is not None:
@@ -607,9 +624,11 @@ class PoisonedVotes(Labeller):
 
 
 def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> AttackResult:
-    """Play the attack from the active's seat in a run that goes on; score it like any other.
+    """Run the attack as the active in a running training; score it like any other.
 
     A refusal is a result that does not apply, for that reason.
+
+    `victim`: the attacked passive.
     """
     trial = Trial(attack, run.recording, (run.data.active.name,), victim, seed=seed)
     try:

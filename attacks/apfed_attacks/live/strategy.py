@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from secure_apfed.contract import RepresentationTerms
 
 
-class ActiveSeat(Protocol):
-    """The active's place in a live run, as an attack plays it.
+class LiveActive(Protocol):
+    """The active of a running training, as an attack plays it.
 
     Attributes:
-        trained: (T,) alignment positions of the training rows, in an order of the seed.
+        training_positions: (T,) alignment positions of the training rows, in an order of the seed.
         terms: what a row of representations may be; batch_size: the largest agreed batch.
         passives: their names.
-        protected: whether the passives hold the active to the protocol's rules.
+        enforces_rules: whether the passives hold the active to the protocol's rules.
     """
 
-    trained: Tensor
+    training_positions: Tensor
     terms: "RepresentationTerms"
     batch_size: int
     passives: tuple[str, ...]
-    protected: bool
+    enforces_rules: bool
 
     def has_rows(self, passive: str, positions: Tensor) -> Tensor:
         """Return whether a passive has a row of each of these positions (N,), bool."""
@@ -52,7 +52,8 @@ class ActiveSeat(Protocol):
         weights: Mapping[str, float] | None = None,
         participants: Collection[str] | None = None,
     ) -> Tensor:
-        """Play one step with these flattened representations; return the sum (B, D) it opened.
+        """Play one step with these flattened representations; return the sum (B, D) that it
+        decrypts.
 
         Args:
             instead: what is sent to single passives in the place of `z_BD`.
@@ -97,31 +98,34 @@ class ActiveAttack(Attack):
         return explain_missing_play(self, view)
 
     @abstractmethod
-    def run_live(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+    def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
         """Ask what it needs; return what the adversary keeps besides the recording."""
 
     def prepare_request(
-        self, seat: ActiveSeat, knowledge: Knowledge, seed: int, *, length: float, most: int
+        self, active: LiveActive, knowledge: Knowledge, seed: int, *, length: float, maximum: int
     ) -> tuple[Tensor, torch.Generator, int, float]:
-        """Return people to ask about (N,), known ones first, a generator, D, and the rows' norm."""
-        draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
-        length = min(max(length, seat.terms.minimum_norm), seat.terms.maximum_norm)
-        people_N = people_to_ask(seat, knowledge, most)
-        return people_N, draw, math.prod(seat.terms.shape), length
+        """Return people to ask about (N,), known ones first, a generator, D, and the rows' norm.
 
-    def rows_at_once(self, seat: ActiveSeat) -> int:
+        `length`: norm of the rows; `maximum`: people at most.
+        """
+        draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
+        length = min(max(length, active.terms.minimum_norm), active.terms.maximum_norm)
+        people_N = people_to_ask(active, knowledge, maximum)
+        return people_N, draw, math.prod(active.terms.shape), length
+
+    def rows_at_once(self, active: LiveActive) -> int:
         """Return how many people a batch of the agreed size asks about; the rest are decoys."""
-        return max(1, int(seat.batch_size * (1 - self.decoys)))
+        return max(1, int(active.batch_size * (1 - self.decoys)))
 
     def ask_among_decoys(
-        self, seat: ActiveSeat, people_N: Tensor, z_ND: Tensor, draw: torch.Generator
+        self, active: LiveActive, people_N: Tensor, z_ND: Tensor, draw: torch.Generator
     ) -> Tensor:
         """Ask about people, a batch at a time; return answers (N, D), means over the repeats.
 
         Others in random directions fill up each batch to the attack's share of decoys.
         """
-        chunk = self.rows_at_once(seat)
-        rest = seat.trained[~torch.isin(seat.trained, people_N)]
+        chunk = self.rows_at_once(active)
+        rest = active.training_positions[~torch.isin(active.training_positions, people_N)]
         answers = []
         # All of them before any again, so that their passives have trained as long on average.
         for _ in range(self.repeats):
@@ -130,14 +134,14 @@ class ActiveAttack(Attack):
                 strangers = rest[torch.randperm(len(rest), generator=draw)]
                 others = torch.cat([strangers, people_N[~torch.isin(people_N, rows_B)]])
                 wanted_decoys = round(len(rows_B) * self.decoys / (1 - self.decoys))
-                others = others[: min(wanted_decoys, seat.batch_size - len(rows_B))]
+                others = others[: min(wanted_decoys, active.batch_size - len(rows_B))]
                 if len(others):
                     noise_CD = torch.randn(
                         len(others), z_BD.shape[1], generator=draw, dtype=z_BD.dtype
                     )
                     scale = z_BD.norm(dim=1).mean() / noise_CD.norm(dim=1).mean()
                     z_BD = torch.cat([z_BD, noise_CD * scale])
-                answers_BD = seat.request_sum(torch.cat([rows_B, others]), z_BD)
+                answers_BD = active.request_sum(torch.cat([rows_B, others]), z_BD)
                 answers.append(answers_BD[: len(rows_B)])
         return torch.cat(answers).double().reshape(self.repeats, len(people_N), -1).mean(dim=0)
 
@@ -178,31 +182,34 @@ class AnsweringAttack(Attack):
         """Return what plays the party from now on; `own_AF` are its `own_columns`."""
 
 
-def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
-    """Return (N,) positions that the victim holds: known ones first, then others."""
+def people_to_ask(active: LiveActive, knowledge: Knowledge, maximum: int) -> Tensor:
+    """Return (N,) positions that the victim holds: known ones first, then others.
+
+    `maximum`: people at most.
+    """
     known = knowledge.shadow.positions
     victim = knowledge.victim
-    others = seat.trained[~torch.isin(seat.trained, known)]
+    others = active.training_positions[~torch.isin(active.training_positions, known)]
     if victim is not None:
-        others = others[seat.has_rows(victim, others)]
-    return torch.cat([known, others])[:most]
+        others = others[active.has_rows(victim, others)]
+    return torch.cat([known, others])[:maximum]
 
 
 def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
     """Return the tensors that the adversary recorded during its live run; "people" are those it
     asked about.
     """
-    if view.played is None or view.played.attack != attack.name:
+    if view.deviation is None or view.deviation.attack != attack.name:
         raise AttackError(f"{attack.name} was not played in this run")
-    notes = view.played.notes
+    notes = view.deviation.notes
     people = {"people": view.attribute_positions(notes["people"])} if "people" in notes else {}
     return {**notes, **people}
 
 
 def explain_missing_play(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view is not one of a live run of `attack`, or None."""
-    if view.played is not None and view.played.attack == attack.name:
-        missing = [name for name in attack.keeps if name not in view.played.notes]
+    if view.deviation is not None and view.deviation.attack == attack.name:
+        missing = [name for name in attack.keeps if name not in view.deviation.notes]
         return f"what {attack.name} kept lacks {', '.join(missing)}" if missing else None
     if isinstance(attack, ActiveAttack) and view.description.opens != "gradients":
         return f"{view.description}: passives contribute no gradients of objectives of their own"

@@ -69,6 +69,8 @@ class Tables:
     def draw_candidates(self, count: int, seed: int) -> list[str]:
         """Return candidates, mixed: half the victim's and not the adversary's, half nobody's.
 
+        `count`: how many.
+
         Raises AttackError: there are too few of one kind.
         """
         secret = sorted(set(self.victim) - set(self.own))
@@ -141,7 +143,7 @@ def play_stuffing(
         envelopes={},
         features={},
         knowledge=Knowledge(classes=2, victim=victim),
-        played=PlayedAttack(attack.name, notes),
+        deviation=PlayedAttack(attack.name, notes),
     )
     if not stuffed.tried:
         reason = f"the protocol refused: {stuffed.refusal}"
@@ -162,6 +164,8 @@ def _intersect(
 ) -> NDArray[np.int64]:
     """Play one intersection of both parties; return the rows of its own set that the adversary
     learned.
+
+    `stuffed`: the adversary's IDs, guesses included. `session`: its name.
     """
     honest = make_intersection(settings, session=session, dealer=_DEALER)
     stuffing: SetIntersection = honest

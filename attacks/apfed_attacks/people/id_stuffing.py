@@ -4,7 +4,7 @@ Run by: any party of a set intersection. Of each candidate (N) in its set it lea
 common to all parties; the hub of `ecdh` learns it of each member alone, even where too few are
 common to be opened. Agreed limits on the size of a set (`maximum_ids`) and on runs with a peer
 (`AlignmentHistory`) bound how many guesses are tried; one that deviates gets
-`secure_apfed.alignment.most_guesses`.
+`secure_apfed.alignment.max_guesses`.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ class IdStuffing(Attack):
         """Return why no stuffed intersection is in the view. None: one is."""
         if not view.description.aligned:
             return f"{view.description}: nothing is aligned, so there is no intersection"
-        if view.played is None:
+        if view.deviation is None:
             return (
                 "this run was aligned while every party kept to the protocol; stuffed IDs are "
                 "played against an intersection (apfed_attacks.live.stuffing.play_stuffing)"
@@ -53,7 +53,9 @@ class IdStuffing(Attack):
         return explain_missing_play(self, view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Score candidates by whether they opened; those never tried get one half."""
+        """Score candidates by whether they were revealed as common; those never tried get one
+        half.
+        """
         notes = notes_of(self, view)
         tried_N = notes["tried"].numpy()
         is_common_N = notes["found"].numpy()

@@ -181,7 +181,10 @@ class Shadows:
     device: torch.device
 
     def train_and_score(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
-        """Train model s on the rows rows_SH[s]; return the scores of all, (S, N, K)."""
+        """Train model s on the rows rows_SH[s]; return the scores of all, (S, N, K).
+
+        `features_N`: rows of all candidates.
+        """
         networks = self._make_networks(len(rows_SH))
         base = networks[0]
         if any(isinstance(layer, nn.RNNBase) for layer in base.modules()):
@@ -209,7 +212,10 @@ class Shadows:
         return self._score_models(lambda rows: call(parameters, rows), features_N, len(rows_SH))
 
     def score_one_by_one(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
-        """Train one model after another, with the results of `scores`."""
+        """Train one model after another, with the results of `scores`.
+
+        `features_N`: rows of all candidates. `rows_SH`: training rows of each model, bool (S, N).
+        """
         features_N = features_N.to(self.device)
         labels_N = labels_N.to(self.device)
         batches = list(self._iter_batches(rows_SH))
@@ -259,6 +265,8 @@ class Shadows:
     ) -> Tensor:
         """Return scores (S, N, K) by `call`, which takes all models at once, in parts that fit the
         memory.
+
+        `features_N`: rows of all candidates.
         """
         parts = features_N.split(max(1, _SCORED_AT_ONCE // models))
         return torch.cat([call(rows.expand(models, *rows.shape)).cpu() for rows in parts], dim=1)

@@ -143,6 +143,9 @@ def epsilon_from(
 ) -> float:
     """Return a lower bound on epsilon at `delta` that assumes nothing of the mechanism.
 
+    `scores_0`: scores without the record (world 0), and with it (world 1). `level`: probability
+    that the bound is wrong, at most.
+
     Raises as `evidence_from`.
     """
     evidence_from(scores_0, scores_1, level=level)  # refuses what proves nothing
@@ -167,6 +170,8 @@ def _count_errors(
 ) -> Evidence:
     """Count hits and false alarms at a threshold, bound both rates by Clopper and Pearson, each at
     half of the level, and bound mu.
+
+    `scores_0`: scores without the record (world 0), and with it (world 1).
     """
     tested = len(scores_0)
     hits = int((scores_1 > threshold).sum())

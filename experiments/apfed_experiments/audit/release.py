@@ -71,6 +71,8 @@ def audit_release(
     several such blocks, if a row is sent more than once, and is called with all canaries at each of
     T steps. The canaries' bits, of a seed, are no secret outside the audit.
 
+    `guesses`: how many canaries are guessed.
+
     Raises:
         LocalProtocolError: numbers out of range, or a release of another shape.
     """
@@ -119,6 +121,8 @@ def epsilon_below(canaries: int, guesses: int, right: int, *, delta: float, leve
     Steinke, Nasr and Jagielski 2023 (Privacy Auditing with One Training Run), Theorem 5.2: with W
     binomial of r trials and success probability e^eps / (1 + e^eps), v or more right guesses have a
     probability of at most P(W >= v) + 2 m delta max over i = 1..v of P(v - i <= W < v) / i.
+
+    `canaries`: m, how many rows are random bits.
     """
 
     def rejects_epsilon(epsilon: float) -> bool:
@@ -166,6 +170,9 @@ def mu_below_if_independent(canaries: int, all_right: int, *, level: float) -> f
     Under mu-GDP no test of one fair bit is right with more than Phi(mu / 2) (Dong, Roth and Su
     2022, Section 2.2: the trade-off function at its fixed point), so that right guesses are at
     most binomial; Clopper and Pearson 1934 bound its probability below.
+
+    `canaries`: m, how many rows are random bits. `level`: probability that the bound is wrong, at
+    most.
     """
     if all_right <= canaries / 2:
         return 0.0
@@ -174,7 +181,10 @@ def mu_below_if_independent(canaries: int, all_right: int, *, level: float) -> f
 
 
 def _find_largest(rejected: Callable[[float], bool], high: float) -> float:
-    """Return the largest rejected value by bisection from below; 0 if none is."""
+    """Return the largest rejected value by bisection from below; 0 if none is.
+
+    `high`: largest value that is tried.
+    """
     low = 0.0
     if not rejected(low):
         return 0.0

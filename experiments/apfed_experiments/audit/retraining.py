@@ -147,7 +147,11 @@ class Retrainings:
         seed: int,
         paired: bool = False,
     ) -> None:
-        """Repeat the networks' weights R times; the second half of the retrainings is world 1."""
+        """Prepare R retrainings side by side, from equal weights; the second half is world 1.
+
+        `modules`: networks of both parties. `count`: R. `paired`: whether retraining k of both
+        worlds has the same noise.
+        """
         device = task.features.device
         self.task = task
         self.protection = protection
@@ -158,7 +162,7 @@ class Retrainings:
             "active": _repeat_weights(self._active, count),
             "passive": _repeat_weights(self._objective, count),
         }
-        self._paired = paired
+        self._has_paired_noise = paired
         self._noise = torch.Generator(device).manual_seed(seed)
         self.world_R = (torch.arange(count, device=device) >= count // 2).long()
 
@@ -173,6 +177,8 @@ class Retrainings:
     def _run_step(self, number: int, rows_B: Tensor) -> Step:
         """Run one step of all retrainings: representations, noise, the passive's answer, the
         active's update.
+
+        `number`: of the step, from 0.
         """
         matches = (rows_B == self.task.record).nonzero().flatten().tolist()
         place = matches[0] if matches else -1
@@ -203,6 +209,8 @@ class Retrainings:
     def _collect_worlds(self, sum_RP: Tensor, row_R1D: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the record's representation and the sum of gradients in each world; see
         `Step.worlds`.
+
+        `row_R1D`: gradients on the record's representation.
         """
         task = self.task
         worlds = []
@@ -258,7 +266,10 @@ class Retrainings:
         return z_RBD
 
     def _run_passive_step(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
-        """Take the passive's step; return B dL/dz of each row, clipped to `row_clip`."""
+        """Take the passive's step; return B dL/dz of each row, clipped to `row_clip`.
+
+        `sent_RBD`: released representations. `features_BF`: the passive's rows.
+        """
 
         def compute_loss(weights: Weights, z_BD: Tensor) -> Tensor:
             value: Tensor = functional_call(self._objective, dict(weights), (z_BD, features_BF))
@@ -284,10 +295,10 @@ class Retrainings:
 
     def _draw_normal(self, like: Tensor) -> Tensor:
         """Draw standard normal noise in the shape of `like`; paired retrainings get the same."""
-        count = self.count // 2 if self._paired else self.count
+        count = self.count // 2 if self._has_paired_noise else self.count
         shape = (count, *like.shape[1:])
         noise = torch.randn(shape, generator=self._noise, device=like.device, dtype=like.dtype)
-        return torch.cat([noise, noise]) if self._paired else noise
+        return torch.cat([noise, noise]) if self._has_paired_noise else noise
 
 
 def _repeat_weights(module: nn.Module, count: int) -> Weights:
@@ -439,7 +450,10 @@ def _compute_ratio(observed: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: floa
 
 
 def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]:
-    """Return how far the record moves each row of each step, (B, D); 0 for the record itself."""
+    """Return how far the record moves each row of each step, (B, D); 0 for the record itself.
+
+    `pairs`: retrainings of each world.
+    """
     modules, objective = make_networks()
     runs = Retrainings(
         task,
@@ -494,7 +508,10 @@ def _play_cases(
     jobs: int,
     on_done: OnDone,
 ) -> Audited:
-    """Run one case after another, also for more `jobs`, and write audit.json into `folder`."""
+    """Run one case after another, also for more `jobs`, and write audit.json into `folder`.
+
+    `retrainings`: how many.
+    """
     retrain = partial(play_case, retrainings=retrainings, device=device)
     vote = partial(play_vote_case, runs=retrainings // 2)
     trainings = list[Result]()

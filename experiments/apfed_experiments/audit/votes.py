@@ -53,7 +53,10 @@ class NoisySum:
     honest: int
 
     def open_sums(self, votes_RK: Floats, *, seed: int, world: int) -> Floats:
-        """Open R sums in which the others' votes are 0; reader and colluders can subtract them."""
+        """Open R sums in which the others' votes are 0; reader and colluders can subtract them.
+
+        `world`: 0 or 1, which of the two tables is read.
+        """
         opened_RK = self.point.quantise_rows(
             votes_RK, self._draw_noise(votes_RK.shape, seed, world, 0)
         )
@@ -145,7 +148,10 @@ def one_vote_in_a_sum(
 def record_in_answers(
     labeller: Labeller, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score all randomised answers of a passive by their likelihood ratio."""
+    """Score all randomised answers of a passive by their likelihood ratio.
+
+    `runs`: R. `world`: 0 or 1, which of the two tables is read.
+    """
     votes = [
         harden_votes(labeller.label_rows(x_UF, tables.labelled, tables.labels, tables.classes))
         for x_UF in tables.features
@@ -177,7 +183,10 @@ class _Read:
 def _observe_weights(
     private: Private, tables: TwoTables, runs: int, seed: int, world: int
 ) -> _Read:
-    """Label R times under fresh keys; read the weights, in units of the noise, of readable rows."""
+    """Label R times under fresh keys; read the weights, in units of the noise, of readable rows.
+
+    `runs`: R. `world`: 0 or 1, which of the two tables is read.
+    """
     readable = slice(tables.readable, tables.readable + tables.features[0].shape[1])
     known = tables.labelled
     labels = tables.labels
@@ -217,7 +226,10 @@ def record_in_weights(
 def weights_and_answer(
     private: Private, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score the weights together with the person's own randomised answer."""
+    """Score the weights together with the person's own randomised answer.
+
+    `runs`: R. `world`: 0 or 1, which of the two tables is read.
+    """
     read = _observe_weights(private, tables, runs, seed, world)
     answers_R = response.randomise_votes(
         read.votes, key=_derive_key(seed, "own", world), about=b"audit"
@@ -229,7 +241,10 @@ def weights_and_answer(
 def weights_and_sum(
     private: Private, added: NoisySum, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score the weights together with the sum of hard votes at the person's row."""
+    """Score the weights together with the sum of hard votes at the person's row.
+
+    `runs`: R. `world`: 0 or 1, which of the two tables is read.
+    """
     read = _observe_weights(private, tables, runs, seed, world)
     opened_RK = added.open_sums(read.votes, seed=seed, world=world)
     mean_0, mean_1 = (added.point.levels * votes_RK for votes_RK in read.votes_by_world)

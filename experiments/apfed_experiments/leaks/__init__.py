@@ -84,7 +84,9 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
 def declare_study(names: Sequence[str], store: Path | None = None) -> Study[PlayedParts]:
     """Return the study of these parts; each replaces its rows in the file `store` as it ends.
 
-    Measuring raises ConfigError where `store` holds something else; nothing was played.
+    Measuring raises ConfigError where `store` holds something else; nothing was run.
+
+    `names`: parts of the study.
     """
     return Study(
         title="What an active or a passive reads",
@@ -103,6 +105,8 @@ def _play_parts(
 ) -> PlayedParts:
     """Run one part after another on one thread, also for more `jobs`: each holds all parties in
     memory.
+
+    `names`: parts of the study. `store`: file of earlier rows; None: none.
     """
     stored = _load_rows(store) if store else {}
     rows_by_part: dict[str, list[Row]] = {}

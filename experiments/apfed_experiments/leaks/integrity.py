@@ -63,6 +63,8 @@ def integrity() -> Iterator[Setting]:
 def _measure_harm(answer: str, harm: Harm, seed: int) -> Row:
     """Return the accuracy under this harm against an honest run and, of a backdoor, how often it
     works.
+
+    `answer`: how the adversary answers: random, reversed, replayed, backdoor.
     """
     honest = _measure_predictions(answer, None, seed)
     harmed = _measure_predictions(answer, harm, seed)
@@ -77,7 +79,11 @@ def _measure_harm(answer: str, harm: Harm, seed: int) -> Row:
 
 @cache
 def _measure_predictions(answer: str, harm: Harm | None, seed: int) -> dict[str, float]:
-    """Return the accuracy, and which shares are called the target class, in per cent."""
+    """Return the accuracy, and which shares are called the target class, in per cent.
+
+    `answer`: how the adversary answers: random, reversed, replayed, backdoor. `harm`: what the
+    adversary does; None: honest run.
+    """
     run = _open_run(answer, seed)
     chosen_N = _find_chosen(run)
     if harm is not None:
@@ -137,7 +143,10 @@ def _find_target(run: LiveSession[Any]) -> Tensor:
 
 
 def _spoil_run(run: LiveSession[Any], harm: Harm, chosen_N: Tensor, seed: int) -> None:
-    """Let the adversary take the passive's place."""
+    """Let the adversary take the passive's place.
+
+    `chosen_N`: people to be moved to the target class.
+    """
     if isinstance(run, VotesRun):
         voter = run.get_voter(_ADVERSARY)
         voter.labeller = PoisonedVotes(honest=voter.labeller, way="backdoor", seed=seed)
@@ -157,7 +166,10 @@ def _spoil_run(run: LiveSession[Any], harm: Harm, chosen_N: Tensor, seed: int) -
 
 
 def _predict_rows(run: LiveSession[Any], test_T: Tensor) -> Tensor:
-    """Train, and return the class of each of these people, (T,)."""
+    """Train, and return the class of each of these people, (T,).
+
+    `test_T`: alignment positions.
+    """
     rows_T = run.alignment[run.data.active.name][test_T]
     if isinstance(run, VotesRun):
         run.learn_from_votes()

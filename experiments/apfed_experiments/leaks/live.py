@@ -141,6 +141,8 @@ def live_config(
     """Return a run of 20 epochs on one of the data sets here, with perceptrons.
 
     `noise` is that of the passives under the sum, `model` what differs in the networks.
+
+    `masks`: and `scheme`: of the secure sum.
     """
     return Config.model_validate(
         {
@@ -195,7 +197,10 @@ def open_run(
     *,
     kind: type[LiveRun] = LiveRun,
 ) -> LiveRun:
-    """Open a session that has trained for some epochs; the same data is aligned once."""
+    """Open a session that has trained for some epochs; the same data is aligned once.
+
+    `rules`: that the passives enforce.
+    """
     key = config.name.removeprefix("leaks-"), passives, config.seed
     known = _ALIGNED.get(key)
     run = kind(config, _load_data(*key), rules=rules, alignment=known)
@@ -294,12 +299,12 @@ def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
 
     run.train_epochs(1, before=note_truth)
     view = view_of(run.recording, [run.data.active.name], knowledge=Knowledge(classes=10))
-    contributors = list(view.agreed.values())
+    contributors = list(view.terms_by_passive.values())
     guesses = []
     truth = []
     for step, _, sent in iter_batches(view, view.epochs[-1]):
         if step in truth_by_step:
-            question = Question.from_batch(sent, view.opened[step])
+            question = Question.from_batch(sent, view.revealed[step])
             guesses.append(explain_sums([question], contributors, _ITERATIONS))
             truth.append(truth_by_step[step])
     return torch.cat(guesses), torch.cat(truth)
@@ -332,9 +337,12 @@ def chosen() -> Iterator[Setting]:
             yield Setting(columns={**columns, **options}, measure=measure)
 
 
-def _attack_sum(opened: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int) -> Row:
-    """Return the largest error of a row and R^2 of the sum of the passives' z, both centred."""
-    live = opened(seed=seed)
+def _attack_sum(start_run: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int) -> Row:
+    """Return the largest error of a row and R^2 of the sum of the passives' z, both centred.
+
+    `start_run`: opens a trained session under these rules.
+    """
+    live = start_run(seed=seed)
     active = live.data.active.name
     all_people = torch.arange(len(live.alignment[active]))
     truth = torch.stack([live.encode_people(name, all_people) for name in live.passives])
@@ -390,9 +398,11 @@ def decoder() -> Iterator[Setting]:
             yield Setting(columns={**columns, **options}, measure=measure)
 
 
-def _attack_features(opened: Callable[..., LiveRun], attack: DecoderExtraction, seed: int) -> Row:
+def _attack_features(
+    start_run: Callable[..., LiveRun], attack: DecoderExtraction, seed: int
+) -> Row:
     """Play the attack on a fresh session and return its figures."""
-    return features_of(play_from(opened(seed=seed), attack, VICTIM, seed=seed))
+    return features_of(play_from(start_run(seed=seed), attack, VICTIM, seed=seed))
 
 
 def noise() -> Iterator[Setting]:
@@ -439,24 +449,30 @@ def _measure_noise(
     return {**row, "epsilon": epsilon, "accuracy": outcome.accuracy[outcome.method]}
 
 
-def _measure_decoder(opened: Callable[..., LiveRun], seed: int) -> Row:
-    """Return what decoder extraction reads in one round of questions and in 16."""
+def _measure_decoder(start_run: Callable[..., LiveRun], seed: int) -> Row:
+    """Return what decoder extraction reads in one round of questions and in 16.
+
+    `start_run`: opens a trained session under these rules.
+    """
     row: Row = {}
     for repeats in (1, 16):
         attack = DecoderExtraction(people=128, shadow_rows=60, decoys=_DECOYS, repeats=repeats)
-        features_row = _attack_features(partial(opened, "digits", hidden=[]), attack, seed)
+        features_row = _attack_features(partial(start_run, "digits", hidden=[]), attack, seed)
         row[f"r2, asked {repeats} times"] = features_row["r2 of x"]
         row[f"mse, asked {repeats} times"] = features_row["mse of x"]
         row["baseline r2"] = features_row["its r2"]
     return row
 
 
-def _measure_sum(opened: Callable[..., LiveRun], seed: int) -> Row:
-    """Return what chosen representations read in one round of two questions and in 8."""
+def _measure_sum(start_run: Callable[..., LiveRun], seed: int) -> Row:
+    """Return what chosen representations read in one round of two questions and in 8.
+
+    `start_run`: opens a trained session under these rules.
+    """
     row: Row = {}
     for repeats in (1, 8):  # of two questions each
         attack = ChosenRepresentations(people=30, decoys=_DECOYS, repeats=repeats)
-        sum_row = _attack_sum(partial(opened, "digits-in-6"), attack, seed)
+        sum_row = _attack_sum(partial(start_run, "digits-in-6"), attack, seed)
         row[f"r2, asked {2 * repeats} times"] = sum_row["r2"]
     return row
 
@@ -546,7 +562,10 @@ def stuffing() -> Iterator[Setting]:
 def _measure_stuffing(
     attack: IdStuffing, settings: AlignmentSettings, role: Role, runs: int | None, seed: int
 ) -> Row:
-    """Return how many guesses are tried and learned in intersections of 500 people each."""
+    """Return how many guesses are tried and learned in intersections of 500 people each.
+
+    `runs`: how many intersections; None: as in the page.
+    """
     people = [f"person {number}" for number in range(2_000)]
     tables = Tables(own=people[:500], victim=people[200:700], outsiders=people[700:])
     with TemporaryDirectory() as folder:
@@ -640,7 +659,10 @@ def _measure_hijack(
     epochs: int,
     seed: int,
 ) -> Row:
-    """Play the attack for so many epochs, at a rate under which the pull is steady."""
+    """Run the attack for this number of epochs, at a rate under which the pull is steady.
+
+    `config_of`: returns the run's settings.
+    """
     config = config_of(seed=seed)
     train = config.train.model_copy(update={"epochs": epochs, "learning_rate": _RATE})
     config, data = _load_one_passive(config.model_copy(update={"train": train}))

@@ -195,7 +195,7 @@ def few_labels() -> Iterator[Setting]:
     for data, target in product(("digits", "breast_cancer"), _ATTACKS):
         for method, (name, options) in product(_METHODS, _ATTACKS[target]):
             # Whether there is something for the attack, as its own reasons and roles have it.
-            if _NEEDED[name] & _make_labels_config("digits", method, 0).method.happens:
+            if _NEEDED[name] & _make_labels_config("digits", method, 0).method.facts:
                 columns = {"data": data, "target": target, "method": method, "attack": name}
                 measure = partial(
                     _measure_attack, partial(_make_labels_config, data, method), name, options
@@ -211,7 +211,10 @@ def _make_labels_config(data: str, method: str, seed: int) -> Config:
 def _measure_attack(
     config_of: Callable[[int], Config], attack: str, options: Mapping[str, Any], seed: int
 ) -> Row:
-    """Return what the attack reaches, means over adversaries and victims, beside the accuracy."""
+    """Return what the attack reaches, means over adversaries and victims, beside the accuracy.
+
+    `config_of`: settings by seed. `options`: of the attack.
+    """
     recording, accuracy = _run_settings(config_of(seed).model_dump_json(exclude_defaults=True))
     choice = AttackChoice(name=attack, options=dict(options))
     mounted = run_attacks(recording, [choice], seed=seed)

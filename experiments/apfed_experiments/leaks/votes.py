@@ -77,7 +77,10 @@ _ALIGNED: dict[tuple[str, int], Mapping[str, Tensor]] = {}
 def open_votes(
     data: str, method: str, epsilon: float | None, seed: int, labeller: str = "spreading"
 ) -> VotesRun:
-    """Open a new run on the same people, which nobody counts together with an earlier one."""
+    """Open a new run on the same people, which nobody counts together with an earlier one.
+
+    `labeller`: its name.
+    """
     config = labels_config(data, method, epsilon=epsilon, seed=seed, labeller=labeller)
     run = VotesRun(config, _load_data(data, seed), alignment=_ALIGNED.get((data, seed)))
     _ALIGNED[data, seed] = run.alignment
@@ -93,7 +96,10 @@ def _make_setting(
     seeds: Sequence[int] = _SEEDS,
     **more: object,
 ) -> Setting:
-    """Return the setting of one line of a table on votes."""
+    """Return the setting of one line of a table on votes.
+
+    `measure`: returns the row of a seed. `opened`: what is revealed, in words.
+    """
     columns = {"data": data, "opened": opened, "epsilon": epsilon, **more}
     return Setting(columns=columns, measure=measure, seeds=seeds)
 
@@ -112,8 +118,10 @@ def chosen_labels() -> Iterator[Setting]:
 
 
 def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: int) -> Row:
-    """Return which share of the nearest neighbours of chosen people the opened votes name, beside
+    """Return which share of the nearest neighbours of chosen people the revealed votes name, beside
     the active's own features and chance.
+
+    `runs`: how often.
     """
     run = open_votes(data, method, epsilon, seed)
     rows = run.ballot.rows.sort().values
@@ -149,7 +157,7 @@ def _measure_landmarks(
     whoever is nearest: with a tenth of all labelled, about ten people vote for each landmark.
     """
     others = np.arange(len(rows))
-    if "votes are answered singly" in run.config.method.happens:
+    if "votes are answered singly" in run.config.method.facts:
         others = draw.choice(len(rows), size=len(rows) // _NEAR, replace=False)
     last = run.learner.classes - 1
     labels = dict.fromkeys(rows[others].tolist(), last)
@@ -177,8 +185,9 @@ def _compute_overlap(neighbours: NDArray[np.int64], truth: NDArray[np.int64]) ->
 def repeated_votes() -> Iterator[Setting]:
     """Yield settings: each person's class at the passives, from new runs on the same people.
 
-    Measured: for which share of the people the class with the most votes in the mean of what was
-    opened is that of the votes without noise. Each run is a run of its own, with its own budget.
+    Measured: for which share of the people the class with the most votes in the mean of the
+        revealed votes is that of the votes without noise. Each run is a run of its own, with its
+        own budget.
     """
     cases = (
         ("each", "votes_randomised", 1.0),
@@ -193,6 +202,8 @@ def repeated_votes() -> Iterator[Setting]:
 def _measure_repeats(data: str, method: str, epsilon: float, runs: int, seed: int) -> Row:
     """Return for which share of the people the class with most votes is read from the mean of many
     openings.
+
+    `runs`: how often.
     """
     totals = []
     run = open_votes(data, method, epsilon, seed)
@@ -212,7 +223,7 @@ def vote_membership() -> Iterator[Setting]:
 
     Half of the candidates are in the passives' tables. The statistic is how far the two openings
     lie apart for all other people. The active knows the answer from the intersection: this is what
-    the two openings alone tell whoever is shown them.
+    the two revealed answers alone let a reader infer.
     """
     for data, (opened, method, epsilon) in product(_DATA, _OPENINGS):
         yield _make_setting(
@@ -242,7 +253,7 @@ def _measure_membership(data: str, method: str, epsilon: float | None, seed: int
             run = open_votes(data, method, epsilon, seed)
             if not member:
                 for name in run.voters:
-                    run.get_voter(name).held_N[candidate] = False
+                    run.get_voter(name).is_known_N[candidate] = False
             _, votes = run.request_votes(None, honest | {candidate: label})
             results.append(votes[run.ballot.rows.numpy() != candidate])
         distances.append(float(np.abs(results[0] - results[1]).sum()))
@@ -264,7 +275,10 @@ def poisoned_votes() -> Iterator[Setting]:
 def _measure_poisoning(
     data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
 ) -> Row:
-    """Return the student's accuracy where one passive spoils its votes, and how far votes agree."""
+    """Return the student's accuracy where one passive spoils its votes, and how far votes agree.
+
+    `way`: how the passive spoils its votes; None: honest.
+    """
     honest, _ = _measure_accuracy(data, method, epsilon, None, seed)
     reached, agreement = _measure_accuracy(data, method, epsilon, way, seed)
     row: Row = {"accuracy": reached, "change": reached - honest}
@@ -280,7 +294,9 @@ def _measure_accuracy(
 ) -> tuple[float, Mapping[str, float]]:
     """Return the accuracy in per cent, and how far each passive agrees with others.
 
-    The agreement is known where single answers are opened.
+    The agreement is known where single answers are revealed.
+
+    `way`: how the passive spoils its votes; None: honest.
     """
     run = open_votes(data, method, epsilon, seed)
     if way is not None:

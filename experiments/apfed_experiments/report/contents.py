@@ -17,14 +17,14 @@ from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Role, rule_f
 from apfed_experiments.solo import OTHER_ROWS, SoloRecord
 from apfed_experiments.verdict import describe_run
 from apfed_protocols.psi import SET_INTERSECTIONS
-from secure_apfed.alignment import most_guesses
+from secure_apfed.alignment import max_guesses
 from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.data import find_dataset
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.exchange import Kind
 from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.learning.calibration import SKEWED
-from secure_apfed.measures.intervals import FEWEST_POSITIVES
+from secure_apfed.measures.intervals import MIN_POSITIVES
 from secure_apfed.measures.table import ACCURACY
 from secure_apfed.measures.tasks import TASKS, Classification
 from secure_apfed.privacy.defences import DEFENCES, describe_runners
@@ -78,7 +78,7 @@ def headline_of(run: ReportedRun) -> str:
     others = "one passive party" if passives == 1 else f"{passives} passive parties"
     needed = (
         "the active predicts alone"
-        if "the active predicts alone" in method.happens
+        if "the active predicts alone" in method.facts
         else "prediction needs the passives, or a stand-in for what they would send"
     )
     return f"{method.title}: one active party trained with {others}; {needed}."
@@ -183,7 +183,7 @@ def _count_rare_rows(ranking: Ranking | None) -> int | None:
     if ranking is None:
         return None
     rarer = min(ranking.positives, ranking.rows - ranking.positives)
-    return rarer if rarer < min(FEWEST_POSITIVES, SKEWED * ranking.rows) else None
+    return rarer if rarer < min(MIN_POSITIVES, SKEWED * ranking.rows) else None
 
 
 def tiles_of(run: ReportedRun) -> Iterator[Tile]:
@@ -341,7 +341,7 @@ def alignment_leaks_of(run: Reported) -> tuple[str, ...]:
     if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
         return ()
     settings = run.config.alignment
-    guesses = most_guesses(settings)
+    guesses = max_guesses(settings)
     guesses_sentence = (
         f"With maximum_ids {settings.maximum_ids:,}, an active that deviates tries out up to "
         f"{guesses.hub:,} guessed IDs at each passive in one intersection, others at another; a "
@@ -488,7 +488,7 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     if outcome.sum:
         yield "secure sum", words.format_value(outcome.sum)
     if "passives vote" in run.facts.words:
-        yield "how passives vote", _describe_settings(config.method, but="name")
+        yield "how passives vote", _describe_settings(config.method, except_for="name")
     yield "guard", _describe_settings(config.guard)
     if config.defences:
         kinds = [defence.kind for defence in config.defences]
@@ -504,9 +504,9 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
         )
 
 
-def _describe_settings(settings: Settings, *, but: str = "") -> str:
-    """Return the settings that are set, in words, without the one called `but`."""
-    values = settings.model_dump(mode="json", exclude_none=True, exclude={but})
+def _describe_settings(settings: Settings, *, except_for: str = "") -> str:
+    """Return the settings that are set, in words, without the one called `except_for`."""
+    values = settings.model_dump(mode="json", exclude_none=True, exclude={except_for})
     return ", ".join(f"{name} {words.format_value(value)}" for name, value in values.items())
 
 

@@ -100,7 +100,10 @@ class OwnSide:
                 yield name, reason
 
     def list_promises(self, config: Config, role: str) -> tuple[Promise, ...]:
-        """Return what it promises the people in its table, by its own ledgers."""
+        """Return what it promises the people in its table, by its own ledgers.
+
+        `role`: this party's.
+        """
         privacy = self.end.privacy
         noisy = self.end.contributions
         accounts = [] if noisy is None else [noisy.model_dump()]

@@ -35,7 +35,10 @@ def render_run(
     audited: Audited | None,
     measured: Mapping[str, Any] | None,
 ) -> str:
-    """Render the page; see `audit_of` and `measure_run`."""
+    """Render the page; see `audit_of` and `measure_run`.
+
+    `pictures`: of the run.
+    """
     return render_template(
         "report.html.jinja",
         run=run,
@@ -167,6 +170,8 @@ def write_comparison(
     """Write the page of a study: how to read it, then each part, and links to reports of runs.
 
     Args:
+        reading: how to read the page.
+        parts: tables and pictures.
         reports: label and address, relative to the page.
         failures: sentences on what was left out.
     """
@@ -182,7 +187,10 @@ def write_comparison(
 
 
 def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Path:
-    """Write the page; its links to reports hold while it and the folders stay where they are."""
+    """Write the page; its links to reports hold while it and the folders stay where they are.
+
+    `runs`: to list.
+    """
     leaked = list(dict.fromkeys(kind for run in runs for kind in run.leaks))
     page = render_template(
         "runs.html.jinja",
@@ -205,7 +213,10 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
 def _format_figures(
     run: ListedRun, targets: Sequence[str]
 ) -> dict[str, tuple[str, str, float | None]]:
-    """Return the figures of a run, each (text, note, number to sort by)."""
+    """Return the figures of a run, each (text, note, number to sort by).
+
+    `targets`: "labels", "features".
+    """
     gain = run.gain
     local_models = run.alone
     note = run.gain_text if local_models is None or gain is None else local_models.best.title

@@ -50,8 +50,8 @@ _NAME_LINE = 0.16
 _ATTACK_ROW = 0.45
 _ATTACK_SIDE = 0.25
 _ATTACK_TOP = 0.5
-_LEAST_WIDTH = 4.6
-_MOST_LETTERS = 64
+_MIN_WIDTH = 4.6
+_MAX_LETTERS = 64
 Drawn = tuple[Figure, str] | None
 
 
@@ -175,7 +175,10 @@ def _collect_curves(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:
 def _label_ends(
     axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]], measure: Measure
 ) -> list[str]:
-    """Write each curve's name at its end, apart where ends are close; return the texts."""
+    """Write each curve's name at its end, apart where ends are close; return the texts.
+
+    `epoch`: last on the axis.
+    """
     texts = list[str]()
     scale = 100 if measure.share else 1
     low, high = axes.get_ylim()
@@ -236,7 +239,7 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
         baseline = result.baselines.get(str(result.baseline), {}).get(metric)
         if result.applicable and attack is not None and baseline is not None:
             attacker = f"by {result.adversary}, {_shorten_name(str(result.variant))}"
-            lines = [*wrap(attack_title(result), _MOST_LETTERS), *wrap(attacker, _MOST_LETTERS)]
+            lines = [*wrap(attack_title(result), _MAX_LETTERS), *wrap(attacker, _MAX_LETTERS)]
             name = "\n".join(lines)
             rows_by_metric.setdefault(format_key(metric), []).append((name, attack, baseline))
     if not rows_by_metric:
@@ -251,7 +254,7 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
     below = _UNDER + 0.1
     heights = [len(rows) * row_height for rows in rows_by_metric.values()]
     # Names stand above their rows and not beside them, so that a phone shows the whole picture.
-    width = max(_LEAST_WIDTH, inches_of(every_name) + 2 * _ATTACK_SIDE)
+    width = max(_MIN_WIDTH, inches_of(every_name) + 2 * _ATTACK_SIDE)
     figure = Figure(figsize=(width, _ATTACK_TOP + sum(heights) + below * len(heights)))
     panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (metric, rows) in zip(panels, rows_by_metric.items(), strict=True):
@@ -282,6 +285,7 @@ def _draw_dumbbells(
     """Draw each attack joined to its baseline, below its name.
 
     Args:
+        metric: its name.
         names_share: share of a row's height that its name takes.
     """
     for place, (name, attack, baseline) in enumerate(rows):

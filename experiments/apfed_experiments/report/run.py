@@ -28,7 +28,7 @@ _FALSE_ALARMS = 0.01
 # Reports are many, and each alarm is taken for a bug.
 _DOUBT = 1e-6
 # A minute; the first releases of many prove less, and nothing untrue.
-_MOST_RELEASES = 1000
+_MAX_RELEASES = 1000
 
 
 class EpochMetrics(Written):
@@ -92,7 +92,7 @@ class ReportedRun(FinishedRun):
 
     @property
     def has_passives(self) -> bool:
-        return "passives take part" in self.config.method.happens
+        return "passives take part" in self.config.method.facts
 
     def title_of(self, variant: str) -> str:
         """Return the title of a way to predict, as `outcome.accuracy` names it."""
@@ -228,7 +228,7 @@ def audit_of(run: ReportedRun) -> Audited | None:
         return None
     # A frozen row counts once however often it is sent; the audit sends it as often.
     sent = privacy.releases if settings.mechanism == "gaussian" else run.config.train.epochs
-    sent = min(sent, _MOST_RELEASES)
+    sent = min(sent, _MAX_RELEASES)
     guard = make_guard(
         settings, delta=run.config.delta, releases=run.config.train.epochs, key=fresh_key()
     )

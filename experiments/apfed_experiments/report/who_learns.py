@@ -30,14 +30,14 @@ class Role(StrEnum):
 class RunFacts:
     """The facts of a run that decide who can read what.
 
-    happens: what its method does, in words; secure_sum: key of `SECURE_SUMS`; passives: M; guarded:
-    for whoever sends representations; pairwise: each passive helps on its own overlap with the
-    active; labels_after: no label touches the exchange; noisy: every passive adds noise, under the
-    sum or to its votes; inductive: a row that has no label moves no vote but its own; apart: each
-    party ran in a process of its own; black_boxes: some passive is code that nobody else sees.
+    method_facts: what its method does, in words; secure_sum: key of `SECURE_SUMS`; passives: M;
+    guarded: for whoever sends representations; pairwise: each passive helps on its own overlap with
+    the active; labels_after: no label touches the exchange; noisy: every passive adds noise, under
+    the sum or to its votes; inductive: a row that has no label moves no vote but its own; apart:
+    each party ran in a process of its own; black_boxes: some passive is code that nobody else sees.
     """
 
-    happens: frozenset[str]
+    method_facts: frozenset[str]
     secure_sum: str
     passives: int
     guarded: bool = False
@@ -55,9 +55,12 @@ class RunFacts:
 
     @classmethod
     def from_settings(cls, config: RunSettings, *, passives: int, apart: bool) -> "RunFacts":
-        """Return the facts of a run with these settings, whether it is over or was not begun."""
+        """Return the facts of a run with these settings, whether it is over or was not begun.
+
+        `apart`: whether each party runs its own process.
+        """
         return cls(
-            happens=config.method.happens,
+            method_facts=config.method.facts,
             secure_sum=sum_kind(config.secure_sum).name,
             passives=passives,
             guarded=config.guard.mechanism != "none",
@@ -80,18 +83,18 @@ class RunFacts:
     @property
     def words(self) -> frozenset[str]:
         """The words that hold, of those that the column "when" may have."""
-        return self.happens | {word for word, holds in _evaluate_words(self).items() if holds}
+        return self.method_facts | {word for word, holds in _evaluate_words(self).items() if holds}
 
 
-_OF_METHODS = frozenset[str]().union(*(method.public_facts.happens for method in METHODS.values()))
+_OF_METHODS = frozenset[str]().union(*(method.public_facts.facts for method in METHODS.values()))
 
 
 def _evaluate_words(run: RunFacts) -> dict[str, bool]:
     """Return all words of the column "when", beside those of methods, and which of them hold."""
-    passives = "passives take part" in run.happens
-    votes = "passives vote" in run.happens
-    summed = "contributions are summed" in run.happens
-    gradients = "gradients are summed" in run.happens
+    passives = "passives take part" in run.method_facts
+    votes = "passives vote" in run.method_facts
+    summed = "contributions are summed" in run.method_facts
+    gradients = "gradients are summed" in run.method_facts
     return {
         "always": True,
         "passives hold labels": run.labelled_passives,
@@ -102,7 +105,7 @@ def _evaluate_words(run: RunFacts) -> dict[str, bool]:
         **{f"sum {name}": summed and run.secure_sum == name for name in SECURE_SUMS},
         "a passive is a black box": gradients and run.black_boxes,
         "noise under the sum": run.noisy
-        and not run.happens.isdisjoint(
+        and not run.method_facts.isdisjoint(
             {
                 "gradients are summed",
                 "representations are summed",
@@ -110,7 +113,7 @@ def _evaluate_words(run: RunFacts) -> dict[str, bool]:
             }
         ),
         "no noise under the sum": gradients and not run.noisy,
-        "guard on": run.guarded and "representations are sent" in run.happens,
+        "guard on": run.guarded and "representations are sent" in run.method_facts,
         "no guard": not run.guarded,
         "label DP": run.label_dp,
         "no label DP": not run.label_dp,
@@ -118,7 +121,7 @@ def _evaluate_words(run: RunFacts) -> dict[str, bool]:
         "DP-SGD": run.private,
         "no DP-SGD": not run.private,
         "alignment pairwise": run.pairwise,
-        "alignment of all": "people are aligned" in run.happens and not run.pairwise,
+        "alignment of all": "people are aligned" in run.method_facts and not run.pairwise,
         "defences on": passives and run.defended,
         "in one process": passives and not run.apart,
         "in processes": passives and run.apart,
@@ -130,7 +133,9 @@ def _evaluate_words(run: RunFacts) -> dict[str, bool]:
     }
 
 
-FACTS = _OF_METHODS.union(_evaluate_words(RunFacts(happens=_OF_METHODS, secure_sum="", passives=0)))
+FACTS = _OF_METHODS.union(
+    _evaluate_words(RunFacts(method_facts=_OF_METHODS, secure_sum="", passives=0))
+)
 
 
 @dataclass(frozen=True)

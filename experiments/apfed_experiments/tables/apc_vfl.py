@@ -179,7 +179,10 @@ def score_alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]
 
 
 def score_student(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
-    """Return the same on the code of a run's student, and the bytes that it sent."""
+    """Return the same on the code of a run's student, and the bytes that it sent.
+
+    `scores`: of each fold.
+    """
     run_config, data, score = _prepare_run(seed, config, scores)
     result = run(run_config, None, data=data)
     model = result.recording.model
@@ -199,10 +202,10 @@ def _prepare_run(
     assert data.active.labels is not None
     labels_T = data.active.labels[data.train_rows]
 
-    def score_rows(what: str, values_TF: Tensor) -> Figures:
+    def score_rows(subject: str, values_TF: Tensor) -> Figures:
         scores_by_name = cross_validate_scores(values_TF, labels_T, seed=seed, scores=scores)
         return {
-            f"{what} {name}": 100 * float(folds.mean()) for name, folds in scores_by_name.items()
+            f"{subject} {name}": 100 * float(folds.mean()) for name, folds in scores_by_name.items()
         }
 
     return run_config, data, score_rows
@@ -221,7 +224,10 @@ def _make_job(
     rows: int | None = None,
     weight: float = 1.0,
 ) -> Job:
-    """Return a job of the active alone, or with `rows` aligned; `weight`: lambda of Eq. (5)."""
+    """Return a job of the active alone, or with `rows` aligned; `weight`: lambda of Eq. (5).
+
+    `features`: columns of the active.
+    """
     changes: dict[str, Any] = {} if weight == 1 else {"method": {"weight": weight}}
     if method == _VECTORS:  # as many singular vectors as all parties have columns (section 6.1)
         columns = scenario.make_data(scenario.full.features[0], None)["columns"]
@@ -290,7 +296,10 @@ def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
 
 
 def _make_lambda_table(full: bool) -> Size:
-    """Return the lines by lambda where the passive knows half of the rows; lambda 0 is Ablation."""
+    """Return the lines by lambda where the passive knows half of the rows; lambda 0 is Ablation.
+
+    `full`: whether all of the paper's table is measured, or a default part.
+    """
     scenario = SCENARIOS[_QUICK]
     part = SCENARIOS[_QUICK].full
     lines = list[Line]()
@@ -334,7 +343,10 @@ def _make_lambda_table(full: bool) -> Size:
 
 
 def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
-    """Return what one run reached, and the bytes until its last step, without inference."""
+    """Return what one run reached, and the bytes until its last step, without inference.
+
+    `way`: what is exchanged.
+    """
     run_config = Config.model_validate({**config, "seed": seed})
     data = load_data(run_config.data, seed=seed)
     last = list[Progress]()
@@ -364,7 +376,9 @@ def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figur
 
 
 def _make_table2_config(scenario: Scenario, rows: int, method: str) -> Config:
-    """Return a run on so many aligned rows; networks and batches are the same for both methods."""
+    """Return a run on this number of aligned rows; networks and batches are the same for both
+    methods.
+    """
     data = find_preset(f"apc-vfl/{scenario.dataset}/all-aligned/{rows}")
     base = scenario.make_config(data, _METHODS["APC-VFL"], {})
     settings = base.model_dump(mode="json", exclude_defaults=True)

@@ -156,6 +156,8 @@ def _make_cell_lines(
     """Yield the lines of a row of the paper's table, and what the passives' help adds.
 
     Where few rows have a label these are methods that predict alone, and the paper says nothing.
+
+    `setting`: of the paper's table.
     """
     title = TITLES[dataset]
     weight = _BEST[dataset]
@@ -206,7 +208,10 @@ def _make_few_labels_table(full: bool) -> Size:
 
 
 def _make_lambda_table(full: bool) -> Size:
-    """Return Figures 3 and 4: at lambda 0 both methods are SingleVL, which one run measures."""
+    """Return Figures 3 and 4: at lambda 0 both methods are SingleVL, which one run measures.
+
+    `full`: whether all of the paper's table is measured, or a default part.
+    """
     datasets = ("mnist", "cifar10")
     training = _PAPER
     if not full:

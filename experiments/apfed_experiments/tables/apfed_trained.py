@@ -132,6 +132,8 @@ def judge_training(
 ) -> Figures:
     """Train a run without messages; return the active's accuracy on test rows at the end, and on
     `held_out` rows that it does not train on at the end and at half of the epochs, in per cent.
+
+    `reads_own_view`: whether the passives hold the active's columns.
     """
     run_settings = {"seed": seed, "party_seeds": "shared_for_comparison"}
     run_config = Config.model_validate({**config, **run_settings})
@@ -153,7 +155,10 @@ def judge_training(
 
 
 def _make_cells(dataset: str, method: str, point: str, rows: str = _TEST) -> dict[str, str]:
-    """Return the cells of one line."""
+    """Return the cells of one line.
+
+    `point`: hyperparameters of the line.
+    """
     return {
         "data": TITLES[dataset],
         "views": _STRIPS,

@@ -90,15 +90,17 @@ Fit: TypeAlias = Callable[[Numerals, Sequence[int], Rows, Choice, int], Weights]
 
 
 def measure_accuracy(
-    numerals: Numerals, places: Sequence[int], rows: Rows, weights: Weights
+    numerals: Numerals, positions: Sequence[int], rows: Rows, weights: Weights
 ) -> float:
     """Return the accuracy in per cent on rows outside the training.
 
     Z is the limit of Eqs. (12), (13); all zeta_k are equal.
+
+    `positions`: indices of the views.
     """
     parts = [
         numerals.views[view][rows] @ weights_FC
-        for view, weights_FC in zip(places, weights, strict=True)
+        for view, weights_FC in zip(positions, weights, strict=True)
     ]
     scores_BC = np.mean(parts, axis=0)
     return 100 * float((scores_BC.argmax(1) == numerals.labels_N[rows]).mean())
@@ -113,16 +115,25 @@ def start_view(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewMo
         beta=choice.beta,
         zeta=choice.pull,
         tolerance=_TOLERANCE,
-        most_rounds=_REWEIGHTINGS,
+        max_rounds=_REWEIGHTINGS,
     )
 
 
 def fit_vertical(
-    numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int, *, own: bool
+    numerals: Numerals,
+    positions: Sequence[int],
+    rows: Rows,
+    choice: Choice,
+    seed: int,
+    *,
+    own: bool,
 ) -> Weights:
-    """Fit V-FedMV (Algorithm 2), or MMVFL (Algorithm 1; `own`), to parties with a view each."""
+    """Fit V-FedMV (Algorithm 2), or MMVFL (Algorithm 1; `own`), to parties with a view each.
+
+    `positions`: indices of the views.
+    """
     rng = np.random.default_rng(seed)
-    models = [start_view(numerals.views[view][rows], choice, rng) for view in places]
+    models = [start_view(numerals.views[view][rows], choice, rng) for view in positions]
     pull = Pull(numerals.encode_labels(rows), np.full((len(rows), 1), choice.pull), own=own)
     common_NC = draw_orthonormal(len(rows), _CLASSES, rng)
     for _ in range(_ITERATIONS):
@@ -131,13 +142,16 @@ def fit_vertical(
 
 
 def fit_by_labels(
-    numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int
+    numerals: Numerals, positions: Sequence[int], rows: Rows, choice: Choice, seed: int
 ) -> Weights:
-    """Fit each view by itself to the labels: Eq. (20)."""
+    """Fit each view by itself to the labels: Eq. (20).
+
+    `positions`: indices of the views.
+    """
     rng = np.random.default_rng(seed)
     truth_NC = numerals.encode_labels(rows)
     weights_by_place = []
-    for view in places:
+    for view in positions:
         x_NF = numerals.views[view][rows]
         first_FC = rng.standard_normal((x_NF.shape[1], _CLASSES))
         weights_FC = weights_of(
@@ -146,7 +160,7 @@ def fit_by_labels(
             choice.beta,
             first_FC,
             tolerance=_TOLERANCE,
-            most_rounds=_REWEIGHTINGS,
+            max_rounds=_REWEIGHTINGS,
         )
         weights_by_place.append(weights_FC)
     return weights_by_place
@@ -162,7 +176,10 @@ def make_client(
 
 
 def average_clients(clients: Sequence[LinearViews], shares: Sequence[float]) -> None:
-    """Run H-FedMV's rounds (Algorithm 3): all clients hold the average then."""
+    """Run H-FedMV's rounds (Algorithm 3): all clients hold the average then.
+
+    `shares`: weight of each client.
+    """
     average_FC = clients[0].weights
     for step in range(_ROUNDS):
         for client in clients:
@@ -186,13 +203,16 @@ def split_clients(rows: Rows) -> list[Rows]:
 
 
 def clients_of(
-    numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int
+    numerals: Numerals, positions: Sequence[int], rows: Rows, choice: Choice, seed: int
 ) -> list[LinearViews]:
-    """Return all clients of H-FedMV at their start, each with its own rows."""
+    """Return all clients of H-FedMV at their start, each with its own rows.
+
+    `positions`: indices of the views.
+    """
     rng = np.random.default_rng(seed)
     return [
         make_client(
-            [numerals.views[view][client_rows] for view in places],
+            [numerals.views[view][client_rows] for view in positions],
             numerals.encode_labels(client_rows),
             choice,
             rng,
@@ -202,10 +222,13 @@ def clients_of(
 
 
 def fit_horizontal(
-    numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int
+    numerals: Numerals, positions: Sequence[int], rows: Rows, choice: Choice, seed: int
 ) -> Weights:
-    """Fit H-FedMV to clients with equally many rows."""
-    clients = clients_of(numerals, places, rows, choice, seed)
+    """Fit H-FedMV to clients with equally many rows.
+
+    `positions`: indices of the views.
+    """
+    clients = clients_of(numerals, positions, rows, choice, seed)
     shares = [len(client_rows) / len(rows) for client_rows in split_clients(rows)]
     average_clients(clients, shares)
     return weights_by_view(clients[0])
@@ -218,12 +241,18 @@ def train_alone(model: LinearViews) -> None:
 
 
 def fit_alone(
-    numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int
+    numerals: Numerals, positions: Sequence[int], rows: Rows, choice: Choice, seed: int
 ) -> Weights:
-    """Fit one client by itself on all of these rows."""
+    """Fit one client by itself on all of these rows.
+
+    `positions`: indices of the views.
+    """
     rng = np.random.default_rng(seed)
     client = make_client(
-        [numerals.views[view][rows] for view in places], numerals.encode_labels(rows), choice, rng
+        [numerals.views[view][rows] for view in positions],
+        numerals.encode_labels(rows),
+        choice,
+        rng,
     )
     train_alone(client)
     return weights_by_view(client)
@@ -232,19 +261,22 @@ def fit_alone(
 def fit_best_choice(
     fit: Fit,
     numerals: Numerals,
-    places: Sequence[int],
+    positions: Sequence[int],
     rows: Rows,
     choices: Sequence[Choice],
     seed: int,
 ) -> Weights:
-    """Fit by the choice that predicts held-out training rows best, on all training rows."""
+    """Fit by the choice that predicts held-out training rows best, on all training rows.
+
+    `positions`: indices of the views.
+    """
     held_out, others = hold_out(rows)
     accuracies = []
     for choice in choices:
-        weights = fit(numerals, places, others, choice, seed)
-        accuracies.append(measure_accuracy(numerals, places, held_out, weights))
+        weights = fit(numerals, positions, others, choice, seed)
+        accuracies.append(measure_accuracy(numerals, positions, held_out, weights))
     best = choices[int(np.argmax(accuracies))]
-    return fit(numerals, places, rows, best, seed)
+    return fit(numerals, positions, rows, best, seed)
 
 
 def hold_out(rows: Rows) -> tuple[Rows, Rows]:
@@ -307,13 +339,16 @@ def measure_clients(*, seed: int) -> Figures:
     return {"MV w/o FL": float(np.mean(accuracies))}
 
 
-def name_places(places: Sequence[int]) -> str:
+def name_places(positions: Sequence[int]) -> str:
     """Return the names of these views, or "all"."""
-    return "all" if len(places) == len(_VIEWS) else "+".join(_VIEWS[view] for view in places)
+    return "all" if len(positions) == len(_VIEWS) else "+".join(_VIEWS[view] for view in positions)
 
 
 def cut_into_steps(view_NF: Floats, sequence: tuple[int, int]) -> torch.Tensor:
-    """Lay columns out as a sequence (T, C): all T steps are in use, zeros fill the last."""
+    """Lay columns out as a sequence (T, C): all T steps are in use, zeros fill the last.
+
+    `view_NF`: the columns.
+    """
     steps, channels = sequence
     rows, columns = view_NF.shape
     flat = np.zeros((rows, 1 + steps * channels), dtype=np.float32)
@@ -336,16 +371,19 @@ class Sequences:
         return torch.cat(tuple(self.views), dim=1)
 
     def make_grus(
-        self, owner: str, places: Sequence[int], rows: Rows | None, training: RecurrentTraining
+        self, owner: str, positions: Sequence[int], rows: Rows | None, training: RecurrentTraining
     ) -> SequenceViews:
-        """Return GRUs of these views, which may learn from the labels of `rows` (None: none)."""
-        features_N = torch.cat([self.views[view] for view in places], dim=1)
+        """Return GRUs of these views, which may learn from the labels of `rows` (None: none).
+
+        `owner`: name of the party. `positions`: indices of the views.
+        """
+        features_N = torch.cat([self.views[view] for view in positions], dim=1)
         labels_N = torch.from_numpy(self.labels_N)
         return SequenceViews.begin(
             owner,
             ModelSettings(
                 network="gru",
-                sequences=tuple(_SEQUENCES[_VIEWS[view]] for view in places),
+                sequences=tuple(_SEQUENCES[_VIEWS[view]] for view in positions),
                 representation=_SIZE,
             ),
             features_N=features_N if rows is None else features_N[rows],
@@ -356,9 +394,9 @@ class Sequences:
             seed=self.seed,
         )
 
-    def compute_states(self, grus: SequenceViews, places: Sequence[int]) -> Numerals:
+    def compute_states(self, grus: SequenceViews, positions: Sequence[int]) -> Numerals:
         """Return all rows as GRUs represent them."""
-        features_N = torch.cat([self.views[view] for view in places], dim=1)
+        features_N = torch.cat([self.views[view] for view in positions], dim=1)
         parts = [part.double().numpy() for part in grus.compute_states(features_N)]
         return Numerals(parts, self.labels_N)
 
@@ -423,7 +461,10 @@ def measure_sequences(*, seed: int) -> Figures:
 def _lines_of(
     sequences: Sequences, rows: Rows, held_out_rows: Rows, test: Rows
 ) -> Iterator[tuple[str, float, float]]:
-    """Yield each line's name and accuracy on held-out and on test rows."""
+    """Yield each line's name and accuracy on held-out and on test rows.
+
+    `sequences`: trained GRUs.
+    """
     choice = Choice(beta=0.1, pull=_PULL)
     all_views = tuple(range(len(_VIEWS)))
 
@@ -506,7 +547,10 @@ _PAIRS = tuple(combinations(range(len(_VIEWS)), 2))
 
 
 def _make_line(job: Job, setting: str, method: str, views: str, figure: str, panel: str) -> Line:
-    """Return one line that a job's figure fills."""
+    """Return one line that a job's figure fills.
+
+    `setting`: and `views`: cells of the line. `panel`: of the picture.
+    """
     return Line(
         cells={"setting": setting, "method": method, "views": views},
         job=job,
@@ -517,7 +561,10 @@ def _make_line(job: Job, setting: str, method: str, views: str, figure: str, pan
 
 
 def _average_lines(lines: Sequence[Line], method: str, views: str) -> Line:
-    """Return the line of the mean of these lines."""
+    """Return the line of the mean of these lines.
+
+    `views`: cell of the mean's line.
+    """
     first = lines[0]
     return Line(
         cells={**first.cells, "method": method, "views": views},
@@ -528,7 +575,10 @@ def _average_lines(lines: Sequence[Line], method: str, views: str) -> Line:
 
 
 def _make_views_table(full: bool) -> Size:
-    """Return the lines and seeds of Tables 1 and 2."""
+    """Return the lines and seeds of Tables 1 and 2.
+
+    `full`: whether all of the paper's table is measured, or a default part.
+    """
     lines: list[Line] = []
     for setting, methods in (
         ("a view each", ("V-FedMV", "MMVFL")),
@@ -568,7 +618,10 @@ def _make_views_table(full: bool) -> Size:
 
 
 def _make_sequences_table(full: bool) -> Size:
-    """Return the lines and seeds of Table 3."""
+    """Return the lines and seeds of Table 3.
+
+    `full`: whether all of the paper's table is measured, or a default part.
+    """
     make = partial(_make_line, _SEQUENCES_JOB)
     vertical = "a sequence each"
     setting = "all sequences, people apart"

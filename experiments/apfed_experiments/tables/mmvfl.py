@@ -79,12 +79,14 @@ def fit_mmvfl(
 ) -> dict[int, list[Floats]]:
     """Run Algorithm 1 on aligned training rows; return the weights of all views (F, C) by the
     limit of iterations. The first view has the labels.
+
+    `truth_NC`: one-hot labels. `beta`: weight of the sparsity term.
     """
     rng = np.random.default_rng(seed)
     rows, classes = truth_NC.shape
     models = [
         ViewModel.from_features(
-            x_NF, classes, rng, beta=beta, zeta=_ZETA, tolerance=1e-6, most_rounds=50
+            x_NF, classes, rng, beta=beta, zeta=_ZETA, tolerance=1e-6, max_rounds=50
         )
         for x_NF in views
     ]
@@ -109,7 +111,10 @@ def fit_mmvfl(
 
 
 def compute_accuracies(weights_FC: Floats, x_NF: Floats, labels_N: Rows) -> dict[int, float]:
-    """Return accuracies in per cent by the share of selected features: section 4.2."""
+    """Return accuracies in per cent by the share of selected features: section 4.2.
+
+    `weights_FC`: of all views.
+    """
     accuracy_by_share = {}
     for share in _SHARES:
         columns = select_features(weights_FC, share / 100)
@@ -125,7 +130,10 @@ def select_features(weights_FC: Floats, share: float) -> Rows:
 
 
 def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> Figures:
-    """Measure all methods, participants and shares on one fold; beta as the paper chooses it."""
+    """Measure all methods, participants and shares on one fold; beta as the paper chooses it.
+
+    `betas`: candidates. `iterations`: candidates.
+    """
     data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
     views, labels_N = align_views(data)
     train, test = _split_fold(labels_N, seed)
@@ -179,7 +187,10 @@ _JOB = Job(
 
 
 def _make_curves(full: bool) -> Size:
-    """Return Figure 3: accuracy by participant, method and share of features."""
+    """Return Figure 3: accuracy by participant, method and share of features.
+
+    `full`: whether all of the paper's table is measured, or a default part.
+    """
     lines = [
         Line(
             cells={
@@ -202,7 +213,10 @@ def _make_curves(full: bool) -> Size:
 
 
 def _make_differences(full: bool) -> Size:
-    """Return differences; both models of the paper are the same one, so a figure has two lines."""
+    """Return differences; both models of the paper are the same one, so a figure has two lines.
+
+    `full`: whether all of the paper's table is measured, or a default part.
+    """
     participants = [*(f"{number} ({view})" for number, view in enumerate(_VIEWS, 1)), "average"]
     lines = [
         Line(

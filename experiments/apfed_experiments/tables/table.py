@@ -152,7 +152,10 @@ class Line:
     at: float | None = None
 
     def compute_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
-        """Return the line's values by seed."""
+        """Return the line's values by seed.
+
+        `measured`: figures by job and seed.
+        """
         if self.job is not None:
             label = self.job.label
             return {
@@ -169,7 +172,10 @@ class Line:
         }
 
     def _choose_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
-        """Return by seed the value of the candidate that is best on held-out rows."""
+        """Return by seed the value of the candidate that is best on held-out rows.
+
+        `measured`: figures by job and seed.
+        """
         values = [line.compute_values(measured) for line in self.chooses]
         held_out = [
             replace(line, figure=self.judged_by).compute_values(measured) for line in self.chooses
@@ -253,8 +259,10 @@ def declare_study(
 ) -> Study[Measurements]:
     """Return the study of all of the table or its default part; a job that fails stays empty.
 
-    After so many `minutes` no other job begins. Raises ConfigError where the catalogue lacks a data
+    After `minutes` no other job begins. Raises ConfigError where the catalogue lacks a data
     set.
+
+    `full`: whether all of the paper's table is measured, or a default part.
     """
     size = table.size(full)
     name = f"{table.name}-full" if full else table.name
@@ -285,7 +293,10 @@ def declare_study(
 def _measure_jobs(
     size: Size, folder: Path, *, minutes: float | None, clock: Clock, jobs: int, on_done: OnDone
 ) -> Measurements:
-    """Measure what is missing until the time is over; return all figures and failures."""
+    """Measure what is missing until the time is over; return all figures and failures.
+
+    `minutes`: time limit; None: none. `jobs`: how many at a time.
+    """
     folder.mkdir(mode=0o700, exist_ok=True)
     until = math.inf if minutes is None else clock() + 60 * minutes
     all_jobs = {(job.label, seed): job for seed in range(size.seeds) for job in size.jobs}
@@ -427,7 +438,10 @@ def _cut_limits(
 
 
 def _draw_dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
-    """Draw a dot a line, the first on top, and the paper's a little below."""
+    """Draw a dot a line, the first on top, and the paper's a little below.
+
+    `lines`: rows of the table.
+    """
     look_here: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
     look_paper: dict[str, Any] = {"fmt": "D", "color": OTHER, "label": "paper, standard deviation"}
     for height, row in enumerate(lines):
@@ -436,7 +450,7 @@ def _draw_dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
             (_make_paper_interval(row), -0.18, {**look_paper, "markerfacecolor": "white"}),
         ):
             if interval is not None:
-                arms = interval.compute_error_bars(most=_find_most(table))
+                arms = interval.compute_error_bars(maximum=_find_most(table))
                 axes.errorbar(interval.mean, up - height, xerr=arms, capsize=2.5, **look)
     name_rows(axes, [row["line"].series for row in lines])
     axes.set_ylim(-len(lines) + 0.4, 0.6)

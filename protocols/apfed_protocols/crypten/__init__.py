@@ -140,10 +140,10 @@ _SEATS = _Seats()
 
 
 @contextmanager
-def use_seat(seat: Seat) -> Iterator[None]:
-    """Be the party of `seat` in this thread."""
+def use_seat(active: Seat) -> Iterator[None]:
+    """Be the party of `active` in this thread."""
     before = _SEATS.now
-    _SEATS.now = seat
+    _SEATS.now = active
     try:
         yield
     finally:

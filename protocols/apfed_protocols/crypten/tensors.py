@@ -46,7 +46,10 @@ class DealtTriples:
     def generate_binary_triple(
         self, size0: Any, size1: Any, device: Any = None
     ) -> tuple[Any, Any, Any]:
-        """Return shares of a, b and a AND b; CrypTen calls it so."""
+        """Return shares of a, b and a AND b; CrypTen calls it so.
+
+        `size0`: shapes of the two operands, which are equal here.
+        """
         if tuple(size0) != tuple(size1) or str(device or "cpu") != "cpu":
             raise LocalProtocolError(
                 f"a dealer's triples are for equal shapes on the processor, got {tuple(size0)} "
@@ -76,27 +79,29 @@ class CryptenAnd:
     """
 
     def __init__(
-        self, x: Words, y: Words, triple: tuple[Words, Words, Words], *, leads: bool
+        self, x: Words, y: Words, triple: tuple[Words, Words, Words], *, is_leader: bool
     ) -> None:
-        """Take this party's shares of x, y and one triple; exactly one party leads."""
+        """Prepare the AND of two shared words x and y, from this party's shares of them and of
+        one triple.
+        """
         self._x = wrap_bits(x)
         self._y = wrap_bits(y)
-        self._leads = leads
+        self._is_leader = is_leader
         self._triple = DealtTriples(lambda _: triple)
 
     def mask_inputs(self) -> Words:
         """Return this party's shares of d and e: run CrypTen's AND up to its opening, where it
         breaks off.
         """
-        opening = _Opening(leads=self._leads)
+        opening = _Opening(is_leader=self._is_leader)
         try:
             self._run_gate(opening)
         except _BrokenOffError:
             return bits_of(torch.stack(opening.sent))
         raise LocalProtocolError("CrypTen's AND opened nothing; another release than 0.4.1?")
 
-    def compute_share(self, opened: Words) -> Words:
-        return bits_of(self._run_gate(_Opening(leads=self._leads, answer=opened)).share)
+    def compute_share(self, revealed: Words) -> Words:
+        return bits_of(self._run_gate(_Opening(is_leader=self._is_leader, answer=revealed)).share)
 
     def _run_gate(self, opening: "_Opening") -> Any:
         """Run CrypTen's AND with this opening as the communicator."""
@@ -113,8 +118,8 @@ class _BrokenOffError(Exception):
 class _Opening:
     """The communicator of one AND: keeps what is to be opened, and opens it once it can."""
 
-    def __init__(self, *, leads: bool, answer: Words | None = None) -> None:
-        self._rank = 0 if leads else 1
+    def __init__(self, *, is_leader: bool, answer: Words | None = None) -> None:
+        self._rank = 0 if is_leader else 1
         self._answer = answer
         self.sent: list[Any] = []
 
@@ -122,8 +127,10 @@ class _Opening:
         return self._rank
 
     def all_reduce(self, shares: list[Any], op: Any, batched: bool) -> list[Any]:
-        """Store what this party sends for the opening; return the opened d and e, or break off
+        """Store what this party sends for the opening; return the revealed d and e, or break off
         without them.
+
+        `batched`: CrypTen's; whether several tensors come in a list.
         """
         if op != ReduceOp.BXOR or not batched or len(shares) != _OPENED:
             raise LocalProtocolError("CrypTen's AND opens d and e at once in release 0.4.1")

@@ -261,7 +261,10 @@ class SumOfProducts(DescribedSum):
         return [count * self.products.columns + self.ring.degree for count in counts]
 
     def make_binding(self, block: int, request_digest: bytes) -> StepBinding:
-        """Return the binding of a block's answers to its people and to the encrypted labels."""
+        """Return the binding of a block's answers to its people and to the encrypted labels.
+
+        `request_digest`: SHA-256 of the encrypted labels.
+        """
         people = self.people_of(block)
         rows = f"people {people.start} to {people.stop}".encode()
         return StepBinding(
@@ -343,33 +346,33 @@ def _expand_key(ring: Ring, seed: bytes) -> Digits:
     return ring.expand_seed(seed, b"products key")
 
 
-def expand_label(ring: Ring, seed: bytes, place: int) -> Digits:
+def expand_label(ring: Ring, seed: bytes, position: int) -> Digits:
     """Return the uniform half of the label at this place."""
-    return ring.expand_seed(seed, b"products label", place.to_bytes(4, "big"))
+    return ring.expand_seed(seed, b"products label", position.to_bytes(4, "big"))
 
 
-def _derive_secret_key(described: SumOfProducts, root: bytes) -> IntArray:
+def _derive_secret_key(secure_sum: SumOfProducts, root: bytes) -> IntArray:
     """Return the ternary secret key that follows from a root."""
-    return ternary(described.ring.degree, derive_key(root, b"products secret"))
+    return ternary(secure_sum.ring.degree, derive_key(root, b"products secret"))
 
 
-def encrypt_labels(described: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
+def encrypt_labels(secure_sum: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
     """Return the parts of a request: public seed, b of the key and of every label.
 
     A root is used once.
     """
-    ring = described.ring
+    ring = secure_sum.ring
     seed = derive_key(root, b"products seed")
-    secret_H = transform_polynomials(_derive_secret_key(described, root))
-    step = ring.bits - described.headroom.plain_bits
+    secret_H = transform_polynomials(_derive_secret_key(secure_sum, root))
+    step = ring.bits - secure_sum.headroom.plain_bits
 
-    def encrypt_zero(uniform_LN: Digits, place: int) -> Digits:
+    def encrypt_zero(uniform_LN: Digits, position: int) -> Digits:
         """Return -a s + e for this a, with e the error of this place."""
         product_LN = invert_transform(
             transform_polynomials(ring.centre_digits(uniform_LN)) * secret_H
         )
         zero_LN = -np.rint(product_LN).astype(np.int64)
-        key = derive_key(root, b"products error", place.to_bytes(4, "big"))
+        key = derive_key(root, b"products error", position.to_bytes(4, "big"))
         zero_LN[0] += centred_binomial(ring.degree, key)
         return zero_LN
 
@@ -399,15 +402,15 @@ class LabelValues(KeepsSecrets):
     @classmethod
     def from_request(
         cls,
-        described: SumOfProducts,
+        secure_sum: SumOfProducts,
         request: bytes,
         blobs: Sequence[bytes],
         shifts: Sequence[int] | None = None,
     ) -> "LabelValues":
         """Read the parts of a request; `shifts`: powers of X by which the labels are multiplied."""
-        ring = described.ring
-        headroom = described.headroom
-        sender = described.agreement.receiver
+        ring = secure_sum.ring
+        headroom = secure_sum.headroom
+        sender = secure_sum.agreement.receiver
         seed = blobs[0]
         if len(seed) != _BYTES:
             raise RemoteProtocolError(
@@ -416,7 +419,7 @@ class LabelValues(KeepsSecrets):
         key = ring.parse_digits(blobs[1], sender=sender), _expand_key(ring, seed)
         spread_2N = np.stack([ring.round_digits(half_LN, headroom.kept_bits) for half_LN in key])
         require_spread(spread_2N, 1 << headroom.kept_bits, sender=sender)
-        columns = headroom.folds * described.products.columns
+        columns = headroom.folds * secure_sum.products.columns
         count = len(ring.widths) * (headroom.stride + columns)
         values_HnF = np.empty((headroom.rows // 2, len(blobs) - 2, count), dtype=np.complex128)
         for place, blob in enumerate(blobs[2:]):
@@ -462,23 +465,28 @@ def _multiply_by_power(numbers_LN: Digits, power: int) -> Digits:
 class Candidates(KeepsSecrets):
     """The active's requests of which all but one are opened (steps 1 and 3 above)."""
 
-    def __init__(self, described: SumOfProducts, frames: AgreedFrames, classes_n: IntArray) -> None:
+    def __init__(
+        self, secure_sum: SumOfProducts, frames: AgreedFrames, classes_n: IntArray
+    ) -> None:
         """Draw the secret bytes of each candidate and commit to the hashes of all their
         requests.
         """
-        self._described = described
+        self._sum_of_products = secure_sum
         self._frames = frames
         self._classes_n = classes_n
         self._opening = threading.Lock()
-        self._roots = [fresh_key() for _ in range(described.products.candidates or 0)]
-        hashes = [_hash_candidate(described, root) for root in self._roots]
+        self._roots = [fresh_key() for _ in range(secure_sum.products.candidates or 0)]
+        hashes = [_hash_candidate(secure_sum, root) for root in self._roots]
         self._hashes = b"".join(hashes)
-        self.commitment = described.pack_request((self._hashes,))
+        self.commitment = secure_sum.pack_request((self._hashes,))
 
     def open_candidates(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
-        """Return the message of step 3 and the secret key of the request that is used; once."""
+        """Return the message of step 3 and the secret key of the request that is used; once.
+
+        `challenges`: each passive's challenge, by its name.
+        """
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
-        described = self._described
+        described = self._sum_of_products
         chosen = _parse_challenges(described, self._frames, challenges, self._hashes)
         with self._opening:
             if not self._roots:
@@ -498,11 +506,14 @@ class PublicCoin(KeepsSecrets):
     """One passive's end of the coin toss that names the request to keep (step 2 above)."""
 
     def __init__(
-        self, me: str, described: SumOfProducts, frames: AgreedFrames, commitment: bytes
+        self, me: str, secure_sum: SumOfProducts, frames: AgreedFrames, commitment: bytes
     ) -> None:
-        """Read the active's hashes and draw this party's part of the coin."""
-        agreed = described.products
-        (self.hashes,) = described.open_request(commitment, 1)
+        """Read the active's hashes and draw this party's part of the coin.
+
+        `commitment`: the active's message with the hashes of its candidates.
+        """
+        agreed = secure_sum.products
+        (self.hashes,) = secure_sum.open_request(commitment, 1)
         if len(self.hashes) != _BYTES * (agreed.candidates or 0):
             raise RemoteProtocolError(
                 f"{agreed.receiver} commits to {len(self.hashes)} bytes of requests, expected "
@@ -513,7 +524,7 @@ class PublicCoin(KeepsSecrets):
         self._frames = frames
         self._candidates = agreed.candidates or 1
         self._coins = {me: fresh_key()}
-        self._promised: dict[str, bytes] = {}
+        self._commitments: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
         """Send every other passive the hash of this party's part."""
@@ -529,17 +540,17 @@ class PublicCoin(KeepsSecrets):
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _BYTES:
             raise RemoteProtocolError(f"{sender} sent no {_BYTES} bytes of a coin")
         coin = frame.blobs[0]
-        if sender in self._promised:
-            if self._hash_promise(sender, coin) != self._promised[sender]:
+        if sender in self._commitments:
+            if self._hash_promise(sender, coin) != self._commitments[sender]:
                 raise RemoteProtocolError(
                     f"{sender} sent other bytes for the coin than it promised, or got other hashes "
                     f"of {self._frames.agreement.receiver}"
                 )
             self._coins[sender] = coin
             return ()
-        self._promised[sender] = coin
+        self._commitments[sender] = coin
         # This party's own bytes stay secret until all the others are bound to theirs.
-        bound = len(self._promised) == len(self._names) - 1
+        bound = len(self._commitments) == len(self._names) - 1
         return self._address_to_all(self._coins[self.me]) if bound else ()
 
     @property
@@ -573,13 +584,13 @@ class PublicCoin(KeepsSecrets):
         return tuple(Outgoing(name, message) for name in self._names if name != self.me)
 
 
-def _audit_request(described: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
-    """Recompute every opened request and compare hashes (step 4); return the values of the request
-    that is used. Raises RemoteProtocolError: the active cheated, or sent other sizes.
+def _audit_request(secure_sum: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
+    """Recompute every revealed request and compare hashes (step 4); return the values of the
+    request that is used. Raises RemoteProtocolError: the active cheated, or sent other sizes.
     """
-    agreed = described.products
+    agreed = secure_sum.products
     chosen = coin.chosen_candidate
-    parts = described.open_request(request, 4 + agreed.labelled)
+    parts = secure_sum.open_request(request, 4 + agreed.labelled)
     roots = parts[0]
     shifts = np.frombuffer(parts[1][: len(parts[1]) & ~1], _SHIFT)
     sizes = len(coin.hashes) - _BYTES, _SHIFT.itemsize * agreed.labelled
@@ -589,32 +600,32 @@ def _audit_request(described: SumOfProducts, coin: PublicCoin, request: bytes) -
             f"{len(parts[1])}, expected {sizes[0]} and {sizes[1]}, shifts below {agreed.columns}"
         )
     hashes = [
-        _hash_candidate(described, roots[start : start + _BYTES])
+        _hash_candidate(secure_sum, roots[start : start + _BYTES])
         for start in range(0, len(roots), _BYTES)
     ]
     blobs = parts[2:]
-    hashes.insert(chosen, _hash_request(described.pack_request(blobs)))
+    hashes.insert(chosen, _hash_request(secure_sum.pack_request(blobs)))
     if b"".join(hashes) != coin.hashes:
         raise RemoteProtocolError(
             f"{agreed.receiver} cheated: the requests that it opened, or the one that is kept, are "
             "not those that it committed to; nothing is answered"
         )
-    return LabelValues.from_request(described, request, blobs, [int(shift) for shift in shifts])
+    return LabelValues.from_request(secure_sum, request, blobs, [int(shift) for shift in shifts])
 
 
-def _draw_classes(described: SumOfProducts, root: bytes) -> IntArray:
+def _draw_classes(secure_sum: SumOfProducts, root: bytes) -> IntArray:
     """Draw the labels of a request from its secret bytes, uniform to within 2^-50."""
-    agreed = described.products
+    agreed = secure_sum.products
     key = derive_key(root, b"products classes")
     words = np.frombuffer(keystream(key, length=8 * agreed.labelled), "<u8")
     return (words % np.uint64(agreed.columns)).astype(np.int64)
 
 
-def _hash_candidate(described: SumOfProducts, root: bytes) -> bytes:
+def _hash_candidate(secure_sum: SumOfProducts, root: bytes) -> bytes:
     """Return the hash of the request that follows from a candidate's secret bytes."""
-    bits_nK = np.eye(described.products.columns, dtype=np.int64)[_draw_classes(described, root)]
-    blobs = encrypt_labels(described, root, bits_nK)
-    return _hash_request(described.pack_request(blobs))
+    bits_nK = np.eye(secure_sum.products.columns, dtype=np.int64)[_draw_classes(secure_sum, root)]
+    blobs = encrypt_labels(secure_sum, root, bits_nK)
+    return _hash_request(secure_sum.pack_request(blobs))
 
 
 def _hash_request(request: bytes) -> bytes:
@@ -628,12 +639,15 @@ def _encode_challenge(chosen: int, hashes: bytes) -> bytes:
 
 
 def _parse_challenges(
-    described: SumOfProducts, frames: AgreedFrames, challenges: Mapping[str, bytes], hashes: bytes
+    secure_sum: SumOfProducts, frames: AgreedFrames, challenges: Mapping[str, bytes], hashes: bytes
 ) -> int:
     """Return the candidate that all passives name. Raises RemoteProtocolError: one is missing, or
     they name different ones.
+
+    `challenges`: each passive's challenge, by its name. `hashes`: of the candidates, as the active
+    sent them.
     """
-    agreed = described.products
+    agreed = secure_sum.products
     if set(challenges) != set(agreed.contributors):
         raise RemoteProtocolError(
             f"{agreed.receiver} waits for a challenge of each of {', '.join(agreed.contributors)}, "
@@ -660,22 +674,22 @@ class ProductReceiver(SumReceiver):
 
     _sum: SumOfProducts
 
-    def __init__(self, described: SumOfProducts, labels_nK: NDArray[Any]) -> None:
+    def __init__(self, secure_sum: SumOfProducts, labels_nK: NDArray[Any]) -> None:
         """Encrypt the labels, or with candidates commit to requests. Raises LocalProtocolError:
         labels that are no bits, or of another shape.
         """
-        frames = described.make_frames()
-        super().__init__(described, frames, NoSetup())
+        frames = secure_sum.make_frames()
+        super().__init__(secure_sum, frames, NoSetup())
         self._secret: NDArray[np.complex128] | None = None
         self._request = self._digest = b""
         self._candidates: Candidates | None = None
-        bits_nK = _check_bits(labels_nK, described.products)
-        if described.products.candidates is not None:
-            self._candidates = Candidates(described, frames, bits_nK.argmax(axis=1))
+        bits_nK = _check_bits(labels_nK, secure_sum.products)
+        if secure_sum.products.candidates is not None:
+            self._candidates = Candidates(secure_sum, frames, bits_nK.argmax(axis=1))
             return
         root = fresh_key()
-        blobs = encrypt_labels(described, root, bits_nK)
-        self._store_request(described.pack_request(blobs), _derive_secret_key(described, root))
+        blobs = encrypt_labels(secure_sum, root, bits_nK)
+        self._store_request(secure_sum.pack_request(blobs), _derive_secret_key(secure_sum, root))
 
     def get_commitment(self) -> bytes:
         """Return the hashes of all candidates, the same bytes for every passive."""
@@ -781,20 +795,23 @@ class ProductReceiver(SumReceiver):
 
 
 class ProductContributor(Role):
-    def __init__(self, described: SumOfProducts, me: str) -> None:
+    def __init__(self, secure_sum: SumOfProducts, me: str) -> None:
         """Make a passive's role, which agrees one mask seed with each other passive."""
-        frames = described.make_frames()
-        others = [name for name in described.agreement.contributors if name != me]
-        described.agreement.find_position(me)
+        frames = secure_sum.make_frames()
+        others = [name for name in secure_sum.agreement.contributors if name != me]
+        secure_sum.agreement.find_position(me)
         self.me = me
-        self._products = described
+        self._products = secure_sum
         self._seeds = PairwiseSeeds(me, others, frames)
         self._coin: PublicCoin | None = None
         self._labels: LabelValues | None = None
         super().__init__(frames, self._seeds)
 
     def toss_coin(self, commitment: bytes) -> Conversation:
-        """Start the conversation among the passives that draws which candidate is used."""
+        """Start the conversation among the passives that draws which candidate is used.
+
+        `commitment`: the active's message with the hashes of its candidates.
+        """
         described = self._products
         if described.products.candidates is None:
             raise LocalProtocolError("this agreement has no candidates: accept the request")
@@ -816,7 +833,10 @@ class ProductContributor(Role):
         return self._coin
 
     def accept_request(self, request: bytes) -> None:
-        """Take the encrypted labels, once; with candidates, check those that were opened."""
+        """Take the encrypted labels, once; with candidates, check those that were revealed.
+
+        `request`: what the active sent.
+        """
         described = self._products
         if self._labels is not None:
             raise RemoteProtocolError(
@@ -947,9 +967,9 @@ class ProductContributor(Role):
 
 
 class ProductCombiner(Role):
-    def __init__(self, described: SumOfProducts) -> None:
-        self._products = described
-        super().__init__(described.make_frames(), NoSetup())
+    def __init__(self, secure_sum: SumOfProducts) -> None:
+        self._products = secure_sum
+        super().__init__(secure_sum.make_frames(), NoSetup())
 
     def combine_block(self, block: int, answers: Mapping[str, bytes]) -> bytes:
         """Add one answer of each passive for one block; blocks go up."""

@@ -41,7 +41,7 @@ _TAIL_BITS = 64
 _WIDEST = 20  # bits of a digit
 _ERROR = 1 / 4  # of a float from its integer
 _MARGIN = 3  # bits, where there is room: then most altered answers do not open
-_LEAST_ROWS = 4  # people of a ciphertext
+_MIN_ROWS = 4  # people of a ciphertext
 _WORDS = 2**17  # coefficients of the ciphertexts of a block, about
 _MOST = {"people": 2**28, "columns": 512, "labelled": 4096}
 _SECURITY = (20, 64)
@@ -91,6 +91,8 @@ class Ring:
     def parse_digits(self, blob: bytes, *, sender: str) -> Digits:
         """Read a polynomial as digits, (L, N). Raises RemoteProtocolError: another size, or
         coefficients beyond the modulus.
+
+        `blob`: bytes of one polynomial.
         """
         if len(blob) != self.size:
             raise RemoteProtocolError(
@@ -147,10 +149,10 @@ class Ring:
             digit -= carry << width
         return centred_L
 
-    def add_at(self, numbers_L: Digits, place: int, integers: Digits | int) -> None:
+    def add_at(self, numbers_L: Digits, position: int, integers: Digits | int) -> None:
         """Add `integers` times 2^place, in place; they have few bits, as digits are words."""
-        digit = max(k for k, offset in enumerate(self.offsets) if offset <= place)
-        numbers_L[digit] += integers << (place - self.offsets[digit])
+        digit = max(k for k, offset in enumerate(self.offsets) if offset <= position)
+        numbers_L[digit] += integers << (position - self.offsets[digit])
 
     def add_uniform(self, numbers_L: Digits, bits: int) -> None:
         """Add secret integers, each uniform on [-2^(bits - 1), 2^(bits - 1)), in place."""
@@ -385,7 +387,7 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | N
     folds = 2 if agreement.candidates else 1
     stride = 1 << (folds * agreement.columns - 1).bit_length()
     rows = degree // stride
-    if rows < _LEAST_ROWS:
+    if rows < _MIN_ROWS:
         return None
     passives = len(agreement.contributors)
     largest = row_limit(agreement)
@@ -401,10 +403,10 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | N
         return None
     room = 2 ** (kept_bits - plain - 1)
     flood = passives * (own_error + 2 ** (smudging - 1))
-    least_bits = kept_bits + math.ceil(math.log2(flood / (room - tail - 1)))
-    modulus = min(least_bits + _MARGIN, SECURE_MODULUS_BITS[degree])
+    min_bits = kept_bits + math.ceil(math.log2(flood / (room - tail - 1)))
+    modulus = min(min_bits + _MARGIN, SECURE_MODULUS_BITS[degree])
     widest = _find_widest_digit(agreement.labelled, rows, degree, largest)
-    if modulus < least_bits or widest is None:
+    if modulus < min_bits or widest is None:
         return None
     return ProductHeadroom(
         degree=degree,
@@ -420,11 +422,15 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | N
     )
 
 
-def _find_widest_digit(labelled: int, rows: int, degree: int, most: int) -> int | None:
-    """Return the bits of the widest digit whose products in float64 are exact; None: too few."""
+def _find_widest_digit(labelled: int, rows: int, degree: int, maximum: int) -> int | None:
+    """Return the bits of the widest digit whose products in float64 are exact; None: too few.
+
+    `labelled`: n, rows with a label. `degree`: N, the ring degree. `maximum`: bits of a digit at
+    most.
+    """
     # sum_j |A_j| |c_j| over the labels j, norms of U coefficients, by Cauchy and Schwarz: all of
     # A has at most U rows of norm R. The zero that is added is a product of N and N coefficients.
-    norms = math.sqrt(labelled * rows) * most * math.sqrt(rows)
+    norms = math.sqrt(labelled * rows) * maximum * math.sqrt(rows)
     error = product_error(rows, labelled) * norms + product_error(degree, 1) * degree
     widest = min(_WIDEST, math.floor(math.log2(_ERROR / error)) + 1)
     return widest if widest >= 2 else None

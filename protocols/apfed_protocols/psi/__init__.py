@@ -26,7 +26,7 @@ from apfed_protocols.checks import require_names
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import DataError, LocalProtocolError
 from apfed_protocols.ids import (
-    MOST_IDS,
+    MAX_IDS,
     IdColumn,
     IdNormalisation,
     encode_ids,
@@ -94,6 +94,8 @@ def choose_protocol(sizes: Mapping[str, int]) -> str:
     Two parties with few IDs use `ecdh`: it sends little, needs no dealer, and reveals
     nothing that `opprf` would hide. Among more parties it would show the hub pairwise
     overlaps, and with many IDs it is slow: these use `opprf`.
+
+    `sizes`: number of IDs by party.
     """
     return "opprf" if len(sizes) > 2 or max(sizes.values(), default=0) > _MANY_IDS else "ecdh"
 
@@ -105,7 +107,7 @@ def align(
     protocol: IntersectionName = _AUTO,
     normalisation: IdNormalisation = _AS_WRITTEN,
     minimum_rows: int = 2,
-    maximum_ids: int = MOST_IDS,
+    maximum_ids: int = MAX_IDS,
     threads: int | None = None,
     hub_only: bool = False,
     progress: Callable[[Progress], None] | None = None,
@@ -119,11 +121,11 @@ def align(
         hub: the party that all others talk to; with `ecdh` it learns pairwise overlaps.
         protocol: a key of `SET_INTERSECTIONS`, or `auto` for what `choose_protocol` says.
         normalisation: how IDs become bytes.
-        minimum_rows: fewer common rows are not opened. Under 0, none in common is a result.
+        minimum_rows: fewer common rows are not revealed. Under 0, none in common is a result.
         maximum_ids: the largest set that a party may have.
         threads: how many each party computes with; None lets the protocol choose.
         hub_only: open the rows to the hub alone; the others learn that there are enough.
-        progress: told of every party's work.
+        progress: called with the progress of every party's work.
 
     Returns:
         Row positions of each party (of the hub if `hub_only`), int64, shape (common rows,):
@@ -156,11 +158,17 @@ def count_common(
     protocol: IntersectionName = _AUTO,
     normalisation: IdNormalisation = _AS_WRITTEN,
     minimum_rows: int = 2,
-    maximum_ids: int = MOST_IDS,
+    maximum_ids: int = MAX_IDS,
     threads: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> int:
-    """Return how many IDs all parties share; no party learns which. See `align`."""
+    """Return how many IDs all parties share; no party learns which. See `align`.
+
+    `hub`: the party that all others exchange messages with. `minimum_rows`: fewer common rows are
+    not revealed. `maximum_ids`: the largest number of IDs that a party may have. `threads`: how
+    many each party computes with; None: the protocol's own choice. `progress`: called with the
+    progress of each party's work.
+    """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     results = _run_parties(
         ids_by_party, hub, protocol, normalisation, Output.SIZE, agreed, threads, progress
@@ -174,13 +182,17 @@ def share_membership(
     hub: str,
     normalisation: IdNormalisation = _AS_WRITTEN,
     minimum_rows: int = 2,
-    maximum_ids: int = MOST_IDS,
+    maximum_ids: int = MAX_IDS,
     threads: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Mapping[str, Membership]:
     """Return each party's shares of which of the hub's IDs are common, by `circuit`.
 
     Nobody learns them; they are for further protocols on shares. See `align`.
+
+    `minimum_rows`: fewer common rows are not revealed. `maximum_ids`: the largest number of IDs
+    that a party may have. `threads`: how many each party computes with; None: the protocol's own
+    choice. `progress`: called with the progress of each party's work.
     """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     aligners = _run_parties(
@@ -199,7 +211,12 @@ def _run_parties(
     threads: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> Mapping[str, Aligner]:
-    """Play all parties; every aligner has something to open."""
+    """Play all parties; every aligner has something to open.
+
+    `ids_by_party`: each party's IDs. `hub`: the party that all others exchange messages with.
+    `agreed`: fields of the `IntersectionAgreement`. `threads`: how many each party computes with;
+    None: the protocol's own choice. `progress`: called with the progress of each party's work.
+    """
     members = [party for party in ids_by_party if party != hub]
     if hub not in ids_by_party or not members:
         raise DataError(

@@ -82,6 +82,8 @@ class Sender:
     def _compute_key(self, number: int, choice: int, pair: _Pair, receiver: str) -> bytes:
         """Return the key of one choice of one transfer (step 3). Raises RemoteProtocolError: the
         receiver sent no point, or one of low order.
+
+        `number`: of the transfer, from 0.
         """
         hashed = _hash_to_point(self._session, number, choice, pair[1 - choice])
         try:
@@ -106,7 +108,12 @@ class Receiver:
     """
 
     def __init__(self, choices: Sequence[int], seed: bytes, *, session: bytes) -> None:
-        """Draw the scalars and make the two points of each transfer (step 2)."""
+        """Make the receiver of oblivious transfers: draw its scalars, and the two points of each
+        transfer.
+
+        `choices`: 0 or 1 for each transfer. `session`: 32 bytes that identify the session at both
+        parties.
+        """
         self._choices = choices
         self._session = session
         count = len(choices)
@@ -122,6 +129,8 @@ class Receiver:
     def _make_pair(self, number: int, other_scalar: bytes, signs: bytes) -> _Pair:
         """Return R_0 and R_1 of one transfer: the unchosen one is random, the chosen one follows
         from it.
+
+        `number`: of the transfer, from 0. `other_scalar`: a random scalar, of the unchosen point.
         """
         choice = self._choices[number]
         own = _multiply_base(self._scalars[number], signs[0])
@@ -179,6 +188,8 @@ def _derive_transfer_key(
 ) -> bytes:
     """Return the key of one choice: a hash of the transfer's number, all messages and the shared
     point.
+
+    `session`: 32 bytes that identify the session at both parties. `secret`: the shared point.
     """
     transcript = hashlib.sha256(b"".join((point, *pair))).digest()
     place = _pack_number(number) + bytes([choice])

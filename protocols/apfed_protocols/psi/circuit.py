@@ -194,25 +194,30 @@ class CircuitIntersection(DealtIntersection):
     version: ClassVar[int] = VERSION
 
     @staticmethod
-    def most_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: the hub compares one ID a bin, a member one a slot.
+    def max_guesses(maximum_ids: int) -> Guesses:
+        """Return the guesses: how many IDs the hub can try out (one a bin), and a member (one a
+        slot).
 
         A member puts an ID into one of its three bins or into all. An ID that it has in one slot
         alone is found with a chance of a third.
+
+        `maximum_ids`: the largest number of IDs that a party may have.
         """
         bins = bins_for(maximum_ids)
         return Guesses(hub=bins, member=bins * slots_for(maximum_ids, bins))
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
-        """Return the bytes that an announced size takes; see `SetIntersection`.
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
+        """Return the bytes of memory that a peer's announced number of IDs makes this party use.
 
         A member fills as many bins as the hub's IDs take; hub and dealer compare as many slots.
         Where the hub has few IDs, a large set takes many slots of each of its few bins.
+
+        `own_size`: how many IDs this party has.
         """
         bins = bins_for(size)
-        table = WORD.itemsize * cls.count_slots(own, bins) * bins
-        compared = max(CHUNK_SLOTS // BITS, cls.count_slots(size, bins_for(own)))
+        table = WORD.itemsize * cls.count_slots(own_size, bins) * bins
+        compared = max(CHUNK_SLOTS // BITS, cls.count_slots(size, bins_for(own_size)))
         return max(table, compared * cls._count_slot_bytes(members))
 
     @classmethod
@@ -228,10 +233,13 @@ class CircuitIntersection(DealtIntersection):
         return Desk(me, self.agreement, self.progress, version=self.version)
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
-        """Return the dealer's side, which hands out triples, counts common IDs and holds no IDs."""
+        """Return the dealer's side, which hands out triples, counts common IDs and holds no IDs.
+
+        `hub`: the hub's name. `members`: names of all parties but the hub.
+        """
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        self._require_memory(me, own=0, members=len(members))
+        self._require_memory(me, own_size=0, members=len(members))
         return self._make_aligner(
             me, [hub, *members], self.run_dealer(self._make_desk(me), hub, members)
         )
@@ -254,7 +262,7 @@ class CircuitIntersection(DealtIntersection):
             for member, slots, tags_B in zip(members, meeting.slots, tags_MB, strict=True):
                 planes_1W = ~bit_planes(tags_B[chunk])[:, None]
                 planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
-            bits = yield from _compare_slots(desk, planes, triples, leads=True, gate=gate)
+            bits = yield from _compare_slots(desk, planes, triples, is_leader=True, gate=gate)
             bits_MW = np.stack([bits[member] for member in members])
             share = yield from helper.combine_members(bits_MW, all_triples, gate)
             shares.append(share)
@@ -278,7 +286,9 @@ class CircuitIntersection(DealtIntersection):
             words = tags_KB.shape[1] // BITS
             triples, all_triples = yield from helper.take_triples(words)
             planes = {hub: bit_planes(tags_KB)}
-            bits = yield from _compare_slots(desk, planes, {hub: triples}, leads=False, gate=gate)
+            bits = yield from _compare_slots(
+                desk, planes, {hub: triples}, is_leader=False, gate=gate
+            )
             share = yield from helper.combine_members(bits[hub], all_triples, gate)
             shares.append(share)
             desk.report_progress(chunk.stop, bins)
@@ -286,18 +296,18 @@ class CircuitIntersection(DealtIntersection):
         return (yield from _open_at_member(desk, hub, meeting, ids, share, helper))
 
     def _meet_hub_helper(
-        self, desk: Desk, members: Sequence[str], meeting: Meeting
+        self, desk: Desk, members: Sequence[str], inputs: Meeting
     ) -> Generator[Turn, Inbox, "HubHelper"]:
         """Return the source of the hub's triples and counts, once it is ready."""
         yield from ()
-        return DealtHub(desk, members, meeting)
+        return DealtHub(desk, members, inputs)
 
     def _meet_member_helper(
-        self, desk: Desk, hub: str, meeting: Meeting
+        self, desk: Desk, hub: str, inputs: Meeting
     ) -> Generator[Turn, Inbox, "MemberHelper"]:
         """Return the source of a member's triples and counts, once it is ready."""
         yield from ()
-        return DealtMember(desk, hub, meeting)
+        return DealtMember(desk, hub, inputs)
 
     @classmethod
     def count_slots(cls, member_size: int, bins: int) -> int:
@@ -320,23 +330,26 @@ class CircuitIntersection(DealtIntersection):
         return message_bytes(max(WORD.itemsize * slots, TOKEN_BYTES * largest) + _ROSTER_BYTES)
 
     def tag_hub_bins(
-        self, desk: Desk, members: Sequence[str], meeting: Meeting
+        self, desk: Desk, members: Sequence[str], inputs: Meeting
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tag in each bin for each member, shape (M, B)."""
         yield from ()
-        return np.broadcast_to(meeting.tags, (len(members), *meeting.tags.shape))
+        return np.broadcast_to(inputs.tags, (len(members), *inputs.tags.shape))
 
     def tag_member_bins(
-        self, desk: Desk, hub: str, meeting: Meeting
+        self, desk: Desk, hub: str, inputs: Meeting
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tags in each bin, shape (K, B)."""
         yield from ()
-        return meeting.tags
+        return inputs.tags
 
     def run_dealer(
         self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
-        """Play the dealer's steps 2 and 3; `hub_size` is what the hub announced to the dealer."""
+        """Play the dealer's steps 2 and 3; `hub_size` is what the hub announced to the dealer.
+
+        `members`: names of all parties but the hub.
+        """
         total = 0
         largest = self.agreement.maximum_ids if hub_size is None else hub_size
         turn = Turn((), [hub])
@@ -364,12 +377,12 @@ class CircuitIntersection(DealtIntersection):
         order = desk.parse_message(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
         words, *slots = struct.unpack(f">{1 + len(members)}I", order)
         # the smallest table has fewest bins, where a large set takes many slots
-        most_slots = self.count_slots(self.agreement.maximum_ids, hashing.bins_for(0))
+        max_slots = self.count_slots(self.agreement.maximum_ids, hashing.bins_for(0))
         too_many = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
-        if not words or not min(slots) or too_many or max(slots) > most_slots:
+        if not words or not min(slots) or too_many or max(slots) > max_slots:
             raise RemoteProtocolError(
                 f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk "
-                f"has 1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {most_slots}"
+                f"has 1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {max_slots}"
             )
         pair_words, all_words = count_triple_words(words, slots)
         all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
@@ -451,15 +464,18 @@ class MemberHelper(Protocol):
 class DealtHub:
     """The hub's end with a dealer; satisfies `HubHelper`."""
 
-    def __init__(self, desk: Desk, members: Sequence[str], meeting: Meeting) -> None:
+    def __init__(self, desk: Desk, members: Sequence[str], inputs: Meeting) -> None:
         self.sharers = members
         self._desk = desk
-        self._meeting = meeting
+        self._meeting = inputs
 
     def take_triples(
         self, words: int
     ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Order the triples of a chunk, and expand what the dealer sends."""
+        """Order the triples of a chunk, and expand what the dealer sends.
+
+        `words`: how many words of 64 triples.
+        """
         desk = self._desk
         dealer = desk.agreement.dealer
         slots = self._meeting.slots
@@ -499,13 +515,16 @@ class DealtMember:
 
     shares = True
 
-    def __init__(self, desk: Desk, hub: str, meeting: Meeting) -> None:
+    def __init__(self, desk: Desk, hub: str, inputs: Meeting) -> None:
         self._desk = desk
         self._hub = hub
-        self._meeting = meeting
+        self._meeting = inputs
 
     def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
-        """Expand the triples of a chunk that the dealer sends."""
+        """Expand the triples of a chunk that the dealer sends.
+
+        `words`: how many words of 64 triples.
+        """
         desk = self._desk
         dealer = desk.agreement.dealer
         pair_words, all_words = count_triple_words(words, self._meeting.slots)
@@ -575,7 +594,11 @@ def _meet_as_hub(
 def _fill_bins(
     desk: Desk, members: Sequence[str], ids: Sequence[bytes], keys: Sequence[bytes], bins: int
 ) -> Generator[Turn, Inbox, tuple[bytes, _Prints, Rows]]:
-    """Find a key that all take; return it, the IDs' fingerprints and the rows (B,)."""
+    """Find a key that all take; return it, the IDs' fingerprints and the rows (B,).
+
+    `members`: names of all parties but the hub. `keys`: candidates, of which the first that fits
+    all IDs is taken. `bins`: B, their number.
+    """
     refused: list[str] = []
     for attempt, key in enumerate(keys):
         tags, bins_n3, tokens = hashing.fingerprints(ids, key, bins)
@@ -694,7 +717,7 @@ def _compare_slots(
     planes: Mapping[str, Words],
     triples: Mapping[str, TripleShares],
     *,
-    leads: bool,
+    is_leader: bool,
     gate: type[And],
 ) -> Generator[Turn, Inbox, Mapping[str, Words]]:
     """Compare with each peer; return shares, shape (W,), of whether a bin holds the same tag.
@@ -703,10 +726,14 @@ def _compare_slots(
     complement of its tags, at a member its tags. The 64 bits are halved by AND six times, which
     takes 63 K W words of triples. At most one slot of a bin holds the hub's ID, so that XOR is
     OR.
+
+    `is_leader`: whether this is the one party that adds the public terms.
     """
     for half in (32, 16, 8, 4, 2, 1):
         gates = {
-            peer: gate(x[:half], x[half:], triples[peer].take_triple(x[:half].shape), leads=leads)
+            peer: gate(
+                x[:half], x[half:], triples[peer].take_triple(x[:half].shape), is_leader=is_leader
+            )
             for peer, x in planes.items()
         }
         sent = {peer: pair_gate.mask_inputs() for peer, pair_gate in gates.items()}
@@ -741,7 +768,9 @@ def combine_member_bits(
         left_bits = shares[:half]
         right = shares[half : 2 * half]
         rest = shares[2 * half :]
-        and_gate = gate(left_bits, right, triples.take_triple(left_bits.shape), leads=bool(members))
+        and_gate = gate(
+            left_bits, right, triples.take_triple(left_bits.shape), is_leader=bool(members)
+        )
         opened = and_gate.mask_inputs()
         if members:
             inbox = yield Turn((), members)
@@ -759,15 +788,17 @@ def combine_member_bits(
 def _open_at_hub(
     desk: Desk,
     members: Sequence[str],
-    meeting: Meeting,
+    inputs: Meeting,
     ids: Sequence[bytes],
     share: Words,
     helper: HubHelper,
 ) -> Script:
     """Play steps 3 and 4 at the hub: let the IDs be counted, combine the shares of the bins, and
     return the common rows in a random order.
+
+    `members`: names of all parties but the hub.
     """
-    row_of_bin = meeting.row_of_bin
+    row_of_bin = inputs.row_of_bin
     opened = yield from helper.count_common(share, len(ids), row_of_bin)
     if opened is not None:
         return opened
@@ -783,7 +814,7 @@ def _open_at_hub(
     rows = common_rows[random_permutation(len(common_rows))]
     if desk.agreement.output is Output.HUB_ROWS:
         return IntersectionResult(rows=rows)
-    tokens = meeting.tokens[rows].tobytes()
+    tokens = inputs.tokens[rows].tobytes()
     yield desk.make_turn(Kind.TOKENS, dict.fromkeys(members, tokens), ())
     return IntersectionResult(rows=rows)
 
@@ -791,13 +822,13 @@ def _open_at_hub(
 def _open_at_member(
     desk: Desk,
     hub: str,
-    meeting: Meeting,
+    inputs: Meeting,
     ids: Sequence[bytes],
     share: Words,
     helper: MemberHelper,
 ) -> Script:
     """Play steps 3 and 4 at a member: let the IDs be counted, send the own share, if it has one,
-    and find the opened tokens among the own IDs, unless the hub alone is to know.
+    and find the revealed tokens among the own IDs, unless the hub alone is to know.
     """
     opened = yield from helper.count_common(share, len(ids))
     if opened is not None:
@@ -808,16 +839,18 @@ def _open_at_member(
         return IntersectionResult()
     inbox = yield desk.make_turn(Kind.SHARE, sent, [hub])
     body = desk.parse_message(inbox, hub, Kind.TOKENS)
-    return IntersectionResult(rows=_find_opened_rows(desk, hub, meeting, body))
+    return IntersectionResult(rows=_find_opened_rows(desk, hub, inputs, body))
 
 
-def _find_opened_rows(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
-    """Return the own rows of the tokens that the hub opened, in the hub's order. Raises
+def _find_opened_rows(desk: Desk, hub: str, inputs: Meeting, body: bytes) -> Rows:
+    """Return this party's rows of the tokens that the hub revealed, in the hub's order. Raises
     RemoteProtocolError: a token is unknown or repeated, or they are fewer than agreed.
+
+    `body`: the hub's message.
     """
     count = len(body) // TOKEN_BYTES
     tokens = np.frombuffer(body[: count * TOKEN_BYTES], np.uint8).reshape(count, TOKEN_BYTES)
-    place = vole.match_tags(meeting.tokens, tokens, sender=hub)
+    place = vole.match_tags(inputs.tokens, tokens, sender=hub)
     rows = np.flatnonzero(place >= 0)
     minimum = desk.agreement.minimum_rows
     if len(rows) != count or len(body) % TOKEN_BYTES or count < minimum:
@@ -829,7 +862,7 @@ def _find_opened_rows(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Ro
 
 
 def _request_count(
-    desk: Desk, meeting: Meeting, own_size: int, share: Words, row_of_bin: Rows | None
+    desk: Desk, inputs: Meeting, own_size: int, share: Words, row_of_bin: Rows | None
 ) -> Generator[Turn, Inbox, Counted]:
     """Let the dealer count the common IDs; return the result if nothing more opens, None if rows
     are to open.
@@ -839,12 +872,14 @@ def _request_count(
     The dealer knows the triples, from which it could work out what a share was made of, so
     every member's share is masked with a seed that it has in common with the hub. It does
     not know the order of the bins either: it learns the number of common IDs only.
+
+    `own_size`: how many IDs this party has.
     """
     bits = unpack_bits(share)
     agreement = desk.agreement
-    keys = random_words(derive_key(meeting.key, b"order"), b"order", len(bits))
+    keys = random_words(derive_key(inputs.key, b"order"), b"order", len(bits))
     body = np.packbits(bits[np.argsort(keys, kind="stable")], bitorder="little").view(WORD)
-    for seed in meeting.masks:
+    for seed in inputs.masks:
         body = body ^ random_words(seed, b"count", len(body))
     dealer = agreement.dealer
     inbox = yield desk.make_turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
@@ -861,6 +896,8 @@ def conclude_count(
     row_of_bin: Rows | None,
 ) -> Counted:
     """Return what follows from a verdict of `sender`; `bits` are the own shares of the bins.
+
+    `row_of_bin`: at the hub the row of each bin's ID, -1 for none; None at a member.
 
     Raises RemoteProtocolError: a verdict that was not agreed on, or cannot be.
     """
@@ -896,6 +933,9 @@ def _count_bits(
 ) -> Generator[Turn, Inbox, bytes]:
     """Combine the masked shares of all bins at the dealer, and return the verdict, packed: too few
     common IDs, enough, or their number where the size is the output.
+
+    `hub`: the hub's name. `members`: names of all parties but the hub. `words`: how many words of
+    64 triples.
     """
     bits = desk.parse_words(inbox, hub, Kind.COUNT, (words,))
     inbox = yield Turn((), members)
@@ -965,7 +1005,7 @@ class OpprfIntersection(CircuitIntersection):
     version: ClassVar[int] = VERSION + 2
 
     @staticmethod
-    def most_guesses(maximum_ids: int) -> Guesses:
+    def max_guesses(maximum_ids: int) -> Guesses:
         """Return the guesses: the hub has one ID a bin, a member three equations a cell.
 
         A member's store solves them. An ID takes three, or one for a chance of a third.
@@ -982,13 +1022,17 @@ class OpprfIntersection(CircuitIntersection):
         return max(dealt_bytes, super().longest)
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
         """Return the circuit's bytes, or more if the dealer's take more.
 
         The dealer makes an element for each bin, for one member at once.
+
+        `own_size`: how many IDs this party has.
         """
         dealt_bytes = vole.DEALING_ELEMENT_BYTES * bins_for(size)
-        return max(dealt_bytes, super().count_announced_bytes(size, own=own, members=members))
+        return max(
+            dealt_bytes, super().count_announced_bytes(size, own_size=own_size, members=members)
+        )
 
     @classmethod
     def count_slots(cls, member_size: int, bins: int) -> int:
@@ -998,41 +1042,41 @@ class OpprfIntersection(CircuitIntersection):
         return np.empty((slots, 0), np.uint64)
 
     def tag_hub_bins(
-        self, desk: Desk, members: Sequence[str], meeting: Meeting
+        self, desk: Desk, members: Sequence[str], inputs: Meeting
     ) -> Generator[Turn, Inbox, Words]:
         """Play steps 1 and 3 at the hub: send the masked vector P, and decode each member's hints
         to one tag a bin, (M, B); bins without an ID get random tags.
         """
-        hub_size = meeting.sizes[0]
+        hub_size = inputs.sizes[0]
         inbox = yield _CORRELATING.make_order(desk, hub_size)
         shares = yield from _CORRELATING.hub_shares(desk, hub_size, members, inbox)
-        placed = place_rows(meeting)
-        points = store.random_elements(fresh_key(), b"points", len(meeting.row_of_bin))
+        placed = place_rows(inputs)
+        points = store.random_elements(fresh_key(), b"points", len(inputs.row_of_bin))
         points[placed.used] = store.targets_of(placed.digests)
         vectors = {member: share.mask_vector(points) for member, share in shares.items()}
         inbox = yield desk.make_turn(Kind.VECTOR, vectors, members)
         outputs = {
-            member: _evaluate_prf(share.c[placed.used], meeting.key)
+            member: _evaluate_prf(share.c[placed.used], inputs.key)
             for member, share in shares.items()
         }
-        return decode_hints(desk, inbox, meeting, placed, outputs)
+        return decode_hints(desk, inbox, inputs, placed, outputs)
 
     def tag_member_bins(
-        self, desk: Desk, hub: str, meeting: Meeting
+        self, desk: Desk, hub: str, inputs: Meeting
     ) -> Generator[Turn, Inbox, Words]:
         """Play step 2 at a member: draw a tag for each bin and send the store that leads the hub's
         common IDs to them. Returns the tags, (1, B).
         """
-        hub_size = meeting.sizes[0]
+        hub_size = inputs.sizes[0]
         # what takes no message of others is done while it comes
-        programmer = HintProgrammer(meeting)
+        programmer = HintProgrammer(inputs)
         inbox = yield Turn((), [hub, desk.agreement.dealer])
         share = _CORRELATING.member_share(desk, inbox)
         vector = desk.parse_message(inbox, hub, Kind.VECTOR, vole.vector_bytes(bins_for(hub_size)))
         values_B = share.unmask_vector(hub, vector)
         addends = share.delta.multiply_elements(store.targets_of(programmer.digests))
         tags_B, hints = programmer.program(
-            desk.me, lambda bins: _evaluate_prf(values_B[bins] ^ addends, meeting.key)
+            desk.me, lambda bins: _evaluate_prf(values_B[bins] ^ addends, inputs.key)
         )
         yield desk.make_turn(Kind.HINT, {hub: hints}, ())
         return tags_B[None]
@@ -1058,24 +1102,24 @@ class PlacedRows:
     choice: Rows
 
 
-def place_rows(meeting: Meeting) -> PlacedRows:
+def place_rows(inputs: Meeting) -> PlacedRows:
     """Return the hub's bins that hold an ID, and what its OPRF takes of each."""
-    used = np.flatnonzero(meeting.row_of_bin >= 0)
-    own_rows = meeting.row_of_bin[used]
-    bins_of = meeting.bins_of.take(own_rows, axis=0)
+    used = np.flatnonzero(inputs.row_of_bin >= 0)
+    own_rows = inputs.row_of_bin[used]
+    bins_of = inputs.bins_of.take(own_rows, axis=0)
     choice = np.where(bins_of[:, 0] == used, 0, np.where(bins_of[:, 1] == used, 1, 2))
-    return PlacedRows(used, hash_tokens(meeting.tokens[own_rows], meeting.key), choice)
+    return PlacedRows(used, hash_tokens(inputs.tokens[own_rows], inputs.key), choice)
 
 
 def decode_hints(
-    desk: Desk, inbox: Inbox, meeting: Meeting, placed: PlacedRows, outputs: Mapping[str, Words]
+    desk: Desk, inbox: Inbox, inputs: Meeting, placed: PlacedRows, outputs: Mapping[str, Words]
 ) -> Words:
     """Return the hub's tags, (M, B): random ones in empty bins, else what each member's hints say.
 
     `outputs` are those of the OPRF with each member, for the bins with an ID.
     """
-    bins = len(meeting.row_of_bin)
-    _, *sizes = meeting.sizes
+    bins = len(inputs.row_of_bin)
+    _, *sizes = inputs.sizes
     tags_MB = random_words(fresh_key(), b"empty", len(outputs) * bins).reshape(-1, bins).copy()
     for (member, output), size, tags_B in zip(outputs.items(), sizes, tags_MB, strict=True):
         shape = store.cells_for(size) + store.DENSE, PLACES
@@ -1090,11 +1134,11 @@ def decode_hints(
 class HintProgrammer:
     """A maker of a member's hints, the store that leads the hub's common IDs to its tags."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        cells = store.cells_for(meeting.sizes[1 + meeting.place])
-        self.digests = hash_tokens(meeting.tokens, meeting.key)
+    def __init__(self, inputs: Meeting) -> None:
+        cells = store.cells_for(inputs.sizes[1 + inputs.place])
+        self.digests = hash_tokens(inputs.tokens, inputs.key)
         self._encoder = store.Encoder(store.Rows.from_digests(self.digests, cells), cells)
-        self._meeting = meeting
+        self._meeting = inputs
 
     def program(self, me: str, evaluate: Callable[[Rows], Words]) -> tuple[Words, bytes]:
         """Return a random tag for each bin, (B,), and the hints.
@@ -1111,7 +1155,10 @@ class HintProgrammer:
 
 
 def hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
-    """Return the digests from which the rows of IDs follow, in stores of any size."""
+    """Return the digests from which the rows of IDs follow, in stores of any size.
+
+    `tokens`: 16 bytes of each revealed ID, (n, 16).
+    """
     row_key = derive_key(key, b"opprf rows")
     elements = tokens.view(WORD)
     digests = np.empty((len(elements), _BLOCKS, 2), np.uint64)

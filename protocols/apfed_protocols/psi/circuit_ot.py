@@ -116,9 +116,9 @@ class CircuitOtIntersection(CircuitIntersection):
     version: ClassVar[int] = VERSION + 4
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
         """Return the bytes of the circuit, and of one batch of transfers with each member."""
-        compared = super().count_announced_bytes(size, own=own, members=members)
+        compared = super().count_announced_bytes(size, own_size=own_size, members=members)
         return compared + _BATCH_BYTES * members
 
     @property
@@ -134,14 +134,14 @@ class CircuitOtIntersection(CircuitIntersection):
         )
 
     def _meet_hub_helper(
-        self, desk: Desk, members: Sequence[str], meeting: Meeting
+        self, desk: Desk, members: Sequence[str], inputs: Meeting
     ) -> Generator[Turn, Inbox, HubHelper]:
-        return (yield from _meet_as_hub(desk, members, meeting))
+        return (yield from _meet_as_hub(desk, members, inputs))
 
     def _meet_member_helper(
-        self, desk: Desk, hub: str, meeting: Meeting
+        self, desk: Desk, hub: str, inputs: Meeting
     ) -> Generator[Turn, Inbox, MemberHelper]:
-        return (yield from _meet_as_member(desk, hub, meeting))
+        return (yield from _meet_as_member(desk, hub, inputs))
 
 
 class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
@@ -151,12 +151,12 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
     version: ClassVar[int] = VERSION + 6
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
         """Return the bytes of the circuit and its transfers, or of the OPRF, if these are more.
 
         A member holds the hub's vector as it came, and what it opens it to, each twice at most.
         """
-        compared = super().count_announced_bytes(size, own=own, members=members)
+        compared = super().count_announced_bytes(size, own_size=own_size, members=members)
         return max(compared, 4 * extension_bytes(bins_for(size)) + _BATCH_BYTES)
 
     @property
@@ -166,15 +166,17 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         return max(message_bytes(sent), super().longest)
 
     def tag_hub_bins(
-        self, desk: Desk, members: Sequence[str], meeting: Meeting
+        self, desk: Desk, members: Sequence[str], inputs: Meeting
     ) -> Generator[Turn, Inbox, Words]:
         """Play steps 1 and 3 of `opprf` at the hub, by an OPRF from transfers; see step 4 of the
         module's docstring. Returns the tags, (M, B).
+
+        `members`: names of all parties but the hub.
         """
-        keys = yield from _transfer_as_hub(desk, members, meeting, b"values", code.LENGTH)
-        placed = place_rows(meeting)
+        keys = yield from _transfer_as_hub(desk, members, inputs, b"values", code.LENGTH)
+        placed = place_rows(inputs)
         targets = store.targets_of(placed.digests)
-        bins = len(meeting.row_of_bin)
+        bins = len(inputs.row_of_bin)
         points = store.random_elements(fresh_key(), b"points", bins)
         points[placed.used] = targets
         messages = code.keep_message_bits(points)
@@ -184,7 +186,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         for member in members:
             extension = HubExtension(keys[member], add_random_rows(messages, fresh_key()))
             vectors[member], known = extension.make_vector()
-            tagger = _make_tagger(meeting, member)
+            tagger = _make_tagger(inputs, member)
             outputs[member] = _evaluate_prf(tagger, known[placed.used], targets)
             extensions[member] = extension
             del known
@@ -197,17 +199,20 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
             challenge = desk.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
             proofs[member] = extensions.pop(member).prove(challenge)
         inbox = yield desk.make_turn(Kind.PROOF, proofs, members)
-        return decode_hints(desk, inbox, meeting, placed, outputs)
+        return decode_hints(desk, inbox, inputs, placed, outputs)
 
     def tag_member_bins(
-        self, desk: Desk, hub: str, meeting: Meeting
+        self, desk: Desk, hub: str, inputs: Meeting
     ) -> Generator[Turn, Inbox, Words]:
-        """Play step 2 of `opprf` at a member, likewise. Returns the tags, (1, B)."""
-        keys, choices = yield from _transfer_as_member(desk, hub, meeting, b"values", code.LENGTH)
+        """Play step 2 of `opprf` at a member, likewise. Returns the tags, (1, B).
+
+        `hub`: the hub's name.
+        """
+        keys, choices = yield from _transfer_as_member(desk, hub, inputs, b"values", code.LENGTH)
         extension = MemberExtension(keys, choices)
-        programmer = HintProgrammer(meeting)
+        programmer = HintProgrammer(inputs)
         targets = store.targets_of(programmer.digests)
-        bins = bins_for(meeting.sizes[0])
+        bins = bins_for(inputs.sizes[0])
         inbox = yield Turn((), [hub])
         vector = desk.parse_message(inbox, hub, Kind.VECTOR, extension_bytes(bins))
         challenge = fresh_key()
@@ -217,7 +222,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         inbox = yield Turn((), [hub])
         extension.check_proof(desk.parse_message(inbox, hub, Kind.PROOF, PROOF_BYTES), hub)
         addends = code.encode_words(code.keep_message_bits(targets)) & extension.choices
-        tagger = _make_tagger(meeting, desk.me)
+        tagger = _make_tagger(inputs, desk.me)
         tags_B, hints = programmer.program(
             desk.me, lambda bins: _evaluate_prf(tagger, values_B[bins] ^ addends, targets)
         )
@@ -234,9 +239,9 @@ def _vector_bytes(backend: CircuitIntersection) -> int:
     return transfers.vector_bytes(min(needed, transfers.BATCH_WORDS))
 
 
-def _make_tagger(meeting: Meeting, member: str) -> Tagger:
+def _make_tagger(inputs: Meeting, member: str) -> Tagger:
     """Return the hash of F with one member."""
-    return Tagger(derive_key(meeting.key, b"opprf_ot function", member.encode()), _OUTPUT_BYTES)
+    return Tagger(derive_key(inputs.key, b"opprf_ot function", member.encode()), _OUTPUT_BYTES)
 
 
 def _evaluate_prf(tagger: Tagger, values: store.Elements, targets: store.Elements) -> Words:
@@ -247,17 +252,20 @@ def _evaluate_prf(tagger: Tagger, values: store.Elements, targets: store.Element
 # Base transfers.
 
 
-def _name_session(meeting: Meeting, purpose: bytes, member: str) -> bytes:
+def _name_session(inputs: Meeting, purpose: bytes, member: str) -> bytes:
     """Return the 32 bytes that name the base transfers of one pair for one purpose."""
-    return derive_key(meeting.key, b"base transfers", purpose, member.encode())
+    return derive_key(inputs.key, b"base transfers", purpose, member.encode())
 
 
 def _transfer_as_hub(
-    desk: Desk, members: Sequence[str], meeting: Meeting, purpose: bytes, count: int
+    desk: Desk, members: Sequence[str], inputs: Meeting, purpose: bytes, count: int
 ) -> Generator[Turn, Inbox, dict[str, list[tuple[bytes, bytes]]]]:
-    """Run `count` base transfers with each member; return both keys of each."""
+    """Run `count` base transfers with each member; return both keys of each.
+
+    `purpose`: separates these transfers from others of the session.
+    """
     senders = {
-        member: base_ot.Sender(fresh_key(), session=_name_session(meeting, purpose, member))
+        member: base_ot.Sender(fresh_key(), session=_name_session(inputs, purpose, member))
         for member in members
     }
     points = {member: sender.message for member, sender in senders.items()}
@@ -272,33 +280,36 @@ def _transfer_as_hub(
 
 
 def _transfer_as_member(
-    desk: Desk, hub: str, meeting: Meeting, purpose: bytes, count: int
+    desk: Desk, hub: str, inputs: Meeting, purpose: bytes, count: int
 ) -> Generator[Turn, Inbox, tuple[list[bytes], bytes]]:
-    """Run `count` base transfers with the hub; return the key of each choice, and the choices."""
+    """Run `count` base transfers with the hub; return the key of each choice, and the choices.
+
+    `purpose`: separates these transfers from others of the session.
+    """
     choices = keystream(fresh_key(), length=count // 8)
     bits = np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little").tolist()
-    session = _name_session(meeting, purpose, desk.me)
+    session = _name_session(inputs, purpose, desk.me)
     receiver = base_ot.Receiver(bits, fresh_key(), session=session)
     inbox = yield desk.make_turn(Kind.CHOICES, {hub: receiver.message}, [hub])
     point = desk.parse_message(inbox, hub, Kind.BASE, base_ot.POINT_BYTES)
     return receiver.compute_keys(point, sender=hub), choices
 
 
-def _derive_hash_key(meeting: Meeting, member: str) -> bytes:
+def _derive_hash_key(inputs: Meeting, member: str) -> bytes:
     """Return the key of the hash of transfers with one member."""
-    return derive_key(meeting.key, b"transfers", member.encode())
+    return derive_key(inputs.key, b"transfers", member.encode())
 
 
 # The hub's helper.
 
 
 def _meet_as_hub(
-    desk: Desk, members: Sequence[str], meeting: Meeting
+    desk: Desk, members: Sequence[str], inputs: Meeting
 ) -> Generator[Turn, Inbox, "TransferHub"]:
     """Run the base transfers with each member, and hand on the first member's key."""
-    keys = yield from _transfer_as_hub(desk, members, meeting, b"bits", transfers.COLUMNS)
+    keys = yield from _transfer_as_hub(desk, members, inputs, b"bits", transfers.COLUMNS)
     ends = {
-        member: ExtensionReceiver(keys[member], _derive_hash_key(meeting, member))
+        member: ExtensionReceiver(keys[member], _derive_hash_key(inputs, member))
         for member in members
     }
     first, *others = members
@@ -306,7 +317,7 @@ def _meet_as_hub(
         inbox = yield Turn((), [first])
         public = desk.parse_message(inbox, first, Kind.KEY, KEY_BYTES)
         yield desk.make_turn(Kind.KEY, dict.fromkeys(others, public), ())
-    return TransferHub(desk, members, meeting, ends)
+    return TransferHub(desk, members, inputs, ends)
 
 
 class TransferHub:
@@ -316,19 +327,22 @@ class TransferHub:
         self,
         desk: Desk,
         members: Sequence[str],
-        meeting: Meeting,
+        inputs: Meeting,
         ends: Mapping[str, ExtensionReceiver],
     ) -> None:
         self._desk = desk
         self._members = members
-        self._meeting = meeting
+        self._meeting = inputs
         self._ends = ends
         self.sharers = members[:1]
 
     def take_triples(
         self, words: int
     ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Make the triples of a chunk with each member, and with the first those for all."""
+        """Make the triples of a chunk with each member, and with the first those for all.
+
+        `words`: how many words of 64 triples.
+        """
         pair_words, all_words = count_triple_words(words, self._meeting.slots)
         plans = {
             member: transfers.split_triples(count)
@@ -359,7 +373,10 @@ class TransferHub:
     def count_common(
         self, share: Words, own_size: int, row_of_bin: Rows
     ) -> Generator[Turn, Inbox, Counted]:
-        """Count with the first member, and report the verdict to the others."""
+        """Count with the first member, and report the verdict to the others.
+
+        `own_size`: how many IDs this party has.
+        """
         desk = self._desk
         first, *others = self._members
         products = []
@@ -370,7 +387,7 @@ class TransferHub:
         bits = unpack_bits(share)
         own_sum = int(bits.sum()) - 2 * _add_numbers(products)
         triples = yield from self._make_triples({first: [_SIGN_TRIPLES]})
-        size = yield from _open_count(desk, first, own_sum, triples[first], leads=True)
+        size = yield from _open_count(desk, first, own_sum, triples[first], is_leader=True)
         if others:
             yield desk.make_turn(Kind.VERDICT, dict.fromkeys(others, VERDICT.pack(size)), ())
         return conclude_count(desk, first, size, own_size, bits, row_of_bin)
@@ -383,7 +400,10 @@ class TransferHub:
     def _make_triples(
         self, plans: Mapping[str, Sequence[int]]
     ) -> Generator[Turn, Inbox, dict[str, TripleShares]]:
-        """Make batches of so many words of triples with each of these members."""
+        """Make batches of these numbers of words of triples with each of these members.
+
+        `plans`: by member, words of each batch.
+        """
         parts: dict[str, list[tuple[Words, Words, Words]]] = {member: [] for member in plans}
         for batch in range(max(map(len, plans.values()))):
             choices = {
@@ -421,19 +441,19 @@ class TransferHub:
 
 
 def _meet_as_member(
-    desk: Desk, hub: str, meeting: Meeting
+    desk: Desk, hub: str, inputs: Meeting
 ) -> Generator[Turn, Inbox, "TransferMember"]:
     """Run the base transfers with the hub, and name or hear the first member's key."""
-    keys, choices = yield from _transfer_as_member(desk, hub, meeting, b"bits", transfers.COLUMNS)
-    end = ExtensionSender(keys, choices, _derive_hash_key(meeting, desk.me))
+    keys, choices = yield from _transfer_as_member(desk, hub, inputs, b"bits", transfers.COLUMNS)
+    end = ExtensionSender(keys, choices, _derive_hash_key(inputs, desk.me))
     secret = fresh_key()
     sealer = None
-    if len(meeting.slots) > 1 and meeting.place:
+    if len(inputs.slots) > 1 and inputs.place:
         inbox = yield Turn((), [hub])
         sealer = Sealer(secret, desk.parse_message(inbox, hub, Kind.KEY, KEY_BYTES))
-    elif len(meeting.slots) > 1:
+    elif len(inputs.slots) > 1:
         yield desk.make_turn(Kind.KEY, {hub: crypto_scalarmult_base(secret)}, ())
-    return TransferMember(desk, hub, meeting, end, secret, sealer)
+    return TransferMember(desk, hub, inputs, end, secret, sealer)
 
 
 class TransferMember:
@@ -447,14 +467,14 @@ class TransferMember:
         self,
         desk: Desk,
         hub: str,
-        meeting: Meeting,
+        inputs: Meeting,
         end: ExtensionSender,
         secret: bytes,
         sealer: "Sealer | None",
     ) -> None:
         self._desk = desk
         self._hub = hub
-        self._meeting = meeting
+        self._meeting = inputs
         self._end = end
         self._secret = secret
         self._sealer = sealer
@@ -506,7 +526,10 @@ class TransferMember:
         return share
 
     def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
-        """Count with the hub, or hear its verdict."""
+        """Count with the hub, or hear its verdict.
+
+        `own_size`: how many IDs this party has.
+        """
         desk = self._desk
         hub = self._hub
         if not self.shares:
@@ -523,12 +546,12 @@ class TransferMember:
             zeros.append(known)
         own_sum = int(bits.sum()) + 2 * _add_numbers(zeros)
         triples = yield from self._make_triples([_SIGN_TRIPLES])
-        size = yield from _open_count(desk, hub, own_sum, triples, leads=False)
+        size = yield from _open_count(desk, hub, own_sum, triples, is_leader=False)
         masked = share ^ np.concatenate(self._masks)
         return conclude_count(desk, hub, size, own_size, unpack_bits(masked), None)
 
     def _make_triples(self, plan: Sequence[int]) -> Generator[Turn, Inbox, TripleShares]:
-        """Make batches of so many words of triples with the hub."""
+        """Make batches of these numbers of words of triples with the hub."""
         parts = []
         for words in plan:
             zeros, ones = yield from self._extend(2 * words)
@@ -582,7 +605,10 @@ class Sealer:
 
 
 def _open_sealed(sealed: bytes, nonce: bytes, secret: bytes, hub: str) -> bytes:
-    """Return what another member sealed. Raises RemoteProtocolError: it was altered on its way."""
+    """Return what another member sealed. Raises RemoteProtocolError: it was altered on its way.
+
+    `nonce`: of the AEAD. `secret`: the key both members share. `hub`: the hub's name.
+    """
     try:
         return crypto_box_open(sealed[KEY_BYTES:], nonce, sealed[:KEY_BYTES], secret)
     except CryptoError:
@@ -608,14 +634,17 @@ def _add_numbers(parts: Sequence[Numbers]) -> int:
 
 
 def _open_count(
-    desk: Desk, peer: str, own_sum: int, triples: TripleShares, *, leads: bool
+    desk: Desk, peer: str, own_sum: int, triples: TripleShares, *, is_leader: bool
 ) -> Generator[Turn, Inbox, int]:
     """Compare the shared sum with the minimum; return the verdict, as of a dealer.
 
+    `own_sum`: this party's share of the number of common IDs. `is_leader`: whether this is the one
+    party that adds the public terms.
+
     Raises RemoteProtocolError: the peer's share of the sign is no bit.
     """
-    offset = desk.agreement.minimum_rows if leads else 0
-    sign = yield from _share_sign(desk, peer, own_sum - offset, triples, leads=leads)
+    offset = desk.agreement.minimum_rows if is_leader else 0
+    sign = yield from _share_sign(desk, peer, own_sum - offset, triples, is_leader=is_leader)
     inbox = yield desk.make_turn(Kind.COUNT, {peer: bytes([sign])}, [peer])
     (other,) = desk.parse_message(inbox, peer, Kind.COUNT, 1)
     if other > 1:
@@ -631,21 +660,24 @@ def _open_count(
 
 
 def _share_sign(
-    desk: Desk, peer: str, own: int, triples: TripleShares, *, leads: bool
+    desk: Desk, peer: str, own_size: int, triples: TripleShares, *, is_leader: bool
 ) -> Generator[Turn, Inbox, int]:
     """Return a share of bit 31 of the sum of both parties' numbers, modulo 2^32.
 
     All 32 places lie in one word, of which a shift by k moves each up by k.
+
+    `own_size`: how many IDs this party has. `is_leader`: whether this is the one party that adds
+    the public terms.
     """
-    bits = np.array([own % _MODULUS], np.uint64)
+    bits = np.array([own_size % _MODULUS], np.uint64)
     nothing = np.zeros_like(bits)
-    left, right = (bits, nothing) if leads else (nothing, bits)
-    carries = yield from _and_with(desk, peer, left, right, triples, leads=leads)
+    left, right = (bits, nothing) if is_leader else (nothing, bits)
+    carries = yield from _and_with(desk, peer, left, right, triples, is_leader=is_leader)
     spreads = bits
     for shift in _SHIFTS:
         lower = np.stack([carries, spreads]) << np.uint64(shift)
         both = yield from _and_with(
-            desk, peer, np.stack([spreads, spreads]), lower, triples, leads=leads
+            desk, peer, np.stack([spreads, spreads]), lower, triples, is_leader=is_leader
         )
         carries = carries ^ both[0]
         spreads = both[1]
@@ -653,10 +685,13 @@ def _share_sign(
 
 
 def _and_with(
-    desk: Desk, peer: str, x: Words, y: Words, triples: TripleShares, *, leads: bool
+    desk: Desk, peer: str, x: Words, y: Words, triples: TripleShares, *, is_leader: bool
 ) -> Generator[Turn, Inbox, Words]:
-    """Return shares of x AND y."""
-    gate = BeaverAnd(x, y, triples.take_triple(x.shape), leads=leads)
+    """Return shares of x AND y.
+
+    `is_leader`: whether this is the one party that adds the public terms.
+    """
+    gate = BeaverAnd(x, y, triples.take_triple(x.shape), is_leader=is_leader)
     own = gate.mask_inputs()
     inbox = yield desk.make_turn(Kind.MASKED, {peer: own.tobytes()}, [peer])
     return gate.compute_share(own ^ desk.parse_words(inbox, peer, Kind.MASKED, own.shape))

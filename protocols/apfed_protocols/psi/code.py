@@ -100,7 +100,10 @@ def _list_powers() -> list[int]:
 
 
 def _multiply_by_root(coefficients: list[int], exponent: int, powers: list[int]) -> list[int]:
-    """Multiply a polynomial over GF(2^9) by z minus this power of x."""
+    """Multiply a polynomial over GF(2^9) by z minus this power of x.
+
+    `exponent`: of the root x^exponent.
+    """
     log = {power: place for place, power in enumerate(powers)}
     scaled = [
         powers[(log[coefficient] + exponent) % _CYCLE] if coefficient else 0

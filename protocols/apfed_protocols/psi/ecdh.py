@@ -151,7 +151,11 @@ class _EcdhRole(Aligner, ABC):
     def __init__(
         self, me: str, peers: Sequence[str], ids: Sequence[bytes], backend: "EcdhIntersection"
     ) -> None:
-        """Digest the IDs and make one blinding for each peer."""
+        """Make a party's role in the ECDH intersection: hash its IDs, and draw one blinding for
+        each peer.
+
+        `peers`: names of the parties that it compares IDs with.
+        """
         agreement = backend.agreement
         self._backend = backend
         self._desk = Desk(me, agreement)
@@ -177,7 +181,10 @@ class _EcdhRole(Aligner, ABC):
         return _Blinding(derive_key(key, b"scalar"), order)
 
     def _blind_ids(self, awaited: Collection[str] = ()) -> Turn:
-        """Send each peer the own IDs, blinded, with the ID of row `order[k]` at place k."""
+        """Send each peer the own IDs, blinded, with the ID of row `order[k]` at place k.
+
+        `awaited`: peers whose message comes next.
+        """
         digests = self._digests.reshape(-1, POINT_BYTES)
         bodies = {}
         for peer, blinding in self._blindings.items():
@@ -202,14 +209,14 @@ class _EcdhRole(Aligner, ABC):
             )
         return np.frombuffer(tags, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
-    def _map_blocks(self, what: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
-        """Apply `work` to 32-byte blocks in threads, and report progress as `what`."""
+    def _map_blocks(self, subject: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
+        """Apply `work` to 32-byte blocks in threads, and report progress as `subject`."""
         backend = self._backend
         total = len(blocks) // POINT_BYTES
 
         def report_progress(done: int) -> None:
             if backend.progress is not None:
-                backend.progress(Progress(self._me, what, done, total))
+                backend.progress(Progress(self._me, subject, done, total))
 
         return map_in_threads(work, blocks, threads=backend.threads, report=report_progress)
 
@@ -233,7 +240,7 @@ class EcdhIntersection(ResumableIntersection):
     )
 
     @staticmethod
-    def most_guesses(maximum_ids: int) -> Guesses:
+    def max_guesses(maximum_ids: int) -> Guesses:
         """Return the guesses: each list has as many points as were announced, each of one ID."""
         return Guesses(hub=maximum_ids, member=maximum_ids)
 
@@ -248,6 +255,8 @@ class EcdhIntersection(ResumableIntersection):
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
         """Return the active's side. Raises LocalProtocolError: only the size is to open, of more
         than two parties.
+
+        `members`: names of all parties but the hub.
         """
         check_parties(me, members)
         if self.agreement.output is Output.SIZE and len(members) > 1:
@@ -415,6 +424,8 @@ def map_in_threads(
     """Return what `work` makes of blocks of 32 bytes, piece by piece, as many and in order.
 
     `report` gets the number of blocks done.
+
+    `threads`: None: one for each processor.
     """
     count = len(blocks) // POINT_BYTES
     pieces = max(1, math.ceil(count / _POINTS_OF_A_PIECE))

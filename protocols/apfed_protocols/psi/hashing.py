@@ -58,6 +58,8 @@ def bins_for(hub_size: int) -> int:
     bins make up most of it, and fewer of them are expected in larger tables. There the load, at
     most .79, is far below the threshold of .917.
     Source: Dietzfelbinger, Goerdt, Mitzenmacher, Montanari, Pagh and Rink, ICALP 2010 (threshold).
+
+    `hub_size`: n, how many IDs the hub has.
     """
     return BITS * math.ceil((1.27 * hub_size + 128) / BITS)
 
@@ -67,6 +69,8 @@ def slots_for(member_size: int, bins: int) -> int:
 
     Union bound over B bins of a Binomial(n, 3 / B) tail, which is at most its first term
     times (k + 1) / (k + 1 - 3n / B) for k above the mean (Feller, vol. 1, VI.3).
+
+    `member_size`: how many IDs the member has.
     """
     share = PLACES / bins
     mean = member_size * share
@@ -92,7 +96,7 @@ def fingerprints(
 
     Returns:
         Tags below 2^63, shape (n,); three different bins in 0..B-1, shape (n, 3); and a token of 16
-        bytes by which a member finds an opened ID among its own, shape (n, 16).
+        bytes by which a member finds a revealed ID among its own, shape (n, 16).
     """
     length = WORD_BYTES * (1 + PLACES) + TOKEN_BYTES
     keyed = hashlib.blake2b(key=key, digest_size=length, person=b"apfed psi tag")
@@ -138,6 +142,8 @@ def member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words |
     """Return the tags in all slots, shape (K, B), or None where they do not fit.
 
     That is where a bin overflows, or holds one tag twice, which would cancel it later.
+
+    `bins`: B, their number.
     """
     if _has_repeated_tag(tags_n, bins_n3):
         return None
@@ -234,7 +240,10 @@ class TripleShares:
 
 
 def deal_triples(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
-    """Make `count` words of triples: a seed for each party, and the last one's share of c."""
+    """Make `count` words of triples: a seed for each party, and the last one's share of c.
+
+    `parties`: how many share each triple.
+    """
     seeds = [fresh_key() for _ in range(parties)]
     a, b, c = (np.zeros(count, np.uint64) for _ in range(3))
     for seed in seeds:
@@ -251,7 +260,7 @@ class And(Protocol):
     Whatever computes it sends and returns the same bits, so parties may differ in it.
     """
 
-    def __init__(self, x: Words, y: Words, triple: Triple, *, leads: bool) -> None:
+    def __init__(self, x: Words, y: Words, triple: Triple, *, is_leader: bool) -> None:
         """Take this party's shares; exactly one party leads."""
         ...
 
@@ -259,7 +268,7 @@ class And(Protocol):
         """Return this party's shares of d and e, stacked: shape (2, ...)."""
         ...
 
-    def compute_share(self, opened: Words) -> Words:
+    def compute_share(self, revealed: Words) -> Words:
         """Return this party's share of x AND y from the opened (d, e); call it once."""
         ...
 
@@ -267,20 +276,20 @@ class And(Protocol):
 class BeaverAnd:
     """The same on arrays of words; satisfies `And`."""
 
-    def __init__(self, x: Words, y: Words, triple: Triple, *, leads: bool) -> None:
+    def __init__(self, x: Words, y: Words, triple: Triple, *, is_leader: bool) -> None:
         """Take this party's shares of x, y and one triple."""
         self._x = x
         self._y = y
         self._triple = triple
-        self._leads = leads
+        self._is_leader = is_leader
 
     def mask_inputs(self) -> Words:
         a, b, _ = self._triple
         return np.stack([self._x ^ a, self._y ^ b])
 
-    def compute_share(self, opened: Words) -> Words:
+    def compute_share(self, revealed: Words) -> Words:
         """Return c ^ (d & b) ^ (e & a), and d & e at the party that leads (Beaver 1991)."""
         a, b, c = self._triple
-        d, e = opened
+        d, e = revealed
         share: Words = c ^ (d & b) ^ (e & a)
-        return share ^ (d & e) if self._leads else share
+        return share ^ (d & e) if self._is_leader else share

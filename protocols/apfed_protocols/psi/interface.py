@@ -24,10 +24,10 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import MOST_ANNOUNCED_BYTES, take_numpy_integers
+from apfed_protocols.checks import MAX_ANNOUNCED_BYTES, take_numpy_integers
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.ids import MOST_IDS, check_ids
+from apfed_protocols.ids import MAX_IDS, check_ids
 from apfed_protocols.randomness import ForkCheck, random_permutation
 
 __all__ = [
@@ -149,7 +149,7 @@ class IntersectionAgreement:
         minimum_rows: below this size no party's rows are opened; 0 or more.
         maximum_ids: the largest set that a party accepts from a peer, 1 to 2^32 - 1. It
             limits what a party can probe by filling its set with guessed IDs; one that deviates
-            tries out as many as the backend's `most_guesses` says.
+            tries out as many as the backend's `max_guesses` says.
         encoding: how records became ID bytes (normalisation), in any canonical text;
             parties that encode differently would find no common ID.
         dealer: the party that hands out randomness, for backends that need one. It holds no
@@ -161,7 +161,7 @@ class IntersectionAgreement:
 
     session: str
     minimum_rows: int = 2
-    maximum_ids: int = MOST_IDS
+    maximum_ids: int = MAX_IDS
     encoding: str = ""
     dealer: str = ""
     output: Output = Output.ROWS
@@ -238,7 +238,10 @@ class IntersectionAgreement:
 
 
 def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
-    """Refuse an intersection without members or with one party in two roles."""
+    """Refuse an intersection without members or with one party in two roles.
+
+    `hub`: the hub's name.
+    """
     parties = (hub, *members, *others)
     if not members or not all(parties) or len(set(parties)) != len(parties):
         raise LocalProtocolError(
@@ -310,6 +313,8 @@ class Aligner:
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         """Queue one message, and resume the script once all awaited peers have answered. Raises
         RemoteProtocolError: a stranger, a message that is too long, or too many in advance.
+
+        `body`: the bytes of the message.
         """
         self._fork_check.require_own_process()
         if not self._started:
@@ -421,10 +426,10 @@ class Aligner:
             raise self._outcome
         return self._outcome
 
-    def _make_output_error(self, what: str) -> LocalProtocolError:
-        """Return the error for an output that the parties did not agree on; `what` names it."""
+    def _make_output_error(self, subject: str) -> LocalProtocolError:
+        """Return the error for an output that the parties did not agree on; `subject` names it."""
         return LocalProtocolError(
-            f"{self._me} has no {what} of this intersection; the parties agreed on the output "
+            f"{self._me} has no {subject} of this intersection; the parties agreed on the output "
             f"{self._output.value!r}"
         )
 
@@ -449,13 +454,16 @@ class Desk(Generic[_Kind]):
         *,
         version: int | None = None,
     ) -> None:
-        """Make one party's desk; `version` replaces that of the class."""
+        """Make the framing of one party's messages; `version` replaces that of the class.
+
+        `progress`: called while this party works; None: not reported.
+        """
         self.me = me
         self.agreement = agreement
         self._progress = progress
         self._version = version or self.version
         self._items = dict.fromkeys(map(int, self.kinds), 1) | dict(self.item_bytes)
-        self._most_ids = agreement.maximum_ids if self.item_bytes else 2**32 - 1
+        self._max_ids = agreement.maximum_ids if self.item_bytes else 2**32 - 1
 
     def report_progress(self, done: int, total: int) -> None:
         """Call the progress callback, if there is one."""
@@ -499,10 +507,10 @@ class Desk(Generic[_Kind]):
         LocalProtocolError: more items than a message holds.
         """
         count = len(items) // self._items[kind] if items else 0
-        if count > self._most_ids:
+        if count > self._max_ids:
             raise LocalProtocolError(
                 f"a message of kind {kind} would have {count} items, a message holds at most "
-                f"{self._most_ids}; such large sets are intersected in parts"
+                f"{self._max_ids}; such large sets are intersected in parts"
             )
         digest = self.agreement.digest[:_DIGEST_BYTES]
         return _HEADER.pack(self._version, kind, digest, count) + items
@@ -525,9 +533,9 @@ class Desk(Generic[_Kind]):
                 f"{sender} holds another agreement; compare session, minimum_rows, maximum_ids "
                 "and the normalisation of IDs"
             )
-        if count > self._most_ids:
+        if count > self._max_ids:
             raise RemoteProtocolError(
-                f"{sender} announces {count} items, this party accepts at most {self._most_ids}"
+                f"{sender} announces {count} items, this party accepts at most {self._max_ids}"
             )
         items = message[_HEADER.size :]
         if len(items) != count * self._items[kind]:
@@ -584,6 +592,8 @@ def _find_common_rows(
     """Return the hub's rows that all share, in a random order; or why they stay closed.
 
     `places` say for each member where it has each of the hub's rows, -1 for nowhere; shape (n,).
+
+    `minimum`: fewer common rows are not revealed.
     """
     shared = {member: place >= 0 for member, place in places.items()}
     common = np.flatnonzero(np.logical_and.reduce(list(shared.values())))
@@ -595,8 +605,10 @@ def _find_common_rows(
 
 
 def _check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int) -> Rows:
-    """Parse the positions in the own list that the hub opened. Raises RemoteProtocolError: too few,
-    repeated, out of range, or more than the hub has IDs.
+    """Parse the positions in this party's list that the hub revealed. Raises RemoteProtocolError:
+    too few, repeated, out of range, or more than the hub has IDs.
+
+    `items`: the hub's message: one position an item. `minimum`: fewer common rows are not revealed.
     """
     if len(items) % POSITION_BYTES:
         raise RemoteProtocolError(f"{sender} opened rows in {len(items)} bytes, not whole places")
@@ -621,6 +633,8 @@ def open_rows(desk: Desk[_Kind], places: Mapping[str, Rows]) -> Script:
     """Send the hub's last message to each member: where its list has the common IDs, or a refusal.
 
     The message is empty where the hub alone is to know, and the size where only that is to open.
+
+    `places`: by member, the position of each common row in its list.
     """
     rows = _find_common_rows(desk.me, places, desk.agreement.minimum_rows)
     if isinstance(rows, IntersectionTooSmallError):
@@ -698,8 +712,10 @@ class SetIntersection(ABC):
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
     ) -> None:
-        """Take one party's choices. Raises LocalProtocolError: an output that this backend cannot
-        give, no dealer where it needs one, or no thread.
+        """Describe an intersection, with one party's own choices. Raises LocalProtocolError: an
+        output that this backend cannot give, no dealer where it needs one, or no thread.
+
+        `progress`: called while this party works; None: not reported.
         """
         if threads is not None and threads < 1:
             raise LocalProtocolError(f"threads is at least 1, got {threads}")
@@ -730,30 +746,37 @@ class SetIntersection(ABC):
 
     @staticmethod
     @abstractmethod
-    def most_guesses(maximum_ids: int) -> Guesses:
+    def max_guesses(maximum_ids: int) -> Guesses:
         """Return what a party that announces `maximum_ids` and sends what it likes can try out.
 
         IDs found by chance or search do not count: each costs 2^40 hashes or more.
         """
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
-        """Return the memory that a role of `own` IDs takes by what a peer announces, at most.
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
+        """Return the memory that a role of `own_size` IDs takes by what a peer announces, at most.
 
         Messages that came are apart. None is taken where every array is as long as a message.
 
         Args:
             size: IDs that are announced; members: in the intersection.
         """
-        del size, own, members
+        del size, own_size, members
         return 0
 
     @classmethod
-    def find_largest_size(cls, *, own: int = 0, members: int = 1) -> int:
-        """Return the largest size that may be announced to such a role, 2^32 - 1 at most."""
+    def find_largest_size(cls, *, own_size: int = 0, members: int = 1) -> int:
+        """Return the largest size that may be announced to such a role, 2^32 - 1 at most.
+
+        `own_size`: how many IDs this party has. `members`: how many parties there are besides the
+        hub.
+        """
 
         def too_many(size: int) -> bool:
-            return cls.count_announced_bytes(size, own=own, members=members) > MOST_ANNOUNCED_BYTES
+            return (
+                cls.count_announced_bytes(size, own_size=own_size, members=members)
+                > MAX_ANNOUNCED_BYTES
+            )
 
         return bisect_left(range(_POSITIONS), True, lo=1, key=too_many) - 1
 
@@ -773,19 +796,23 @@ class SetIntersection(ABC):
         """Check all that can be checked before the first message."""
         check_ids(me, ids, self.agreement.maximum_ids)
         self.agreement.compute_announced_size(me, len(ids))
-        self._require_memory(me, own=len(ids), members=len(peers))
+        self._require_memory(me, own_size=len(ids), members=len(peers))
         if self._admit is not None:
             self._admit(me, peers)
 
-    def _require_memory(self, me: str, *, own: int, members: int) -> None:
-        """Refuse an agreement by which a size that is announced takes more than is allowed."""
+    def _require_memory(self, me: str, *, own_size: int, members: int) -> None:
+        """Refuse an agreement by which a size that is announced takes more than is allowed.
+
+        `own_size`: how many IDs this party has. `members`: how many parties there are besides the
+        hub.
+        """
         size = self.largest_announced_size
-        needed = self.count_announced_bytes(size, own=own, members=members)
-        if needed > MOST_ANNOUNCED_BYTES:
-            largest = self.find_largest_size(own=own, members=members)
+        needed = self.count_announced_bytes(size, own_size=own_size, members=members)
+        if needed > MAX_ANNOUNCED_BYTES:
+            largest = self.find_largest_size(own_size=own_size, members=members)
             raise LocalProtocolError(
                 f"{me}: whoever announces {size:,} IDs to {self.name} would have {me} take "
-                f"{needed / 2**30:,.1f} GiB, expected {MOST_ANNOUNCED_BYTES / 2**30:g} GiB at "
+                f"{needed / 2**30:,.1f} GiB, expected {MAX_ANNOUNCED_BYTES / 2**30:g} GiB at "
                 f"most; agree on {largest:,} IDs at most (maximum_ids), or on ecdh"
             )
 
@@ -851,7 +878,10 @@ class ResumableIntersection(SetIntersection):
         secret: bytes | None = None,
         expected_sizes: Mapping[str, int] | None = None,
     ) -> None:
-        """Take one party's choices; see the class."""
+        """Describe an intersection that can be resumed, with one party's own choices.
+
+        `progress`: called while this party works; None: not reported.
+        """
         super().__init__(agreement, threads=threads, progress=progress, admit=admit)
         if agreement.sizes and self.shows_sizes:
             raise LocalProtocolError(

@@ -55,14 +55,17 @@ class Holder:
         shuffled = digests.reshape(-1, POINT_BYTES)[self.order].tobytes()
         self.published = map_in_threads(lambda piece: blind_digests(self._scalar, piece), shuffled)
 
-    def answer(self, question: bytes, *, sender: str, most: int) -> bytes:
+    def answer(self, question: bytes, *, sender: str, maximum: int) -> bytes:
         """Return a tag for each blinded ID, in the order received.
 
-        Raises RemoteProtocolError: more than `most` of them, or no blinded IDs.
+        `question`: the blinded IDs, joined.
+
+        Raises RemoteProtocolError: more than `maximum` of them, or no blinded IDs.
         """
-        if len(question) > most * POINT_BYTES:
+        if len(question) > maximum * POINT_BYTES:
             raise RemoteProtocolError(
-                f"{sender} asked about {len(question) // POINT_BYTES} IDs at once; at most {most} "
+                f"{sender} asked about {len(question) // POINT_BYTES} IDs at once; at most "
+                f"{maximum} "
                 "are answered"
             )
         check_points(sender, question)
@@ -75,16 +78,22 @@ class Asker:
     """The end of who asks one holder.
 
     Args:
-        published: what the holder sent first; most: IDs that it may have.
+        published: what the holder sent first; maximum: IDs that it may have.
 
     Raises RemoteProtocolError: no set of blinded IDs, or too large a one.
     """
 
-    def __init__(self, published: bytes, *, holder: str, session: bytes, most: int) -> None:
-        """Multiply the published points by a fresh scalar and index their tags."""
-        if len(published) > most * POINT_BYTES:
+    def __init__(self, published: bytes, *, holder: str, session: bytes, maximum: int) -> None:
+        """Prepare private look-ups: blind the published points by a fresh scalar, and index their
+        tags.
+
+        `holder`: the party whose points they are. `session`: 32 bytes that identify the session at
+        both parties. `maximum`: IDs that the holder may have.
+        """
+        if len(published) > maximum * POINT_BYTES:
             raise RemoteProtocolError(
-                f"{holder} sent {len(published) // POINT_BYTES} blinded IDs, more than the {most} "
+                f"{holder} sent {len(published) // POINT_BYTES} blinded IDs, more than the "
+                f"{maximum} "
                 "agreed"
             )
         check_points(holder, published)
@@ -103,6 +112,8 @@ class Asker:
 
     def parse_answer(self, answer: bytes, people: int) -> NDArray[np.int64]:
         """Return the published place of each ID that was asked about; -1: the holder lacks it.
+
+        `people`: how many were asked about.
 
         Raises RemoteProtocolError: not one tag for each, or two IDs with one.
         """

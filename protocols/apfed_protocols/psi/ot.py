@@ -161,18 +161,20 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
     )
 
     @staticmethod
-    def most_guesses(maximum_ids: int) -> Guesses:
+    def max_guesses(maximum_ids: int) -> Guesses:
         """Return the guesses: the hub has one a cell of its store, a member one a tag."""
         return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
-        """Return the bytes that an announced size takes; see `SetIntersection`.
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
+        """Return the bytes of memory that a peer's announced number of IDs makes this party use.
 
         A member holds the hub's vector as it came, and what it opens it to, each twice at most; the
         hub takes less to match as many tags.
+
+        `own_size`: how many IDs this party has.
         """
-        del own, members
+        del own_size, members
         return 4 * vector_bytes(size) + _WORKING_BYTES
 
     @staticmethod
@@ -358,7 +360,7 @@ class HubExtension:
 
     def __init__(self, keys: Sequence[tuple[bytes, bytes]], messages: Elements) -> None:
         self._zeros = [pair[0] for pair in keys]
-        self._ones = [pair[1] for pair in keys]
+        self._keys_of_one = [pair[1] for pair in keys]
         self._messages = messages
 
     def make_vector(self) -> tuple[bytes, Elements]:
@@ -366,7 +368,7 @@ class HubExtension:
         count = len(self._messages)
         vector = np.empty(count * code.WORDS, "<u8")
         known = np.empty((count, code.WORDS), np.uint64)
-        streams = (expand_columns(keys, count) for keys in (self._zeros, self._ones))
+        streams = (expand_columns(keys, count) for keys in (self._zeros, self._keys_of_one))
         for block, zeros, ones in zip(split_blocks(count), *streams, strict=True):
             masked = rows_to_columns(code.encode_words(self._messages[block]))
             masked ^= zeros
@@ -376,7 +378,10 @@ class HubExtension:
         return vector.tobytes(), known
 
     def prove(self, challenge: bytes) -> bytes:
-        """Return the hash of each column of T0, and of each that counts of D."""
+        """Return the hash of each column of T0, and of each that counts of D.
+
+        `challenge`: random bytes from the member, drawn after D was sent.
+        """
         count = len(self._messages)
         known = ColumnHash(challenge, code.LENGTH)
         chosen = ColumnHash(challenge, code.DIMENSION)
@@ -398,37 +403,47 @@ class MemberExtension:
     """
 
     def __init__(self, keys: Sequence[bytes], choices: bytes) -> None:
-        """Turn the bits of s into one mask of 64 bits for each column: all ones where
-        the bit is 1.
+        """Prepare the member's end of the OT extension: one 64-bit mask a column, all ones where s
+        is 1.
+
+        `keys`: of the base transfers, one for each column. `choices`: s, the member's secret bits,
+        64 bytes.
         """
         self._keys = keys
         self.choices = np.frombuffer(choices, "<u8")
         bits = np.unpackbits(self.choices.view(np.uint8), bitorder="little")
-        self._chosen = (np.uint64(0) - bits.astype(np.uint64))[:, None]
+        self._choice_masks = (np.uint64(0) - bits.astype(np.uint64))[:, None]
         self._hashed: Columns | None = None
 
     def open_vector(self, vector: bytes, challenge: bytes) -> Elements:
-        """Return Q, (rows, 8); its columns are hashed for `check_proof`."""
+        """Return Q, (rows, 8); its columns are hashed for `check_proof`.
+
+        `vector`: D, which the hub sent. `challenge`: random bytes from the member, drawn after D
+        was sent.
+        """
         words = np.frombuffer(vector, "<u8")
         count = len(words) // code.WORDS
         opened = np.empty((count, code.WORDS), np.uint64)
         hashed = ColumnHash(challenge, code.LENGTH)
         columns = expand_columns(self._keys, count)
         for block, own in zip(split_blocks(count), columns, strict=True):
-            own ^= words[slice_words(block)].reshape(own.shape) & self._chosen
+            own ^= words[slice_words(block)].reshape(own.shape) & self._choice_masks
             hashed.update(own)
             opened[block] = columns_to_rows(own)
         self._hashed = hashed.finish()
         return opened
 
     def check_proof(self, proof: bytes, hub: str) -> None:
-        """Check hash(Q) = hash(T0) + C(hash(D)) * s. Raises RemoteProtocolError: it is not so."""
+        """Check hash(Q) = hash(T0) + C(hash(D)) * s. Raises RemoteProtocolError: it is not so.
+
+        `proof`: the hub's hashes. `hub`: named in the error.
+        """
         assert self._hashed is not None
         hashes = np.frombuffer(proof, "<u8").reshape(-1, HASH_BYTES // 8)
         chosen = np.zeros((2 * BITS, hashes.shape[1]), np.uint64)
         chosen[: code.DIMENSION] = hashes[code.LENGTH :]
         encoded = rows_to_columns(code.encode_words(columns_to_rows(chosen)))
-        expected = hashes[: code.LENGTH] ^ (encoded & self._chosen)
+        expected = hashes[: code.LENGTH] ^ (encoded & self._choice_masks)
         if not hmac.compare_digest(expected.tobytes(), self._hashed.tobytes()):
             raise RemoteProtocolError(
                 f"{hub} sent a vector that is of no store, or does not prove it; it does not "
@@ -486,7 +501,10 @@ class Tagger:
         choices: NDArray[np.uint64],
         report: Callable[[int, int], None],
     ) -> Tags:
-        """Return the tags of a member's IDs, from Q and s."""
+        """Return the tags of a member's IDs, from Q and s.
+
+        `choices`: s as words. `report`: called with (IDs done, all).
+        """
         cells = cells_for(0) + len(extended) - vector_elements(0)
         tags = []
         for chunk in _split_ids(len(digests)):

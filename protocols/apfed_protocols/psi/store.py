@@ -169,6 +169,8 @@ def _peel_rows(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]
     """Take away rows that have a cell of their own, round after round.
 
     Returns for each round the rows, and the cell of each; and the rows that are left.
+
+    `cells`: how many cells the store has.
     """
     numbered = np.arange(len(cells_n3)) + _ONE_USER
     # of each cell how many rows use it, above 40 bits that hold the sum of these rows
@@ -227,7 +229,10 @@ def _read_int(element: NDArray[np.uint64]) -> int:
 
 
 def _list_bits(pattern: int) -> list[int]:
-    """Return the positions of the set bits, lowest first."""
+    """Return the positions of the set bits, lowest first.
+
+    `pattern`: read as a mask of bits.
+    """
     bits = []
     while pattern:
         low = pattern & -pattern

@@ -107,7 +107,10 @@ class ExtensionReceiver:
         return vector.tobytes(), numbers[: BITS * len(choices)]
 
     def prove(self, challenge: bytes) -> bytes:
-        """Return the hash of each column of T0, and of the choices, of the batch before."""
+        """Return the hash of each column of T0, and of the choices, of the batch before.
+
+        `challenge`: random bytes from the other party, drawn after the batch was sent.
+        """
         rows = BITS * len(self._choices)
         known = ColumnHash(challenge, COLUMNS)
         chosen = ColumnHash(challenge, 1)
@@ -125,21 +128,25 @@ class ExtensionSender:
     """
 
     def __init__(self, keys: Sequence[bytes], choices: bytes, hash_key: bytes) -> None:
-        """Turn the bits of s into one mask of 64 bits for each column: all ones where
-        the bit is 1.
+        """Prepare the sender of the OT extension: one 64-bit mask a column, all ones where s is 1.
+
+        `keys`: of the base transfers, for each column. `choices`: s, the secret bits of the base
+        transfers, 16 bytes. `hash_key`: 32 bytes that both know, new in each session.
         """
         self._keys = keys
         self._secret = from_bytes(choices)
         self._hash_key = hash_key
         self._batches = 0
         bits = np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little")
-        self._chosen = (np.uint64(0) - bits.astype(np.uint64))[:, None]
+        self._choice_masks = (np.uint64(0) - bits.astype(np.uint64))[:, None]
         self._hashed: Columns = np.empty((0, 2), np.uint64)
 
     def open_vector(self, vector: bytes, words: int, challenge: bytes) -> tuple[Numbers, Numbers]:
         """Return both numbers of each transfer of a batch of 64 `words` transfers.
 
         They serve for nothing before `check_proof` passed.
+
+        `challenge`: random bytes from the other party, drawn after the batch was sent.
         """
         number = self._batches
         self._batches += 1
@@ -150,7 +157,7 @@ class ExtensionSender:
         hashes = TransferHash(self._hash_key, number)
         columns = expand_columns(_derive_batch_keys(self._keys, number), rows)
         for block, own in zip(split_blocks(rows), columns, strict=True):
-            own ^= sent[_part_of(block)].reshape(own.shape) & self._chosen
+            own ^= sent[_part_of(block)].reshape(own.shape) & self._choice_masks
             hashed.update(own)
             opened = columns_to_rows(own)
             numbers[0, block] = hashes.hash_rows(opened, block.start)
@@ -161,9 +168,11 @@ class ExtensionSender:
     def check_proof(self, proof: bytes, hub: str) -> None:
         """Check that each column is of one choice of bits. Raises RemoteProtocolError: it is not
         so.
+
+        `proof`: the hub's hashes. `hub`: named in the error.
         """
         hashes = np.frombuffer(proof, "<u8").reshape(-1, HASH_BYTES // 8)
-        expected = hashes[:COLUMNS] ^ (hashes[COLUMNS:] & self._chosen)
+        expected = hashes[:COLUMNS] ^ (hashes[COLUMNS:] & self._choice_masks)
         if not hmac.compare_digest(expected.tobytes(), self._hashed.tobytes()):
             raise RemoteProtocolError(
                 f"{hub} sent a vector that is of no bits, or does not prove it; it does not follow "
@@ -209,9 +218,11 @@ def vector_bytes(words: int) -> int:
 
 
 def split_triples(count: int, *, more: int = 0) -> list[int]:
-    """Split so many words of triples into batches, of two transfers a triple.
+    """Split this number of words of triples into batches, of two transfers a triple.
 
     `more` words follow in batches that are no larger, so that no vector is.
+
+    `count`: how many words of 64 triples.
     """
     most = BATCH_WORDS // 2
     batches = [min(most, count - start) for start in range(0, count, most)]

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from apfed_protocols.checks import require_names
 from apfed_protocols.conversation import Outgoing, take_part
 from apfed_protocols.errors import DataError, LocalProtocolError, RemoteProtocolError
-from apfed_protocols.ids import MOST_IDS, IdColumn, IdNormalisation, encode_ids
+from apfed_protocols.ids import MAX_IDS, IdColumn, IdNormalisation, encode_ids
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import IntersectionAgreement, IntersectionTooSmallError
 from apfed_protocols.randomness import fresh_key
 
 __all__ = ["Link", "align_with"]
 
-_MOST_TERMS = 2**14  # bytes
+_MAX_TERMS = 2**14  # bytes
 _AS_WRITTEN = IdNormalisation()
 
 
@@ -49,7 +49,7 @@ def align_with(
     hub: str | None = None,
     normalisation: IdNormalisation = _AS_WRITTEN,
     minimum_rows: int = 2,
-    maximum_ids: int = MOST_IDS,
+    maximum_ids: int = MAX_IDS,
     threads: int | None = None,
     patience_s: float = 60.0,
 ) -> NDArray[np.int64]:
@@ -70,7 +70,7 @@ def align_with(
         me: this party's name; by default as the link says.
         hub: which of the two compares the lists; by default the end of the link that listens.
         normalisation: how IDs become bytes.
-        minimum_rows: fewer common rows are not opened. Under 0, none in common is a result.
+        minimum_rows: fewer common rows are not revealed. Under 0, none in common is a result.
         maximum_ids: the largest set that each may have.
         threads: how many this party computes with; None: one for each processor.
         patience_s: how long the peer may send nothing: longer than it computes, about 40 us for
@@ -198,6 +198,8 @@ class _Terms:
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         """Compare the peer's terms with the own ones, and derive the session from both messages.
         Raises RemoteProtocolError: another peer, other terms, or unfit IDs at the peer.
+
+        `body`: the peer's message.
         """
         peer_terms = self._parse_terms(sender, body)
         me = self._terms["me"]
@@ -229,11 +231,14 @@ class _Terms:
         return ()
 
     def _parse_terms(self, sender: str, body: bytes) -> dict[str, Any]:
-        """Parse terms with the same fields, of the same types, as this party's own."""
+        """Parse terms with the same fields, of the same types, as this party's own.
+
+        `body`: the peer's message.
+        """
         terms = dict[str, Any]()
         fits = False
         try:
-            terms = json.loads(body) if len(body) <= _MOST_TERMS else {}
+            terms = json.loads(body) if len(body) <= _MAX_TERMS else {}
             fits = {name: type(terms[name]) for name in terms} == {
                 name: type(own_value) for name, own_value in self._terms.items()
             }

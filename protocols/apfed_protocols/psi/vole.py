@@ -99,7 +99,7 @@ DEAL = struct.Struct(">I")
 DEALING_BYTES = 16
 _VERSION = 141
 _FALSE_MATCH_BITS = 40
-_LEAST_TAG_BYTES = 8
+_MIN_TAG_BYTES = 8
 DEALING_ELEMENT_BYTES = 49
 """Memory of one element while a dealer makes and packs it; 48 were measured."""
 _MATCHED_TAG_BYTES = 80  # of one tag, beside the message, while it is matched; 69 were measured
@@ -139,24 +139,29 @@ class VoleIntersection(DealtIntersection):
     )
 
     @staticmethod
-    def most_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: the hub has one a cell of its store, a member one an announced ID.
+    def max_guesses(maximum_ids: int) -> Guesses:
+        """Return the guesses: how many IDs the hub can try out (one for each cell of its store),
+        and a member (one for each announced ID).
 
         The hub's store solves as many equations as it has cells; a member's tag is of one ID. So an
         announced n lets the hub try out about 1.3 n + 88 IDs at each member, with a store for each.
         A store of n cells alone would be a polynomial of degree n - 1, which takes n log^2 n
         multiplications to find.
+
+        `maximum_ids`: the largest number of IDs that a party may have.
         """
         return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
-        """Return the bytes that an announced size takes; see `SetIntersection`.
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
+        """Return the bytes of memory that a peer's announced number of IDs makes this party use.
 
         The dealer makes a vector for as many IDs as the hub orders, for one member at once; the hub
         matches as many tags as a member has IDs.
+
+        `own_size`: how many IDs this party has.
         """
-        del own, members
+        del own_size, members
         return max(DEALING_ELEMENT_BYTES * vector_elements(size), _MATCHED_TAG_BYTES * size)
 
     @property
@@ -247,10 +252,13 @@ class VoleIntersection(DealtIntersection):
         return opened
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
-        """Return the dealer's side, which receives from the hub alone."""
+        """Return the dealer's side, which receives from the hub alone.
+
+        `members`: names of all parties but the hub.
+        """
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        self._require_memory(me, own=0, members=len(members))
+        self._require_memory(me, own_size=0, members=len(members))
         return self._make_aligner(
             me, [hub], self._dealer_script(Desk(me, self.agreement), hub, members)
         )
@@ -290,6 +298,8 @@ class HubShare:
 def _parse_key_part(member: str, body: bytes, commitment: bytes) -> bytes:
     """Return the key part that precedes a member's tags. Raises RemoteProtocolError: it is not the
     one that the member committed to.
+
+    `body`: the dealer's or hub's message.
     """
     part = body[:KEY_BYTES]
     if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
@@ -347,6 +357,8 @@ class MemberShare:
     def from_message(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
         """Read what the dealer sent a member. Raises RemoteProtocolError: Delta is zero, so that
         nothing would be hidden.
+
+        `dealt`: the dealer's message.
         """
         dealing, seed, delta = _split_message(dealt)
         if not any(delta):
@@ -377,7 +389,10 @@ def _split_message(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]
 
 
 def deal_vector_ole(elements: int) -> tuple[bytes, bytes]:
-    """Make one vector OLE so long; return what the hub gets, and what the member gets."""
+    """Make one vector OLE so long; return what the hub gets, and what the member gets.
+
+    `elements`: its length.
+    """
     dealing = fresh_key()[:DEALING_BYTES]
     seed_a = fresh_key()
     seed_b = fresh_key()
@@ -447,7 +462,10 @@ def _compute_member_tags(
     *,
     report: Callable[[int, int], None],
 ) -> Tags:
-    """Return the tag of each of a member's IDs: hash(Decode(K, y) + Delta H(y))."""
+    """Return the tag of each of a member's IDs: hash(Decode(K, y) + Delta H(y)).
+
+    `length`: number of the member's IDs. `report`: called with (IDs done, all).
+    """
     count = len(digests)
     cells = len(store) - DENSE
     tags = np.empty((count, length), np.uint8)
@@ -605,7 +623,7 @@ def tag_bytes(hub_size: int, member_size: int) -> int:
     ID of the hub, nor of another ID of the member, which would be refused.
     """
     pairs = max(hub_size, member_size, 1) * max(member_size, 1)
-    return max(_LEAST_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(pairs)) / 8))
+    return max(_MIN_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(pairs)) / 8))
 
 
 def longest_message(agreement: IntersectionAgreement) -> int:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 
 from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
-from apfed_protocols.sums.interface import MOST_BITS, USUAL_BITS
+from apfed_protocols.sums.interface import MAX_BITS, USUAL_BITS
 from apfed_protocols.sums.roles import SecureSum
 
 __all__ = ["choose_bits"]
@@ -28,19 +28,21 @@ def choose_bits(make: Callable[[int], SecureSum]) -> int:
         LocalProtocolError: no number of bits fits; that of `USUAL_BITS` says why.
     """
     usual = _count_bytes(make, USUAL_BITS)
-    for bits in range(MOST_BITS, 1, -1):
+    for bits in range(MAX_BITS, 1, -1):
         sizes = _count_bytes(make, bits)
         if sizes is None:
             continue
         if usual is None or (sizes[0] <= usual[0] and sizes[1] <= usual[1]):
             return bits
     make(USUAL_BITS)
-    raise LocalProtocolError(f"no number of bits from 2 to {MOST_BITS} fits this sum")
+    raise LocalProtocolError(f"no number of bits from 2 to {MAX_BITS} fits this sum")
 
 
 def _count_bytes(make: Callable[[int], SecureSum], bits: int) -> tuple[float, float] | None:
-    """Return the bytes on the wire at so many bits: a value of a long contribution, and one value
-    alone; None if the sum does not carry them.
+    """Return the bytes on the wire at this number of bits: a value of a long contribution, and one
+    value alone; None if the sum does not carry them.
+
+    `make`: returns the sum for a number of bits.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)  # said once, of the sum that is made
@@ -48,4 +50,4 @@ def _count_bytes(make: Callable[[int], SecureSum], bits: int) -> tuple[float, fl
             described = make(bits)
         except LocalProtocolError:
             return None
-    return described.value_bytes, described.least_bytes
+    return described.value_bytes, described.min_bytes

@@ -106,18 +106,21 @@ class CryptenSum(SecureSum):
 
 
 class CryptenContributor(SumContributor):
-    def __init__(self, described: CryptenSum, me: str) -> None:
+    def __init__(self, secure_sum: CryptenSum, me: str) -> None:
         """Make the role of `me`, with a seal for each other contributor and for the receiver."""
-        agreement = described.agreement
-        frames = described.make_frames()
+        agreement = secure_sum.agreement
+        frames = secure_sum.make_frames()
         self._others = tuple(name for name in agreement.contributors if name != me)
         self._seals = StepSeals(me, (*self._others, agreement.receiver), frames)
-        super().__init__(described, me, frames, self._seals)
+        super().__init__(secure_sum, me, frames, self._seals)
         self._secret = fresh_key()
         self._last_share: tuple[StepBinding, Shares] | None = None
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Seal the keys of the others' shares for their holders; keep the rest as the own share."""
+        """Seal the keys of the others' shares for their holders; keep the rest as the own share.
+
+        `numbers_BD`: fixed-point numbers to add.
+        """
         keys = {
             peer: derive_key(self._secret, b"share of", binding.digest, peer.encode())
             for peer in self._others
@@ -128,7 +131,10 @@ class CryptenContributor(SumContributor):
         return [self._seals.seal(peer, binding, (rows, columns), key) for peer, key in keys.items()]
 
     def answer(self, request: bytes) -> bytes:
-        """Return this party's share of the sum, sealed for the active; see `SumContributor`."""
+        """Return this party's share of the sum, sealed for the active; see `SumContributor`.
+
+        `request`: what the aggregator passed on.
+        """
         frame = self._frames.open_request(request, self.me)
         agreement = self._sum.agreement
         if len(frame.blobs) != len(self._others):
@@ -159,14 +165,17 @@ class CryptenContributor(SumContributor):
 
 
 class CryptenCombiner(SumCombiner):
-    def __init__(self, described: CryptenSum) -> None:
-        self._names = described.agreement.contributors
-        super().__init__(described.make_frames(), NoSetup())
+    def __init__(self, secure_sum: CryptenSum) -> None:
+        self._names = secure_sum.agreement.contributors
+        super().__init__(secure_sum.make_frames(), NoSetup())
 
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
-        """Pass the sealed keys on: each contributor gets those that the others sealed for it."""
+        """Pass the sealed keys on: each contributor gets those that the others sealed for it.
+
+        `binding_digest`: what all must answer; None: compared with each other alone.
+        """
         frames = self._frames.open_contributions(contributions, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):
             if len(frame.blobs) != len(self._names) - 1:
@@ -190,6 +199,9 @@ class CryptenCombiner(SumCombiner):
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
         """Gather the contributors' shares of the sum, each sealed for the receiver, without adding
         them.
+
+        `bodies`: each sender's message. `binding_digest`: what all must answer; None: compared with
+        each other alone.
         """
         frames = self._frames.open_answers(bodies, self._names, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):
@@ -201,12 +213,12 @@ class CryptenCombiner(SumCombiner):
 
 
 class CryptenReceiver(SumReceiver):
-    def __init__(self, described: CryptenSum) -> None:
+    def __init__(self, secure_sum: CryptenSum) -> None:
         """Make the receiver's role, with a seal for each contributor."""
-        agreement = described.agreement
-        frames = described.make_frames()
+        agreement = secure_sum.agreement
+        frames = secure_sum.make_frames()
         self._seals = StepSeals(agreement.receiver, agreement.contributors, frames)
-        super().__init__(described, frames, self._seals)
+        super().__init__(secure_sum, frames, self._seals)
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
         """Open all shares of the sum, add them modulo 2^64 and return real numbers."""

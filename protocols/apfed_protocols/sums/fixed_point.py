@@ -144,6 +144,8 @@ def clip_rows(
     row: one whose squares overflow is first divided by its largest magnitude, and one whose
     squares vanish is below any bound that an agreement may fix (1e-30 or more). It is a new
     array, row after row in memory however `values_BD` lies.
+
+    `clipping`: counts what is clipped; None: nobody reads the counts.
     """
     wide_BD = values_BD.astype(np.float64, order="C")
     squares_B = np.zeros(len(wide_BD))
@@ -247,6 +249,8 @@ class FixedPoint:
         """Clip the rows and return round(g / C * levels) plus the noise, in rows of integers.
 
         Integers of 32 bits serve sums modulo 2^32, for which adding them may wrap around.
+
+        `clipping`: counts what is clipped; None: nobody reads the counts.
         """
         levels_BD = clip_rows(check_matrix(values_BD), self.clip_norm, clipping)
         levels_BD *= self.levels / self.clip_norm
@@ -322,8 +326,8 @@ class Packing:
         return -(-values // (self.fields * self.slots))
 
     def count_last(self, values: int) -> int:
-        """Return how many slots of the last vector are sent of so many values: those that hold
-        some, and `CHECKED_SLOTS` zeros where there is room.
+        """Return how many slots of the last vector are sent for this number of values: those that
+        hold some, and `CHECKED_SLOTS` zeros where there is room.
         """
         filled = -(-values // self.fields)
         return min(

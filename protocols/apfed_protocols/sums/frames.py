@@ -152,11 +152,11 @@ class Frame:
             )
 
 
-def _make_frame_error(sender: str, what: str) -> RemoteProtocolError:
-    """Return the error for a malformed frame; `what` continues the sentence "a frame
+def _make_frame_error(sender: str, subject: str) -> RemoteProtocolError:
+    """Return the error for a malformed frame; `subject` continues the sentence "a frame
     from X ...".
     """
-    return RemoteProtocolError(f"a frame of a secure sum from {sender} {what}")
+    return RemoteProtocolError(f"a frame of a secure sum from {sender} {subject}")
 
 
 def _parse_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
@@ -202,13 +202,15 @@ class AgreedFrames:
     """
 
     def __init__(
-        self, agreement: SumAgreement, name: str, fingerprint: bytes, least: int | None = None
+        self, agreement: SumAgreement, name: str, fingerprint: bytes, minimum: int | None = None
     ) -> None:
-        """Make the frames of one role; `least` is the number of contributors that a sum needs, None
-        for all of them.
+        """Make the frames of one role; `minimum` is the number of contributors that a sum needs,
+        None for all of them.
+
+        `fingerprint`: SHA-256 of agreement, parameters and public key.
         """
         contributors = len(agreement.contributors)
-        if least is None and agreement.threshold not in (None, contributors):
+        if minimum is None and agreement.threshold not in (None, contributors):
             raise LocalProtocolError(
                 f"{name} needs all {contributors} contributors in every step, the agreement says "
                 f"threshold {agreement.threshold}; take recoverable masks, or leave it out"
@@ -216,7 +218,7 @@ class AgreedFrames:
         self.agreement = agreement
         self.name = name
         self.fingerprint = fingerprint
-        self.least = contributors if least is None else least
+        self.least = contributors if minimum is None else minimum
         self._last_step = -1
         self._closed = False
         self._underway: Frame | None = None
@@ -284,7 +286,10 @@ class AgreedFrames:
         )
 
     def open_setup(self, body: bytes, sender: str) -> Frame:
-        """Return the frame of a setup message; its sender and fingerprint are unchecked."""
+        """Return the frame of a setup message; its sender and fingerprint are unchecked.
+
+        `body`: the bytes of the message.
+        """
         frame = Frame.parse(body, sender=sender)
         self._check_frame(frame, sender, FrameKind.SETUP, None)
         if frame.binding != self.agreement.digest:
@@ -294,7 +299,10 @@ class AgreedFrames:
         return frame
 
     def open_own_setup(self, body: bytes, sender: str, me: str) -> Frame:
-        """Return the frame of a setup message under the parameters of this role, that of `me`."""
+        """Return the frame of a setup message under the parameters of this role, that of `me`.
+
+        `body`: the bytes of the message.
+        """
         frame = self.open_setup(body, sender)
         if frame.fingerprint != self.fingerprint:
             raise RemoteProtocolError(
@@ -307,6 +315,8 @@ class AgreedFrames:
     ) -> bytes:
         """Pack a passive's protected values of `shape` (rows, columns), and remember the
         contribution for a possible second round.
+
+        `blobs`: the frame's parts, such as ciphertexts or shares.
         """
         self._underway = replace(
             self.make_frame(FrameKind.CONTRIBUTION, shape),
@@ -357,7 +367,10 @@ class AgreedFrames:
         return replace(frames[0], kind=FrameKind.SUM, party=len(frames), blobs=tuple(blobs)).pack()
 
     def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Frame:
-        """Return the frame of the sum that answers `binding`; its step is used then."""
+        """Return the frame of the sum that answers `binding`; its step is used then.
+
+        `combined`: what the aggregator sent.
+        """
         sender = self.agreement.combiner
         frame = Frame.parse(combined, sender=sender)
         self._check_frame(frame, sender, FrameKind.SUM, self.fingerprint)
@@ -392,6 +405,8 @@ class AgreedFrames:
     def pack_answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
         """Pack the answer of `me` to a second-round request, and forget the contribution: each is
         answered once.
+
+        `blobs`: the frame's parts, such as ciphertexts or shares.
         """
         self.require_own_process()
         body = self._pack_second_round(FrameKind.ANSWER, me, blobs)
@@ -404,6 +419,9 @@ class AgreedFrames:
         """Parse one second-round answer of each party that was asked; return the frames in the
         order of `asked`. Raises RemoteProtocolError: an answer is missing, or about another step or
         message.
+
+        `binding_digest`: what all must answer; None: the messages are only compared with each
+        other.
         """
         names = self._check_senders(answers, asked, "answer")
         frames = tuple(Frame.parse(answers[name], sender=name) for name in names)
@@ -417,10 +435,12 @@ class AgreedFrames:
         return frames
 
     def _check_senders(
-        self, bodies: Mapping[str, bytes], expected: Collection[str], what: str
+        self, bodies: Mapping[str, bytes], expected: Collection[str], subject: str
     ) -> tuple[str, ...]:
         """Return the expected senders that are present, in order. Raises RemoteProtocolError: fewer
-        than `least` of them, or a sender that is not expected; `what` names their message.
+        than `least` of them, or a sender that is not expected; `subject` names their message.
+
+        `bodies`: each sender's message.
         """
         present = tuple(filter(bodies.__contains__, expected))
         unknown = sorted(set(bodies) - set(expected))
@@ -428,7 +448,7 @@ class AgreedFrames:
             missing = [name for name in expected if name not in bodies]
             quorum = "each" if self.least == len(expected) else f"at least {self.least}"
             raise RemoteProtocolError(
-                f"a sum needs one {what} of {quorum} of {', '.join(expected)}; "
+                f"a sum needs one {subject} of {quorum} of {', '.join(expected)}; "
                 f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
             )
         return present
@@ -484,6 +504,8 @@ class AgreedFrames:
     def _pack_second_round(self, kind: FrameKind, party: str, blobs: Sequence[bytes]) -> bytes:
         """Pack a second-round frame to or from `party` about the contribution of the
         current step.
+
+        `blobs`: the frame's parts, such as ciphertexts or shares.
         """
         position = self.agreement.find_position(party)
         return replace(

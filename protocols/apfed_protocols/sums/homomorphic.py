@@ -153,7 +153,7 @@ class HomomorphicSum(SecureSum, ABC):
         return ciphertext / (self.packing.slots * self.packing.fields)
 
     @property
-    def least_bytes(self) -> int:
+    def min_bytes(self) -> int:
         """Return the bytes of one value alone: one ciphertext, as far as it is sent."""
         last = self.count_last(1)
         sent = self.headroom.degree if last is None else last
@@ -191,7 +191,10 @@ class HomomorphicSum(SecureSum, ABC):
         return CiphertextAdder(self)
 
     def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
-        """Add the contributors' ciphertexts, V of each, without any key."""
+        """Add the contributors' ciphertexts, V of each, without any key.
+
+        `frames`: one of each contributor.
+        """
         names = self.agreement.contributors
         values = frames[0].rows * frames[0].columns
         return self.cipher.add_ciphertexts(
@@ -204,6 +207,8 @@ class HomomorphicSum(SecureSum, ABC):
 def _open_key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
     """Return the frame of a set-up message of the key holder. Raises RemoteProtocolError: another
     party sent it.
+
+    `body`: the bytes of the message.
     """
     holder = frames.agreement.receiver
     if sender != holder:
@@ -216,13 +221,13 @@ class KeyHolder(SumReceiver):
 
     _sum: HomomorphicSum
 
-    def __init__(self, described: HomomorphicSum) -> None:
+    def __init__(self, secure_sum: HomomorphicSum) -> None:
         """Generate the key pair; the frames' fingerprint covers its public half."""
-        context = described.cipher.key_pair()
+        context = secure_sum.cipher.key_pair()
         self._context: SealContext | None = context
-        self._public_key = described.cipher.public_key(context)
+        self._public_key = secure_sum.cipher.public_key(context)
         self._started = False
-        super().__init__(described, described.make_frames(self._public_key), NoSetup())
+        super().__init__(secure_sum, secure_sum.make_frames(self._public_key), NoSetup())
 
     def start(self) -> Sequence[Outgoing]:
         """Send the public key to every contributor, and to the combiner the fingerprint alone.
@@ -270,20 +275,22 @@ class KeyHolder(SumReceiver):
 class Encrypter(SumContributor):
     _sum: HomomorphicSum
 
-    def __init__(self, described: HomomorphicSum, me: str) -> None:
+    def __init__(self, secure_sum: HomomorphicSum, me: str) -> None:
         """Make the role of `me`; under pairwise masks it also agrees a seed with each other
         contributor.
         """
-        frames = described.make_frames()
-        others = [name for name in described.agreement.contributors if name != me]
-        masked = described.masks == "pairwise"
+        frames = secure_sum.make_frames()
+        others = [name for name in secure_sum.agreement.contributors if name != me]
+        masked = secure_sum.masks == "pairwise"
         self._seeds = PairwiseSeeds(me, others, frames) if masked else None
         self._key: SealContext | None = None
-        super().__init__(described, me, frames, self._seeds or NoSetup())
+        super().__init__(secure_sum, me, frames, self._seeds or NoSetup())
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take the receiver's public key or, under masks, another contributor's mask key. Raises
         RemoteProtocolError: a second key, or one that does not match its fingerprint.
+
+        `body`: the bytes of the message.
         """
         if self._seeds is not None and sender != self._sum.agreement.receiver:
             return self._seeds.receive(sender, body)
@@ -346,13 +353,15 @@ class Encrypter(SumContributor):
 
 
 class CiphertextAdder(OneRoundCombiner):
-    def __init__(self, described: HomomorphicSum) -> None:
-        super().__init__(described.make_frames(), described.add_frames)
+    def __init__(self, secure_sum: HomomorphicSum) -> None:
+        super().__init__(secure_sum.make_frames(), secure_sum.add_frames)
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take the fingerprint of the receiver's key. Raises RemoteProtocolError: a second set-up
         message, or one with a key in it, which the aggregator must not hold.
+
+        `body`: the bytes of the message.
         """
         if self._set_up:
             raise RemoteProtocolError(f"{sender} sent a second setup to the aggregator")
@@ -389,6 +398,8 @@ def slot_noise(contributors: int) -> float:
     rounding error e0 + e1 * s with e uniform in [-1/2, 1/2] and s ternary: variance
     (1 + 2N/3) / 12 a coefficient. A slot's real part adds N / 2 of them. (Cheon et al.
     2017, section 3.4, with SEAL's encryption; measured 6.8e2 at M = 1.)
+
+    `contributors`: how many ciphertexts are added.
     """
     return math.sqrt(contributors * DEGREE / 2 * (1 + 2 * DEGREE / 3) / 12)
 
@@ -408,6 +419,8 @@ Fit = Callable[[FixedPoint, int, Ring], Headroom | None]
 
 def _find_headroom(fixed_point: FixedPoint, fit: Fit, rings: Sequence[Ring]) -> Headroom:
     """Return the headroom of two fields a slot, or else of one, in the first ring that fits.
+
+    `rings`: candidates, the smallest first.
 
     Raises LocalProtocolError: none fit; it says how many bits would.
     """
@@ -429,7 +442,9 @@ def solve_ckks(fixed_point: FixedPoint) -> Headroom:
     """
 
     def fit_headroom(fixed_point: FixedPoint, fields: int, ring: Ring) -> Headroom | None:
-        """Return the headroom of so many fields a slot in this ring; None if it does not fit."""
+        """Return the headroom of this number of fields a slot in this ring; None if it does not
+        fit.
+        """
         _, primes = ring
         # No coefficient exceeds the largest slot.
         room = 2 ** (primes[0] - 1) / _MARGIN
@@ -472,7 +487,10 @@ class CkksCipher(SealCipher):
 
 
 def nearest_integers(slots: NDArray[np.float64], *, sender: str) -> NDArray[np.int64]:
-    """Round away the noise, if it is no larger than honest noise can be."""
+    """Round away the noise, if it is no larger than honest noise can be.
+
+    `slots`: decrypted numbers.
+    """
     nearest = np.rint(slots)
     distance = np.abs(slots - nearest).max()
     if distance >= ROUNDING_TOLERANCE or np.abs(nearest).max() > 2.0**EXACT_FLOAT_BITS:
@@ -564,16 +582,19 @@ class BfvCipher(SealCipher):
     cuts_last = True
 
     def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
-        """Make the cipher; q = whole * t + rest * t splits q m / t into exact 64-bit arithmetic."""
+        """Make the BFV cipher. q is split by t, so that q m / t can be computed exactly in 64 bits.
+
+        `primes`: bits of the ring's primes. `degree`: N, the ring degree.
+        """
         super().__init__(primes, bits, degree)
         self.slots = degree
         self._mask = (1 << bits) - 1
-        self._half = 1 << (bits - 1)
+        self._half_modulus = 1 << (bits - 1)
         self._plaintext_form = SealForm.from_sample(seal.Plaintext(f"1x^{degree - 1}"), degree)
         self._modulus = self.residues.modulus
         plain = 1 << bits
-        self._whole = self._modulus // plain
-        self._rest = (self._modulus % plain) / plain
+        self._scale_quotient = self._modulus // plain
+        self._scale_fraction = (self._modulus % plain) / plain
         self._level = self._seal.first_parms_id()
 
     def _set_more(self, parameters: Any) -> None:
@@ -585,20 +606,25 @@ class BfvCipher(SealCipher):
         self._plaintext_form.load_numbers(plain, self._seal, words_S.tobytes(), scratch)
 
     def decode(self, plain: Any, scratch: ScratchFile) -> NDArray[np.int64]:
-        """Decode integers in [-t/2, t/2); SEAL leaves out leading zeros."""
+        """Decode integers in [-t/2, t/2); SEAL leaves out leading zeros.
+
+        `plain`: SEAL's decrypted polynomial.
+        """
         count = plain.coeff_count()
         words = np.frombuffer(
             SealForm.decompress_object(scratch.save(plain))[-8 * count :], dtype=_WORD
         )
         numbers = np.zeros(self.slots, dtype=np.int64)
         numbers[:count] = words
-        return ((numbers + self._half) & self._mask) - self._half
+        return ((numbers + self._half_modulus) & self._mask) - self._half_modulus
 
     def encrypt(
         self, context: SealContext, slots_VS: NDArray[np.int64], last: int | None = None
     ) -> list[bytes]:
         """Encrypt each row of N integers modulo t as one ciphertext of 2N residues, of the last row
         `last` integers: a coefficient of c0 that holds none decrypts nothing, and is not sent.
+
+        `slots_VS`: V rows of integers.
         """
         fresh = self._encrypt_zeros(context, len(slots_VS))
         for numbers, slots_S in zip(fresh, slots_VS, strict=True):
@@ -626,7 +652,9 @@ class BfvCipher(SealCipher):
     def _scale_integers(self, integers_N: NDArray[np.int64]) -> NDArray[np.int64]:
         """Scale integers m, modulo t, to q m / t: to within one, below q."""
         m_N = integers_N & self._mask
-        scaled_N: NDArray[np.int64] = m_N * self._whole + (m_N * self._rest).astype(np.int64)
+        scaled_N: NDArray[np.int64] = m_N * self._scale_quotient + (
+            m_N * self._scale_fraction
+        ).astype(np.int64)
         return scaled_N
 
     def _reduce_numbers(self, numbers: NDArray[np.int64]) -> Numbers:
@@ -643,8 +671,8 @@ def solve_bfv(fixed_point: FixedPoint) -> Headroom:
     """
 
     def fit_headroom(fixed_point: FixedPoint, fields: int, ring: Ring) -> Headroom | None:
-        """Return the headroom of so many fields a coefficient in this ring; None if it does not
-        fit.
+        """Return the headroom of this number of fields a coefficient in this ring; None if it does
+        not fit.
         """
         degree, primes = ring
         # Decryption is exact while the noise of a coefficient, rounding of q m / t included

@@ -39,8 +39,8 @@ _STEP = b"step"
 _REQUEST = b"request"
 _PURPOSE = b"letter through a hub v1"
 _SIZE = struct.Struct(">I")
-_MOST_PARTS = 4096
-_MOST_ROUNDS = 8
+_MAX_PARTS = 4096
+_MAX_ROUNDS = 8
 HubRole = SumReceiver | SumCombiner | ReceivingCombiner
 Tree = TypeVar("Tree")
 
@@ -58,7 +58,7 @@ def hub_pump(
     Args:
         roles: of this process by name, not started: the receiver, and the combiner unless one
             party is both.
-        send: carries bytes to the contributor that is named.
+
         receive: waits for the next answer and returns (sender, bytes), the sender authenticated.
         identity, peers: of this hub, and the public keys of the contributors by name.
 
@@ -92,6 +92,8 @@ class Hub:
     ) -> None:
         """Take the roles of one sum. Raises LocalProtocolError: they are not exactly the receiver's
         and the combiner's, or the hub could read one contribution and nobody allowed it.
+
+        `send`: carries bytes to the contributor that is named.
         """
         ends = [role for role in roles.values() if not isinstance(role, SumCombiner)]
         agreement = ends[0].described.agreement if len(ends) == 1 else None
@@ -118,13 +120,13 @@ class Hub:
         finished.
 
         Each round sends every contributor at most one packet and collects its answer. Raises
-        RemoteProtocolError: roles are unfinished when no message is left, or after `_MOST_ROUNDS`.
+        RemoteProtocolError: roles are unfinished when no message is left, or after `_MAX_ROUNDS`.
         """
         packets = {name: _pack_parts(_START) for name in self._agreement.contributors}
         letters_waiting: list[tuple[str, str, bytes]] = []  # from, to, body
         for name, role in self._roles.items():
             letters_waiting += self._signer.sign_letters(self._agreement, name, role.start())
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             if not packets and not letters_waiting:
                 break
             for sender, parts in self._collect_answers(packets, _LETTERS).items():
@@ -334,7 +336,7 @@ def _split_packet(packet: bytes, sender: str) -> Sequence[bytes]:
         raise LocalProtocolError(f"a packet is bytes, got {type(packet).__name__} from {sender}")
     parts: list[bytes] = []
     rest = memoryview(packet)
-    while rest and len(rest) >= _SIZE.size and len(parts) < _MOST_PARTS:
+    while rest and len(rest) >= _SIZE.size and len(parts) < _MAX_PARTS:
         size = _SIZE.unpack_from(rest)[0]
         parts.append(bytes(rest[_SIZE.size : _SIZE.size + size]))
         rest = rest[_SIZE.size + size :] if _SIZE.size + size <= len(rest) else memoryview(b"-")

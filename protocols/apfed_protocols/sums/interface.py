@@ -27,7 +27,7 @@ _POSITION_BYTES = 2
 _MAX_CONTRIBUTORS = 1024
 _MIN_CLIP_NORM = 1e-30
 _MAX_CLIP_NORM = 1e30
-MOST_BITS = 24
+MAX_BITS = 24
 """Signed fixed-point bits of one value, at most: floats of 32 bits hold no more."""
 USUAL_BITS = 16
 """Bits of an agreement that does not say: the unit of noise that is given in steps goes by them."""
@@ -115,8 +115,8 @@ class SumAgreement:
             raise LocalProtocolError(
                 f"clip_norm lies in {_MIN_CLIP_NORM:g}..{_MAX_CLIP_NORM:g}, got {self.clip_norm!r}"
             )
-        if not 2 <= self.bits <= MOST_BITS:
-            raise LocalProtocolError(f"bits lies in 2..{MOST_BITS}, got {self.bits}")
+        if not 2 <= self.bits <= MAX_BITS:
+            raise LocalProtocolError(f"bits lies in 2..{MAX_BITS}, got {self.bits}")
         if self.threshold is not None and not 1 <= self.threshold <= len(self.contributors):
             raise LocalProtocolError(
                 f"threshold lies in 1..{len(self.contributors)}, the number of contributors, got "
@@ -282,8 +282,8 @@ def _count_example_sessions(bits: int, *, names_step: bool) -> int:
 ALTERED_SUM = (
     "Each reaction to an altered sum tells of the sum of one step, and each is about another "
     "number: as many sessions tell one as it has bits, ceil(log2(2 L + 1)) for sums up to L. With "
-    f"three passives these are {_count_example_sessions(MOST_BITS, names_step=True)} at "
-    f"{MOST_BITS} bits a value, "
+    f"three passives these are {_count_example_sessions(MAX_BITS, names_step=True)} at "
+    f"{MAX_BITS} bits a value, "
     f"{_count_example_sessions(USUAL_BITS, names_step=True)} at {USUAL_BITS}."
 )
 """`SumLeaks.altered` where what is sent belongs to one step."""

@@ -86,6 +86,8 @@ class PairwiseSeeds(KeepsSecrets):
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Derive the seed shared with `sender` from its public key. Raises RemoteProtocolError: a
         stranger, a second key, or bytes that are no key.
+
+        `body`: the bytes of the message.
         """
         self._fork_check.require_own_process()
         if sender not in self._peers or sender in self._seeds:
@@ -211,6 +213,8 @@ class StepSeals(PairwiseSeeds):
     ) -> bytes:
         """Return the bytes that a seal authenticates beside its text: fingerprint, binding, shape
         and both names, each preceded by its length.
+
+        `recipient`: the party that opens the seal.
         """
         sizes = (size.to_bytes(8, "big") for size in shape)
         names = (sender, recipient)
@@ -238,6 +242,8 @@ def add_keystream(
 
     `total` lies row after row in memory, or a mask would fall on a copy of it; its shape is
     part of what the stream is made of.
+
+    `binding_digest`: of the step, which the stream depends on.
     """
     if not total.flags.c_contiguous:
         raise LocalProtocolError(

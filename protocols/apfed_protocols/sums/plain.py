@@ -108,6 +108,9 @@ class PlainSum(SecureSum):
     ) -> NDArray[Any]:
         """Return the numbers to add; without `quantise` they take 4 bytes each in float32, 8 in
         float64.
+
+        `noise_BD`: steps of fixed point that are added; None: no noise. `clipping`: counts what is
+        clipped; None: nobody reads the counts.
         """
         if self.quantise:
             return (

@@ -86,12 +86,12 @@ def suspend_role(role: SumContributor, key: bytes, *, book: Book) -> bytes:
 
 
 def resume_role(
-    described: SecureSum, me: str, sealed: bytes, key: bytes, *, book: Book
+    secure_sum: SecureSum, me: str, sealed: bytes, key: bytes, *, book: Book
 ) -> SumContributor:
     """Return the role that was put away, at the step where it was.
 
     Args:
-        described: the same sum.
+        secure_sum: the same sum.
         me: the contributor.
         sealed: what `suspend_role` returned; the last one, and once.
         key: the one that sealed it.
@@ -103,7 +103,7 @@ def resume_role(
     """
     try:
         text = _make_cipher(key, me).decrypt(
-            sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _make_associated_data(described, me)
+            sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _make_associated_data(secure_sum, me)
         )
     except (InvalidTag, ValueError, TypeError) as error:
         raise LocalProtocolError(
@@ -126,7 +126,7 @@ def resume_role(
             f"this role of {me} was taken up before, so that its next step may be used: take the "
             "one that was put away last, or set up a new session"
         )
-    role = described.make_contributor(me)
+    role = secure_sum.make_contributor(me)
     role.import_state(state)
     return role
 
@@ -196,6 +196,6 @@ def _make_cipher(key: bytes, me: str) -> AESGCM:
     return AESGCM(key)
 
 
-def _make_associated_data(described: DescribedSum, me: str) -> bytes:
+def _make_associated_data(secure_sum: DescribedSum, me: str) -> bytes:
     """Return the bytes that bind a sealed role to its sum and its party."""
-    return b"secure-apfed role v1" + described.make_frames().fingerprint + me.encode()
+    return b"secure-apfed role v1" + secure_sum.make_frames().fingerprint + me.encode()

@@ -78,21 +78,21 @@ class Readers:
 
 
 def find_readers(
-    described: ReadableSum, *, hub: bool = False, signed: bool = True
+    secure_sum: ReadableSum, *, hub: bool = False, signed: bool = True
 ) -> tuple[Readers, ...]:
     """Return every smallest set of parties that can read one contribution, by contributor.
 
     Args:
-        described: the sum.
+        secure_sum: the sum.
         hub: whether one computer runs receiver and combiner, as `hub_pump` does.
         signed: whether set-up messages are authenticated from end to end: by links of which each
             joins two parties, or by `identity` and `peers` where a hub carries them.
     """
-    agreement = described.agreement
+    agreement = secure_sum.agreement
     one_box = {agreement.receiver, agreement.combiner} if hub else set()
     readers: list[Readers] = []
     for name in agreement.contributors:
-        ways = [*_find_ways(described, name, signed=signed)]
+        ways = [*_find_ways(secure_sum, name, signed=signed)]
         smallest: dict[frozenset[str], str] = {}
         for parties, way in ways:
             if not any(other < parties for other, _ in ways):
@@ -106,12 +106,14 @@ def find_readers(
 
 
 def _find_ways(
-    described: ReadableSum, victim: str, *, signed: bool
+    secure_sum: ReadableSum, victim: str, *, signed: bool
 ) -> Iterator[tuple[frozenset[str], str]]:
     """Yield every set of parties that can read the victim's contribution, and how, as a clause; see
     the four ways in this module's docstring.
+
+    `signed`: whether set-up messages are authenticated from end to end.
     """
-    agreement = described.agreement
+    agreement = secure_sum.agreement
     receiver = agreement.receiver
     combiner = agreement.combiner
     others = frozenset(agreement.contributors) - {victim}
@@ -120,13 +122,13 @@ def _find_ways(
     yield others | {receiver}, subtract
 
     holders = {combiner}
-    if described.opened_with_receiver:
+    if secure_sum.opened_with_receiver:
         holders.add(receiver)
-    if described.opened_with_others:
+    if secure_sum.opened_with_others:
         holders |= others
     yield frozenset(holders), "opens a contribution on its way with what it holds"
 
-    if described.least < len(agreement.contributors):
+    if secure_sum.least < len(agreement.contributors):
         yield (
             frozenset({receiver}),
             "asks twice, the second time without one contributor, and subtracts the two sums",
@@ -138,14 +140,18 @@ def _find_ways(
         )
 
 
-def describe_readers(described: ReadableSum, *, hub: bool = False, signed: bool = True) -> str:
-    """Return one line for each set of parties that can read a contribution, with whose it is."""
+def describe_readers(secure_sum: ReadableSum, *, hub: bool = False, signed: bool = True) -> str:
+    """Return one line for each set of parties that can read a contribution, with whose it is.
+
+    `hub`: whether one computer runs receiver and combiner, as `hub_pump` does. `signed`: whether
+    set-up messages are authenticated from end to end.
+    """
     grouped: dict[tuple[str, str, str], list[str]] = {}
-    for readers in find_readers(described, hub=hub, signed=signed):
-        names = _name_parties(described.agreement, readers)
+    for readers in find_readers(secure_sum, hub=hub, signed=signed):
+        names = _name_parties(secure_sum.agreement, readers)
         box = "one computer" if readers.boxes == 1 else f"{readers.boxes} computers together"
         grouped.setdefault((names, box, readers.how), []).append(readers.reads)
-    contributors = len(described.agreement.contributors)
+    contributors = len(secure_sum.agreement.contributors)
     lines = [
         f"- {names} ({box}) can read the contribution of "
         f"{'any contributor' if len(read) == contributors else ', '.join(read)}: {way}"
@@ -165,29 +171,32 @@ def _name_parties(agreement: SumAgreement, readers: Readers) -> str:
 
 
 def require_no_single_reader(
-    described: ReadableSum, *, hub: bool = False, stacklevel: int = 3
+    secure_sum: ReadableSum, *, hub: bool = False, stacklevel: int = 3
 ) -> None:
     """Refuse a sum in which one computer can read one contribution, unless that is allowed by name.
+
+    `hub`: whether one computer runs receiver and combiner, as `hub_pump` does. `stacklevel`: of the
+    warning.
 
     Raises LocalProtocolError: it can, and neither `allow_single_reader`, `allow_single` nor the
     name "plain" says so. Warns UnsafeChoiceWarning: it can, and `allow_single_reader` says so.
     """
-    if described.unsafe:  # which warned by itself
+    if secure_sum.unsafe:  # which warned by itself
         return
-    agreement = described.agreement
-    single = [reader for reader in find_readers(described, hub=hub) if reader.boxes == 1]
+    agreement = secure_sum.agreement
+    single = [reader for reader in find_readers(secure_sum, hub=hub) if reader.boxes == 1]
     if not single:
         return
     first = single[0]
     box = " and ".join(first.parties)
     if hub and len(first.parties) > 1:
         box = f"the hub, which is {box},"
-    sentence = f"{described.name}: {box} alone can read one contribution: {first.how}"
+    sentence = f"{secure_sum.name}: {box} alone can read one contribution: {first.how}"
     is_only_contributor = (
         len(agreement.contributors) == 1
     )  # which `allow_single` says, or there is no agreement
-    if not described.allow_single_reader and not is_only_contributor:
-        advice = _suggest_remedy(described, hub=hub)
+    if not secure_sum.allow_single_reader and not is_only_contributor:
+        advice = _suggest_remedy(secure_sum, hub=hub)
         raise LocalProtocolError(
             f"{sentence}. {advice}, or say allow_single_reader=True and accept it"
         )
@@ -199,19 +208,25 @@ def require_no_single_reader(
     )
 
 
-def _suggest_remedy(described: ReadableSum, *, hub: bool) -> str:
-    """Return the change of settings after which no single computer reads a contribution."""
-    contributors = len(described.agreement.contributors)
-    if described.least < contributors:
+def _suggest_remedy(secure_sum: ReadableSum, *, hub: bool) -> str:
+    """Return the change of settings after which no single computer reads a contribution.
+
+    `hub`: whether one computer runs receiver and combiner, as `hub_pump` does.
+    """
+    contributors = len(secure_sum.agreement.contributors)
+    if secure_sum.least < contributors:
         return f"Leave threshold out, or say threshold={contributors}: all must answer then"
     if hub:
         return 'Take a sum under masks ("masked", "masked bfv"), or combine at another party'
     return 'Let another party combine, or take a sum under masks ("masked", "masked bfv")'
 
 
-def warn_of_unsigned_hub(described: ReadableSum, *, stacklevel: int = 3) -> None:
-    """Warn (UnsafeChoiceWarning) that a hub carries unsigned set-up messages."""
-    hub = described.agreement.combiner
+def warn_of_unsigned_hub(secure_sum: ReadableSum, *, stacklevel: int = 3) -> None:
+    """Warn (UnsafeChoiceWarning) that a hub carries unsigned set-up messages.
+
+    `stacklevel`: of the warning.
+    """
+    hub = secure_sum.agreement.combiner
     warnings.warn(
         f"set-up messages pass through {hub} unsigned, so {hub} can play the other contributors "
         "and read each contribution; give identity= and peers= at all parties "

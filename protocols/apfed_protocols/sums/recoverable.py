@@ -149,6 +149,9 @@ class StepKeys(KeepsSecrets):
     def __init__(self, agreement: SumAgreement, threshold: int, owner: str) -> None:
         """Draw the two secrets of one step and split each among all contributors (Bonawitz et al.
         2017, figure 4, rounds 0 and 1).
+
+        `threshold`: how many shares rebuild a secret. `owner`: the contributor whose secrets they
+        are.
         """
         key_secret, seed_secret = (_pack_number(_draw_number()) for _ in range(2))
         self.key = _derive_mask_key(key_secret, agreement, owner)
@@ -176,6 +179,8 @@ def _rebuild_key(
 ) -> RunKey:
     """Rebuild the mask key of a passive that fell silent. Raises RemoteProtocolError: it is not the
     key that its owner announced.
+
+    `shares`: by the position of their holder.
     """
     key = _derive_mask_key(join_shares(shares), agreement, owner)
     if key.public != announced.public:
@@ -188,6 +193,8 @@ def rebuilt_seed(
 ) -> bytes:
     """Rebuild the self-mask seed of a passive that is counted. Raises RemoteProtocolError: it is
     not the seed that its owner committed to.
+
+    `shares`: by the position of their holder.
     """
     seed = _derive_self_mask_seed(join_shares(shares), agreement, owner)
     if _commit_seed(seed) != announced.commitment:
@@ -209,11 +216,11 @@ def split_secret(secret: bytes, *, threshold: int, holders: int) -> Sequence[byt
         )
     polynomial = [_draw_number() for _ in range(threshold - 1)]  # the highest power first
 
-    def evaluate_share(place: int) -> bytes:
-        """Return the polynomial's value at `place` (from 1), by Horner's rule."""
+    def evaluate_share(position: int) -> bytes:
+        """Return the polynomial's value at `position` (from 1), by Horner's rule."""
         value = 0
         for coefficient in (*polynomial, number):
-            value = (value * place + coefficient) % _PRIME
+            value = (value * position + coefficient) % _PRIME
         return _pack_number(value)
 
     return [evaluate_share(holder + 1) for holder in range(holders)]
@@ -237,13 +244,16 @@ def _compute_weights(holders: tuple[int, ...]) -> tuple[int, ...]:
     """Return the Lagrange weight of each holder's share in the polynomial's value at 0."""
     places = [holder + 1 for holder in holders]
 
-    def compute_weight(place: int) -> int:
-        """Return the product of other / (other - place) over all other places, modulo the prime."""
-        others = [other for other in places if other != place]
+    def compute_weight(position: int) -> int:
+        """Return the product of other / (other - place) over all other places, modulo the prime.
+
+        `position`: that of the share's holder.
+        """
+        others = [other for other in places if other != position]
         above = below = 1
         for other in others:
             above = above * other % _PRIME
-            below = below * (other - place) % _PRIME
+            below = below * (other - position) % _PRIME
         return above * pow(below, -1, _PRIME) % _PRIME
 
     return tuple(map(compute_weight, places))
@@ -370,6 +380,8 @@ class RecoverableSum(MaskedSum):
     ) -> "RecoverableContributor":
         """Return a contributor's role, which remembers answered questions in `answered`, or else in
         a book.
+
+        `new_book`: make the book, for the first session.
         """
         circles = answered or AnsweredCircles(book, new_book=new_book)
         return RecoverableContributor(self, me, circles)
@@ -380,8 +392,8 @@ class RecoverableSum(MaskedSum):
     def list_parameters(self) -> Mapping[str, object]:
         return {**super().list_parameters(), "threshold": self.threshold, "shares": "2^128 - 159"}
 
-    def make_frames(self, key: bytes = b"", *, least: int | None = None) -> AgreedFrames:
-        return super().make_frames(key, least=self.threshold if least is None else least)
+    def make_frames(self, key: bytes = b"", *, minimum: int | None = None) -> AgreedFrames:
+        return super().make_frames(key, minimum=self.threshold if minimum is None else minimum)
 
 
 @dataclass(frozen=True)
@@ -408,8 +420,8 @@ class AnsweredCircles:
     model; see `apfed_protocols.sums.readers`.
 
     Args:
-        book: a file on this party's disk that remembers beyond this process and session; None:
-            memory alone.
+        book: a file on this party's disk that remembers beyond this process and session;
+            None: memory alone.
         new_book: make it, for the first session.
 
     Raises LocalProtocolError: the book is missing and `new_book` does not say to make it, or the
@@ -417,7 +429,9 @@ class AnsweredCircles:
     """
 
     def __init__(self, book: str | PathLike[str] | None = None, *, new_book: bool = False) -> None:
-        """Open the book, or make it with `new_book`; without one remember in memory."""
+        """Open the record of answered questions, or make it with `new_book`; without a file keep
+        it in memory.
+        """
         self._book = book
         self._circles: dict[str, tuple[str, ...]] = {}
         if book is not None:
@@ -448,6 +462,8 @@ class AnsweredCircles:
     ) -> None:
         """Raise RemoteProtocolError if a question with one of these marks was answered in another
         circle.
+
+        `aggregator`: named in the error.
         """
         for mark in marks:
             earlier = self._find_circle(mark) or tuple(circle)
@@ -511,15 +527,17 @@ class RecoverableContributor(SumContributor):
     _sum: RecoverableSum
 
     def __init__(
-        self, described: RecoverableSum, me: str, answered: AnsweredCircles | None = None
+        self, secure_sum: RecoverableSum, me: str, answered: AnsweredCircles | None = None
     ) -> None:
         """Make the role of `me`: a mask with the active, a sealed link to each other contributor,
         and keys for the first step.
+
+        `answered`: the questions that it answered before; None: it starts with none.
         """
-        agreement = described.agreement
-        frames = described.make_frames()
+        agreement = secure_sum.agreement
+        frames = secure_sum.make_frames()
         self._active = PairwiseSeeds(me, (agreement.receiver,), frames)
-        super().__init__(described, me, frames, self._active)
+        super().__init__(secure_sum, me, frames, self._active)
         self._others = tuple(name for name in agreement.contributors if name != me)
         self._link_key = fresh_run_key()
         self._links = {
@@ -551,7 +569,10 @@ class RecoverableContributor(SumContributor):
         )
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the active's mask key; of each passive its link, then shares for step one."""
+        """Take the active's mask key; of each passive its link, then shares for step one.
+
+        `body`: the bytes of the message.
+        """
         if sender == self._sum.agreement.receiver:
             return self._active.receive(sender, body)
         step = self._ready
@@ -591,7 +612,10 @@ class RecoverableContributor(SumContributor):
         self._marks = self.answered.make_marks(values_BD, binding)
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Mask them; the keys for the next step travel with them."""
+        """Mask them; the keys for the next step travel with them.
+
+        `numbers_BD`: fixed-point numbers to add.
+        """
         step = self._ready
         self._ready = None
         if step is None:
@@ -627,6 +651,8 @@ class RecoverableContributor(SumContributor):
     def answer(self, request: bytes) -> bytes:
         """Return one share of each passive of this step: of its self-mask seed if it is counted, of
         its mask key if it fell silent. The step is over afterwards, also where this raises.
+
+        `request`: what the aggregator sent.
         """
         waiting = self._waiting
         self._waiting = None
@@ -657,6 +683,8 @@ class RecoverableContributor(SumContributor):
     def _parse_contributors(self, blobs: Sequence[bytes], step: _Step) -> Sequence[str]:
         """Return who is counted by a request. Raises RemoteProtocolError: strangers, fewer than the
         threshold, not this party, or another number of sealed shares.
+
+        `blobs`: the parts of the frame.
         """
         agreement = self._sum.agreement
         aggregator = agreement.combiner
@@ -690,6 +718,8 @@ class RecoverableContributor(SumContributor):
 
         Each passive sealed as many parcels for this one as this one for it. Raises
         RemoteProtocolError: the parcel does not authenticate.
+
+        `bound`: bytes that the seal authenticates.
         """
         link = self._links[peer]
         try:
@@ -727,26 +757,29 @@ class RecoverableCombiner(SumCombiner):
     pair masks of those who fell silent, and is forgotten with the step.
     """
 
-    def __init__(self, described: RecoverableSum) -> None:
+    def __init__(self, secure_sum: RecoverableSum) -> None:
         """Make the aggregator's role, which waits for every contributor's announcement."""
-        super().__init__(described.make_frames(), NoSetup())
-        self._sum = described
-        self._announced: dict[str, Announcement] = {}
+        super().__init__(secure_sum.make_frames(), NoSetup())
+        self._sum = secure_sum
+        self._announcements: dict[str, Announcement] = {}
         self._underway: _Underway | None = None
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take one contributor's announcement of its keys for the first step."""
+        """Take one contributor's announcement of its keys for the first step.
+
+        `body`: the bytes of the message.
+        """
         contributors = self._sum.agreement.contributors
-        if sender not in contributors or self._set_up or sender in self._announced:
+        if sender not in contributors or self._set_up or sender in self._announcements:
             raise RemoteProtocolError(
                 f"{sender} sent a setup message to the aggregator, who expects one from each of "
                 f"{', '.join(contributors)}"
             )
         frame = self._frames.open_own_setup(body, sender, "the aggregator")
         frame.require_blobs(sender, 1)
-        self._announced[sender] = Announcement.parse(frame.blobs[0], sender=sender)
-        self._set_up = len(self._announced) == len(contributors)
+        self._announcements[sender] = Announcement.parse(frame.blobs[0], sender=sender)
+        self._set_up = len(self._announcements) == len(contributors)
         return ()
 
     @property
@@ -758,11 +791,13 @@ class RecoverableCombiner(SumCombiner):
     ) -> Mapping[str, bytes]:
         """Add the contributions and return one request for each passive that contributed. Raises
         RemoteProtocolError: a passive contributes that was silent in an earlier step.
+
+        `binding_digest`: what all must answer; None: compared with each other alone.
         """
         if not self._set_up:
             raise LocalProtocolError("the aggregator has no keys announced yet; run the setup")
         agreed = self._sum.agreement.contributors
-        roster = {name: self._announced[name] for name in agreed if name in self._announced}
+        roster = {name: self._announcements[name] for name in agreed if name in self._announcements}
         silent = [name for name in agreed if name in contributions and name not in roster]
         if silent:
             raise RemoteProtocolError(
@@ -773,12 +808,15 @@ class RecoverableCombiner(SumCombiner):
         counted = [agreed[frame.party] for frame in frames]
         announced = [self._parse_announcement(frame, len(roster)) for frame in frames]
         self._underway = _Underway(roster, frames, counted, self._sum.add_elements(frames))
-        self._announced = dict(zip(counted, announced, strict=True))
+        self._announcements = dict(zip(counted, announced, strict=True))
         return {name: self._pack_request(name, self._underway) for name in counted}
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
         """Rebuild self-mask seeds and silent passives' keys from the answers, subtract the masks
         that do not cancel, and pack the sum with the names of those it counts.
+
+        `bodies`: each sender's message. `binding_digest`: what all must answer; None: compared with
+        each other alone.
         """
         underway = self._underway
         agreement = self._sum.agreement
@@ -820,7 +858,10 @@ class RecoverableCombiner(SumCombiner):
     def _collect_shares(
         self, frames: Sequence[Frame], underway: _Underway
     ) -> Mapping[str, Mapping[int, bytes]]:
-        """Return as many shares as the threshold for each passive of the step, by holder."""
+        """Return as many shares as the threshold for each passive of the step, by holder.
+
+        `frames`: one answer of each holder.
+        """
         agreed = self._sum.agreement.contributors
         for frame in frames:
             frame.require_blobs(agreed[frame.party], len(underway.roster))

@@ -123,10 +123,10 @@ class DescribedSum:
         """Return the public parameters, for the contract and the report."""
         return {"scheme": self.scheme, "masks": self.masks}
 
-    def make_frames(self, key: bytes = b"", *, least: int | None = None) -> AgreedFrames:
+    def make_frames(self, key: bytes = b"", *, minimum: int | None = None) -> AgreedFrames:
         """Return one role's writer and checker of frames, under a public key where there is one."""
         mark = compute_fingerprint(self.agreement, self.list_parameters(), key)
-        return AgreedFrames(self.agreement, self.name, mark, least)
+        return AgreedFrames(self.agreement, self.name, mark, minimum)
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class SecureSum(DescribedSum, ABC):
         return _INTEGER_BYTES
 
     @property
-    def least_bytes(self) -> float:
+    def min_bytes(self) -> float:
         """Return the bytes on the wire of a contribution of one value, frames apart."""
         return self.value_bytes
 
@@ -242,16 +242,16 @@ class SumContributor(Role, ABC):
     """
 
     def __init__(
-        self, described: DescribedSum, me: str, frames: AgreedFrames, setup: Setup
+        self, secure_sum: DescribedSum, me: str, frames: AgreedFrames, setup: Setup
     ) -> None:
         """Make the role of contributor `me`, with fresh noise keys; nothing is sent yet."""
-        self._position = described.agreement.find_position(me)
+        self._position = secure_sum.agreement.find_position(me)
         self.me = me
         self.clipping = Clipping()
-        self._sum = self.described = described
+        self._sum = self.described = secure_sum
         self._turn = threading.Lock()
         self._noise_key = fresh_key()
-        self._life = fresh_key().hex()
+        self._lifetime_id = fresh_key().hex()
         self._times = 0
         super().__init__(frames, setup)
 
@@ -291,6 +291,8 @@ class SumContributor(Role, ABC):
     ) -> bytes:
         """Encode, use the step, protect and pack one contribution, in this order: a step counts as
         used before any protected value exists, so that a failure cannot make it be used twice.
+
+        `noise_BD`: steps of fixed point to add; None: no noise.
         """
         values_BD = flat.matrix
         deviation = self._sum.agreement.noise
@@ -324,7 +326,7 @@ class SumContributor(Role, ABC):
             self._frames.require_here()
             secrets = self._export_secrets()  # or it refuses, and the role stays
             return {
-                "role": self._life,
+                "role": self._lifetime_id,
                 "times": self._times + 1,
                 "last": self._frames.export_step(),
                 "clipping": asdict(self.clipping),
@@ -333,8 +335,11 @@ class SumContributor(Role, ABC):
             }
 
     def import_state(self, state: Mapping[str, Any]) -> None:
-        """Become the role that `export_state` returned."""
-        self._life = state["role"]
+        """Become the role that `export_state` returned.
+
+        `state`: plain values by name.
+        """
+        self._lifetime_id = state["role"]
         self._times = state["times"]
         self.clipping = Clipping(**state["clipping"])
         self._noise_key = bytes.fromhex(state["noise"])
@@ -389,6 +394,8 @@ class SumCombiner(Role, ABC):
     ) -> Mapping[str, bytes]:
         """Take the contributions in a second round; return one request for each party asked.
 
+        `binding_digest`: what all must answer; None: compared with each other alone.
+
         Raises LocalProtocolError: the sum has one round; RemoteProtocolError: as `combine`.
         """
         del binding_digest
@@ -437,13 +444,13 @@ class SumReceiver(Role, ABC):
 
     _refused_step: int | None = None
 
-    def __init__(self, described: DescribedSum, frames: AgreedFrames, setup: Setup) -> None:
+    def __init__(self, secure_sum: DescribedSum, frames: AgreedFrames, setup: Setup) -> None:
         """Make the receiver's role; `counted` names all contributors until a sum says that it lacks
         some.
         """
         self._opening = threading.RLock()
-        self._sum = self.described = described
-        self.counted: Sequence[str] = described.agreement.contributors
+        self._sum = self.described = secure_sum
+        self.counted: Sequence[str] = secure_sum.agreement.contributors
         super().__init__(frames, setup)
 
     def start(self) -> Iterable[Outgoing]:
@@ -452,18 +459,20 @@ class SumReceiver(Role, ABC):
 
     @overload
     def decode(
-        self, combined: bytes, like: tuple[int, ...], binding: StepBinding | None = None
+        self, combined: bytes, template: tuple[int, ...], binding: StepBinding | None = None
     ) -> FloatArray: ...
 
     @overload
-    def decode(self, combined: bytes, like: Tree, binding: StepBinding | None = None) -> Tree: ...
+    def decode(
+        self, combined: bytes, template: Tree, binding: StepBinding | None = None
+    ) -> Tree: ...
 
-    def decode(self, combined: bytes, like: Any, binding: StepBinding | None = None) -> Any:
+    def decode(self, combined: bytes, template: Any, binding: StepBinding | None = None) -> Any:
         """Open the sum of all contributions to the step that `binding` names, one at a time.
 
         Args:
             combined: what the aggregator sent.
-            like: the shape that was asked for, for a new array; or an array, tensor or tree in
+            template: the shape that was asked for, for a new array; or an array, tensor or tree in
                 whose structure, types and device the sum comes.
             binding: what was asked; its step must be above all former ones. None: as in
                 `SumContributor.contribute`.
@@ -473,7 +482,7 @@ class SumReceiver(Role, ABC):
                 refused before.
             RemoteProtocolError: a frame of another step or shape, or a sum out of range.
         """
-        flat, shape = make_template(like)
+        flat, shape = make_template(template)
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         with self._opening:
             sum_BD = self._decode_sum(combined, flat, binding or self._frames.next_binding(flat))
@@ -484,6 +493,8 @@ class SumReceiver(Role, ABC):
     def _decode_sum(self, combined: bytes, flat: Flattened, binding: StepBinding) -> FloatArray:
         """Open one sum and return its real numbers, (B, D). Whatever the peer caused to fail
         destroys the secrets first, so that a reaction is seen once (see the class).
+
+        `combined`: what the aggregator sent.
         """
         rows, columns = flat.matrix.shape
         self._require_no_refusal()
@@ -538,20 +549,27 @@ class SumReceiver(Role, ABC):
         """Throw away what opens sums; called again, do nothing."""
 
 
-def make_template(like: Any) -> tuple[Flattened, tuple[int, ...] | None]:
-    """Return the form in which a sum is to come, and its sizes where `like` is a shape.
+def make_template(template: Any) -> tuple[Flattened, tuple[int, ...] | None]:
+    """Return the form in which a sum is to come, and its sizes where `template` is a shape.
 
-    `like` is a shape, an array or a tree of arrays. Raises LocalProtocolError: it is none of these.
+    `template` is a shape, an array or a tree of arrays. Raises LocalProtocolError: it is none of
+    these.
     """
-    sizes = like if isinstance(like, tuple | list) else (like,)
+    sizes = template if isinstance(template, tuple | list) else (template,)
     if not all(size is None or isinstance(size, Number) for size in sizes):
-        return flatten_tree(like), None
-    if sizes is not like or not like or not all(map(is_whole, like)) or min(like) < 1:
+        return flatten_tree(template), None
+    if (
+        sizes is not template
+        or not template
+        or not all(map(is_whole, template))
+        or min(template) < 1
+    ):
         raise LocalProtocolError(
-            f"the shape of a sum is numbers (rows, columns, ...) above 0, got {like!r}; or give an "
+            f"the shape of a sum is numbers (rows, columns, ...) above 0, got {template!r}; or "
+            "give an "
             "array, or a tree of arrays, in whose form the sum is to come"
         )
-    return flatten_tree(np.empty(like)), tuple(map(int, like))
+    return flatten_tree(np.empty(template)), tuple(map(int, template))
 
 
 def _clear_frames(error: BaseException) -> None:
@@ -568,12 +586,12 @@ class ReceivingCombiner(KeepsSecrets):
     Its `ask`, `combine` and `decode` are theirs.
     """
 
-    def __init__(self, described: SecureSum) -> None:
+    def __init__(self, secure_sum: SecureSum) -> None:
         """Join the receiver's and the combiner's roles of one sum in one party."""
-        self._receiver = described.make_receiver()
-        self._combiner = described.make_combiner()
-        self.described = described
-        self._me = described.agreement.receiver
+        self._receiver = secure_sum.make_receiver()
+        self._combiner = secure_sum.make_combiner()
+        self.described = secure_sum
+        self._me = secure_sum.agreement.receiver
         self._senders = set[str]()
         self.ask = self._combiner.ask
         self.combine = self._combiner.combine
@@ -593,6 +611,8 @@ class ReceivingCombiner(KeepsSecrets):
     def _route_outgoing(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
         """Deliver set-up messages from one of the two roles to the other here; yield those to
         contributors.
+
+        `outgoing`: messages by one of the two roles.
         """
         for out in outgoing:
             if out.receiver == self._me:  # a key holder tells the combiner under which key it adds
@@ -606,22 +626,24 @@ class ReceivingCombiner(KeepsSecrets):
 
 
 def role_of(
-    described: SecureSum, me: str
+    secure_sum: SecureSum, me: str
 ) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:
     """Return the role of `me`.
 
     Raises LocalProtocolError: no party of the agreement has that name.
     """
-    agreement = described.agreement
+    agreement = secure_sum.agreement
     if me == agreement.receiver == agreement.combiner:
-        return ReceivingCombiner(described)
+        return ReceivingCombiner(secure_sum)
     if me == agreement.receiver:
-        return described.make_receiver()
-    return described.make_combiner() if me == agreement.combiner else described.make_contributor(me)
+        return secure_sum.make_receiver()
+    return (
+        secure_sum.make_combiner() if me == agreement.combiner else secure_sum.make_contributor(me)
+    )
 
 
 def join_sum(
-    described: SecureSum,
+    secure_sum: SecureSum,
     me: str,
     *,
     send: Callable[[str, bytes], object],
@@ -633,7 +655,7 @@ def join_sum(
     (`apfed_protocols.seal.SealedLink`).
 
     Args:
-        described: the sum that all parties agreed on.
+        secure_sum: the sum that all parties agreed on.
         me: the receiver, the combiner or a contributor.
         send: carries bytes to the party that is named.
         receive: waits for the next setup message and returns (sender, bytes).
@@ -642,8 +664,8 @@ def join_sum(
         LocalProtocolError: no party of the agreement has that name.
         RemoteProtocolError: a peer's setup message is malformed or unexpected.
     """
-    agreement = described.agreement
-    role = role_of(described, me)
+    agreement = secure_sum.agreement
+    role = role_of(secure_sum, me)
     others = {agreement.receiver, agreement.combiner, *agreement.contributors} - {me}
     run_role(role, me, others, send=send, receive=receive)
     return role
@@ -659,6 +681,9 @@ def run_role(
 ) -> None:
     """Play one role with the others until it is finished. Raises RemoteProtocolError: a stranger
     wrote, or what the role raises.
+
+    `send`: carries bytes to the party that is named. `receive`: waits for the next message and
+    returns (sender, bytes).
     """
     for out in role.start():
         send(out.receiver, out.body)

@@ -38,11 +38,11 @@ SMALL_DEGREE = 2048
 """N, of a ring that takes 54 bits at 128-bit security, for half the bytes of a small batch."""
 # Of N uniform residues modulo q about N^2 / 2q repeat another one. More than a 16th do with
 # probability below 2^-100, for primes of 20 bits or more at any N.
-_MOST_REPEATED = 1 / 16
+_MAX_REPEATED = 1 / 16
 # About a 16th of N uniform residues lies in each 16th of their range. More than an 8th does with
 # probability below exp(-N / 39) (Chernoff's bound), 2^-70 from N = 2048 on.
 _RANGES = 16
-_MOST_IN_ONE = 1 / 8
+_MAX_IN_ONE = 1 / 8
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -74,7 +74,7 @@ def require_spread(key_2N: NDArray[np.uint64], modulus: int, *, sender: str) -> 
         residues_N = tested_N % np.uint64(modulus)
         repeated = degree - len(np.unique(residues_N))
         crowded = int(np.bincount(residues_N // np.uint64(modulus // _RANGES + 1)).max())
-        if repeated > degree * _MOST_REPEATED or crowded > degree * _MOST_IN_ONE:
+        if repeated > degree * _MAX_REPEATED or crowded > degree * _MAX_IN_ONE:
             raise RemoteProtocolError(
                 f"the public key from {sender} is no RLWE key: of {degree} residues of a "
                 f"polynomial, of the sum or difference of both, {repeated} repeat others, expected "
@@ -130,7 +130,10 @@ class SealForm:
 
     @classmethod
     def from_sample(cls, sample: Any, count: int) -> "SealForm":
-        """Learn the form from an object of this kind with `count` numbers, made here."""
+        """Learn the form from an object of this kind with `count` numbers, made here.
+
+        `sample`: SEAL's object.
+        """
         with scratch_file() as scratch:
             blob = scratch.save(sample)
         names = cls.decompress_object(blob)[: -_WORD.itemsize * count]
@@ -192,6 +195,8 @@ class Residues:
     def parse(self, blob: bytes, *, sender: str, count: int | None = None) -> Numbers:
         """Read `count` numbers, None: those of a whole ciphertext. Raises RemoteProtocolError:
         another size, or a number not below the modulus.
+
+        `blob`: bytes of one ciphertext.
         """
         count = self.count if count is None else count
         if len(blob) != count * self.width:
@@ -221,6 +226,8 @@ class SealContext(KeepsSecrets):
 def _make_transform_context(degree: int, modulus: int) -> tuple[Any, SealForm]:
     """Return a SEAL context modulo one prime, used for transforms only: nothing is encrypted under
     it.
+
+    `degree`: N, the ring degree.
     """
     parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
     parameters.set_poly_modulus_degree(degree)
@@ -235,6 +242,8 @@ def compute_coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
     """Return the coefficients of two polynomials that SEAL keeps as values at odd root powers.
 
     The second one is not zero: SEAL takes none such for a ciphertext.
+
+    `modulus`: q.
     """
     context, form = _make_transform_context(transformed_2N.shape[1], modulus)
     pair = seal.Ciphertext(context)
@@ -267,6 +276,9 @@ class SealCipher(ABC):
     def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
         """Make SEAL's context for these parameters. Raises LocalProtocolError: SEAL refuses them,
         as below 128-bit security.
+
+        `primes`: bits of the data prime and, if there are two, of the key-switching prime.
+        `degree`: N, the ring degree.
         """
         self._bits = bits
         self.degree = degree
@@ -360,7 +372,11 @@ class SealCipher(ABC):
     def encrypt(
         self, context: SealContext, slots_VS: NDArray[np.int64], last: int | None = None
     ) -> list[bytes]:
-        """Encrypt each row of numbers as one ciphertext."""
+        """Encrypt each row of numbers as one ciphertext.
+
+        `slots_VS`: V rows of S numbers. `last`: how many numbers of the last ciphertext are used;
+        None: all.
+        """
         fresh = seal.Ciphertext(self._seal)
         plain = seal.Plaintext()
         blobs = []
@@ -379,6 +395,8 @@ class SealCipher(ABC):
     ) -> list[bytes]:
         """Add the contributors' ciphertexts, `vectors` of each, residue by residue and without any
         key.
+
+        `last`: how many numbers of the last ciphertext are used; None: all.
         """
         for name, blobs in contributions.items():
             _require_count(blobs, vectors, name)
@@ -395,7 +413,10 @@ class SealCipher(ABC):
         return [whole] * (vectors - 1) + [whole if last is None else self.degree + last]
 
     def _add_vector(self, blobs: Mapping[str, bytes], count: int) -> bytes:
-        """Add one ciphertext of each contributor, of so many residues, modulo q."""
+        """Add one ciphertext of each contributor, of `count` residues, modulo q.
+
+        `blobs`: ciphertexts as bytes. `count`: residues of one ciphertext.
+        """
         modulus = np.uint64(self.residues.modulus)
         addends = (
             self.residues.parse(blob, sender=name, count=count) for name, blob in blobs.items()
@@ -421,6 +442,8 @@ class SealCipher(ABC):
         """Decrypt `vectors` ciphertexts to S numbers each, `last` of the last one, joined in order.
         Raises RemoteProtocolError: their number or residues are wrong, or SEAL cannot decrypt
         them.
+
+        `blobs`: ciphertexts as bytes.
         """
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
@@ -444,6 +467,9 @@ class SealCipher(ABC):
     ) -> list[Any]:
         """Turn a peer's residues into SEAL's ciphertexts. Raises RemoteProtocolError: their number
         or their residues are wrong.
+
+        `blobs`: ciphertexts as bytes. `vectors`: how many ciphertexts a contribution has. `last`:
+        how many numbers of the last ciphertext are used; None: all.
         """
         _require_count(blobs, vectors, sender)
         sizes = zip(blobs, self._count_sent(vectors, last), strict=True)
@@ -473,6 +499,8 @@ class SealCipher(ABC):
 def _require_count(blobs: Sequence[bytes], vectors: int, sender: str) -> None:
     """Raise RemoteProtocolError unless `sender` sent as many ciphertexts as its shape needs, and
     one at least.
+
+    `blobs`: ciphertexts as bytes. `vectors`: how many ciphertexts a contribution has.
     """
     if len(blobs) != vectors or not vectors:
         raise RemoteProtocolError(

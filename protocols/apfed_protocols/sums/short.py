@@ -34,7 +34,7 @@ from apfed_protocols.sums.fixed_point import (
     clip_rows,
 )
 from apfed_protocols.sums.interface import (
-    MOST_BITS,
+    MAX_BITS,
     USUAL_BITS,
     StepBinding,
     SumAgreement,
@@ -79,9 +79,9 @@ _SHORT: Mapping[str, str] = {
     "masked bfv": format_sum_name("bfv", "pairwise"),
 }
 _LOGGER = logging.getLogger(__name__)
-_LEAST_EXPONENT = -99
-_MOST_EXPONENT = 99
-_MOST_EARLY = 1024
+_MIN_EXPONENT = -99
+_MAX_EXPONENT = 99
+_MAX_EARLY = 1024
 _FITS = 101
 _DOES_NOT_FIT = 102
 _HEADROOM_EXPONENTS = 2
@@ -172,16 +172,18 @@ class SumSession(KeepsSecrets):
     """One sum, ready to be called, or to hand out its roles. Threads take turns.
 
     Attributes:
-        described: the sum and its agreement.
+        secure_sum: the sum and its agreement.
     """
 
-    def __init__(self, described: SecureSum, *, agreed: bool = True) -> None:
-        """Wrap a sum; `agreed` is False while its clip is still to be agreed."""
-        self.described = described
+    def __init__(self, secure_sum: SecureSum, *, agreed: bool = True) -> None:
+        """Start a session of a secure sum; `agreed` is False while its clip is still to be
+        agreed.
+        """
+        self.described = secure_sum
         self._agreed = agreed
         # What an agreement tells is not covered by the noise, so there is one of them.
-        self._agrees_anew = not agreed and described.agreement.noise is None
-        self._early: list[tuple[str, bytes]] = []
+        self._agrees_anew = not agreed and secure_sum.agreement.noise is None
+        self._early_messages: list[tuple[str, bytes]] = []
         self._turn = threading.Lock()
         self._step = 0
         self._left_out = set[str]()
@@ -235,6 +237,8 @@ class SumSession(KeepsSecrets):
     def _add_contributions(self, flat: Mapping[str, Flattened]) -> Any:
         """Run one step with all roles in this process and return the sum in the first contributor's
         form.
+
+        `flat`: each contributor's values as rows.
         """
         contributors, hub = self._roles
         first = next(iter(flat.values()))
@@ -451,7 +455,11 @@ class SumSession(KeepsSecrets):
         *,
         anew: bool,
     ) -> bool:
-        """Agree on a clip over links; return whether it changed."""
+        """Agree on a clip over links; return whether it changed.
+
+        `send`: carries bytes to the party that is named. `receive`: waits for the next message and
+        returns (sender, bytes). `anew`: whether a clip was agreed before.
+        """
         agreement = self.described.agreement
         names = agreement.contributors
         parties = {agreement.receiver, agreement.combiner, *names}
@@ -464,9 +472,9 @@ class SumSession(KeepsSecrets):
 
         def receive_of_agreement() -> tuple[str, bytes]:
             """Return the next message that is of this agreement; keep those that run ahead."""
-            for place, (sender, body) in enumerate(self._early):
+            for place, (sender, body) in enumerate(self._early_messages):
                 if agree.needs_message(sender, body):
-                    del self._early[place]
+                    del self._early_messages[place]
                     return sender, body
             while True:
                 sender, body = receive()
@@ -483,15 +491,19 @@ class SumSession(KeepsSecrets):
         send: Callable[[str, bytes], object],
         receive: Callable[[], tuple[str, bytes]],
     ) -> Role:
-        """Run the set-up; keep messages of one byte, which belong to the next agreement."""
+        """Run the set-up; keep messages of one byte, which belong to the next agreement.
+
+        `send`: carries bytes to the party that is named. `receive`: waits for the next message and
+        returns (sender, bytes).
+        """
 
         def receive_of_setup() -> tuple[str, bytes]:
             """Return the next message of the set-up; store one-byte messages, which belong to a
             clip agreement.
             """
-            for place, (_, body) in enumerate(self._early):
+            for place, (_, body) in enumerate(self._early_messages):
                 if len(body) != 1:
-                    return self._early.pop(place)
+                    return self._early_messages.pop(place)
             while True:
                 sender, body = receive()
                 if len(body) != 1:
@@ -503,14 +515,16 @@ class SumSession(KeepsSecrets):
     def _keep_early(self, me: str, sender: str, body: bytes) -> None:
         """Store a message that came before its agreement. Raises RemoteProtocolError: too many
         came.
+
+        `body`: the bytes of the message.
         """
-        if len(self._early) >= _MOST_EARLY:
+        if len(self._early_messages) >= _MAX_EARLY:
             raise RemoteProtocolError(
-                f"{sender} sent {me} {len(body)} bytes, after {_MOST_EARLY} messages that "
+                f"{sender} sent {me} {len(body)} bytes, after {_MAX_EARLY} messages that "
                 "belong to no agreement or set-up under way; contributions go another way than "
                 "what `receive` returns here"
             )
-        self._early.append((sender, body))
+        self._early_messages.append((sender, body))
 
     def resume_role(self, me: str, sealed: bytes, key: bytes, *, book: Book) -> SumContributor:
         """Resume the role that `suspend_role` sealed; see `apfed_protocols.sums.put_away`."""
@@ -574,20 +588,28 @@ class ClipAgreement(KeepsSecrets):
         told: Collection[str] | None = None,
         *,
         current: float | None = None,
-        bits: int = MOST_BITS,
+        bits: int = MAX_BITS,
     ) -> None:
-        """Prepare this party's report from its rows, if it has some; nothing is sent yet."""
+        """Prepare to agree on a clip bound: compute this party's report from its rows, if it has
+        some.
+
+        `contributors`: names of all that add. `matrix`: rows (B, D) to be added. `told`: the
+        parties that receive the reports; None: all contributors. `current`: the present clip where
+        it is agreed again; None: the first agreement.
+        """
         self.me = me
         self._contributors = tuple(contributors)
         self._recipients = sorted({*(contributors if told is None else told)} - {me})
         self._current = current
         self._own_exponent = None if matrix is None else _find_exponent(matrix)
-        self._fits: dict[str, bool] = {}
+        self._fits_by_contributor: dict[str, bool] = {}
         self._exponents: dict[str, int] = {}
         if self._own_exponent is not None and current is None:
             self._exponents[me] = self._own_exponent
         elif self._own_exponent is not None and current is not None:
-            self._fits[me] = _clip_still_fits(matrix, self._own_exponent, current, bits)
+            self._fits_by_contributor[me] = _clip_still_fits(
+                matrix, self._own_exponent, current, bits
+            )
 
     def start(self) -> Iterable[Outgoing]:
         """Return this party's first report: its exponent or, if there is a clip, whether it still
@@ -598,27 +620,29 @@ class ClipAgreement(KeepsSecrets):
         if self._current is None:
             return self._make_messages(self._own_exponent)
         return [
-            *self._make_messages(_FITS if self._fits[self.me] else _DOES_NOT_FIT),
+            *self._make_messages(_FITS if self._fits_by_contributor[self.me] else _DOES_NOT_FIT),
             *self._make_answers(),
         ]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         """Record a contributor's report, and send the own size if that has become necessary. Raises
         RemoteProtocolError: a stranger, a second report, or a number out of range.
+
+        `body`: the bytes of the message.
         """
         number = int.from_bytes(body[:1], "big", signed=True) if len(body) == 1 else None
-        asks = self._current is not None and sender not in self._fits
-        allowed = (_FITS, _DOES_NOT_FIT) if asks else range(_LEAST_EXPONENT, _MOST_EXPONENT + 1)
+        asks = self._current is not None and sender not in self._fits_by_contributor
+        allowed = (_FITS, _DOES_NOT_FIT) if asks else range(_MIN_EXPONENT, _MAX_EXPONENT + 1)
         if sender not in self._contributors or sender in self._exponents or number not in allowed:
             expected = "whether the clip still fits" if asks else "one exponent"
             raise RemoteProtocolError(
                 f"{sender} told {self.me} no size of its rows: expected {expected} of "
-                f"{_LEAST_EXPONENT}..{_MOST_EXPONENT} of each of {', '.join(self._contributors)}, "
+                f"{_MIN_EXPONENT}..{_MAX_EXPONENT} of each of {', '.join(self._contributors)}, "
                 f"got {len(body)} bytes"
             )
         assert number is not None
         if asks:
-            self._fits[sender] = number == _FITS
+            self._fits_by_contributor[sender] = number == _FITS
             return self._make_answers()
         self._exponents[sender] = number
         return ()
@@ -627,13 +651,15 @@ class ClipAgreement(KeepsSecrets):
         """Return whether this message is the next of its sender in this agreement.
 
         A party that has all replies continues, and its next messages may overtake others' replies.
+
+        `body`: the bytes of the message.
         """
         if sender not in self._contributors or sender in self._exponents:
             return False
-        if self._current is None or sender not in self._fits:
+        if self._current is None or sender not in self._fits_by_contributor:
             return True
         number = int.from_bytes(body[:1], "big", signed=True)
-        return len(body) == 1 and _LEAST_EXPONENT <= number <= _MOST_EXPONENT
+        return len(body) == 1 and _MIN_EXPONENT <= number <= _MAX_EXPONENT
 
     def _make_messages(self, number: int) -> list[Outgoing]:
         body = number.to_bytes(1, "big", signed=True)
@@ -643,18 +669,22 @@ class ClipAgreement(KeepsSecrets):
         """Send the own size once all contributors answered and C does not fit one of them."""
         if self._own_exponent is None or self.me in self._exponents or not self._has_all_replies:
             return []
-        if all(self._fits.values()):
+        if all(self._fits_by_contributor.values()):
             return []
         self._exponents[self.me] = self._own_exponent
         return self._make_messages(self._own_exponent)
 
     @property
     def _has_all_replies(self) -> bool:
-        return len(self._fits) == len(self._contributors)
+        return len(self._fits_by_contributor) == len(self._contributors)
 
     @property
     def is_finished(self) -> bool:
-        stays = self._current is not None and self._has_all_replies and all(self._fits.values())
+        stays = (
+            self._current is not None
+            and self._has_all_replies
+            and all(self._fits_by_contributor.values())
+        )
         return stays or len(self._exponents) == len(self._contributors)
 
     @property
@@ -662,9 +692,9 @@ class ClipAgreement(KeepsSecrets):
         """Return C, a power of two or the one so far. Raises LocalProtocolError: all values are
         zero.
         """
-        if self._current is not None and all(self._fits.values()):
+        if self._current is not None and all(self._fits_by_contributor.values()):
             return self._current
-        sizes = sorted(size for size in self._exponents.values() if size != _LEAST_EXPONENT)
+        sizes = sorted(size for size in self._exponents.values() if size != _MIN_EXPONENT)
         if not sizes and self._current is not None:
             return self._current
         if not sizes:
@@ -673,7 +703,7 @@ class ClipAgreement(KeepsSecrets):
             )
         median = sizes[(len(sizes) - 1) // 2]
         agreed = min(sizes[-1], median + _SWAY_EXPONENTS) + _HEADROOM_EXPONENTS
-        return float(2.0 ** min(agreed, _MOST_EXPONENT))
+        return float(2.0 ** min(agreed, _MAX_EXPONENT))
 
 
 def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> bool:
@@ -682,6 +712,8 @@ def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> b
 
     They are not if more than `TOO_MANY_CLIPPED` of the rows lie beyond it, or if they are
     `Clipping.too_small` and a smaller clip would help.
+
+    `matrix`: rows (B, D) to be added.
     """
     clipping = Clipping()
     FixedPoint(clip_norm=current, bits=bits, contributors=1).quantise_rows(
@@ -696,13 +728,15 @@ def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> b
 def _find_exponent(matrix: Any) -> int:
     """Return the least exponent e with every row's norm at most 2^e. Raises LocalProtocolError: it
     is beyond the largest clip.
+
+    `matrix`: rows (B, D) to be added.
     """
     clipping = Clipping()
     clip_rows(check_matrix(matrix), 1.0, clipping)
     largest = clipping.largest_norm
-    for exponent in range(_LEAST_EXPONENT, _MOST_EXPONENT + 1):
+    for exponent in range(_MIN_EXPONENT, _MAX_EXPONENT + 1):
         if largest <= 2.0**exponent:
             return exponent
     raise LocalProtocolError(
-        f"rows of norm {largest:.3g} are beyond the largest clip, 2^{_MOST_EXPONENT}; scale them"
+        f"rows of norm {largest:.3g} are beyond the largest clip, 2^{_MAX_EXPONENT}; scale them"
     )
