@@ -322,7 +322,7 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         return _ROW_STATEMENT if self.noise == "secret" else _SEED_STATEMENT
 
 
-class FrozenRows:
+class _FrozenRows:
     """Rows of numbers by position, in the order in which they came: two arrays that double, so that
     millions of rows need no Python object each.
     """
@@ -432,8 +432,8 @@ class FrozenGaussianGuard(GaussianGuard):
     name: ClassVar[str] = "frozen_gaussian"
 
     @cached_property
-    def _frozen(self) -> "FrozenRows":
-        return FrozenRows()
+    def _frozen(self) -> "_FrozenRows":
+        return _FrozenRows()
 
     def compute_scale(self, dimension: int) -> float:
         """Return the factor that brings a noisy row of `dimension` numbers back to about the clip

@@ -7,7 +7,7 @@ Run by: the experimenter. Files are complete even if the process is killed: see 
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -66,7 +66,7 @@ class PastAlignment(NamedTuple):
     people: "_People | None"
 
 
-_People: TypeAlias = tuple[tuple[object, ...], ...]
+_People: TypeAlias = tuple[Sequence[object], ...]
 
 
 def _list_people(tables: VerticalData) -> _People:
