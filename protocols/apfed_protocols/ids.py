@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import cache
-from itertools import chain, zip_longest
+from itertools import chain, tee, zip_longest
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
@@ -686,11 +686,11 @@ def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
     `texts`: some normalised IDs by party.
     """
     (first, first_texts), *others = texts.items()
-    first_texts = list(first_texts)
     for party, texts_of_party in others:
+        first_texts, compared = tee(first_texts)  # few are read, of however many
         first_looks = set[tuple[str, ...]]()
         party_looks = set[tuple[str, ...]]()
-        for first_text, party_text in zip_longest(first_texts, texts_of_party):
+        for first_text, party_text in zip_longest(compared, texts_of_party):
             first_looks |= set() if first_text is None else {_classify_parts(first_text)}
             party_looks |= set() if party_text is None else {_classify_parts(party_text)}
             if first_looks & party_looks:

@@ -191,10 +191,15 @@ class Forecast:
 
 def _find_common_rows(config: Config, data: VerticalData) -> Tensor:
     """Return the active's rows of people that all passives know; in pairwise mode, any passive."""
-    ids = [set(table.ids) for table in data.passives]
-    combine = set[str].union if config.alignment.mode == "pairwise" else set[str].intersection
-    common_ids = combine(*ids)
-    return torch.tensor([row for row, person in enumerate(data.active.ids) if person in common_ids])
+    active_N = _digest_ids(data.active)
+    are_known = [np.isin(active_N, _digest_ids(table)) for table in data.passives]
+    combine = np.any if config.alignment.mode == "pairwise" else np.all
+    return torch.from_numpy(np.flatnonzero(combine(are_known, axis=0)))
+
+
+def _digest_ids(table: PartyTable) -> NDArray[np.int64]:
+    """Return a digest of 64 bits of each ID, (N,), without keeping the IDs of mapped tables."""
+    return np.fromiter(map(hash, table.ids), np.int64, count=len(table.ids))
 
 
 def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:

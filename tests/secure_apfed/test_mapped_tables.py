@@ -1,7 +1,7 @@
 """Tables larger than memory are read by columns and blocks, with the result of those in memory."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from apfed_experiments import solo
+from apfed_protocols.ids import require_comparable
 from secure_apfed import run
 from secure_apfed.config import Config
 from secure_apfed.data import OwnData, load_data, load_own_tables, mapped_tables
@@ -326,3 +327,15 @@ def test_plan_of_more_rows_multiplies_the_costs_of_fewer(
     (limit,) = (warning for warning in many.warnings if "maximum_ids" in warning)
     assert "bank, shop: more rows than alignment.maximum_ids (10,000,000)" in limit
     assert "maximum_ids" not in " ".join(few.warnings)
+
+
+def test_parties_are_compared_by_few_of_their_ids() -> None:
+    taken = list[str]()
+
+    def give_ids(party: str) -> Iterator[str]:
+        for number in range(1000):
+            taken.append(party)
+            yield str(number)
+
+    require_comparable({party: give_ids(party) for party in ("bank", "shop", "clinic")})
+    assert taken == ["bank", "shop", "clinic"]
