@@ -69,6 +69,7 @@ _WIDE = 1024
 _LARGE_EPSILON = 10.0
 _MAX_FORECAST_BYTES = 2**31
 _MAX_PLANNED_ROWS = 10**6
+_SET_UP = (Kind.GREETING, Kind.SESSION, Kind.SIGNATURE, Kind.SUM_SETUP, Kind.READY)
 # Of a mapped table: the process without it, and bytes of a row in memory, measured as the peak at
 # 10 million rows; on disk bytes of a number (in its column, and as a feature), and of an ID (its
 # text, its digest and its place); seconds of reading a cell, measured on the same rows.
@@ -399,7 +400,9 @@ def _multiply_costs(
     labelled = multiply(planned.labelled_rows)
     most_labelled = active.rows if active.labelled is None else active.labelled
     links = tuple(
-        replace(link, messages=multiply(link.messages), wire_bytes=multiply(link.wire_bytes))
+        link
+        if link.kind in _SET_UP
+        else replace(link, messages=multiply(link.messages), wire_bytes=multiply(link.wire_bytes))
         for link in planned.links
     )
     too_many = [name for name, shape in shapes.items() if shape.rows > config.alignment.maximum_ids]
