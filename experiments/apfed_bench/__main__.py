@@ -14,7 +14,17 @@ from secure_apfed.console import terminal
 from secure_apfed.errors import ApfedError
 
 # Of benches, for the help, which loads none of them; a test compares.
-NAMES = ("exchange", "ids", "protected", "psi", "secure-sum", "startup", "transport", "user")
+NAMES = (
+    "exchange",
+    "ids",
+    "protected",
+    "psi",
+    "secure-sum",
+    "startup",
+    "tables",
+    "transport",
+    "user",
+)
 _ALL = "all"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from apfed_bench import apart, parties, secure_sum, user
+from apfed_bench import apart, parties, secure_sum, tables, user
 from apfed_bench.rows import Bench, Group, Row, clock_step, make_row
 from apfed_experiments.columns import Column, Table, write_text
 from apfed_experiments.machine import describe_machine
@@ -31,6 +31,7 @@ BENCHES: Mapping[str, Bench] = {
     "psi": apart.PSI,
     "secure-sum": secure_sum.BENCH,
     "startup": user.STARTUP,
+    "tables": tables.TABLES,
     "transport": parties.TRANSPORT,
     "user": user.USER,
 }

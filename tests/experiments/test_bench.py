@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from apfed_bench import __main__ as command
-from apfed_bench import apart, parties, psi_case, rows, secure_sum, user
+from apfed_bench import apart, parties, psi_case, rows, secure_sum, tables, user
 from apfed_bench.rows import Bench, Group, Row, interleave, make_row, median_ratio
 from apfed_bench.table import BENCHES, format_bench, load_measurement, run_benches
 from apfed_protocols.errors import LocalProtocolError
@@ -34,6 +34,7 @@ WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
     "psi": ("circuit-crypten/1000", apart, "_run_case", ["circuit"]),
     "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
     "startup": ("predict", user, "_measure_starts", [1]),
+    "tables": ("mapped/20000", tables, "compare_readings", [20_000]),
     "transport": ("grpc/*", parties, "_measure_apart", ["grpc/m3/b256"]),
     "user": ("votes/csv/*", user, "_measure_run", ["votes"]),
 }
