@@ -175,8 +175,7 @@ class Pace:
         if needed > seconds_left:
             raise OutOfTime(
                 f"{subject} {needed:.3g} s, and of seconds={self._budget:g} {seconds_left:.3g} s "
-                "are "
-                "left"
+                "are left"
             )
 
     def _report_progress(self, attack: int, *, passes: int) -> None:

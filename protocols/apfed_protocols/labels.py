@@ -97,8 +97,7 @@ def order_by_position(
     if names is not None:
         raise error(
             f"{subject}: its rows have labels ({_format_names(names)}), and rows go by position "
-            "here; "
-            "put them into the order of the other arrays and give .to_numpy()"
+            "here; put them into the order of the other arrays and give .to_numpy()"
         )
     return values if (order == np.arange(len(order))).all() else values.iloc[order]
 
@@ -123,8 +122,7 @@ def refuse_ambiguous_index(
     ):
         raise error(
             f"{subject}: the answer is positions from 0, and its index has such numbers as labels "
-            "of "
-            "other rows; give .reset_index(drop=True), or .to_numpy()"
+            "of other rows; give .reset_index(drop=True), or .to_numpy()"
         )
 
 
@@ -160,8 +158,7 @@ def _refuse_names(values: Any, subject: str) -> None:
     if hasattr(values, "dims") and len(getattr(values, "indexes", ())):
         raise LocalProtocolError(
             f"{subject} is a {type(values).__name__} with coordinates, which nobody compares; put "
-            "the "
-            "arrays of all into one order and give .values"
+            "the arrays of all into one order and give .values"
         )
     names = None if hasattr(values, "iloc") else column_names(values)
     if names is not None:

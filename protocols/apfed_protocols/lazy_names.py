@@ -71,8 +71,7 @@ def make_former_name(former: str, name: str) -> property:
     def read_attribute(owner: Any) -> Any:
         warnings.warn(
             f"{type(owner).__name__}.{former} is now {type(owner).__name__}.{name}; read it by "
-            "that "
-            "name, since the next minor version has it alone",
+            "that name, since the next minor version has it alone",
             DeprecationWarning,
             stacklevel=2,
         )

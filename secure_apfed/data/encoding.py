@@ -750,8 +750,8 @@ class ImageEncoding(Settings):
                 return images_NCHW[:, :, rows]
         raise DataError(
             f"{source}: expected images of {_format_shape(full_shape)} (channels x height x "
-            "width), or "
-            f"strips of {_format_shape(strip_shape)}, as arrays or flat ({math.prod(full_shape)} "
+            f"width), or strips of {_format_shape(strip_shape)}, as arrays or flat "
+            f"({math.prod(full_shape)} "
             f"or {math.prod(strip_shape)} columns); got "
             f"{_format_shape(values.shape[1:]) or 'single numbers'}"
         )

@@ -478,8 +478,7 @@ class MessageAssembler:
             return ""
         return (
             f"{self._peer} stopped midway in a message: {len(self._received_bytes)} of "
-            f"{self._total} bytes "
-            f"of {self.kind} came"
+            f"{self._total} bytes of {self.kind} came"
         )
 
     def add_part(self, part: bytes, kind: str, *, maximum: int = MAX_BYTES) -> bytes | None:

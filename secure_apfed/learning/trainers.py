@@ -573,8 +573,7 @@ def _require_finite(owner: str, subject: str, *results: Tensor | None) -> None:
         if result is not None and not bool(result.isfinite().all()):
             raise ModelError(
                 f"{owner}: its {subject} give NaN or infinite numbers on the first batch, before "
-                "any "
-                "step; look for a division by 0 or a logarithm in them, or at the weights that "
+                "any step; look for a division by 0 or a logarithm in them, or at the weights that "
                 "they begin with"
             )
 

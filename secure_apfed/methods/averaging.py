@@ -443,8 +443,8 @@ class Averaging(SumMethod):
             if offered.features != features:
                 raise RemoteProtocolError(
                     f"{name} has other features than {party.active}, or in another order: weights "
-                    "of "
-                    "different columns, kinds or categories would be averaged. Give both the same "
+                    "of different columns, kinds or categories would be averaged. Give both the "
+                    "same "
                     "columns in the same order and one encoding (data.parties.X.encoding)"
                 )
             facts = {"rows": offered.rows, "features": features}
@@ -468,8 +468,7 @@ class Averaging(SumMethod):
         if classes != len(party.data.classes):
             raise ConfigError(
                 f"{party.name} has labels of {len(party.data.classes)} classes, {contract.active} "
-                "of "
-                f"{classes}; name the same classes at all parties"
+                f"of {classes}; name the same classes at all parties"
             )
         agreed = SessionSum.from_contract(party, contract)
         sum_end = agreed.make_passive_end(people=len(_ONE))
@@ -537,7 +536,7 @@ def _require_own_sequences(party: PartyContext) -> None:
     if all(laid_out) and tuple(laid_out) != configured:
         raise ConfigError(
             f"model.sequences: the views {', '.join(party.data.views)} of {party.name} are "
-            "sequences "
-            f"of {', '.join(str([*shape]) for shape in laid_out if shape)}, in this order, got "
+            f"sequences of {', '.join(str([*shape]) for shape in laid_out if shape)}, in this "
+            "order, got "
             f"{', '.join(str([*shape]) for shape in configured) or 'none'}; say the same there"
         )

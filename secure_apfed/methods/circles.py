@@ -220,8 +220,7 @@ def warn_of_steps_without(party: PartyContext, contract: Contract) -> None:
         warnings.warn(
             f"nothing to do: before this session, steps from {first} on were answered without "
             f"{' and '.join(sorted(absent))}; {party.name} plays them alone now, so that no two "
-            "sums "
-            "tell what one passive adds",
+            "sums tell what one passive adds",
             LeftOutWarning,
             stacklevel=2,
         )
@@ -229,8 +228,7 @@ def warn_of_steps_without(party: PartyContext, contract: Contract) -> None:
         exception = "" if contract.restarts else ", where rules.restarts allows a new session"
         warnings.warn(
             f"nothing to do: {party.name} is left out from step {absent[party.name].first} on, "
-            "which "
-            "others answered without it before this session; it comes back at a "
+            "which others answered without it before this session; it comes back at a "
             f"checkpoint{exception}",
             LeftOutWarning,
             stacklevel=2,

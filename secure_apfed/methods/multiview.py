@@ -983,10 +983,9 @@ def _make_sequence_view(party: PartyContext, rows: Tensor, classes: int) -> Sequ
     if len(model.sequences) > 1:
         raise ConfigError(
             f"{_locate_model_setting(party)}.sequences: in method {settings.name} every party has "
-            "one view, "
-            f"got {len(model.sequences)} for {party.name}; name that of {party.name} alone, and "
-            "those "
-            "of passives in passives.X.model"
+            f"one view, got {len(model.sequences)} for {party.name}; name that of {party.name} "
+            "alone, and "
+            "those of passives in passives.X.model"
         )
     holds_labels = table.labels is not None
     labels_N = own_labels_of(party) if holds_labels else None

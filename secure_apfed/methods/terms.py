@@ -238,8 +238,8 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
         rule = f"rules.silent_passive {silent}" if silent else f"method {config.method.name}"
         raise ConfigError(
             f"secure_sum.threshold: under {rule} no step goes on without a passive, and "
-            f"{threshold} of "
-            f"{passives} would only open more to an active and an aggregator who work together; "
+            f"{threshold} of {passives} would only open more to an active and an aggregator who "
+            "work together; "
             "leave it out, or say rules.silent_passive: recover where the method can"
         )
     if 2 * threshold <= passives:

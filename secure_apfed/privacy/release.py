@@ -618,8 +618,7 @@ class PrivateContributions(_Charged):
         if numbers != self._numbers or 1 < self._rows_of_one_person < count:
             raise LocalProtocolError(
                 f"the account is of rows of {self._numbers} numbers, {self._rows_of_one_person} "
-                "of which a "
-                f"person moves, got a contribution of shape {tuple(sizes)}; make another"
+                f"of which a person moves, got a contribution of shape {tuple(sizes)}; make another"
             )
         return count
 

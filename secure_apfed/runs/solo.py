@@ -204,8 +204,8 @@ def _build_task(parts: _Parts, card: Path) -> Task:
     if parts.task not in TASKS or (parts.targets is None) is not bool(parts.classes):
         raise ModelError(
             f"{card} tells of task {quote_text(parts.task, maximum=40)}, {len(parts.classes)} "
-            "classes "
-            f"and {'no' if parts.targets is None else 'a'} scale of targets, which is no model of "
+            f"classes and {'no' if parts.targets is None else 'a'} scale of targets, which is no "
+            "model of "
             f"this version; tasks are {', '.join(TASKS)}: restore the file from a copy"
         )
     try:

@@ -290,8 +290,7 @@ def require_limits(
             values = [(key.path, key.value) for key in matches] or [(pattern, None)]
             wrong += [
                 f"{party}: {path} is {_format_value(value) if matches else 'not set in this run'}, "
-                "and "
-                f"{side}.{pattern} of {file} asks for {_format_value(limit)}"
+                f"and {side}.{pattern} of {file} asks for {_format_value(limit)}"
                 f"{_AT[side] if mark.less != 'other' else ' or what protects more'}: it protects "
                 f"{mark.whom} (less: {mark.means}); ask {ask} for other settings, or change "
                 f"{side}.{pattern} in {file}"

@@ -65,8 +65,7 @@ class Holder:
         if len(question) > maximum * POINT_BYTES:
             raise RemoteProtocolError(
                 f"{sender} asked about {len(question) // POINT_BYTES} IDs at once; at most "
-                f"{maximum} "
-                "are answered"
+                f"{maximum} are answered"
             )
         check_points(sender, question)
         return _truncate_points(
@@ -93,8 +92,7 @@ class Asker:
         if len(published) > maximum * POINT_BYTES:
             raise RemoteProtocolError(
                 f"{holder} sent {len(published) // POINT_BYTES} blinded IDs, more than the "
-                f"{maximum} "
-                "agreed"
+                f"{maximum} agreed"
             )
         check_points(holder, published)
         self._holder = holder

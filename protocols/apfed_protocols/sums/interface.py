@@ -283,8 +283,8 @@ ALTERED_SUM = (
     "Each reaction to an altered sum tells of the sum of one step, and each is about another "
     "number: as many sessions tell one as it has bits, ceil(log2(2 L + 1)) for sums up to L. With "
     f"three passives these are {_count_example_sessions(MAX_BITS, names_step=True)} at "
-    f"{MAX_BITS} bits a value, "
-    f"{_count_example_sessions(USUAL_BITS, names_step=True)} at {USUAL_BITS}."
+    f"{MAX_BITS} bits a value, {_count_example_sessions(USUAL_BITS, names_step=True)} at "
+    f"{USUAL_BITS}."
 )
 """`SumLeaks.altered` where what is sent belongs to one step."""
 ALTERED_CIPHERTEXT = (

@@ -566,8 +566,7 @@ def make_template(template: Any) -> tuple[Flattened, tuple[int, ...] | None]:
     ):
         raise LocalProtocolError(
             f"the shape of a sum is numbers (rows, columns, ...) above 0, got {template!r}; or "
-            "give an "
-            "array, or a tree of arrays, in whose form the sum is to come"
+            "give an array, or a tree of arrays, in whose form the sum is to come"
         )
     return flatten_tree(np.empty(template)), tuple(map(int, template))
 
