@@ -375,8 +375,10 @@ class SvdOwner(_SvdRole):
         self._masks: SvdMessage | None = None
 
     def take_masks(self, dealt: bytes) -> None:
-        """Take this owner's masks. Raises RemoteProtocolError: its rows of Q are not
-        orthonormal.
+        """Take this owner's masks: the seed of P, which mixes rows, and its rows of Q, which mixes
+        columns.
+
+        Raises RemoteProtocolError: its rows of Q are not orthonormal.
 
         `dealt`: the dealer's message.
         """

@@ -177,7 +177,9 @@ class CodeStudent(Student):
     def _score_held_out(self, task: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
         """Return scores of validation rows by a student whose teacher did not train on them.
 
-        None if no rows can be held out.
+        For each fold, the teacher without its labels predicts class probabilities (`likely_UK`) of
+        all rows, and a linear layer is fitted to them on the encoder's output (`phi_UD`); it scores
+        the fold. None if no rows can be held out.
         """
         parts = split_folds(self.labels, FOLDS, seed)
         if not parts:

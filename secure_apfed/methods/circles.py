@@ -69,7 +69,10 @@ class RunCircles(AnsweredCircles):
 
     @classmethod
     def from_own(cls, party: PartyContext) -> "RunCircles | None":
-        """Return the party's memory of circles; None: the party keeps no logs."""
+        """Return the party's record of circles, the passives that answered each step together.
+
+        None: the party keeps no logs.
+        """
         logs = party.secrets.logs
         if logs is None:
             return None
@@ -84,7 +87,10 @@ class RunCircles(AnsweredCircles):
         return f"{_STEP}{binding.step}", *super().make_marks(values_BD, binding)
 
     def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
-        """Return advice for an error: a step was requested in another circle than before.
+        """Return advice for an error: other passives take part in a step than when it was first
+        answered.
+
+        A circle is the set of passives that answered a step together.
 
         `earlier`: the circle of the first answer.
         """
@@ -112,7 +118,9 @@ class RunCircles(AnsweredCircles):
         self._record_step(step, circle, other_marks)
 
     def _record_step(self, step: int, circle: Sequence[str], marks: Sequence[str]) -> None:
-        """Store the circle of an answered step, and mark its request and answer."""
+        """Store the circle of an answered step (who answered it together), and the `marks` by which
+        its request and answer are recognised.
+        """
         self._circle_of_step.setdefault(step, tuple(circle))
         super().add_marks((f"{_STEP}{step}", *marks), circle)
 
@@ -132,7 +140,8 @@ class RunCircles(AnsweredCircles):
 
 
 def _parse_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str]]]:
-    """Yield step, circle and marks of each log line; skip a last line cut off by a crash.
+    """Yield from each log line its step, the passives that answered it together (circle), and the
+    digests of request and answer (marks); skip a last line cut off by a crash.
 
     An answer leaves only after its line is complete, so a cut line stands for no answer.
     """

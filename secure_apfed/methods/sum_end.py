@@ -431,8 +431,8 @@ class ActiveSum:
 
         `payload`: the request's bytes.
 
-        Raises PartyLeftError: the step's circle includes a passive that fell silent, see
-        `Contract.keep_to_circle`.
+        Raises PartyLeftError: the passives that first answered this step together (its circle)
+        include one that fell silent, so the step cannot be repeated.
         """
         self._keep_to_circle(step)
         for name in self.present:

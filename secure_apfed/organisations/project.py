@@ -627,7 +627,8 @@ def _write_answer(
     The party's own limits are checked, and `show` is called, before anything is written.
 
     `certificates`: folder with certificate.pem, key.pem and ca.pem of an organisation with an
-    authority of its own; None: a request is made.
+    authority of its own; None: a request is made. `columns`: whether the names of columns are
+    described, too. `show`: called with proposal, settings and the table's shape.
     """
     identity = PartyFolder(folder).load_identity()
     fields = dict[str, Any]()

@@ -99,7 +99,7 @@ class Compression(GradientDefence):
         """Return the batch with only its ceil(keep * B * D) largest numbers; of equal ones, the
         first.
 
-        `gradient_BD`: the batch's gradients.
+        `gradient_BD`: the batch's gradients. `leaving`: step, receiver and labels, not used here.
         """
         flat = gradient_BD.flatten()
         kept_numbers = math.ceil(self._keep * len(flat))

@@ -814,7 +814,7 @@ def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
     digest.
 
     The last frames of a session may be missing at the receiver; from any other difference on, the
-    logs disagree.
+    logs disagree. Frames are tuples (number of the log's opening, line number, line).
     """
     sent_frames = _iter_frames(sender.path, receiver.party, ("sent",))
     equal = equal_size = unreceived = unreceived_size = 0

@@ -119,7 +119,11 @@ class PseudoLabels(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess by the largest column of Z, and by probes on all its columns."""
+        """Guess labels from the pseudo-labels Z that were sent: by the largest column, by probes.
+
+        A probe is a classifier on all columns of Z, fitted to the rows whose label is known. Z of
+        the first epoch is a reference, that of the last epoch the main one.
+        """
         epochs = _list_epochs(view)
         combined = combine_epochs(collect_pseudo_labels, view, epochs)
         first = combined.pop("first")

@@ -143,7 +143,7 @@ def _find_target(run: LiveSession[Any]) -> Tensor:
 
 
 def _spoil_run(run: LiveSession[Any], harm: Harm, chosen_N: Tensor, seed: int) -> None:
-    """Let the adversary take the passive's place.
+    """Let the adversary take the passive's place: poison its votes, gradients or representations.
 
     `chosen_N`: people to be moved to the target class.
     """

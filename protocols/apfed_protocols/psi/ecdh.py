@@ -330,8 +330,8 @@ class EcdhMember(_EcdhRole):
         self._hub = hub
 
     def _run_role(self) -> Script:
-        """Blind the own IDs, return the tags of the hub's (shuffled where only the size opens), and
-        read what the hub opens.
+        """Run a member's script: send this party's blinded IDs, return the tags of the hub's IDs
+        (shuffled if only the size is revealed), and read which rows the hub reveals.
         """
         inbox = yield self._blind_ids([self._hub])
         tags = self._compute_tags(inbox, self._hub)

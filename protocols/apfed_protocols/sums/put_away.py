@@ -132,7 +132,10 @@ def resume_role(
 
 
 def _require_place(book: Book, me: str) -> None:
-    """Raise LocalProtocolError for a path that SQLite would not keep on the disk."""
+    """Refuse a record of resumed roles that SQLite would not keep on the disk.
+
+    It prevents that one stored role is resumed twice. Raises LocalProtocolError.
+    """
     if not isinstance(book, BookInMemory) and os.fsdecode(book) in ("", ":memory:"):
         raise LocalProtocolError(
             f"{me}: a book in memory forgets with its process which roles were taken up, and would "

@@ -450,7 +450,9 @@ class AnsweredCircles:
                 opened.execute(_CIRCLES_TABLE)
 
     def _find_circle(self, mark: str) -> tuple[str, ...] | None:
-        """Return the circle in which a question with this mark was answered; None: it never was."""
+        """Return the circle (contributors of the sum) in which a question with this mark (its
+        digest) was answered; None: it never was.
+        """
         if self._book is None:
             return self._circles.get(mark)
         with closing(sqlite3.connect(self._book)) as opened:
@@ -462,6 +464,9 @@ class AnsweredCircles:
     ) -> None:
         """Raise RemoteProtocolError if a question with one of these marks was answered in another
         circle.
+
+        A circle is the set of contributors whose values one sum adds; marks are digests by which a
+        repeated question or answer is recognised.
 
         `aggregator`: named in the error.
         """
@@ -477,8 +482,8 @@ class AnsweredCircles:
                 )
 
     def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
-        """Return the advice for a question that was answered in an earlier circle and now comes in
-        another.
+        """Return the advice for a question that was answered in a sum of other contributors
+        before.
         """
         del earlier, circle
         return "Ask another question in a new session, or the same circle"
@@ -488,8 +493,10 @@ class AnsweredCircles:
         return mark_question(values_BD, binding)
 
     def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
-        """Record these marks with their circle; on return they are on the disk, and an answer may
-        leave.
+        """Record the marks of a question (its digests) with its circle, the contributors of the
+        sum.
+
+        On return they are on the disk, and an answer may leave.
         """
         if self._book is None:
             for mark in marks:
