@@ -29,6 +29,7 @@ from secure_apfed.runs.keeper import table_digest
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import share_alignments
 from secure_apfed.settings.data import DataSettings, TableShape
+from tests.waiting import LONG_S
 
 ROWS = 700
 OPEN_SUM = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -358,3 +359,14 @@ def test_rows_of_a_query_are_mapped_too(tmp_path: Path) -> None:
     features: Any = mapped.table.features
     assert torch.equal(features[:], in_memory.table.features)
     assert tuple(mapped.table.ids) == in_memory.table.ids
+
+
+@pytest.mark.slow
+@OPEN_SUM
+def test_parties_in_processes_read_their_own_mapped_tables(
+    two_tables: Callable[[str], Config], tmp_path: Path
+) -> None:
+    result = run(two_tables("always"), tmp_path / "run", transport="local", timeout_s=LONG_S)
+    assert result.measures
+    copies = [path.name for path in (tmp_path / "run" / "parties").rglob("table.safetensors")]
+    assert copies == []
