@@ -74,7 +74,7 @@ _SET_UP = (Kind.GREETING, Kind.SESSION, Kind.SIGNATURE, Kind.SUM_SETUP, Kind.REA
 # 10 million rows; on disk bytes of a number (in its column, and as a feature), and of an ID (its
 # text, its digest and its place); seconds of reading a cell, measured on the same rows.
 _PROCESS_BYTES = 400 * 2**20
-_MAPPED_ROW_BYTES = 150
+_MAPPED_ROW_BYTES = 200
 _MAPPED_CELL_BYTES = 12
 _MAPPED_ID_BYTES = 80
 _READ_CELL_S = 8e-7
@@ -132,7 +132,7 @@ class TableCost:
     """The approximate memory and disk that a party's mapped table takes, in bytes.
 
     Attributes:
-        memory_bytes: at most, of its process, while the table is read.
+        memory_bytes: at most, of its process, mapped pages included.
         disk_bytes: at most, of temporary files and of the alignment, beside the table itself.
     """
 
