@@ -8,7 +8,7 @@ Letters: N rows, B rows of a batch.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
@@ -154,6 +154,17 @@ class LazyRows:
             item = self._convert(item)
         elif isinstance(item, tuple | list) and item:
             item = item[0]
+        if isinstance(item, Mapping):
+            raise DataError(
+                f"{self._party}: item {number} of its data set is a {type(item).__name__} with "
+                f"{', '.join(map(str, item))}; expected one tensor a row: return one of them, or "
+                "several as one, as torch.cat([item['x'], item['mask']]), which forward splits"
+            )
+        if isinstance(item, str | bytes):
+            raise DataError(
+                f"{self._party}: item {number} of its data set is a {type(item).__name__}; "
+                "expected one tensor a row: let the data set return the numbers of its tokens"
+            )
         try:
             row = torch.as_tensor(item, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:

@@ -181,6 +181,7 @@ def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
 
     Raises DataError: they are of another kind, or single numbers.
     """
+    _refuse_other_tables(rows, party=party)
     if isinstance(rows, np.memmap):  # larger than memory, perhaps
         is_plain = rows.dtype.kind in "biuf" and rows.ndim > 1
         return (
@@ -221,6 +222,33 @@ def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
         f"{party}: its rows are a {type(rows).__name__}; expected an array, a tensor, a pandas "
         "frame, a path, or a map-style data set with __len__ and __getitem__"
     )
+
+
+def _refuse_other_tables(rows: Any, *, party: str) -> None:
+    """Refuse tables that numbers cannot be read from as they are.
+
+    Raises DataError: says what to hand in.
+    """
+    kind = type(rows).__name__
+    if hasattr(rows, "toarray") and hasattr(rows, "nnz"):
+        raise DataError(
+            f"{party}: its rows are a sparse {kind}; expected dense rows: give rows.toarray()"
+        )
+    if isinstance(rows, np.ma.MaskedArray) and np.ma.is_masked(rows):
+        raise DataError(
+            f"{party}: its rows are a masked array with {int(np.ma.count_masked(rows))} hidden "
+            "cells; fill them, as rows.filled(0), or leave these rows and their IDs out"
+        )
+    if hasattr(rows, "to_pandas") and not isinstance(rows, pd.DataFrame | pd.Series):
+        raise DataError(
+            f"{party}: its rows are a {kind} of {type(rows).__module__.partition('.')[0]}; "
+            "expected a pandas frame: give rows.to_pandas()"
+        )
+    if isinstance(rows, np.ndarray) and rows.dtype.names:
+        raise DataError(
+            f"{party}: its rows are an array of records ({', '.join(rows.dtype.names)}); expected "
+            "numbers: give pandas.DataFrame(rows)"
+        )
 
 
 def _refuse_tensor(rows: Tensor) -> str:

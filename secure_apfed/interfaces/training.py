@@ -42,6 +42,7 @@ from secure_apfed.errors import ConfigError, DataError, ModelError, NoHelpWarnin
 from secure_apfed.learning.black_box import GradientSource, describe_black_boxes
 from secure_apfed.learning.descent import (
     EPOCH,
+    ActiveNetworks,
     MakeOptimizer,
     MakeScheduler,
     OwnSteps,
@@ -57,20 +58,25 @@ from secure_apfed.settings.data import TABLES
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.promises import list_epsilons
 from secure_apfed.settings.training import ModelSettings, TrainSettings
+from secure_apfed.solo.fitted import STUDENT_HEAD, FittedModel
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
 
-SchemeName: TypeAlias = Literal["ckks", "bfv", "masked", "recoverable", "crypten", "plain"]
+SchemeName: TypeAlias = Literal[
+    "ckks", "bfv", "masked bfv", "masked", "recoverable", "crypten", "plain"
+]
 _SUMS: Mapping[SchemeName, Mapping[str, str]] = {
     "ckks": {"scheme": "ckks"},
-    "bfv": {"scheme": "bfv", "masks": "pairwise"},
+    "bfv": {"scheme": "bfv"},
+    "masked bfv": {"scheme": "bfv", "masks": "pairwise"},
     "masked": {"scheme": "plain", "masks": "pairwise"},
     "recoverable": {"scheme": "plain", "masks": "recoverable"},
     "crypten": {"scheme": "crypten"},
     "plain": {"scheme": "plain"},
 }
-"""Everyday names of secure sums; a mapping says more (`secure_sum` of a run's YAML file)."""
+"""Everyday names of secure sums, those of `secure_apfed.secure_sum`; a mapping says more
+(`secure_sum` of a run's YAML file)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +290,8 @@ class TrainingResult:
         attacks: results of the requested attacks.
         test_rows: positions of the active's test rows, int64.
         black_boxes: the passives with a black-box gradient.
+        model_is: what `model` is, in words: the active's own modules or, where validation chose it,
+            local models or an average with them.
 
     Examples:
         >>> import torch
@@ -305,10 +313,15 @@ class TrainingResult:
     attacks: "tuple[AttackResult, ...]" = field(default=(), repr=False)
     test_rows: Tensor = field(repr=False)
     black_boxes: tuple[str, ...] = ()
+    model_is: str = ""
 
     @property
     def model(self) -> nn.Sequential:
-        """The network rows -> class scores (B, K); its two parts are the active's own modules.
+        """The network that was measured, rows -> class scores (B, K).
+
+        Its two parts are the active's own modules, unless `model_is` says otherwise: where a
+        student learns from votes, validation may choose a local model, or an average with copies
+        of the modules.
 
         Raises ModelError: every party is needed to predict.
         """
@@ -353,6 +366,8 @@ class TrainingResult:
             lines.append(f"gain over the better of them: {self.gain:+.3f} (one run shows no gain)")
         if self.not_tried:
             lines.append(f"not tried: {self.not_tried}")
+        if self.networks is not None:
+            lines.append(f"the model is {self.model_is}")
         lines += [
             f"{title}: epsilon {value:g}" if math.isfinite(value) else f"{title}: no guarantee"
             for title, value in self.epsilon.items()
@@ -370,6 +385,31 @@ class TrainingResult:
 
         headlines = headlines_by_direction(self.attacks, self.run.recording.config)
         return [f"{headline.direction.title}: {headline.text}" for headline in headlines]
+
+
+class PredictingNetwork(nn.Sequential):
+    """An encoder and a head, which take rows of any precision."""
+
+    def forward(self, rows_B: Tensor) -> Tensor:
+        """Return class scores (B, K)."""
+        weights = [*self.parameters(), *self.buffers()]
+        dtype = next((one.dtype for one in weights if one.is_floating_point()), rows_B.dtype)
+        scores_BK: Tensor = super().forward(rows_B.to(dtype))
+        return scores_BK
+
+
+def _describe_model(networks: ActiveNetworks | None, active: Active) -> str:
+    """Return what the model that predicts is, in words; "" where there is none."""
+    if networks is None:
+        return ""
+    trained = "a built-in network" if active.encoder is None else "your own network"
+    if isinstance(networks.encoder, FittedModel):
+        return f"local models that learnt the labels, in place of {trained}"
+    if not any(isinstance(part, FittedModel) for part in networks.modules()):
+        return trained
+    if any(name.endswith(STUDENT_HEAD) for name, _ in networks.named_modules()):
+        return f"the average of {trained} (a copy) and the best local models"
+    return f"local models of the rows, or of what {trained} makes of them"
 
 
 @isolate_torch_modes()
@@ -402,7 +442,8 @@ def train(
         on_progress: called with each `Progress`.
         method: a key of `secure_apfed.methods.METHODS` that trains networks by steps.
         alignment: the protocol that finds the common people, or the section `alignment`.
-        secure_sum: ckks, bfv, masked, recoverable, crypten or plain, or the section `secure_sum`.
+        secure_sum: ckks, bfv, masked bfv, masked, recoverable, crypten or plain, each the sum that
+            the function `secure_apfed.secure_sum` makes by this name; or the section `secure_sum`.
         guard: `FrozenGaussian`, `Gaussian`, or the section `guard`; None: no guarantee for what the
             active sends.
         optimizer: of every party without its own: sgd, adam, adamw, or a function of the list of
@@ -489,7 +530,7 @@ def train(
     networks = result.own_networks
     model = None
     if networks is not None:
-        model = nn.Sequential(networks.encoder, networks.head).eval()
+        model = PredictingNetwork(networks.encoder, networks.head).eval()
     trained = TrainingResult(
         networks=model,
         classes=classes,
@@ -497,6 +538,7 @@ def train(
         attacks=_run_attacks(config, place, result),
         test_rows=data.test_rows,
         black_boxes=tuple(party.name for party in passives if party.gradient is not None),
+        model_is=_describe_model(networks, active),
     )
     return _compare_locally(trained, config, data, fresh) if baselines else trained
 
@@ -838,6 +880,12 @@ def _read_labels(active: Active) -> tuple[Tensor, tuple[Any, ...]]:
             f"{active.name}: {len(active.ids)} IDs, but {len(column)} labels; give one a row, None "
             "where it is not known"
         )
+    blank = [value for value in column if isinstance(value, str) and not value.strip()]
+    if blank:
+        raise DataError(
+            f"{active.name}: {len(blank)} of its labels are empty texts; give None where a label "
+            "is not known, or name this class"
+        )
     known = column.dropna()
     fractions = [
         value for value in known if isinstance(value, float | np.floating) and value % 1 != 0
@@ -875,10 +923,16 @@ def _make_table(
             f"{party.name}: its IDs are a {type(party.ids).__name__}, which has no order; give the "
             "list or column whose k-th ID belongs to the k-th row"
         )
+    if isinstance(party.ids, pd.DataFrame):
+        raise DataError(
+            f"{party.name}: its IDs are a DataFrame; expected one ID a row: give its column, as "
+            f"frame[{str(next(iter(party.ids.columns), 'id'))!r}]"
+        )
     ids = tuple(id_texts(party.ids, party=party.name, subject="its IDs", strip=True, key="ids"))
     _require_one_order(party)
     if isinstance(party.rows, pd.DataFrame):
         _require_rows(party, len(ids), party.rows)
+        _refuse_ids_among_columns(party, ids, party.rows)
     features, encoding = _read_rows(party, fitted)
     _require_rows(party, len(ids), features)
     return PartyTable(party.name, ids, features, labels, encoding)
@@ -906,6 +960,22 @@ def _require_one_order(party: Active | Passive) -> None:
                 f"{party.name}: its {one} and its {other} have the same index in different orders, "
                 f"and rows belong together by their places; give the {other} as "
                 f"{other.lower()}.loc[{one.lower()}.index]"
+            )
+
+
+def _refuse_ids_among_columns(
+    party: Active | Passive, ids: Sequence[str], rows: pd.DataFrame
+) -> None:
+    """Refuse a frame with a column that holds the IDs, which would be learnt as a feature.
+
+    Raises DataError: names the column.
+    """
+    for place, name in enumerate(rows.columns):
+        pairs = zip(rows.iloc[:, place], ids, strict=True)
+        if len(ids) > 1 and all(str(cell).strip() == own for cell, own in pairs):
+            raise DataError(
+                f"{party.name}: column {name} of its frame holds its IDs, from which nothing can "
+                f"be learnt; leave it out, as rows.drop(columns={name!r})"
             )
 
 

@@ -194,7 +194,14 @@ class OwnCode:
         modules: dict[str, Any] = {
             name: part for name, part in parts.items() if isinstance(part, nn.Module)
         }
-        return replace(self, **copy.deepcopy(modules))
+        try:
+            return replace(self, **copy.deepcopy(modules))
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"{' and '.join(modules)}: no copy can be made of it, with which it is compared "
+                f"untrained: {type(error).__name__}: {error}; hand in a function that makes it, "
+                "or remove what is no leaf of its graph, as by torch.nn.utils.prune.remove"
+            ) from error
 
     def find_family(self) -> "OwnFamily | None":
         """Return the party's own networks as a family; None: it brings none."""
@@ -348,6 +355,10 @@ class FreshFamily(OwnFamily):
         return pair.make_head(size, classes, settings)
 
 
+_IN_PLACE = "leaf Variable that requires grad is being used in an in-place"
+_CHANGES_Z = "its loss changes z in place; take z.clone(), or operations that do not end in _"
+
+
 class OwnObjective(Objective):
     """A passive's own loss; its results are checked at each call."""
 
@@ -376,37 +387,14 @@ class OwnObjective(Objective):
         """
         version = z_BD._version
         gradient = z_BD.grad
-        try:
-            loss = self._loss(z_BD, features_B)
-        except (ApfedError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise ModelError(
-                f"{self._owner}: its loss failed on z of shape {tuple(z_BD.shape)} and own rows of "
-                f"shape {tuple(features_B.shape)}: {type(error).__name__}: {error}; it is called "
-                "as loss(z, own rows), and model.projection says how many numbers z has"
-            ) from error
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ModelError(
-                f"{self._owner}: its loss returns one number, the mean over the rows of the batch; "
-                f"got {got}; end it with .mean()"
-            )
-        if loss.is_complex():
-            raise ModelError(
-                f"{self._owner}: its loss is a complex number, and no gradient can be taken of it; "
-                "end it with .abs() or .real"
-            )
+        loss = self._require_number(self._call_loss(z_BD, features_B))
         if z_BD.grad is not gradient:
             raise ModelError(
                 f"{self._owner}: its loss calls backward() itself, which is done for it; return "
                 "the loss alone"
             )
         if z_BD._version != version:
-            raise ModelError(
-                f"{self._owner}: its loss changes z in place; take z.clone(), or operations that "
-                "do not end in _"
-            )
+            raise ModelError(f"{self._owner}: {_CHANGES_Z}")
         if z_BD.requires_grad and not loss.requires_grad:
             raise ModelError(
                 f"{self._owner}: its loss does not depend on z, or detaches it, so that no "
@@ -418,6 +406,41 @@ class OwnObjective(Objective):
                 "loss"
             )
         return loss.reshape(())
+
+    def _call_loss(self, z_BD: Tensor, features_B: Tensor) -> Any:
+        """Return the result of the loss. Raises ModelError: it fails, or changes z in place."""
+        try:
+            return self._loss(z_BD, features_B)
+        except (ApfedError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if _IN_PLACE in str(error):
+                raise ModelError(f"{self._owner}: {_CHANGES_Z}") from error
+            raise ModelError(
+                f"{self._owner}: its loss failed on z of shape {tuple(z_BD.shape)} and own rows of "
+                f"shape {tuple(features_B.shape)}: {type(error).__name__}: {error}; it is called "
+                "as loss(z, own rows), and model.projection says how many numbers z has"
+            ) from error
+
+    def _require_number(self, loss: Any) -> Tensor:
+        """Return the loss if it is one real number. Raises ModelError: says what it is."""
+        if isinstance(loss, tuple | list | Mapping):
+            raise ModelError(
+                f"{self._owner}: its loss returns a {type(loss).__name__} of {len(loss)}; expected "
+                "one number, the mean over the rows of the batch: return the loss alone"
+            )
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ModelError(
+                f"{self._owner}: its loss returns one number, the mean over the rows of the batch; "
+                f"got {got}; end it with .mean()"
+            )
+        if loss.is_complex():
+            raise ModelError(
+                f"{self._owner}: its loss is a complex number, and no gradient can be taken of it; "
+                "end it with .abs() or .real"
+            )
+        return loss
 
 
 def refuse_code(config: RunSettings, *, source: str) -> None:
@@ -615,6 +638,11 @@ def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
             f"{', '.join(arguments)} that it names: give other arguments defaults, or hand in the "
             "module that it makes"
         ) from error
+    if isinstance(module, nn.Module) and "_parameters" not in vars(module):
+        raise ModelError(
+            f"{name} makes a module whose __init__ does not begin with super().__init__(), so "
+            "that it has no parameters; call it first"
+        )
     if not isinstance(module, nn.Module):
         raise ModelError(
             f"{name} makes a {type(module).__name__}, expected an nn.Module; return the network"

@@ -12,12 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from secure_apfed import Active, Contrastive, FrozenGaussian, Passive, Reconstruction, load_model
+from secure_apfed import (
+    Active,
+    Contrastive,
+    FrozenGaussian,
+    Passive,
+    Reconstruction,
+    load_model,
+    secure_sum,
+)
 from secure_apfed.config import Config
 from secure_apfed.data.lazy_rows import LazyRows
 from secure_apfed.data.records import VerticalData
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.interfaces.training import _make_data, train
+from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.interfaces.training import _SUMS, _make_data, train
 from secure_apfed.learning.own_code import (
     CodeSettings,
     OwnCode,
@@ -26,7 +35,7 @@ from secure_apfed.learning.own_code import (
 )
 from secure_apfed.runs.run import run, run_in_memory
 from secure_apfed.settings.plugins import import_code
-from secure_apfed.settings.training import OwnLossSettings
+from secure_apfed.settings.training import OwnLossSettings, SumSettings
 from tests.secure_apfed.small_runs import small_config
 
 N = 120
@@ -147,7 +156,16 @@ def test_own_modules_are_trained_and_returned(kind: str) -> None:
     assert 0 <= result.score <= 1
 
 
-@pytest.mark.parametrize("secure_sum", ["plain", "masked", "ckks", "bfv"])
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.parametrize("name", _SUMS)
+def test_a_sum_has_one_meaning_by_its_name(name: Any) -> None:
+    """`train(secure_sum=name)` adds as the function `secure_sum(name)` does."""
+    settings = SumSettings.model_validate(_SUMS[name])
+    channel = secure_sum(name, ["a", "b"], to="clinic", by="notary", clip=1)
+    assert type(channel.described) is sum_kind(settings)
+
+
+@pytest.mark.parametrize("secure_sum", ["plain", "masked", "ckks", "bfv", "masked bfv"])
 def test_every_sum_takes_them(secure_sum: str) -> None:
     result = train(
         make_active(), [make_passive(), make_passive("b")], **{**QUICK, "secure_sum": secure_sum}
@@ -167,6 +185,45 @@ def test_other_methods_that_train_networks_take_them(method: str, head: int) -> 
         **{**QUICK, "method": method, "model": {"projection": "none", "representation": 6}},
     )
     assert 0 <= result.score <= 1
+
+
+# By method: its settings, the own head's inputs, and what `result.model` is.
+PREDICT_ALONE: Mapping[str, tuple[Any, dict[str, Any], str]] = {
+    "apfed": ("apfed", {}, "your own network"),
+    "apfed_r": ("apfed_r", {}, "your own network"),
+    "single_view": ("single_view", {}, "your own network"),
+    "joint_teacher_sum": ("joint_teacher_sum", {}, "your own network"),
+    "votes that help": ("votes", {}, "your own network"),
+    "votes of noise": ("votes", {}, "the average of your own network (a copy) and the best local"),
+    "votes that are judged": ({"name": "votes", "help": "judged"}, {}, ""),
+    "votes, always": ({"name": "votes", "help": "always"}, {}, "your own network"),
+    "votes_randomised": ({"name": "votes_randomised", "epsilon": 4}, {}, ""),
+    "votes_encrypted": ("votes_encrypted", {}, ""),
+    "labels after": ("apfed", {"train": {"labels": "after"}}, "local models"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning")
+@pytest.mark.parametrize("case", PREDICT_ALONE)
+def test_the_model_predicts_what_the_run_reports(case: str) -> None:
+    method, changes, model_is = PREDICT_ALONE[case]
+    sends = method == "joint_teacher_sum"
+    rows = draw(N, 4, seed=5) if "noise" in case else ROWS[:, 4:]
+    passives = [
+        make_passive(name, rows=rows, encoder=nn.Linear(4, 6) if sends else None)
+        for name in ("lab", "b")
+    ]
+    model = {"projection": 2} if "apfed" in str(method) else {"representation": 6}
+    settings = {**QUICK, "method": method, "labelled": 40, "model": model, **changes}
+    active = make_active()
+    result = train(active, [] if method == "single_view" else passives, **settings)
+    said = next(iter(result.run.said.values()))
+    with torch.no_grad():
+        scores = result.model(active.rows[result.test_rows])
+    assert scores.double().softmax(1).numpy() == pytest.approx(said.scores, abs=1e-6)
+    assert result.model_is.startswith(model_is)
+    assert f"the model is {result.model_is}" in result.report
+    assert (result.model[0] is active.encoder) == (result.model_is == "your own network")
 
 
 def test_where_all_parties_predict_no_model_is_left() -> None:

@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.prune import l1_unstructured
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset
 
 from secure_apfed import Contrastive, FrozenGaussian, Reconstruction
@@ -219,17 +222,94 @@ class OfWeights(nn.Module):
         return self.layer(x).square().mean()
 
 
+class ListOut(Net):
+    def forward(self, x: Tensor) -> Any:
+        return [self.layer(x)]
+
+
+class ArrayOut(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x).detach().numpy()
+
+
+class HalfOut(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x).half()
+
+
+class TwoInputs(Net):
+    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+        return self.layer(x) * mask
+
+
+class ScalesRows(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x.mul_(2))
+
+
+class PackedMask(Net):
+    """An encoder of two inputs that stand side by side in a row."""
+
+    def forward(self, x: Tensor) -> Any:
+        values, mask = x.chunk(2, dim=1)
+        return self.layer(torch.cat([values, values * mask], dim=1))
+
+
+class NoBase(nn.Module):
+    def __init__(self) -> None:  # without super().__init__()
+        pass
+
+
+class Centred(nn.Module):
+    """A loss with a running mean of what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(2))
+
+    def forward(self, z: Tensor, x: Tensor) -> Any:
+        self.centre = 0.9 * self.centre + 0.1 * z.detach().mean(0)
+        return (z - self.centre).square().mean()
+
+
+class Items(Rows):
+    """A data set whose items are made of rows by a function."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+        super().__init__(ROWS[:, 4:])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(self.rows[index])
+
+
 class Logarithm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return (-x.square()).log()
+
+
+def triplet(z: Tensor, x: Tensor) -> Tensor:
+    """Return a triplet loss: near own rows shall have near z, far ones far."""
+    apart_BB = torch.cdist(x, x).fill_diagonal_(math.inf)
+    near = z[apart_BB.argmin(1)]
+    far = z[apart_BB.fill_diagonal_(0).argmax(1)]
+    loss: Tensor = F.triplet_margin_loss(z, near, far)
+    return loss
+
+
+def make_read_only(rows: Tensor) -> "np.ndarray[Any, Any]":
+    array: np.ndarray[Any, Any] = rows.numpy().copy()
+    array.setflags(write=False)
+    return array
 
 
 HOLED = ROWS[:, 4:].clone()
 HOLED[3, 2] = math.nan
 SHARED = nn.Linear(4, 6)
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.simplefilter("ignore")
     SCRIPTED = torch.jit.script(nn.Linear(4, 6))
+    QUANTISED = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 6)), {nn.Linear})
 MISUSES: Mapping[
     str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], type[Exception], str]
 ] = {
@@ -876,6 +956,231 @@ MISUSES: Mapping[
         "train.batch_size: expected a number >=",
     ),
     "half a pass": ({}, {}, {"epochs": 1.5}, ConfigError, "train.epochs: expected a whole number"),
+    "encoder returns a list": (
+        {"encoder": ListOut()},
+        {},
+        {},
+        ModelError,
+        "clinic: its encoder: .*ListOut made list",
+    ),
+    "encoder returns an array": (
+        {"encoder": ArrayOut()},
+        {},
+        {},
+        ModelError,
+        "clinic: its encoder: .*ArrayOut made ndarray",
+    ),
+    "encoder returns half precision": (
+        {"encoder": HalfOut()},
+        {},
+        {},
+        ModelError,
+        "clinic: its network on rows .*but got Half and Float",
+    ),
+    "encoder of two inputs": (
+        {"encoder": TwoInputs()},
+        {},
+        {},
+        ModelError,
+        "clinic: its encoder: TwoInputs .*'mask'.*forward takes them alone",
+    ),
+    "encoder of complex weights": (
+        {"encoder": nn.Linear(4, 6, dtype=torch.complex64)},
+        {},
+        {},
+        ModelError,
+        "clinic: its encoder: .*Linear made torch.complex64",
+    ),
+    "encoder is a list of layers": (
+        {"encoder": nn.ModuleList([nn.Linear(4, 6)])},
+        {},
+        {},
+        ModelError,
+        'clinic: its encoder: ModuleList .*"forward"',
+    ),
+    "encoder is a list of weights": (
+        {"encoder": nn.ParameterList([nn.Parameter(torch.ones(4, 6))])},
+        {},
+        {},
+        ModelError,
+        "clinic: its encoder: ParameterList .*should not be called",
+    ),
+    "encoder of words": (
+        {"encoder": nn.Embedding(10, 6)},
+        {},
+        {},
+        ModelError,
+        "clinic: its encoder: Embedding .*Long, Int; but got torch.FloatTensor",
+    ),
+    "encoder is an LSTM": (
+        {"encoder": nn.LSTM(4, 6)},
+        {},
+        {},
+        ModelError,
+        "clinic: its encoder: .*LSTM made tuple",
+    ),
+    "encoder without its base": (
+        {"encoder": NoBase},
+        {},
+        {},
+        ModelError,
+        r"NoBase makes a module whose __init__ does not begin with super\(\).__init__\(\)",
+    ),
+    "encoder with pruned weights": (
+        {"encoder": l1_unstructured(nn.Linear(4, 6), "weight", 0.5)},
+        {},
+        {},
+        ConfigError,
+        "encoder and head: no copy can be made .*torch.nn.utils.prune.remove",
+    ),
+    "encoder is quantised": (
+        {"encoder": QUANTISED},
+        {},
+        {},
+        ConfigError,
+        "clinic: encoder: state_dict.. of Sequential has 0._packed_params.dtype, a dtype",
+    ),
+    "loss returns a tuple": (
+        {},
+        {"loss": lambda z, x: (z.mean(), {})},
+        {},
+        ModelError,
+        "lab: its loss returns a tuple of 2; expected one number, .*return the loss alone",
+    ),
+    "loss returns a dictionary": (
+        {},
+        {"loss": lambda z, x: {"loss": z.mean()}},
+        {},
+        ModelError,
+        "lab: its loss returns a dict of 1; expected one number",
+    ),
+    "loss changes z by an operation in place": (
+        {},
+        {"loss": lambda z, x: z.relu_().mean()},
+        {},
+        ModelError,
+        r"lab: its loss changes z in place; take z.clone\(\)",
+    ),
+    "loss of numpy": (
+        {},
+        {"loss": lambda z, x: torch.tensor(z.detach().numpy().mean())},
+        {},
+        ModelError,
+        "lab: its loss does not depend on z, or detaches it",
+    ),
+    "loss of three": (
+        {},
+        {"loss": nn.TripletMarginLoss()},
+        {},
+        ModelError,
+        r"lab: its loss failed .*'negative'; it is called as loss\(z, own rows\)",
+    ),
+    "a data set of dictionaries": (
+        {},
+        {"rows": Items(lambda row: {"x": row, "mask": row > 0})},
+        {},
+        DataError,
+        r"lab: item 0 of its data set is a dict with x, mask; .*torch.cat\(\[item\['x'\]",
+    ),
+    "a data set of texts": (
+        {},
+        {"rows": Items(lambda row: "a note")},
+        {},
+        DataError,
+        "lab: item 0 of its data set is a str; .*numbers of its tokens",
+    ),
+    "a sparse matrix of scipy": (
+        {},
+        {"rows": csr_matrix(ROWS[:, 4:].numpy())},
+        {},
+        DataError,
+        r"lab: its rows are a sparse csr_matrix; .*rows.toarray\(\)",
+    ),
+    "a masked array": (
+        {},
+        {"rows": np.ma.masked_less(ROWS[:, 4:].numpy(), -1)},
+        {},
+        DataError,
+        r"lab: its rows are a masked array with \d+ hidden cells; fill them",
+    ),
+    "an array of records": (
+        {},
+        {"rows": frame_of(*"abcd").to_records(index=False)},
+        {},
+        DataError,
+        r"lab: its rows are an array of records \(a, b, c, d\); .*pandas.DataFrame\(rows\)",
+    ),
+    "a table of Arrow": (
+        {},
+        {"rows": pyarrow.Table.from_pandas(frame_of(*"abcd"))},
+        {},
+        DataError,
+        r"lab: its rows are a Table of pyarrow; .*rows.to_pandas\(\)",
+    ),
+    "a nullable column with a hole": (
+        {},
+        {"rows": frame_of(*"abcd").mask(frame_of(*"abcd") > 2).convert_dtypes()},
+        {},
+        DataError,
+        "lab: empty cells in",
+    ),
+    "IDs among the columns": (
+        {},
+        {"rows": frame_of(*"abcd").assign(person=IDS)},
+        {},
+        DataError,
+        r"lab: column person of its frame holds its IDs, .*rows.drop\(columns='person'\)",
+    ),
+    "IDs are a frame": (
+        {},
+        {"ids": pd.DataFrame({"person": IDS})},
+        {},
+        DataError,
+        r"lab: its IDs are a DataFrame; .*frame\['person'\]",
+    ),
+    "IDs of two axes": (
+        {},
+        {"ids": np.array(IDS)[:, None]},
+        {},
+        DataError,
+        "lab: its IDs holds lists or records in 120 rows",
+    ),
+    "IDs as truth values": (
+        {},
+        {"ids": [True, False] * 60},
+        {},
+        DataError,
+        "lab: its IDs holds truth values",
+    ),
+    "IDs once as a number and once as a text": (
+        {},
+        {"ids": [1, "1", *IDS[2:]]},
+        {},
+        DataError,
+        "lab: 1 IDs occur more than once",
+    ),
+    "IDs with NaN": (
+        {},
+        {"ids": [math.nan, *IDS[1:]]},
+        {},
+        DataError,
+        "lab: its IDs is empty in 1 rows, .*NaN",
+    ),
+    "labels are empty texts": (
+        {"labels": ["", "ill"] * 60},
+        {},
+        {},
+        DataError,
+        "clinic: 60 of its labels are empty texts; give None",
+    ),
+    "a guard by its epsilon": ({}, {}, {"guard": 8}, ConfigError, "guard: expected FrozenGau.*8"),
+    "a weight that is NaN": (
+        {},
+        {"weight": math.nan},
+        {},
+        ConfigError,
+        "passives.lab.weight: expected a number",
+    ),
     "a precision of half": (
         {},
         {},
@@ -942,6 +1247,55 @@ WORKS: Mapping[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "IDs with another index": ({}, {"ids": pd.Series(IDS, index=range(7, 7 + N))}, {}),
     "a frame with another index": ({}, {"rows": frame_of(*"abcd").set_index(np.arange(N) + 9)}, {}),
     "IDs as bytes": ({}, {"ids": [name.encode() for name in IDS]}, {}),
+    "an encoder that changes its batch": ({"encoder": ScalesRows()}, {}, {}),
+    "an encoder of two inputs side by side": ({"encoder": PackedMask()}, {}, {}),
+    "a spectral norm": (
+        {"encoder": nn.utils.parametrizations.spectral_norm(nn.Linear(4, 6))},
+        {},
+        {},
+    ),
+    "orthogonal weights": (
+        {"encoder": nn.utils.parametrizations.orthogonal(nn.Linear(4, 6))},
+        {},
+        {},
+    ),
+    "weights in half precision": ({"encoder": nn.Linear(4, 6).half()}, {}, {}),
+    "a loss with a buffer": ({}, {"loss": Centred()}, {}),
+    "a loss in half precision": ({}, {"loss": lambda z, x: z.square().mean().half()}, {}),
+    "a triplet loss": ({}, {"loss": triplet}, {}),
+    "a read-only array": ({}, {"rows": make_read_only(ROWS[:, 4:])}, {}),
+    "rows of another byte order": ({}, {"rows": ROWS[:, 4:].numpy().astype(">f8")}, {}),
+    "nullable columns": ({}, {"rows": frame_of(*"abcd").convert_dtypes()}, {}),
+    "a column of categories": (
+        {},
+        {"rows": frame_of(*"abcd").assign(kind=pd.Categorical(["u", "v"] * 60))},
+        {},
+    ),
+    "a column of dates": (
+        {},
+        {"rows": frame_of(*"abcd").assign(since=pd.date_range("2020", periods=N))},
+        {},
+    ),
+    "IDs as categories": ({}, {"ids": pd.Categorical(IDS)}, {}),
+    "IDs as numbers and as texts": (
+        {"ids": [*range(N)]},
+        {"ids": [str(number) for number in range(N)]},
+        {},
+    ),
+    "labels with holes as nullable numbers": (
+        {"labels": pd.array([None, *LABELS.tolist()[1:]], dtype="Int64")},
+        {},
+        {},
+    ),
+    "labels as categories, one of them unused": (
+        {
+            "labels": pd.Categorical(
+                ["u" if label else "v" for label in LABELS], categories=[*"uvw"]
+            )
+        },
+        {},
+        {},
+    ),
     "BatchNorm without a guard": ({"encoder": with_batch_norm()}, {}, {}),
     "LayerNorm under a guard": (
         {"encoder": nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6))},
@@ -954,9 +1308,9 @@ WORKS: Mapping[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("use", WORKS)
 def test_what_looks_like_a_misuse_and_is_none_works(use: str) -> None:
     active, passive, call = WORKS[use]
-    result = train(
-        make_active(**active), [make_passive(**passive), make_passive("b")], **{**QUICK, **call}
-    )
+    others = {"ids": passive["ids"]} if "ids" in active else {}
+    passives = [make_passive(**passive), make_passive("b", **others)]
+    result = train(make_active(**active), passives, **{**QUICK, **call})
     assert 0 <= result.score <= 1
     assert parameters_of(result.model).isfinite().all()
 

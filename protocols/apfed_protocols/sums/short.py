@@ -115,7 +115,9 @@ def secure_sum(
 
     Args:
         name: "masked", "recoverable", "masked bfv", "ckks", "bfv", "crypten" or "plain", or a key
-            of `SECURE_SUMS`. "masked" is the one to take unless something speaks against it.
+            of `SECURE_SUMS`. "masked" is the one to take unless something speaks against it. "bfv"
+            is without masks; "masked bfv" also hides contributions from a combiner that has the
+            reader's key.
         contributors: names of those who add, in an order that all parties know.
         to: who reads the sum.
         clip: C, the L2 bound of a row of what one contributes (`apfed_protocols.trees` says what a
