@@ -1060,7 +1060,7 @@ def _compare_locally(
     result = replace(result, alone=score)
     is_lazily_read = is_lazy(data.table.features) and not is_sampled(data.table.features)
     if is_lazily_read or len(data.table.shape) > 1:
-        reason = "the ten local models, which read flat rows of numbers in memory"
+        reason = "the local models, which read flat rows of numbers in memory"
         return replace(result, not_tried=reason)
     from apfed_experiments.solo import find_best_local
 

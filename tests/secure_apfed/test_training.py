@@ -1,6 +1,7 @@
 """Networks, losses and data of one's own: trained as they are, refused where they do not fit."""
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -262,7 +263,7 @@ def test_what_was_not_tried_is_said() -> None:
         rows=draw(N, 2, 2, 2), encoder=nn.Sequential(nn.Flatten(), nn.Linear(8, 6))
     )
     result = train(active, [make_passive(), make_passive("b")], **{**QUICK, "baselines": True})
-    assert "not tried: the ten local models" in result.report
+    assert "not tried: the local models" in result.report
     assert result.best_local is None
 
 
@@ -488,3 +489,28 @@ def test_a_yaml_file_takes_a_loss_by_name() -> None:
     objective = config.passives["default"].objective
     assert objective is not None
     assert objective == OwnLossSettings(code="my_losses:cosine")
+
+
+def test_a_stranger_types_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two inputs from a data set of dictionaries, a triplet loss and an attack, as printed."""
+    blocks = list_python_blocks("own-networks.md")
+    start, _ = blocks[0].split("active = Active(")
+    typed = [block for block in blocks if "class Packed" in block or "def triplet" in block]
+    assert len(typed) == 2
+    (tmp_path / "my_attacks.py").write_text(list_python_blocks("add-an-attack.md")[0])
+    monkeypatch.chdir(tmp_path)
+    shorter = "train = functools.partial(train, baselines=False, secure_sum='masked')\n"
+    script = "\n".join(["import functools", start, shorter, *typed])
+    attack = 'result = train(active, passives, attacks=["my_attacks:NearestMean"], epochs=1, '
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(script + attack + 'model={"projection": 2})', "own-networks.md", "exec"), names)
+    result = names["result"]
+    assert result.model(names["active"].rows[0][None]).shape == (1, 2)
+    assert "passive reads labels: " in result.report
+    assert {found.attack for found in result.attacks} == {"nearest_mean"}
+
+
+def list_python_blocks(page: str) -> list[str]:
+    """Return the Python code of a page of the documentation, block by block."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
