@@ -234,9 +234,10 @@ def _refuse_other_tables(rows: Any, *, party: str) -> None:
         raise DataError(
             f"{party}: its rows are a sparse {kind}; expected dense rows: give rows.toarray()"
         )
-    if isinstance(rows, np.ma.MaskedArray) and np.ma.is_masked(rows):
+    hidden = int(np.sum(rows.mask)) if isinstance(rows, np.ma.MaskedArray) else 0
+    if hidden:
         raise DataError(
-            f"{party}: its rows are a masked array with {int(np.ma.count_masked(rows))} hidden "
+            f"{party}: its rows are a masked array with {hidden} hidden "
             "cells; fill them, as rows.filled(0), or leave these rows and their IDs out"
         )
     if hasattr(rows, "to_pandas") and not isinstance(rows, pd.DataFrame | pd.Series):

@@ -394,7 +394,9 @@ class PredictingNetwork(nn.Sequential):
         """Return class scores (B, K)."""
         weights = [*self.parameters(), *self.buffers()]
         dtype = next((one.dtype for one in weights if one.is_floating_point()), rows_B.dtype)
-        scores_BK: Tensor = super().forward(rows_B.to(dtype))
+        scores_BK = rows_B.to(dtype)
+        for part in self:
+            scores_BK = part(scores_BK)
         return scores_BK
 
 
@@ -923,10 +925,11 @@ def _make_table(
             f"{party.name}: its IDs are a {type(party.ids).__name__}, which has no order; give the "
             "list or column whose k-th ID belongs to the k-th row"
         )
-    if isinstance(party.ids, pd.DataFrame):
+    own_ids: object = party.ids
+    if isinstance(own_ids, pd.DataFrame):
         raise DataError(
             f"{party.name}: its IDs are a DataFrame; expected one ID a row: give its column, as "
-            f"frame[{str(next(iter(party.ids.columns), 'id'))!r}]"
+            f"frame[{str(next(iter(own_ids.columns), 'id'))!r}]"
         )
     ids = tuple(id_texts(party.ids, party=party.name, subject="its IDs", strip=True, key="ids"))
     _require_one_order(party)

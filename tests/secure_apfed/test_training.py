@@ -218,7 +218,7 @@ def test_the_model_predicts_what_the_run_reports(case: str) -> None:
     settings = {**QUICK, "method": method, "labelled": 40, "model": model, **changes}
     active = make_active()
     result = train(active, [] if method == "single_view" else passives, **settings)
-    said = next(iter(result.run.said.values()))
+    said = next(iter(result.run.test_scores.values()))
     with torch.no_grad():
         scores = result.model(active.rows[result.test_rows])
     assert scores.double().softmax(1).numpy() == pytest.approx(said.scores, abs=1e-6)

@@ -263,6 +263,8 @@ class NoBase(nn.Module):
 class Centred(nn.Module):
     """A loss with a running mean of what it saw."""
 
+    centre: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("centre", torch.zeros(2))
