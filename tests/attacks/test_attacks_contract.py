@@ -110,7 +110,7 @@ def _release_features(make: Any) -> Any:
 def _through(*layers: Callable[[], nn.Module], released: bool = True) -> Make:
     """passive-1 releases what its encoder makes of its features, or noise."""
 
-    def made(make: Any) -> Any:
+    def record_layers(make: Any) -> Any:
         with seed_draws(3, "encoder"):
             encoder = nn.Sequential(*(layer() for layer in layers))
 
@@ -120,7 +120,7 @@ def _through(*layers: Callable[[], nn.Module], released: bool = True) -> Make:
 
         return replace(make(leak, method="tvfl"), encoders={"passive-1": encoder})
 
-    return made
+    return record_layers
 
 
 WIDE = (lambda: nn.Linear(4, 12), nn.Tanh, lambda: nn.Linear(12, 6))
@@ -166,7 +166,7 @@ def _figures(result: AttackResult) -> dict[str, float | None]:
 def _mount_attack(name: str, make: Make, *by: tuple[str, str], **options: Any) -> Found:
     """Figures of these adversaries, or of all; each knew as much as its options say."""
 
-    def found(make_recording: Any) -> Iterable[Mapping[str, float | None]]:
+    def collect_figures(make_recording: Any) -> Iterable[Mapping[str, float | None]]:
         attack = ATTACKS[name].model_validate(options)
         recording = make(make_recording)
         results = [run_attack_by(who, recording, name, whom, **options) for who, whom in by]
@@ -175,7 +175,7 @@ def _mount_attack(name: str, make: Make, *by: tuple[str, str], **options: Any) -
             assert result.counts["known"] == known
             yield _figures(result)
 
-    return found
+    return collect_figures
 
 
 def _select_victim(results: Iterable[AttackResult], victim: str = "passive-1") -> Any:
@@ -202,7 +202,7 @@ def _stuff_ids(role: str, protocol: str) -> Found:
     return lambda _: [_figures(on_people.stuff(role, protocol=protocol)[0])]
 
 
-def _invert_opened(make: Any) -> Any:
+def invert_opened_sums(make: Any) -> Any:
     recording = make("nothing")
     opened = replace_opened_sums(
         recording, on_features.compute_opened_sums(recording, ("passive-1",))
@@ -364,14 +364,16 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
     )
 ]
 PLANTED += [
-    ("contrastive_inversion", _invert_opened, {"r2": 0.5, "advantage": 0.3}, SLOW),
+    ("contrastive_inversion", invert_opened_sums, {"r2": 0.5, "advantage": 0.3}, SLOW),
     ("gradient_regression", _open_projections, {"r2": 0.9, "advantage": 0.3}, ()),
     ("gradient_projection", _along_what_was_sent, {"r2": 0.9, "advantage": 0.3}, ()),
     ("gradient_projection", _open_contrasts, {"r2": 0.7, "advantage": 0.3}, ()),
     ("contribution_regression", _make_contributions, {"r2": 0.9, "advantage": 0.5}, ()),
     (
         "unpaired_inversion",
-        lambda make: [_figures(on_features.invert_skewed(on_features.make_skewed_recording(make)))],
+        lambda make: [
+            _figures(on_features.invert_skewed_rows(on_features.make_skewed_recording(make)))
+        ],
         {"r2": 0.5, "advantage": 0.5},
         SLOW,
     ),
@@ -719,21 +721,21 @@ def _narrow(make: Any, seed: int) -> Any:
 def _record_noise_release(party: str, features: int) -> OfSeed:
     """Record joint training in which noise is released and one party's network never trained."""
 
-    def made(make: Any, seed: int) -> Any:
+    def record_noise(make: Any, seed: int) -> Any:
         recording = make("nothing", method="tvfl", epochs=1, seed=seed)
         return replace(recording, encoders={party: _network(seed, features, 32, 6)})
 
-    return made
+    return record_noise
 
 
 def _request_noise(method: str, *, sent: bool, opened: bool) -> OfSeed:
-    def made(make: Any, seed: int) -> Any:
+    def ask_with_noise(make: Any, seed: int) -> Any:
         empty = make("nothing", epochs=0, seed=seed)
         rows = len(empty.alignment["active"])
         z, sums = ([normal(rows, 3, seed=10 * seed + at + of) for at in range(2)] for of in (0, 99))
         return ask(empty, method, z=z if sent else (), opened=sums if opened else ())
 
-    return made
+    return ask_with_noise
 
 
 def _ballot(method: str, *, true_labels: bool = True) -> OfSeed:
@@ -1076,7 +1078,7 @@ CHEAP: Mapping[str, Mapping[str, Any]] = {
 
 
 @cache
-def recorded(method: str) -> Recording:
+def record_run(method: str) -> Recording:
     model = {"network": "enriched", "hidden": [8], "representation": 30}
     changes = {"model": model} if method == "vfedtrans" else {}
     return run(small_config(method, **changes), None).recording
@@ -1084,7 +1086,7 @@ def recorded(method: str) -> Recording:
 
 def attack_run(method: str, name: str, **options: Any) -> tuple[AttackResult, ...]:
     options = {"iterations": 3, **CHEAP.get(name, {}), **options}
-    return run_attacks(recorded(method), [AttackChoice(name=name, options=options)], seed=0)
+    return run_attacks(record_run(method), [AttackChoice(name=name, options=options)], seed=0)
 
 
 @pytest.mark.sampled(every=19)
@@ -1094,7 +1096,7 @@ def test_attacks_apply_where_a_method_gives_them_something_to_read(method: str) 
     every = [(name, result) for name, found in results.items() for result in found]
     assert [name for name, result in every if not (result.applicable or result.reason)] == []
     assert {name for name, result in every if result.applicable} == APPLIES[method]
-    assert_headlines_follow_what_was_sent(recorded(method), [result for _, result in every])
+    assert_headlines_follow_what_was_sent(record_run(method), [result for _, result in every])
 
 
 READ_BY_ACTIVE = {

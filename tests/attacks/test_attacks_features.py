@@ -163,7 +163,7 @@ def make_skewed_recording(make_recording: Any) -> Recording:
     return replace(recording, data=replace(recording.data, passives=(victim, *others)))
 
 
-def invert_skewed(recording: Recording) -> Any:
+def invert_skewed_rows(recording: Recording) -> Any:
     attack = UnpairedInversion(
         iterations=500,
         shadow_rows=90,

@@ -82,6 +82,6 @@ def residues_of(key: bytes) -> NDArray[np.uint64]:
     return np.frombuffer(key, dtype="<u8").reshape(-1, degree).copy()
 
 
-def setup_with(secure_sum: HomomorphicSum, key: bytes) -> bytes:
-    """What a key holder sends whose public key is this one."""
+def pack_setup(secure_sum: HomomorphicSum, key: bytes) -> bytes:
+    """Pack what a key holder sends whose public key is this one."""
     return secure_sum.make_frames(key).pack_setup(key)

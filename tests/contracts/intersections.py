@@ -95,8 +95,8 @@ class Intersection:
         self.sent = deliver(self.roles, self._change, refusing=refusing)
         return self
 
-    def opened(self) -> dict[str, list[bytes]]:
-        """The IDs in the rows that each party has."""
+    def list_common_ids(self) -> dict[str, list[bytes]]:
+        """List the IDs in the rows that each party has."""
         return {
             name: [self.sets[name][row] for row in role.rows]
             for name, role in self.aligners.items()
@@ -106,7 +106,7 @@ class Intersection:
         """All parties have the rows of exactly the common IDs, in one order."""
         expected, (first, *others) = (
             set.intersection(*map(set, self.sets.values())),
-            (self.opened().values()),
+            (self.list_common_ids().values()),
         )
         assert set(first) == expected
         assert len(first) == len(expected)

@@ -57,18 +57,20 @@ class ProductParties:
             {agreed.receiver: self.receiver, agreed.combiner: self.combiner, **self.contributors}
         )
         if accept:
-            request = self.audited() if agreed.candidates else self.receiver.make_request()
+            request = (
+                self.make_audited_request() if agreed.candidates else self.receiver.make_request()
+            )
             for role in self.contributors.values():
                 role.accept_request(request)
 
-    def challenges(self) -> dict[str, bytes]:
-        """What the passives say once the coin was tossed."""
+    def toss_coin(self) -> dict[str, bytes]:
+        """Toss the coin; return what each passive says then."""
         commitment = self.receiver.get_commitment()
         converse({name: role.toss_coin(commitment) for name, role in self.contributors.items()})
         return {name: role.pack_challenge() for name, role in self.contributors.items()}
 
-    def audited(self) -> bytes:
-        return self.receiver.make_request(self.challenges())
+    def make_audited_request(self) -> bytes:
+        return self.receiver.make_request(self.toss_coin())
 
     def answers(self, block: int, rows: Mapping[str, Matrix], **noise: Any) -> dict[str, bytes]:
         people = self.sum.people_of(block)
@@ -77,13 +79,13 @@ class ProductParties:
             for name, role in self.contributors.items()
         }
 
-    def integers(self, rows: Mapping[str, Matrix]) -> NDArray[np.float64]:
-        """What the sum of products must be, in steps of fixed point."""
+    def compute_sum(self, rows: Mapping[str, Matrix]) -> NDArray[np.float64]:
+        """Compute what the sum of products must be, in steps of fixed point."""
         scale = self.sum.fixed_point.levels / self.sum.products.row_bound
         return np.asarray(sum(np.rint(A * scale) for A in rows.values()) @ self.labels)
 
-    def opened(self, rows: Mapping[str, Matrix]) -> NDArray[np.float64]:
-        """The protocol over all blocks; the sum in steps of fixed point."""
+    def open_sum(self, rows: Mapping[str, Matrix]) -> NDArray[np.float64]:
+        """Run the protocol over all blocks; return the sum in steps of fixed point."""
         scale = self.sum.fixed_point.levels / self.sum.products.row_bound
         blocks = [
             self.receiver.open_block(

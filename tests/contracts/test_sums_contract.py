@@ -511,9 +511,9 @@ class Step:
 
     def __init__(self, choice: str) -> None:
         self.played = Parties(make(choice, agreement()))
-        self.requests = self.asked()
+        self.requests = self.send_requests()
 
-    def asked(self) -> dict[str, bytes]:
+    def send_requests(self) -> dict[str, bytes]:
         self.bound = self.played.next()
         frames = self.played.contribute(random_values(3), self.bound)
         return dict(self.played.combiner.ask(frames, self.bound.digest))
@@ -582,7 +582,7 @@ def test_missing_unknown_and_late_answers_are_refused(choice: str) -> None:
     combine(answers)
     with pytest.raises(LocalProtocolError, match=r"no contribution waits|nobody was asked yet"):
         combine(answers)
-    step.requests = step.asked()
+    step.requests = step.send_requests()
     with pytest.raises(RemoteProtocolError, match="about step 1, or another"):
         combine(answers)
 

@@ -62,10 +62,10 @@ def predict_rows(x_BF: Floats, y_B: Floats, w_F: Floats, offset: float) -> Score
     return Scored(truth=y_B, scores=np.column_stack([1 - share_B, share_B]))
 
 
-def gains_of_a_split(
+def measure_gains(
     rng: np.random.Generator, x: Floats, y: Floats, labelled: int, own_size: int
 ) -> "pd.Series[float]":
-    """Of each test row of one split, in accuracy; as many of each class have a label."""
+    """Measure gains in accuracy by test row of one split; classes have as many labels each."""
     order = rng.permutation(len(y))
     train, test = np.split(order, [round(0.75 * len(y))])
     halves = [train[y[train] == label][: labelled // 2] for label in (0, 1)]
@@ -83,7 +83,7 @@ def coverage(people_N: int, labelled: int | None, own_size: int) -> float:
     held = 0
     for _ in range(TABLES):
         x, y = people(rng, people_N)
-        gains = [gains_of_a_split(rng, x, y, n, own_size) for _ in range(SEEDS)]
+        gains = [measure_gains(rng, x, y, n, own_size) for _ in range(SEEDS)]
         means = [float(of.mean()) for of in gains]
         common = estimate_covariance([of - mean for of, mean in zip(gains, means, strict=True)])
         interval = Interval.from_values(means, common=common)
@@ -153,8 +153,8 @@ def alternate_labels(y_N: Floats, rows: Rows, count: int) -> Rows:
     return np.column_stack(halves).ravel()
 
 
-def coverage_over_the_best_of_twelve(people_N: int, labelled: int, own_size: int) -> float:
-    """How often the interval of the gain over the chosen kind of local model holds the true one.
+def measure_coverage(people_N: int, labelled: int, own_size: int) -> float:
+    """Measure how often the interval of the gain over the chosen local model holds the true one.
 
     As studies do: the kind is chosen by its mean validation over all splits, which reads the
     very labels that it learns from; then the gain over it is taken split by split.
@@ -189,7 +189,7 @@ def coverage_over_the_best_of_twelve(people_N: int, labelled: int, own_size: int
 @pytest.mark.parametrize("labelled", [20, 50, 200])
 def test_intervals_hold_the_true_gain_over_the_best_of_twelve(labelled: int, own_size: int) -> None:
     room = 2 * (0.95 * 0.05 / TABLES) ** 0.5
-    assert 0.92 <= coverage_over_the_best_of_twelve(2000, labelled, own_size) <= 0.97 + room
+    assert 0.92 <= measure_coverage(2000, labelled, own_size) <= 0.97 + room
 
 
 @pytest.mark.slow

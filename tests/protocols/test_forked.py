@@ -102,7 +102,7 @@ def test_a_copy_of_a_role_of_products_is_refused_and_opens_no_candidate() -> Non
     played, answering = ProductParties(agreed), ProductParties(agreed).contributors["passive_1"]
     combined = played.combiner.combine_block(0, played.answers(0, product_parties.matrices(agreed)))
     audited = ProductParties(product_parties.agreement(candidates=2), accept=False)
-    told = audited.challenges()
+    told = audited.toss_coin()
     check_refusals(
         answer=lambda: answering.answer_block(0, np.zeros((30, 4))),
         open=lambda: played.receiver.open_block(0, combined),

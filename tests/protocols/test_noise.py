@@ -223,8 +223,8 @@ def list_edge_words(bins: Any) -> NDArray[np.uint64]:
     return np.concatenate([words, np.array([0, 2**64 - 1], dtype=np.uint64)])
 
 
-def finds_every_bin(bins: Any) -> bool:
-    """Whether each edge word gets the bin that its thresholds say, or is left undecided."""
+def is_every_bin_found(bins: Any) -> bool:
+    """Return whether each edge word gets the bin of its thresholds, or is left undecided."""
     words = list_edge_words(bins)
     found, undecided = bins.find_bins(words)
     is_tie = np.isin(words, bins.thresholds)
@@ -236,7 +236,7 @@ def finds_every_bin(bins: Any) -> bool:
 
 @pytest.mark.parametrize("deviation", BINNED)
 def test_cells_find_the_bin_of_every_word_at_an_edge(deviation: int) -> None:
-    assert finds_every_bin(module._make_bins(deviation))
+    assert is_every_bin_found(module._make_bins(deviation))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_cells_find_the_bin_of_every_word_at_an_edge(deviation: int) -> None:
 )
 def test_a_wrong_table_of_cells_is_noticed(spoil: Callable[[Any], dict[str, Any]]) -> None:
     bins = module._make_bins(1000)
-    assert not finds_every_bin(replace(bins, **spoil(bins)))
+    assert not is_every_bin_found(replace(bins, **spoil(bins)))
 
 
 class GivenWords(module._Bits):

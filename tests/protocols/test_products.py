@@ -53,11 +53,11 @@ def test_the_sum_of_products_is_exact(changes: dict[str, Any]) -> None:
     agreed = agreement(**changes)
     played = ProductParties(agreed)
     rows = matrices(agreed)
-    opened = played.opened(rows)
+    opened = played.open_sum(rows)
     assert np.abs(opened - np.rint(opened)).max() < 1e-6
     found_out = f"one time in {agreed.candidates}" in played.sum.malicious
     assert found_out == (agreed.candidates is not None)
-    assert np.array_equal(np.rint(opened), played.integers(rows))
+    assert np.array_equal(np.rint(opened), played.compute_sum(rows))
 
 
 def test_it_is_close_to_the_real_product() -> None:
@@ -65,7 +65,7 @@ def test_it_is_close_to_the_real_product() -> None:
     played = ProductParties(agreed)
     rows = matrices(agreed)
     real = sum(rows.values()) @ played.labels
-    opened = played.opened(rows) / played.sum.fixed_point.levels
+    opened = played.open_sum(rows) / played.sum.fixed_point.levels
     assert np.abs(opened - real).max() <= played.sum.compute_rounding_error()
 
 
@@ -75,7 +75,7 @@ def test_labels_are_any_bits_of_any_type(kind: Any) -> None:
     bits = np.random.default_rng(1).integers(2, size=(4, 3)).astype(kind)
     played = ProductParties(agreed, bits)
     rows = matrices(agreed)
-    assert np.array_equal(np.rint(played.opened(rows)), played.integers(rows))
+    assert np.array_equal(np.rint(played.open_sum(rows)), played.compute_sum(rows))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_largest_rows_stay_in_range(single: Any) -> None:
     edge[2] = 0.25 + 0.5 / played.sum.fixed_point.levels
     edge[3] = -edge[2]
     rows = dict.fromkeys(agreed.contributors, edge)
-    assert np.array_equal(np.rint(played.opened(rows)), played.integers(rows))
+    assert np.array_equal(np.rint(played.open_sum(rows)), played.compute_sum(rows))
 
 
 def test_noise_is_added_in_steps() -> None:
@@ -106,7 +106,7 @@ def test_noise_is_added_in_steps() -> None:
     }
     opened = played.receiver.open_block(0, played.combiner.combine_block(0, answers))
     steps = np.rint(opened * played.sum.fixed_point.levels)
-    assert np.array_equal(steps, played.integers(rows) + noise[0] + noise[1])
+    assert np.array_equal(steps, played.compute_sum(rows) + noise[0] + noise[1])
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_recorded_run_repeats_byte_for_byte(candidates: int | None) -> None:
         answers = played.answers(0, rows)
         combined = played.combiner.combine_block(0, answers)
     opened = played.receiver.open_block(0, combined) * played.sum.fixed_point.levels
-    assert np.array_equal(np.rint(opened), played.integers(rows))
+    assert np.array_equal(np.rint(opened), played.compute_sum(rows))
     parts = played.receiver.make_request(), answers["passive_1"], combined
     assert hashlib.sha256(b"".join(parts)).hexdigest() == RECORDED[candidates]
 
@@ -471,7 +471,7 @@ def test_the_bound_of_the_noise_is_real(
     combined = played.combiner.combine_block(0, played.answers(0, rows))
     if opens:
         people = played.sum.people_of(0)
-        expected = played.integers(rows)[people.start : people.stop]
+        expected = played.compute_sum(rows)[people.start : people.stop]
         opened = played.receiver.open_block(0, combined) * played.sum.fixed_point.levels
         assert np.array_equal(np.rint(opened), expected)
     else:

@@ -266,7 +266,7 @@ def test_shifts_say_nothing_of_the_labels() -> None:
     counts = []
     for row in ([1, 0, 0, 0], [0, 0, 0, 1]):
         played = ProductParties(agreed, np.tile(row, (160, 1)), accept=False)
-        parts = played.sum.open_request(played.audited(), 4 + 160)
+        parts = played.sum.open_request(played.make_audited_request(), 4 + 160)
         shifts = np.frombuffer(parts[1], ">u2").astype(np.int64)
         counts.append(np.bincount(shifts, minlength=4))
     assert all(np.abs(count - 40).max() < 28 for count in counts)  # five deviations
@@ -315,7 +315,7 @@ def test_a_request_that_was_made_otherwise_is_found_out(
         cheat = Cheat(active, bad)
         played = ProductParties(agreement(candidates=4), accept=False)
         assert len(cheat.roots) == 4
-        request = played.audited()
+        request = played.make_audited_request()
     kept = vars(played.contributors["passive_1"])["_coin"].chosen_candidate
     roles = list(played.contributors.values())
     if kept == bad:
@@ -354,7 +354,7 @@ CHANGES: dict[str, tuple[str, Callable[[list[bytes]], object]]] = {
 def test_requests_that_were_altered(which: str) -> None:
     played = ProductParties(agreement(candidates=3), accept=False)
     says, change = CHANGES[which]
-    request = played.audited()
+    request = played.make_audited_request()
     role = played.contributors["passive_1"]
     with pytest.raises(RemoteProtocolError, match=says):
         role.accept_request(change_request(played, request, change))
@@ -366,7 +366,7 @@ def test_requests_that_were_altered(which: str) -> None:
 def test_challenges_that_do_not_agree_open_nothing() -> None:
     played = ProductParties(agreement(candidates=3), accept=False)
     commitment = played.receiver.get_commitment()
-    told = played.challenges()
+    told = played.toss_coin()
     frames = played.sum.make_frames()
     digest = hashlib.sha256(played.sum.open_request(commitment, 1)[0]).digest()
     kept = vars(played.contributors["passive_1"])["_coin"].chosen_candidate
@@ -482,7 +482,7 @@ def test_candidates_need_labels_of_both_classes(label: float) -> None:
 def test_mutated_messages_of_an_audit() -> None:
     agreed, rng, refused = agreement(candidates=3), random.Random(0), 0
     honest = ProductParties(agreed, accept=False)
-    request = honest.audited()
+    request = honest.make_audited_request()
 
     def attempt(action: Callable[[bytes], object], body: bytes) -> None:
         nonlocal refused
@@ -517,7 +517,7 @@ def test_mutated_messages_of_an_audit() -> None:
 def test_the_kept_secret_is_not_among_the_opened() -> None:
     played = ProductParties(agreement(candidates=5), accept=False)
     roots = set(vars(vars(played.receiver)["_candidates"])["_roots"])
-    request = played.audited()
+    request = played.make_audited_request()
     assert len({root for root in roots if root in request}) == 4
     assert vars(vars(played.receiver)["_candidates"])["_roots"] == []
 

@@ -38,10 +38,10 @@ def packing_weights(secure_sum: SumOfProducts) -> NDArray[np.int64]:
     return np.array([[inverse * 2**place % 2**plain] for place in places])
 
 
-def read_votes(
+def open_packed_votes(
     labelled: int, noise: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], SumOfProducts]:
-    """Votes per person and label as they are, and as a packing active reads them."""
+    """Return votes per person and label as they are, and as a packing active reads them."""
     agreed = agreement(people=PEOPLE, columns=1, labelled=labelled, noise=noise)
     described = SumOfProducts(agreed)
     weights = packing_weights(described)
@@ -77,7 +77,7 @@ def test_one_number_tells_the_votes_of_many_labels(
     labelled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nine labels fill t; whatever a tenth is multiplied with lands on their digits."""
-    votes, found, described = read_votes(labelled, None, monkeypatch)
+    votes, found, described = open_packed_votes(labelled, None, monkeypatch)
     assert np.array_equal(found, votes)
     assert described.headroom.plain_bits == 18
     assert DIGIT * labelled <= 18 < described.readable_bits
@@ -85,7 +85,7 @@ def test_one_number_tells_the_votes_of_many_labels(
 
 @pytest.mark.parametrize("noise", [100, 3000])
 def test_noise_takes_the_lower_digits(noise: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    votes, found, described = read_votes(7, noise, monkeypatch)
+    votes, found, described = open_packed_votes(7, noise, monkeypatch)
     right = (votes == found).mean(axis=0)
     usable = int((right > 0.99).sum())
     assert DIGIT * usable <= described.readable_bits
@@ -185,7 +185,7 @@ class CuriousActive:
         numbers += self.ring.parse_digits(blobs[position], sender="itself")
         step = self.ring.bits - self.played.sum.headroom.plain_bits
         self.ring.add_at(numbers[:, :2], step, -LABELS[position])
-        return self._centred(numbers).astype(np.float64)
+        return self.centre_digits(numbers).astype(np.float64)
 
     def noise(self, rows: Floats) -> Integers:
         """Return the noise of what is sent for integers `rows` of one passive: (C, U, K)."""
@@ -198,10 +198,10 @@ class CuriousActive:
         product = (rows @ LABELS).astype(np.int64).reshape(c0.shape[1:])
         step = self.ring.bits - self.played.sum.headroom.plain_bits
         self.ring.add_at(phase, step, -product)
-        return self._centred(phase)
+        return self.centre_digits(phase)
 
-    def expected(self, rows: Floats) -> Floats:
-        """sum_j e_j A_j for these rows: what the noise holds without smudging."""
+    def compute_expected(self, rows: Floats) -> Floats:
+        """Compute sum_j e_j A_j for these rows: what the noise holds without smudging."""
         found = self.played.sum.headroom
         total: Floats = np.zeros((len(rows) // found.rows, found.rows, found.stride))
         for error_N, column in zip(self.errors, rows.T, strict=True):
@@ -217,7 +217,7 @@ class CuriousActive:
             )
         ).astype(np.int64)
 
-    def _centred(self, numbers: Digits) -> Integers:
+    def centre_digits(self, numbers: Digits) -> Integers:
         total = np.zeros(numbers.shape[1:], dtype=object)
         for digit, offset in zip(self.ring.carry_digits(numbers), self.ring.offsets, strict=True):
             total += digit.astype(object) << offset
@@ -253,7 +253,7 @@ def correlation_of(noise: Integers, expected: Floats) -> float:
 def guesses(curious: CuriousActive, trials: int) -> tuple[int, float]:
     """Return how often it guesses which of two was multiplied, and the true one's mean score."""
     options = candidates(curious.played.sum.fixed_point.levels)
-    templates = [curious.expected(option) for option in options]
+    templates = [curious.compute_expected(option) for option in options]
     difference = templates[0] - templates[1]
     right = 0
     scores = []
@@ -284,7 +284,7 @@ def test_the_noise_without_smudging_is_within_its_bound(monkeypatch: pytest.Monk
     agreed = curious.played.sum.products
     first, _ = candidates(curious.played.sum.fixed_point.levels)
     noise = curious.noise(first)
-    expected = curious.expected(first)
+    expected = curious.compute_expected(first)
     rest = (noise - np.rint(expected).astype(np.int64).astype(object)).astype(float)
     # e u and e1 s: two sums of 2N / 3 products of variance 21 / 2 and 1.
     assert 0.8 < rest.std() / math.sqrt(2 * 10.5 * found.degree * 2 / 3) < 1.25

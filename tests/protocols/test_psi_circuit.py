@@ -32,7 +32,7 @@ from apfed_protocols.psi.interface import Aligner, Inbox, IntersectionAgreement,
 from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode_rows, targets_of
 from apfed_protocols.psi.vole import DEAL
 from tests.contracts.intersections import HEADER, Change, Intersection
-from tests.memory import traced
+from tests.memory import trace_memory
 from tests.refusals import list_unrefused
 from tests.with_crypten import installed
 
@@ -59,7 +59,7 @@ class Stage(Intersection):
 
     @property
     def said(self) -> list[tuple[str, str, Kind, bytes]]:
-        """Sender, receiver, kind and body of each message."""
+        """List sender, receiver, kind and body of each message."""
         return [(a, out.receiver, Kind(out.body[1]), out.body[HEADER:]) for a, out in self.sent]
 
 
@@ -467,7 +467,7 @@ def test_members_that_are_not_there_take_little_memory() -> None:
     liar = Liar(IntersectionAgreement(session="s", dealer="d"))
     hub_size = 100_000
     members = 8_192
-    with traced() as peak:
+    with trace_memory() as peak:
         liar.meet(hub_size, members, size=0)
         bins = hashing.bins_for(hub_size)
         slots = [hashing.slots_for(len(OWN), bins), *[1] * (members - 1)]

@@ -112,12 +112,12 @@ def test_triples_are_of_32_bytes_and_hold_for_all_bits() -> None:
 def flip(columns: Sequence[int], row: int = 5) -> Callable[[bytes], bytes]:
     """Err in one row of these columns of a vector of one block."""
 
-    def flipped(vector: bytes) -> bytes:
+    def flip_row(vector: bytes) -> bytes:
         sent = np.frombuffer(vector, np.uint64).reshape(COLUMNS, -1).copy()
         sent[list(columns), row // 64] ^= np.uint64(1 << row % 64)
         return sent.tobytes()
 
-    return flipped
+    return flip_row
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -180,7 +180,7 @@ def play_both(
     return results
 
 
-def shared_triples(count: int) -> list[TripleShares]:
+def deal_shares(count: int) -> list[TripleShares]:
     seeds, correction = deal_triples(2, count)
     fixes = (None, correction)
     return [
@@ -195,7 +195,7 @@ NUMBERS = st.integers(0, 2**32 - 1)
 @given(NUMBERS, NUMBERS)
 def test_the_sign_of_a_shared_sum(own_size: int, other: int) -> None:
     agreement = IntersectionAgreement(session="s")
-    triples = shared_triples(circuit_ot._SIGN_TRIPLES)
+    triples = deal_shares(circuit_ot._SIGN_TRIPLES)
     numbers = {"hub": own_size, "p": other}
     peers = {"hub": "p", "p": "hub"}
     results = play_both(

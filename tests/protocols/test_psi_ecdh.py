@@ -44,7 +44,7 @@ class Played:
         )
         (self.tags,) = (out.body for out in self.member.receive("hub", self.to_member))
 
-    def told(self, *bodies: bytes) -> list[bytes]:
+    def answer_member(self, *bodies: bytes) -> list[bytes]:
         """Return what the hub answers to these messages of the member."""
         return [out.body for body in bodies for out in self.hub.receive("p", body)]
 
@@ -148,7 +148,7 @@ def test_half_of_the_points_are_reached() -> None:
 
 def test_message_kinds_and_sizes() -> None:
     played = Played()
-    (opened,) = played.told(played.to_hub, played.tags)
+    (opened,) = played.answer_member(played.to_hub, played.tags)
     sent = (played.to_member, played.to_hub, played.tags, opened)
     assert [len(message) - HEADER for message in sent] == [6 * 32, 4 * 32, 6 * 16, 4 * 4]
     assert list(played.member.receive("hub", opened)) == []
@@ -178,7 +178,7 @@ def test_low_order_points_annihilate_and_are_refused(u: int) -> None:
         ecdh.multiply_points(fresh_key(), number(u))
     played = Played()
     with pytest.raises(RemoteProtocolError, match="p sent a point of low order"):
-        played.told(frame_items(played.to_hub, [*points_of(played.to_hub), number(u)]))
+        played.answer_member(frame_items(played.to_hub, [*points_of(played.to_hub), number(u)]))
     with pytest.raises(RemoteProtocolError, match="hub sent a point of low order"):
         replace_first_list(frame_items(played.to_member, [number(u)]))
 
@@ -191,7 +191,7 @@ def test_points_of_the_twist_match_nothing() -> None:
     member.start()
     (answer,) = member.receive("hub", frame_items(played.to_member, twisted))
     assert len({answer.body[HEADER + k :][:16] for k in range(0, 96, 16)}) == 6
-    played.told(frame_items(played.to_hub, twisted), answer.body)
+    played.answer_member(frame_items(played.to_hub, twisted), answer.body)
     assert played.hub.size == 0
 
 
@@ -209,7 +209,7 @@ def test_lists_of_points_that_are_none_are_refused() -> None:
         ("p sent one blinded ID in two ways", [*points, twin]),
         (r"announces 101 items, .* accepts at most 100", [number(k + 2) for k in range(101)]),
     ]
-    tell = lambda items: Played().told(frame_items(good.to_hub, items))  # noqa: E731
+    tell = lambda items: Played().answer_member(frame_items(good.to_hub, items))  # noqa: E731
     assert list_unrefused(RemoteProtocolError, tell, lists) == []
     with pytest.raises(RemoteProtocolError, match="hub sent one blinded ID in two ways"):
         replace_first_list(frame_items(good.to_member, [points[1], twin]))
@@ -238,7 +238,7 @@ def test_malformed_early_and_repeated_messages_are_refused() -> None:
         (no_tags, blinded, frame_items(tags, [*cut[:-1], cut[0]])),
         ("the intersection is over", blinded, tags, tags),
     ]
-    tell = lambda *bodies: Played().told(*bodies)  # noqa: E731
+    tell = lambda *bodies: Played().answer_member(*bodies)  # noqa: E731
     assert list_unrefused(RemoteProtocolError, tell, to_hub) == []
     first = [
         ("sent rows when", frame_items(good.to_hub, [], kind=3)),
@@ -255,7 +255,9 @@ def test_malformed_early_and_repeated_messages_are_refused() -> None:
 
 def test_a_refusal_names_the_sizes_at_the_hub_only() -> None:
     played = Played(minimum_rows=5)
-    assert played.told(played.to_hub, played.tags) == [frame_items(played.to_hub, [], kind=4)]
+    assert played.answer_member(played.to_hub, played.tags) == [
+        frame_items(played.to_hub, [], kind=4)
+    ]
     with pytest.raises(IntersectionTooSmallError, match=r"\(4 in common to all; 4 with p\)"):
         _ = played.hub.rows
 

@@ -26,8 +26,8 @@ from apfed_protocols.sums.homomorphic import Encrypter, HomomorphicSum
 from apfed_protocols.sums.interface import USUAL_BITS, count_telling_sessions
 from apfed_protocols.sums.seal_cipher import DEGREE, SMALL_DEGREE, compute_coefficients
 from tests.contracts import sum_parties
-from tests.contracts.hostile import genuine_key, residues_of, setup_with
-from tests.memory import traced
+from tests.contracts.hostile import genuine_key, pack_setup, residues_of
+from tests.memory import trace_memory
 from tests.refusals import list_unrefused
 from tests.with_crypten import usable
 
@@ -37,7 +37,7 @@ from collections import Counter
 import numpy as np
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums.homomorphic import Encrypter
-from tests.contracts.hostile import genuine_key, mutate_bytes, residues_of, setup_with
+from tests.contracts.hostile import genuine_key, mutate_bytes, residues_of, pack_setup
 from tests.contracts.sum_parties import Rearmed
 from tests.contracts.sum_parties import Parties, agreement, make
 
@@ -121,7 +121,7 @@ if hasattr(played.sum, "cipher") and played.sum.masks == "none":
             fill = rng.choice((0, 1, 2**50, 2**64 - 1, int(residues[0, 0])))
             residues.reshape(-1)[start:stop] = fill
             bad = residues.tobytes()
-        attempt("key", lambda: (fresh.receive("active", setup_with(played.sum, bad)),
+        attempt("key", lambda: (fresh.receive("active", pack_setup(played.sum, bad)),
                                 fresh.contribute(np.full((2, 3), 0.1), played.next())))
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(json.dumps({**outcomes, "grown_kib": grown}))
@@ -179,7 +179,7 @@ def taken(secure_sum: HomomorphicSum, key: bytes | Residues) -> Encrypter:
     """Return a passive to which the active sent this key."""
     key = key if isinstance(key, bytes) else key.astype("<u8").tobytes()
     passive = Encrypter(secure_sum, "passive_1")
-    passive.receive("active", setup_with(secure_sum, key))
+    passive.receive("active", pack_setup(secure_sum, key))
     return passive
 
 
@@ -265,7 +265,7 @@ def powers_of_x(degree: int, modulus: int) -> tuple[int, ...]:
     return tuple(pow(smallest, power, modulus) for power in odd)
 
 
-def make_transformed(terms: dict[int, int], degree: int, modulus: int) -> Residues:
+def transform_terms(terms: dict[int, int], degree: int, modulus: int) -> Residues:
     """Return the polynomial with these coefficients by power of X, as SEAL keeps it."""
     values = [
         sum(factor * pow(x, power, modulus) for power, factor in terms.items()) % modulus
@@ -294,7 +294,7 @@ def test_coefficients_are_those_of_the_polynomial(homomorphic_sum: HomomorphicSu
     modulus = homomorphic_sum.cipher.moduli[0]
     terms = {0: 5, 3: modulus - 7, degree - 1: modulus // 3}
     found_PN = compute_coefficients(
-        np.stack([make_transformed(terms, degree, modulus)] * 2), modulus
+        np.stack([transform_terms(terms, degree, modulus)] * 2), modulus
     )
     assert (found_PN[0] == found_PN[1]).all()
     sizes = sorted(min(int(number), modulus - int(number)) for number in found_PN[0] if number)
@@ -305,9 +305,9 @@ HIDDEN: dict[str, Callable[[Residues, int], Residues]] = {
     "b = -a": lambda rows, q: np.stack([rows[0], (q - rows[0]) % q]),
     "b = -a + 1": lambda rows, q: np.stack([rows[0], (q + 1 - rows[0]) % q]),
     "counting": lambda rows, q: np.stack([np.arange(rows.shape[1]), rows[1]]).astype(np.uint64),
-    "sparse b": lambda rows, q: np.stack([make_transformed({1: 1}, rows.shape[1], q), rows[1]]),
+    "sparse b": lambda rows, q: np.stack([transform_terms({1: 1}, rows.shape[1], q), rows[1]]),
     "sparse a": lambda rows, q: np.stack(
-        [rows[0], make_transformed({3: 9, 5: 2}, rows.shape[1], q)]
+        [rows[0], transform_terms({3: 9, 5: 2}, rows.shape[1], q)]
     ),
     "small b": lambda rows, q: np.stack([small(rows.shape[1], q, bits=20, seed=2), rows[1]]),
     "b = a + small": lambda rows, q: np.stack(
@@ -460,7 +460,7 @@ def play_with_large_shapes(choice: str) -> None:
 
 @pytest.mark.parametrize("choice", sum_parties.CHOICES)
 def test_a_frame_that_says_more_than_it_holds_takes_no_memory(choice: str) -> None:
-    with traced() as peak, pytest.raises(RemoteProtocolError):
+    with trace_memory() as peak, pytest.raises(RemoteProtocolError):
         play_with_large_shapes(choice)
     assert peak() < 2**23
 
@@ -473,7 +473,7 @@ def test_ring_and_packing_follow_from_the_agreement_and_are_small(
 ) -> None:
     """Nobody names a degree or a prime; what can be named fits, or is refused with what would."""
     agreed = sum_parties.agreement(contributors, bits=bits)
-    with traced() as peak:
+    with trace_memory() as peak:
         try:
             described = kind(agreed)
         except LocalProtocolError as error:

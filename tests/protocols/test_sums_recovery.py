@@ -46,7 +46,7 @@ class Session(Parties):
         step = super().next().step
         return binding(step, message=step)
 
-    def asked(
+    def request_shares(
         self, values: Mapping[str, NDArray[Any]], bound: StepBinding
     ) -> tuple[dict[str, bytes], Mapping[str, bytes]]:
         """Return contributions of those who have values, and what they are asked."""
@@ -72,7 +72,7 @@ class Session(Parties):
     ) -> NDArray[Any]:
         """Return the sum of what these passives contribute; the others fell silent before."""
         bound = self.next()
-        _, requests = self.asked(values, bound)
+        _, requests = self.request_shares(values, bound)
         answers = self.answers(requests, [me for me in requests if me not in never_answer])
         combined = self.combiner.combine(answers, bound.digest)
         self.present = list(answers)
@@ -83,7 +83,7 @@ class Session(Parties):
         drawn = random_values(len(self.names), SHAPE, seed)
         return {me: value for me, value in zip(self.names, drawn, strict=True) if me in names}
 
-    def expected(self, values: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+    def compute_expected(self, values: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         fixed_point = FixedPoint.from_agreement(self.sum.agreement)
         total = sum(fixed_point.quantise_rows(value) for value in values.values())
         return fixed_point.dequantise_sum(np.asarray(total, dtype=np.int64))
@@ -112,7 +112,7 @@ def test_sum_is_the_integer_sum_of_those_counted(data: st.DataObject) -> None:
                 session.step(values, never_answer=after)
             return
         total = session.step(values, never_answer=after)
-        assert np.array_equal(total, session.expected(values))
+        assert np.array_equal(total, session.compute_expected(values))
 
 
 def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
@@ -142,7 +142,7 @@ def test_too_few_answers_give_no_sum_and_no_secret() -> None:
     session = Session(4, 3)
     bound = session.next()
     announced = dict(session.combiner._announcements)  # type: ignore[attr-defined]  # of this backend
-    _, requests = session.asked(session.values(session.names), bound)
+    _, requests = session.request_shares(session.values(session.names), bound)
     answers = session.answers(requests, session.names[:2])
     with pytest.raises(
         RemoteProtocolError, match=r"one answer of at least 3 of .*: passive_3, pass"
@@ -255,7 +255,7 @@ def test_a_passive_called_silent_is_the_difference_of_two_sums() -> None:
     requests = session.combiner.ask({me: frames[me] for me in others}, bound.digest)
     answers = {me: session.contributors[me].answer(requests[me]) for me in others}
     without = session.receiver.decode(session.combiner.combine(answers), SHAPE, bound)
-    own = session.expected({left_out: values[left_out]})
+    own = session.compute_expected({left_out: values[left_out]})
     assert np.allclose(everybody - 2 * without, own, atol=1e-3)
     with pytest.raises(RemoteProtocolError, match="missing"):
         Session(4, 4).step({me: values[me] for me in others})
@@ -264,12 +264,12 @@ def test_a_passive_called_silent_is_the_difference_of_two_sums() -> None:
 def test_keys_that_the_aggregator_swaps_are_noticed() -> None:
     session = Session(3)
     bound = session.next()
-    _, requests = session.asked(session.values(session.names), bound)
+    _, requests = session.request_shares(session.values(session.names), bound)
     counted, first, second = blobs(requests["passive_1"])
 
     def answer_with(*parcels: bytes) -> bytes:
         fresh = Session(3)
-        _, requests = fresh.asked(fresh.values(fresh.names), fresh.next())
+        _, requests = fresh.request_shares(fresh.values(fresh.names), fresh.next())
         request = alter_frame(requests["passive_1"], blobs=(counted, *parcels))
         return fresh.contributors["passive_1"].answer(request)
 
@@ -336,7 +336,7 @@ def test_a_false_share_that_is_not_needed_goes_unnoticed_and_changes_nothing() -
     totals = []
     for played, false in ((session, b""), (again, bytes(16))):
         bound = played.next()
-        _, requests = played.asked(values, bound)
+        _, requests = played.request_shares(values, bound)
         answers = played.answers(requests)
         if false:
             shares = (false,) * len(blobs(answers["passive_4"]))
@@ -349,7 +349,7 @@ def test_a_false_share_that_is_not_needed_goes_unnoticed_and_changes_nothing() -
 def test_a_sum_names_those_whom_it_counts() -> None:
     session = Session(4, 3)
     bound = session.next()
-    _, requests = session.asked(session.values(session.names[:3]), bound)
+    _, requests = session.request_shares(session.values(session.names[:3]), bound)
     combined = session.combiner.combine(session.answers(requests), bound.digest)
     total, counted = blobs(combined)
     assert session.sum.agreement.parse_names(counted, sender="x") == session.names[:3]
@@ -388,7 +388,7 @@ def test_every_step_has_other_keys() -> None:
     session = Session(2)
     announced = []
     for _ in range(3):
-        frames, requests = session.asked(session.values(session.names), session.next())
+        frames, requests = session.request_shares(session.values(session.names), session.next())
         session.combiner.combine(session.answers(requests))
         announced += [
             Announcement.parse(blobs(frame)[1], sender=me) for me, frame in frames.items()
