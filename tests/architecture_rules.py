@@ -141,8 +141,8 @@ def one_way(modules: Mapping[str, Module]) -> list[str]:
     return offences
 
 
-def without_cycles(modules: Mapping[str, Module]) -> list[str]:
-    """No cycle among the imports that run when modules load."""
+def find_import_cycles(modules: Mapping[str, Module]) -> list[str]:
+    """List cycles among the imports that run when modules load."""
     graph = networkx.DiGraph(
         (module.name, target)
         for module in modules.values()
@@ -204,7 +204,7 @@ def all_is_true(modules: Mapping[str, Module]) -> list[str]:
             for node in statements
             if isinstance(node, _Definition) and not node.name.startswith("_")
         }
-        given = exported(statements)
+        given = list_exported_names(statements)
         if given is None and defined and (module.is_package or module.name in REFERENCE):
             offences.append(f"{module.name} has no __all__, but defines {sorted(defined)}")
         elif given is not None and not _within(module.name, COMMANDS):
@@ -238,7 +238,7 @@ def no_method_by_name(modules: Mapping[str, Module]) -> list[str]:
         own = _within(module.name, frozenset({METHODS_PACKAGE}))
         studies = module.layer in ("apfed_experiments", "apfed_bench")
         declares = own or (studies and not _within(module.name, NO_STUDY))
-        compared = _compared(module.tree)
+        compared = iterate_compared(module.tree)
         nodes = [(compared, names)]
         if not declares:
             nodes.append((ast.walk(module.tree), names - WORDS))
@@ -254,8 +254,8 @@ def no_method_by_name(modules: Mapping[str, Module]) -> list[str]:
     return offences
 
 
-def attacks_ask_no_method(modules: Mapping[str, Module]) -> list[str]:
-    """What the parties exchanged, an attack asks its view."""
+def find_attacks_that_ask_methods(modules: Mapping[str, Module]) -> list[str]:
+    """List attacks that ask a method what the parties exchanged, and not their view."""
     return [
         f"{module.name}:{line} imports {target}, where a view would say what is exchanged"
         for module, target, line in _all_imports(modules)
@@ -265,7 +265,7 @@ def attacks_ask_no_method(modules: Mapping[str, Module]) -> list[str]:
     ]
 
 
-def _compared(tree: ast.Module) -> Iterator[ast.AST]:
+def iterate_compared(tree: ast.Module) -> Iterator[ast.AST]:
     """Yield what is below a comparison, a pattern of `match`, or a test of a text's beginning."""
     for node in ast.walk(tree):
         begins = isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".startswith")
@@ -301,7 +301,7 @@ def _statements_on_load(body: ast.AST) -> Iterator[ast.AST]:
             yield from _statements_on_load(node)
 
 
-def exported(statements: Iterable[ast.AST]) -> set[str] | None:
+def list_exported_names(statements: Iterable[ast.AST]) -> set[str] | None:
     """Return the names in `__all__`, or None where the module has none."""
     for node in statements:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -311,10 +311,10 @@ def exported(statements: Iterable[ast.AST]) -> set[str] | None:
     return None
 
 
-def public(module: Module) -> set[str]:
-    """What others may import: the names in `__all__`, or else those here without an underscore."""
+def list_public_names(module: Module) -> set[str]:
+    """Return what others may import: `__all__`, or names without an underscore."""
     statements = list(_statements_on_load(module.tree))
-    given = exported(statements)
+    given = list_exported_names(statements)
     if given is not None:
         return given
     defined = {node.name for node in statements if isinstance(node, _Definition)}
@@ -331,8 +331,10 @@ def _within(name: str, forbidden: frozenset[str]) -> bool:
 # Which of our modules an import loads: the budget of what a reader of one part must know.
 
 
-def modules_loaded(statements: Sequence[str], *, path: Path | None = None) -> dict[str, set[str]]:
-    """For each import statement the modules of ours that it alone loads, of `path` as well."""
+def list_loaded_modules(
+    statements: Sequence[str], *, path: Path | None = None
+) -> dict[str, set[str]]:
+    """Return our modules that each import statement alone loads, of `path` as well."""
     searched = [*([str(path)] if path else []), *sys.path]
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, json.dumps([LAYERS, list(statements)])],

@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported is no garbage: to walk through it again and again costs a tenth of all."""
+    """Freeze what was imported: to walk through it again and again costs a tenth of all."""
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
 

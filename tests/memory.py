@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def traced() -> Iterator[Callable[[], int]]:
-    """The most bytes that were held at once since the block began; to be asked within it."""
+def trace_memory() -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the most bytes held at once since the block began."""
     tracemalloc.start()
     try:
         yield lambda: tracemalloc.get_traced_memory()[1]

@@ -309,7 +309,7 @@ too_few_public_rows: test_attacks_foreign.py
 """
 
 
-def _read() -> tuple[Fault, ...]:
+def parse_faults() -> tuple[Fault, ...]:
     faults = []
     for of_file in _DIFFERENCES.split("\n--- ")[1:]:
         file, *lines = of_file.rstrip("\n").split("\n")
@@ -326,4 +326,4 @@ def _read() -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-FAULTS = _read()
+FAULTS = parse_faults()

@@ -93,7 +93,9 @@ class OnDevice(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
             with _PLAIN():
-                copied = put(self.detach().clone().requires_grad_(self.requires_grad), self.at)
+                copied = move_tensor(
+                    self.detach().clone().requires_grad_(self.requires_grad), self.at
+                )
             if getattr(self, "_is_param", False):
                 copied._is_param = True
             memo[id(self)] = copied
@@ -101,11 +103,11 @@ class OnDevice(Tensor):
         return placed
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return put(self, CPU).__reduce_ex__(protocol)
+        return move_tensor(self, CPU).__reduce_ex__(protocol)
 
 
-def put(value: Any, device: torch.device) -> Any:
-    """The same memory as a tensor that says it lies there; what is no tensor is left alone."""
+def move_tensor(value: Any, device: torch.device) -> Any:
+    """Return a tensor of the same memory on that device; leave what is no tensor alone."""
     if not isinstance(value, Tensor) or _where(value) == device:
         return value  # an alias would be another tensor to autograd
     with _PLAIN():
@@ -180,20 +182,20 @@ def _call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _refuse_unwaited(name, args, kwargs)
         if name.endswith("__set__"):  # of .grad, .data and their like
             return func(*args, **kwargs)
-        place = _place(func, name, args, kwargs)
+        place = find_place(func, name, args, kwargs)
         _count(func, name, place, args, kwargs)
-        if _waits(func, place, args, kwargs):
+        if is_waiting(func, place, args, kwargs):
             _SEEN.wait(name)
         if place in DEVICES and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": CPU}
         found = func(*args, **kwargs)
         if func in _PACKS:
-            return put(found[0], place), found[1]
-        return found if place == META else tree_map(lambda value: put(value, place), found)
+            return move_tensor(found[0], place), found[1]
+        return found if place == META else tree_map(lambda value: move_tensor(value, place), found)
 
 
-def _place(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> torch.device:
-    """Where the result lies; refuses operands that do not go together."""
+def find_place(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> torch.device:
+    """Return where the result lies; refuse operands that do not go together."""
     operands = (args[0], *args[2:]) if func in _LENGTHS else args
     given = _tensors((operands, kwargs))
     places = {_where(one) for one in given if one.dim() or _where(one) != CPU}
@@ -208,17 +210,17 @@ def _place(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> torch.dev
         if places - {CPU} and not kwargs.get("force"):
             _refuse("numpy() of a tensor on a GPU", name)
         return CPU
-    return CPU if func in _READS else _beside(func, name, args, kwargs, places)
+    return CPU if func in _READS else find_default_place(func, name, args, kwargs, places)
 
 
-def _beside(
+def find_default_place(
     func: Any, name: str, args: Any, kwargs: dict[str, Any], places: set[torch.device]
 ) -> torch.device:
-    """Of what has no place of its own: beside its operands."""
+    """Return where a result lies that has no place of its own: beside its operands."""
     if func in _COPIES:
         return _where(args[0])
     if func in _INDEXES:
-        return _indexed(func, name, args)
+        return check_indices(func, name, args)
     if len(places) > 1:
         _refuse(f"tensors on {' and '.join(sorted(map(str, places)))}", name)
     place = next(iter(places), CPU)
@@ -227,8 +229,8 @@ def _beside(
     return place
 
 
-def _indexed(func: Any, name: str, args: Any) -> torch.device:
-    """Indices lie on the CPU or beside what they index; values beside it, or one number."""
+def check_indices(func: Any, name: str, args: Any) -> torch.device:
+    """Require indices on the CPU or beside what they index, and values beside it, or one."""
     place = _where(args[0])
     indices = [one for one in _tensors(args[1:2]) if one.dim()]
     if any(_where(one) not in (CPU, place) for one in indices):
@@ -244,8 +246,8 @@ def _refuse_unwaited(name: str, args: Any, kwargs: dict[str, Any]) -> None:
         _refuse("a copy from a GPU that nobody has waited for", name)
 
 
-def _waits(func: Any, place: torch.device, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether the program goes on only when a GPU has done all that it was asked for."""
+def is_waiting(func: Any, place: torch.device, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether the program goes on only when a GPU has done all its work."""
     if func in _COPIES:
         return place != _where(args[1]) and not _is_sent_ahead(args[1], kwargs)
     if func in _INDEXES:
@@ -287,7 +289,7 @@ def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             rest.append(one)
     if "dtype" in kwargs and kwargs["dtype"] is not None:
         rest.append(kwargs["dtype"])
-    moved = put(tensor, CPU)
+    moved = move_tensor(tensor, CPU)
     moved = moved.to(*rest, copy=True) if rest or kwargs.get("copy") else moved
     is_copied = place != _where(tensor)
     is_late = place == CPU and bool(kwargs.get("non_blocking"))
@@ -298,7 +300,7 @@ def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         moved = tensor if same else moved
     elif moved.data_ptr() == tensor.data_ptr():
         moved = moved.clone()
-    placed: Tensor = put(moved, place)
+    placed: Tensor = move_tensor(moved, place)
     if is_copied and is_late:
         _SEEN.unwaited[id(placed)] = placed
     return placed

@@ -30,7 +30,7 @@ PLANTED: Mapping[Rule, tuple[tuple[str, str], ...]] = {
         ("S.cli: | E.a: from S import cli", "composition root"),
         ("S.interfaces: | S.runs.a: import S.interfaces", "composition root"),
     ),
-    architecture_rules.without_cycles: (
+    architecture_rules.find_import_cycles: (
         ("A.a: from A import b | A.b: import A.a", "apfed_attacks.a imports apfed_attacks.b"),
         ("A: from A.a import x | A.a: from A import y", "apfed_attacks.a imports apfed_attacks"),
     ),
@@ -49,7 +49,7 @@ PLANTED: Mapping[Rule, tuple[tuple[str, str], ...]] = {
     architecture_rules.no_pickled_arrays: (
         ("A.a: np.load('x', allow_pickle=True)", "allows pickles"),
     ),
-    architecture_rules.attacks_ask_no_method: (
+    architecture_rules.find_attacks_that_ask_methods: (
         ("A.a: def f():\n from S.methods.terms import x", "a:2 imports secure_apfed.methods.terms"),
     ),
     architecture_rules.no_method_by_name: (
@@ -67,7 +67,7 @@ RULES = tuple(PLANTED)
 
 ALLOWED: Mapping[Rule, tuple[str, ...]] = {
     architecture_rules.one_way: ("S.cli: import E | A.a: import P | S.commands.a: import A",),
-    architecture_rules.without_cycles: ("A.a: import A.b | A.b: def f(): import A.a",),
+    architecture_rules.find_import_cycles: ("A.a: import A.b | A.b: def f(): import A.a",),
     architecture_rules.settings_are_names: (
         "S.base.names: | S.settings.a: import re, pydantic, S.base.names\nimport S.settings",
     ),
@@ -77,7 +77,7 @@ ALLOWED: Mapping[Rule, tuple[str, ...]] = {
         "S.cli: __all__ = ['main']\ndef main(): ...\ndef run(): ...",
     ),
     architecture_rules.no_pickled_arrays: ("A.a: np.load('x', allow_pickle=False)",),
-    architecture_rules.attacks_ask_no_method: ("A.live.a: from S.methods import METHODS",),
+    architecture_rules.find_attacks_that_ask_methods: ("A.live.a: from S.methods import METHODS",),
     architecture_rules.no_method_by_name: (
         "S.methods.a: name = 'tvfl'",
         "E.a: run(method='tvfl')\nm == 'tvfl-0'",
@@ -85,7 +85,7 @@ ALLOWED: Mapping[Rule, tuple[str, ...]] = {
 }
 
 
-def _planted(text: str) -> dict[str, architecture_rules.Module]:
+def plant_module(text: str) -> dict[str, architecture_rules.Module]:
     spelt = re.sub(r"\b[PSAE](?=[.: ]|$)", lambda letter: OURS[letter.group()], text)
     sources = dict(part.split(":", 1) for part in spelt.split(" | "))
     return {
@@ -121,10 +121,10 @@ def test_packages_give_all_that_they_say(tree: Tree) -> None:
 def test_rules_find_what_is_planted_and_permit_the_rest() -> None:
     for rule in RULES:
         for sources, says in PLANTED[rule]:
-            (offence,) = rule(_planted(sources))
+            (offence,) = rule(plant_module(sources))
             assert says in offence
         for sources in ALLOWED[rule]:
-            assert rule(_planted(sources)) == []
+            assert rule(plant_module(sources)) == []
 
 
 UNSAFE = (
@@ -197,7 +197,7 @@ KEYS = 175  # lines of the page of a run's keys, at most
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
     """The modules of ours that each statement loads."""
-    return architecture_rules.modules_loaded([*LOADED, "from secure_apfed import run"])
+    return architecture_rules.list_loaded_modules([*LOADED, "from secure_apfed import run"])
 
 
 @pytest.mark.parametrize(("statement", "maximum"), LOADED.items())
@@ -216,7 +216,7 @@ def test_a_method_asks_few_names(method: str, maximum: tuple[int, int], tree: Tr
 
 def test_names_of_ours_are_counted_once_each() -> None:
     source = "import numpy\nfrom S.data import x, y\nfrom P import z\nfrom numpy import a\n"
-    module = _planted(f"S.a: {source}def f():\n from S.data import x")["secure_apfed.a"]
+    module = plant_module(f"S.a: {source}def f():\n from S.data import x")["secure_apfed.a"]
     assert architecture_rules.own_imports(module) == (3, 2)
 
 
@@ -253,9 +253,9 @@ def test_floors_are_counted_by_parts_and_circles_whole() -> None:
         "S.runs: | S.runs.a: import S.runs.b | S.runs.b: from S.data import x | S.data: | "
         "S.data.c: import S.names, P | P: | S.names: def late():\n import S.runs.a"
     )
-    assert architecture_rules.floors(_planted(house)) == ["runs", "data", "names"]
+    assert architecture_rules.floors(plant_module(house)) == ["runs", "data", "names"]
     house += " | S.solo: from S.data import c | S.data.d: import S.solo"
-    assert architecture_rules.floors(_planted(house)) == ["runs", "data", "solo", "names"]
+    assert architecture_rules.floors(plant_module(house)) == ["runs", "data", "solo", "names"]
 
 
 def test_settings_have_few_keys() -> None:

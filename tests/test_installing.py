@@ -38,7 +38,7 @@ MAKES_LINES = ("protocols/apfed_protocols/installing.py", "tests/test_installing
 NAME = re.compile(r"(?<![\w./-])(secure[-_.]apfed|apfed[-_.]protocols)(?![\w./]|-\d)")
 
 
-def tracked() -> Iterator[Path]:
+def iterate_files() -> Iterator[Path]:
     """Yield every file of the project that may tell somebody what to type."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],
@@ -72,7 +72,9 @@ def commands_of(line: str) -> Iterator[list[str]]:
             yield rest.split()
 
 
-LINES = [(path.relative_to(ROOT).as_posix(), line) for path in tracked() for line in lines_of(path)]
+LINES = [
+    (path.relative_to(ROOT).as_posix(), line) for path in iterate_files() for line in lines_of(path)
+]
 
 
 def test_lines_that_install_are_found() -> None:
@@ -158,7 +160,7 @@ def test_without_metadata_a_line_says_what_works_in_a_checkout(
     assert install_requirement("torch").startswith("make setup")
 
 
-def pinned(lock: str) -> dict[str, str]:
+def load_versions(lock: str) -> dict[str, str]:
     """Return the version of each package of a lock."""
     lines = re.findall(r"^([\w.-]+)==([^\s;\\]+)", (ROOT / lock).read_text(), re.MULTILINE)
     return {canonicalize_name(name): version for name, version in lines}
@@ -166,8 +168,8 @@ def pinned(lock: str) -> dict[str, str]:
 
 def test_every_pin_has_hashes_and_is_the_one_of_the_lock() -> None:
     """Torch and torchvision apart, whose builds are other files under one version."""
-    hashed = pinned("requirements-hashes.lock")
-    locked = pinned("requirements.lock")
+    hashed = load_versions("requirements-hashes.lock")
+    locked = load_versions("requirements.lock")
     entries = re.split(r"\n(?=[\w])", (ROOT / "requirements-hashes.lock").read_text())
     for entry in entries[1:]:
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry[:60]
@@ -188,7 +190,7 @@ def docker_commands() -> list[str]:
     return [line.removeprefix("RUN ") for line in text.splitlines() if line.startswith("RUN ")]
 
 
-def copied_by_docker() -> list[str]:
+def list_docker_copies() -> list[str]:
     text = (ROOT / "docs/deploy/Dockerfile").read_text()
     words = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
     return [name for line in words for name in line]
@@ -196,7 +198,7 @@ def copied_by_docker() -> list[str]:
 
 def test_the_docker_file_copies_what_its_commands_read() -> None:
     """The fast half of following it line by line."""
-    copied = copied_by_docker()
+    copied = list_docker_copies()
     assert all((ROOT / name).exists() for name in copied)
     *_, hashed, torch, ours, user = docker_commands()
     assert "--require-hashes" in hashed
@@ -212,7 +214,7 @@ def test_the_docker_file_copies_what_its_commands_read() -> None:
             if word in ("--requirement", "--constraint")
         }
         assert files <= set(copied)
-    assert {"hatchling", "torch"} <= pinned("requirements.lock").keys()
+    assert {"hatchling", "torch"} <= load_versions("requirements.lock").keys()
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +228,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_docker_file_is_followed_line_by_line(clean: Path, tmp_path: Path) -> None:
-    for name in copied_by_docker():
+    for name in list_docker_copies():
         subprocess.run(["cp", "-r", str(ROOT / name), str(tmp_path / name)], check=True)
     for command in docker_commands():
         if command.startswith("useradd"):

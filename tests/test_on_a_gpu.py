@@ -63,7 +63,7 @@ BOTH = {
 
 @pytest.fixture(autouse=True)
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
-    """Where a run computes, whose teachers learn for a few steps: where, and not how well."""
+    """Record where a run computes, whose teachers learn for a few steps only."""
     steps = {"networks._STEPS": 4, "networks._CODER_STEPS": 4, "classical._TREES": 5}
     for name, few in steps.items():
         monkeypatch.setattr(f"secure_apfed.solo.{name}", few)
@@ -197,8 +197,8 @@ def test_a_run_computes_on_its_device(name: str, tmp_path: Path, seen: Pretended
 RECORDED: dict[str, tuple[Recording, Pretended]] = {}
 
 
-def _recorded(method: str, seen: Pretended) -> Recording:
-    """One run a method, which all of its attacks read; kept beside what it computed."""
+def record_run(method: str, seen: Pretended) -> Recording:
+    """Record one run of a method, which all of its attacks read."""
     if method not in RECORDED:
         seen.forget()
         RECORDED[method] = run(METHOD_RUNS[method](), None).recording, copy(seen)
@@ -209,7 +209,7 @@ def _recorded(method: str, seen: Pretended) -> Recording:
 @pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_computes_on_its_device(method: str, seen: Pretended) -> None:
-    _recorded(method, seen)
+    record_run(method, seen)
     _check(RECORDED[method][1])
 
 
@@ -261,7 +261,7 @@ def test_an_attack_computes_on_its_device(name: str, seen: Pretended) -> None:
             assert isinstance(attack, AnsweringAttack)
             results = [play_answers(attack, config, "passive-1")]
     else:
-        recording = _recorded(method, seen)
+        recording = record_run(method, seen)
         choice = AttackChoice(name=attack.name, options={**FEW, **options})
         results = mounting.run_attacks(recording, [choice], seed=0)
     assert any(result.applicable for result in results), [result.reason for result in results]
@@ -433,7 +433,7 @@ def test_a_planted_fault_is_found(
 ) -> None:
     play_one = partial(test_a_run_computes_on_its_device, "1-th of each table", tmp_path)
     if fault in IN_AN_ATTACK:
-        _recorded("tvfl", seen)
+        record_run("tvfl", seen)
         play_one = partial(test_an_attack_computes_on_its_device, "representation_network")
     monkeypatch.setattr(*{**IN_A_RUN, **IN_AN_ATTACK}[fault])
     # A guard is measured on the first batch, which meets the array before the device does; a

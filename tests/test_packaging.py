@@ -113,8 +113,8 @@ def test_the_page_on_installing_names_every_extra_and_its_lock() -> None:
     assert all(extra in LOCKS[lock] for extra, lock in told.items())
 
 
-def _shipped_sources(distribution: str) -> set[str]:
-    """Every file of its packages, as a path inside the wheel."""
+def list_shipped_sources(distribution: str) -> set[str]:
+    """List every file of its packages, as a path inside the wheel."""
     _, packages = DISTRIBUTIONS[distribution]
     return {
         path.relative_to(folder.parent).as_posix()
@@ -170,7 +170,7 @@ def test_wheel_ships_every_file_of_the_packages_and_nothing_else(
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (licence,) = (name for name in archive.namelist() if name.endswith("LICENSE"))
         assert b"Apache License" in archive.read(licence)
-    assert names == _shipped_sources(distribution)
+    assert names == list_shipped_sources(distribution)
     assert f"{distribution}/py.typed" in names
 
 

@@ -53,7 +53,7 @@ def _run(names: Sequence[str], root: Path, seconds: int) -> subprocess.Completed
 
 
 @contextmanager
-def _planted(fault: Fault, root: Path) -> Iterator[None]:
+def plant_fault(fault: Fault, root: Path) -> Iterator[None]:
     place = root / fault.file
     right = place.read_text()
     compiled = Path(importlib.util.cache_from_source(str(place)))
@@ -87,6 +87,6 @@ def test_without_a_fault_the_copys_tests_pass(copy: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(fault: Fault, copy: Path) -> None:
-    with _planted(fault, copy):
+    with plant_fault(fault, copy):
         ended = _run(fault.tests, copy, _SECONDS)
     assert ended.returncode == _FAILED, f"{fault.breaks} Nobody noticed.\n{ended.stdout[-2000:]}"

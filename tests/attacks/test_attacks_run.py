@@ -26,9 +26,9 @@ from apfed_attacks.view import AttackError, Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import METHODS
-from tests.architecture_rules import modules_loaded
+from tests.architecture_rules import list_loaded_modules
 from tests.docs.pages import program_of
-from tests.secure_apfed.small_runs import renamed
+from tests.secure_apfed.small_runs import rename_method
 
 COMPLETION = AttackChoice(name="model_completion")
 EXPERIMENTER_ONLY = (
@@ -219,7 +219,7 @@ def test_a_method_is_attacked_by_what_it_declares(
     like: str, make_recording: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that nobody has heard of gets the attacks of its like, and is told the same reasons."""
-    monkeypatch.setitem(METHODS, "unheard", renamed(METHODS[like], "unheard"))
+    monkeypatch.setitem(METHODS, "unheard", rename_method(METHODS[like], "unheard"))
     reasons: dict[str, list[str | None]] = {}
     for method in (like, "unheard"):
         recording = make_recording("labels", method=method, gradient="labels")
@@ -408,11 +408,11 @@ def _offences(loaded: dict[str, set[str]]) -> list[str]:
 
 @pytest.mark.slow
 def test_an_attack_loads_few_of_our_modules_and_no_method(tmp_path: Path) -> None:
-    loaded = modules_loaded(list(MODULES))
+    loaded = list_loaded_modules(list(MODULES))
     assert all(name in loaded[statement] for statement, name in MODULES.items())
     assert _offences(loaded) == []
     # One that loads all is found.
     (tmp_path / "offender.py").write_text("import apfed_attacks.view, secure_apfed.methods\n")
-    many, table = _offences(modules_loaded(["import offender"], path=tmp_path))
+    many, table = _offences(list_loaded_modules(["import offender"], path=tmp_path))
     assert "of our modules" in many
     assert "table of methods" in table

@@ -29,7 +29,7 @@ import secure_apfed
 from secure_apfed.cli import app, execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import parse_yaml
-from tests.architecture_rules import LAYERS, public, read_sources, the_tree
+from tests.architecture_rules import LAYERS, list_public_names, read_sources, the_tree
 from tests.docs.pages import DOCS, DOCUMENTS, HOOK, ROOT, blocks, built_site, command_lines, text_of
 from tests.docs.prose import CONSTANTS, EVERYWHERE, figures_without_source
 from tests.links.trained_parties import train_parties
@@ -101,9 +101,9 @@ def missing(code: str) -> list[str]:
         if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in LAYERS:
             home = modules.get(str(node.module))
             names = {alias.name for alias in node.names}
-            known = public(home) if home else set()
+            known = list_public_names(home) if home else set()
             if node.module == "secure_apfed":  # which gives all of the other
-                known |= public(modules["apfed_protocols"])
+                known |= list_public_names(modules["apfed_protocols"])
             offences += [
                 f"{node.module}: {name}"
                 for name in sorted(names - known)

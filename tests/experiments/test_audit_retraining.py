@@ -172,7 +172,7 @@ def test_a_retraining_is_what_the_parties_do() -> None:
         z_BD = unpack_tensors(sent, SENT, sender="active")[0]["z"]
         torch.testing.assert_close(z_BD, step.clean[0], rtol=0, atol=1e-10)
         clipped += int((z_BD.norm(dim=1) > SHORT.clip * (1 - 1e-9)).sum())
-        active.update(combiner.combine({"p1": seats.contributed(passive, received)}))
+        active.update(combiner.combine({"p1": seats.contribute_to(passive, received)}))
     assert clipped > 0
     assert isinstance(passive.trainer, PassiveTrainer)
     models: dict[Literal["active", "passive"], nn.Module] = {

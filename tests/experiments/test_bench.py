@@ -22,7 +22,7 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError, DataError
 from tests.conftest import Children
 from tests.refusals import list_unrefused
-from tests.secure_apfed.small_runs import said_to_people
+from tests.secure_apfed.small_runs import read_stderr
 from tests.waiting import LONG_S
 
 STORED = Path(__file__).resolve().parents[2] / "docs" / "performance"
@@ -119,9 +119,9 @@ def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(
     assert exit_code("other") == 0
     assert "its processor time was stolen" in capsys.readouterr().out
     assert exit_code("othr") == 2
-    assert "no bench is called 'othr'" in said_to_people(capsys)
+    assert "no bench is called 'othr'" in read_stderr(capsys)
     assert exit_code("one", "--only", "nothing") == 2
-    assert "'nothing' names no case of bench one" in said_to_people(capsys)
+    assert "'nothing' names no case of bench one" in read_stderr(capsys)
 
 
 def test_cases_take_turns_and_those_without_a_clock_tell_nothing() -> None:

@@ -20,7 +20,7 @@ from secure_apfed.cli import execute
 from secure_apfed.commands import study
 from secure_apfed.runs.run import run
 from tests.experiments.run_folder import own_tables
-from tests.secure_apfed.small_runs import said_to_people, small_config, told
+from tests.secure_apfed.small_runs import read_stderr, run_as_json, small_config
 
 _HELPS = """
 import sys
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_told(
 ) -> None:
     monkeypatch.setattr("apfed_experiments.workers.start_forkserver", lambda: None)
     assert execute(["study", *arguments, "--debug"]) == 2
-    assert said in said_to_people(capsys)
+    assert said in read_stderr(capsys)
 
 
 # Workers come from a server that has imported what they need, and compute on one thread.
@@ -152,9 +152,9 @@ def test_attacks_are_mounted_and_kept_beside_earlier_ones(
     finished_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = ("--option", "temporal.labels_per_class=4")
-    first = told(capsys, "attack", finished_folder, "--attacks", "temporal", *few)["attacks"]
+    first = run_as_json(capsys, "attack", finished_folder, "--attacks", "temporal", *few)["attacks"]
     assert {one["attack"] for one in first} == {"temporal"}
-    both = told(capsys, "attack", finished_folder, "--attacks", "inverse_network")["attacks"]
+    both = run_as_json(capsys, "attack", finished_folder, "--attacks", "inverse_network")["attacks"]
     assert {one["attack"] for one in both} == {"temporal", "inverse_network"}
     assert (finished_folder / "report.html").is_file()
     assert execute(["attack", str(finished_folder), "--attacks", "label_gradients"]) == 0
@@ -171,15 +171,21 @@ def test_wrong_arguments_are_refused(
         (["--option", "temporal.window=[3"], "is not YAML"),
     ):
         assert (
-            says in told(capsys, "attack", finished_folder, *arguments, code=2)["error"]["message"]
+            says
+            in run_as_json(capsys, "attack", finished_folder, *arguments, code=2)["error"][
+                "message"
+            ]
         )
-    assert "holds no finished run" in told(capsys, "attack", tmp_path, code=3)["error"]["message"]
+    assert (
+        "holds no finished run"
+        in run_as_json(capsys, "attack", tmp_path, code=3)["error"]["message"]
+    )
 
 
 def test_damaged_files_are_told(finished_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run_refused_command(name: str) -> str:
         assert execute(["attack", str(finished_folder), "--attacks", name]) != 0
-        return said_to_people(capsys)
+        return read_stderr(capsys)
 
     for content in ("[{", '[{"attack": "temporal"}]', "3"):
         (finished_folder / "attacks.json").write_text(content)
@@ -236,7 +242,7 @@ def test_own_tables_with_empty_labels_are_attacked(
     file = tmp_path / "run.yaml"
     folder = tmp_path / "run"
     file.write_text(json.dumps(settings))
-    mounted = told(capsys, "run", file, "--output", folder, "--no-baselines")["attacks"]
+    mounted = run_as_json(capsys, "run", file, "--output", folder, "--no-baselines")["attacks"]
     assert {one["attack"] for one in mounted} == set(few)
     of_labels = [one for one in mounted if one["target"] == "labels" and one["applicable"]]
     assert of_labels

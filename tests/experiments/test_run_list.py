@@ -21,7 +21,7 @@ from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.runs.run import run
 from tests.attacks.test_attacks_live import config_of as voting
 from tests.experiments.run_folder import Page, attack_result, config_of, write_run
-from tests.secure_apfed.small_runs import told
+from tests.secure_apfed.small_runs import run_as_json
 
 SOLO = "solo.json"
 DAY = datetime(2025, 3, 1, 12, tzinfo=UTC)
@@ -198,7 +198,7 @@ def test_the_command_prints_a_table_one_object_or_a_note(
     out = capsys.readouterr().out
     assert re.search(r"guarded +apfed_c +digits, 4 parties +70\.0 % +\+5\.0 points +7\.98", out)
     assert "broken: result.json: is not JSON" in out
-    rows = {row["name"]: row for row in told(capsys, "runs", top)["runs"]}
+    rows = {row["name"]: row for row in run_as_json(capsys, "runs", top)["runs"]}
     assert rows["guarded"]["best_alone"]["value"] == 0.65
     assert rows["guarded"]["worst_attacks"]["passive reads labels"]["advantage"] == 0.3
     assert (rows["study/alone"]["epsilon"], rows["cut"]["accuracy"]) == (None, None)

@@ -28,7 +28,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.learning.autoencoder import DistillationSettings
-from tests.secure_apfed.small_runs import told
+from tests.secure_apfed.small_runs import run_as_json
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 VALUES = {("a", 0): 10.0, ("a", 1): 12.0, ("b", 0): 7.0, ("b", 1): 7.0}
@@ -195,13 +195,13 @@ def test_the_command_lists_fills_and_names_what_is_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("apfed_experiments.tables.TABLES", {"toy": toy()})
-    (entry,) = told(capsys, "study", "table", "--list")["tables"]
+    (entry,) = run_as_json(capsys, "study", "table", "--list")["tables"]
     assert entry["name"] == "toy"
     wanted = ["study", "table", "toy", "--output", tmp_path, "--jobs", 1]
-    filled = told(capsys, *wanted)
+    filled = run_as_json(capsys, *wanted)
     assert filled["tables"]["toy"][0]["in_sd"] == pytest.approx(2.0 / math.sqrt(3))
     assert Path(filled["page"]).is_file()
-    told(capsys, *wanted, "--full", code=3)
+    run_as_json(capsys, *wanted, "--full", code=3)
     assert (tmp_path / "toy-full.csv").is_file()
     assert execute(["study", "table"]) == 2
     with pytest.raises(ConfigError, match="did you mean 'toy'"):

@@ -31,7 +31,7 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.solo import BASELINES
 from tests.experiments.run_folder import check_all_directions, make_attack_result, make_finished_run
-from tests.secure_apfed.small_runs import told
+from tests.secure_apfed.small_runs import run_as_json
 
 AGGREGATOR_READS = Direction(reader="aggregator", target="features").kind
 STUDY = """
@@ -264,7 +264,7 @@ def test_a_runs_study_is_checked_before_the_run(
     file = tmp_path / "run.yaml"
     folder = tmp_path / "run"
     file.write_text(own_study(**study))
-    assert says in told(capsys, "run", file, "--output", folder, code=2)["error"]["message"]
+    assert says in run_as_json(capsys, "run", file, "--output", folder, code=2)["error"]["message"]
     assert not folder.exists()
 
 
@@ -279,7 +279,7 @@ def test_a_run_is_followed_by_its_own_study(
     command = ["run", file, "--output", folder, "--no-baselines", "--set", "attacks=[]"]
     attacks = 'tradeoff.set={"attacks": [{"name": "temporal"}]}'
     with parallel_config(backend="sequential"):
-        found = told(capsys, *command, "--set", attacks)
+        found = run_as_json(capsys, *command, "--set", attacks)
     assert {point["defence"] for point in found["tradeoff"]} == {"none", "noise"}
     assert all("passive reads labels" in point["leakage"] for point in found["tradeoff"])
     assert not found["attacks"]
@@ -292,7 +292,7 @@ def test_a_run_is_followed_by_its_own_study(
 @pytest.mark.timeout(1200)
 def test_the_card_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = Path(package.__file__).parent / "configs" / "card.yaml"
-    found = told(capsys, "run", card, "--output", tmp_path / "run")
+    found = run_as_json(capsys, "run", card, "--output", tmp_path / "run")
     assert found["privacy"]["epsilon_x"] == pytest.approx(1.0, abs=0.01)
     assert {one["attack"] for one in found["attacks"]} == set(ATTACKS)
     assert sum(one["applicable"] for one in found["attacks"]) > 10

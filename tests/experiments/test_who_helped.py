@@ -47,7 +47,7 @@ from secure_apfed.runs.worth import (
     leave_out_settings,
 )
 from tests.experiments.run_folder import make_votes_config, own_tables
-from tests.secure_apfed.small_runs import said_to_people, small_config, told
+from tests.secure_apfed.small_runs import read_stderr, run_as_json, small_config
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
@@ -179,8 +179,8 @@ def test_asking_changes_no_figure_of_the_run(
     file = tmp_path / "run.yaml"
     file.write_text(dump_settings(votes_config()))
     call = ["run", file, "--no-baselines", "--output"]
-    asked = told(capsys, *call, tmp_path / "asked", "--contributions")
-    plain = told(capsys, *call, tmp_path / "plain")
+    asked = run_as_json(capsys, *call, tmp_path / "asked", "--contributions")
+    plain = run_as_json(capsys, *call, tmp_path / "plain")
     own = {"folder", "report", "who_helped"}
     assert {key: asked[key] for key in asked if key not in own | {"verdict"}} == {
         key: plain[key] for key in plain if key not in own | {"verdict"}
@@ -223,7 +223,7 @@ def test_a_run_that_cannot_be_compared_is_refused_before_it_begins(
     folder = tmp_path / "r"
     call = ["run", str(file), "--output", str(folder), "--contributions", *more]
     assert execute(call) == 2
-    assert why in said_to_people(capsys)
+    assert why in read_stderr(capsys)
     assert not folder.exists()
 
 

@@ -83,8 +83,8 @@ class Flower:
         flower = {"FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
         return {**make_environment(self.home), **flower}
 
-    def read(self, name: str) -> str:
-        """Return what a process said so far."""
+    def load_output(self, name: str) -> str:
+        """Return a process's output so far."""
         log = self.home / f"{name}.txt"
         return log.read_text(errors="replace") if log.exists() else ""
 
@@ -123,9 +123,9 @@ class Flower:
         The SuperLink refuses it until it has missed the heartbeats of the one before.
         """
         deadline = time.monotonic() + timeout
-        before = self.read(name).count(_IS_ACTIVE)
-        while self.read(name).count(_IS_ACTIVE) == before:
-            assert time.monotonic() < deadline, self.read(name)[-2000:]
+        before = self.load_output(name).count(_IS_ACTIVE)
+        while self.load_output(name).count(_IS_ACTIVE) == before:
+            assert time.monotonic() < deadline, self.load_output(name)[-2000:]
             if name in self._processes and self._processes[name].poll() is None:
                 time.sleep(0.5)
                 continue
@@ -164,11 +164,13 @@ class Flower:
     def wait_for(self, text: str, name: str = "app", timeout: float = 200.0) -> str:
         """Wait until a process said this; return all that it said."""
         deadline = time.monotonic() + timeout
-        while text not in self.read(name):
+        while text not in self.load_output(name):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{name} did not say {text!r}:\n{self.read(name)[-3000:]}")
+                raise TimeoutError(
+                    f"{name} did not say {text!r}:\n{self.load_output(name)[-3000:]}"
+                )
             time.sleep(0.2)
-        return self.read(name)
+        return self.load_output(name)
 
 
 def _list_children(parent: int) -> list[int]:

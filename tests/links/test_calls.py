@@ -24,7 +24,7 @@ from secure_apfed.exchange.sealed_connection import MAX_SEALED, LocalEnd
 from secure_apfed.organisations.party import PartyFile
 from tests.docs.pages import ROOT, text_of
 from tests.links.pair import awaiting
-from tests.secure_apfed.small_runs import told
+from tests.secure_apfed.small_runs import run_as_json
 from tests.waiting import LONG_S, wait_until
 
 NAMES = ("ann", "bob")
@@ -223,11 +223,11 @@ def test_what_is_revoked_is_listed_as_it_is_shown(
     made = make_authority().issue_certificate("bank", days=30)
     for name, pem in (("ca", made.ca), ("certificate", made.certificate), ("key", made.key)):
         (own / f"{name}.pem").write_bytes(pem)
-    shown = told(capsys, "certs", "show", str(own / "certificate.pem"))["certificates"][0]
+    shown = run_as_json(capsys, "certs", "show", str(own / "certificate.pem"))["certificates"][0]
     assert shown["names"] == "bank"
     assert 28 <= shown["days_left"] <= 30
     for what in (str(own / "certificate.pem"), shown["serial"].upper(), "AB:" * 31 + "AB"):
-        told(
+        run_as_json(
             capsys,
             "certs",
             "revoke",
@@ -248,7 +248,7 @@ def test_what_is_revoked_is_listed_as_it_is_shown(
                 name="bank",
                 revoked=frozenset({entry}),
             )
-    refused = told(capsys, "certs", "revoke", "no such", "--list", listed, code=2)
+    refused = run_as_json(capsys, "certs", "revoke", "no such", "--list", listed, code=2)
     assert "name files of certificates that are there, or hex" in refused["error"]["message"]
 
 
@@ -269,7 +269,7 @@ def test_what_is_revoked_is_listed_as_it_is_shown(
 def test_a_relay_says_what_it_lacks(
     capsys: pytest.CaptureFixture[str], listen: str, more: list[str], reads: str, code: int
 ) -> None:
-    assert reads in json.dumps(told(capsys, "relay", "--listen", listen, *more, code=code))
+    assert reads in json.dumps(run_as_json(capsys, "relay", "--listen", listen, *more, code=code))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from secure_apfed.organisations.served import AnswerBook, serve_party
 from secure_apfed.runs.audit_log import FILE_NAME, AuditLog, verify_log
 from secure_apfed.runs.folder import PROJECT_ENDED, PartyFolder, load_ending, require_open_project
 from tests.links.test_project import OTHERS, PARTIES, Organisations, certificate_findings
-from tests.secure_apfed.small_runs import told
+from tests.secure_apfed.small_runs import run_as_json
 
 SECRETS = (
     "joint.safetensors",
@@ -50,22 +50,22 @@ STAYS = (
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+def sealed_project(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     made = Organisations(
         tmp_path_factory.mktemp("sealed"), addresses=[f"127.0.0.1:{port}" for port in (7, 8, 9)]
     )
-    made.sealed()
+    made.seal()
     return made
 
 
 @pytest.fixture
-def here(sealed: Organisations, tmp_path: Path) -> Organisations:
+def here(sealed_project: Organisations, tmp_path: Path) -> Organisations:
     """A copy of those who joined, to be harmed."""
-    copy = shutil.copytree(sealed.base, tmp_path / "copy")
+    copy = shutil.copytree(sealed_project.base, tmp_path / "copy")
     for run in copy.glob(f"*/*/{project.RUN}"):
-        run.write_text(run.read_text().replace(str(sealed.base), str(copy)))
+        run.write_text(run.read_text().replace(str(sealed_project.base), str(copy)))
     harmed = Organisations.__new__(Organisations)
-    harmed.__dict__ |= sealed.__dict__ | {"base": copy}
+    harmed.__dict__ |= sealed_project.__dict__ | {"base": copy}
     return harmed
 
 
@@ -102,7 +102,7 @@ def test_an_end_shows_first_what_it_would_delete(
     shop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.read_bytes() for path in shop.iterdir() if path.is_file()}
-    said = told(capsys, "project", "end", "--config", config_of(shop))
+    said = run_as_json(capsys, "project", "end", "--config", config_of(shop))
     assert said["is_ended"] is False
     named = [each["file"] for each in said["deletes"]]
     assert named[:2] == ["joint.safetensors", ANSWER_BOOK]
@@ -119,7 +119,7 @@ def test_an_end_deletes_signs_and_is_done_once(
     shop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     identity = PartyFolder(shop).load_identity().public.hex()
-    assert told(capsys, "project", "end", shop, "--yes")["is_ended"]
+    assert run_as_json(capsys, "project", "end", shop, "--yes")["is_ended"]
     assert not [name for name in (*SECRETS, "alignment", ANSWER_BOOK) if (shop / name).exists()]
     assert not [
         name for name in (*STAYS, "identity.pem", "party.yaml") if not (shop / name).exists()
@@ -129,19 +129,20 @@ def test_an_end_deletes_signs_and_is_done_once(
     assert set(summary.ended.deleted) == {*SECRETS, "alignment", ANSWER_BOOK}
     assert {"contract.json", "model.json", "sealed.json"} <= set(summary.ended.kept)
     assert "identity.pem" not in summary.ended.kept, "a log is for others to read"
-    shown = told(capsys, "audit-log", "verify", shop)
+    shown = run_as_json(capsys, "audit-log", "verify", shop)
     assert shown["ended"]["deleted"][0] == "joint.safetensors"
     assert execute(["audit-log", "verify", str(shop)]) == 0
     assert "project ended" in capsys.readouterr().out
     log = (shop / FILE_NAME).read_bytes()
-    again = told(capsys, "project", "end", shop, "--yes")
+    again = run_as_json(capsys, "project", "end", shop, "--yes")
     assert (again["deletes"], again["ended_at"]) == ([], summary.ended.at)
     assert execute(["project", "end", str(shop), "--yes"]) == 0
     assert "there is nothing to do" in " ".join(capsys.readouterr().err.split())
     assert (shop / FILE_NAME).read_bytes() == log
     (shop / "joint.safetensors").write_bytes(b"put back from a copy")
     assert (
-        told(capsys, "project", "end", shop, "--yes")["deletes"][0]["file"] == "joint.safetensors"
+        run_as_json(capsys, "project", "end", shop, "--yes")["deletes"][0]["file"]
+        == "joint.safetensors"
     )
     assert not (shop / "joint.safetensors").exists()
 
@@ -170,9 +171,9 @@ def test_nobody_predicts_jointly_or_joins_again_where_it_was_ended(
     ending.end_project(ending.find_owner(bank, None), now=0.0)
     rows = here.base / "bank" / "bank.csv"
     call = ("predict", "--model", bank, "--data", rows, "--jointly", config_of(bank))
-    assert "was ended in" in told(capsys, *call, code=3)["error"]["message"]
+    assert "was ended in" in run_as_json(capsys, *call, code=3)["error"]["message"]
     join = ("project", "join", bank / project.SEALED, "--as", "bank", "--folder", bank)
-    assert "was ended in" in told(capsys, *join, code=3)["error"]["message"]
+    assert "was ended in" in run_as_json(capsys, *join, code=3)["error"]["message"]
 
 
 def test_an_end_that_was_killed_is_finished_by_the_same_call(
@@ -227,14 +228,14 @@ def test_a_server_ends_before_its_next_session(shop: Path, monkeypatch: pytest.M
     assert said == ["the project of shop was ended in its folder: it serves no more"]
 
 
-def _altered(folder: Path) -> None:
+def alter_audit_log(folder: Path) -> None:
     path = folder / FILE_NAME
     path.write_bytes(path.read_bytes().replace(b"opened", b"0pened", 1))
 
 
 # What keeps an end from beginning, with what is told.
 UNENDED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "log altered": (_altered, "line 1"),
+    "log altered": (alter_audit_log, "line 1"),
     "no identity": (lambda home: (home / "identity.pem").unlink(), "holds no identity.pem"),
     "marker cut off": (lambda home: (home / PROJECT_ENDED).write_text("{"), "is not JSON"),
 }
@@ -275,7 +276,7 @@ def test_a_folder_says_whose_it_is_by_its_log_where_its_file_is_gone(
         [str(tmp_path)],
         [str(tmp_path / "x")],
     ):
-        message = told(capsys, "project", "end", *call, code=2)["error"]["message"]
+        message = run_as_json(capsys, "project", "end", *call, code=2)["error"]["message"]
         assert "--config" in message or "is no folder" in message
 
 
@@ -294,12 +295,14 @@ def test_a_certificate_is_renewed_and_nobody_compares_words(
     bank = here.home("bank")
     files = {name: (home / f"{name}.pem").read_bytes() for name in ("ca", "certificate", "key")}
     sealed = (home / project.SEALED).read_bytes()
-    asked = told(
+    asked = run_as_json(
         capsys, "certs", "request", "--config", config_of(home), *(["--new-key"] * new_key)
     )["request"]
-    made = told(capsys, "certs", "renew", asked, "--folder", bank, "--days", "500")["renewed"]
+    made = run_as_json(capsys, "certs", "renew", asked, "--folder", bank, "--days", "500")[
+        "renewed"
+    ]
     for _ in range(2):  # the second time changes nothing more
-        assert told(capsys, "certs", "accept", made, "--config", config_of(home)) == {
+        assert run_as_json(capsys, "certs", "accept", made, "--config", config_of(home)) == {
             "holder": holder
         }
     after = {name: (home / f"{name}.pem").read_bytes() for name in files}
@@ -313,7 +316,9 @@ def test_a_certificate_is_renewed_and_nobody_compares_words(
     Credentials.from_files(*paths, name=holder)
     assert "trial" not in issuer_and_subject(after["certificate"])
     assert "trial" not in issuer_and_subject(files["certificate"])
-    days = told(capsys, "certs", "show", home / "certificate.pem")["certificates"][0]["days_left"]
+    days = run_as_json(capsys, "certs", "show", home / "certificate.pem")["certificates"][0][
+        "days_left"
+    ]
     assert days >= 499
     found = certificate_findings(home)
     assert found["certificate"][0] == "ok"
@@ -348,7 +353,7 @@ def test_others_may_note_a_renewed_certificate_and_revoke_the_old_one(here: Orga
     assert not list(clinic.glob("renewed-*"))
 
 
-def _signed_by_another(path: Path) -> None:
+def sign_as_another(path: Path) -> None:
     content = json.loads(path.read_text())["document"]
     identity = fresh_identity()
     content["identity"] = identity.public.hex()
@@ -357,13 +362,13 @@ def _signed_by_another(path: Path) -> None:
     path.write_text(json.dumps({"document": content, "signature": signature.hex()}))
 
 
-def _altered_file(path: Path) -> None:
+def alter_project_name(path: Path) -> None:
     path.write_text(path.read_text().replace('"project": "', '"project": "0', 1))
 
 
 FORGED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "altered": (_altered_file, "its signature does not fit"),
-    "of another key": (_signed_by_another, "knows (shop|bank) by another identity"),
+    "altered": (alter_project_name, "its signature does not fit"),
+    "of another key": (sign_as_another, "knows (shop|bank) by another identity"),
     "of another kind": (
         lambda path: shutil.copyfile(path.parent / "sealed.json", path),
         "expected a file of the kind",

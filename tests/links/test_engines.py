@@ -57,7 +57,7 @@ SITES = (
 )
 
 
-def sealed_over(base: Path, where: dict[str, Any]) -> Organisations:
+def seal_project_over(base: Path, where: dict[str, Any]) -> Organisations:
     made = Organisations(base)
     proposal = made.propose(**where)
     answers = [made.answer(name, proposal) for name in OTHERS]
@@ -69,12 +69,12 @@ def sealed_over(base: Path, where: dict[str, Any]) -> Organisations:
 
 @pytest.fixture(scope="module")
 def over_nvflare(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
-    return sealed_over(tmp_path_factory.mktemp("nvflare"), NVFLARE)
+    return seal_project_over(tmp_path_factory.mktemp("nvflare"), NVFLARE)
 
 
 @pytest.fixture(scope="module")
 def over_flower(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
-    return sealed_over(tmp_path_factory.mktemp("flower"), FLOWER)
+    return seal_project_over(tmp_path_factory.mktemp("flower"), FLOWER)
 
 
 def plan_of(folder: Path, **changes: Any) -> EnginePlan:

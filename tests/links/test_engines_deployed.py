@@ -126,7 +126,7 @@ def test_parties_at_supernodes_end_with_memorys_models(tmp_path: Path) -> None:
         with flower.run_app(project.organiser / "app") as app:
             flower.wait_for("active: its party has ended", timeout=900)
             assert app.wait(60) == 0
-        told = flower.read("app")
+        told = flower.load_output("app")
         for name in project.files:
             assert f"{name}: its party has ended" in told
         superlink = (flower.home / "superlink.txt").read_bytes()
@@ -150,6 +150,6 @@ def test_a_killed_supernode_comes_back_and_the_run_ends_with_memorys_models(
             flower.start_again("passive-1")
             flower.wait_for("active: its party has ended", timeout=900)
             assert app.wait(60) == 0
-        assert flower.read("app").count("passive-1: its party begins") == 2
-        assert flower.read("app").count("passive-2: its party begins") == 1
+        assert flower.load_output("app").count("passive-1: its party begins") == 2
+        assert flower.load_output("app").count("passive-2: its party begins") == 1
     assert model_digests(project.run) == project.digests_in_memory(tmp_path / "memory")

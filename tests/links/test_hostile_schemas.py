@@ -102,7 +102,7 @@ def plant(document: Any, path: tuple[str, ...], text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+def project_files(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     made = Organisations(tmp_path_factory.mktemp("made"))
     proposal = made.propose()
     project.seal_project([made.answer(name, proposal) for name in OTHERS], made.home("bank"))
@@ -135,11 +135,11 @@ PROPOSALS = [
 def test_a_sealed_project_s_text_is_obeyed_by_nobody(
     field: str,
     text: str,
-    made: Organisations,
+    project_files: Organisations,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    content = json.loads((made.home("bank") / project.SEALED).read_text())["document"]
+    content = json.loads((project_files.home("bank") / project.SEALED).read_text())["document"]
     path = tuple(field.split("."))
     plant(content, path, TEXTS[text])
     signer = fresh_identity()
@@ -150,18 +150,28 @@ def test_a_sealed_project_s_text_is_obeyed_by_nobody(
         content["proposal"] = sign(content["proposal"]["document"], signer)
     mail = tmp_path / "mail.json"
     mail.write_text(json.dumps(sign(content, signer)))
-    before = (made.home("shop") / "run.yaml").read_bytes()
+    before = (project_files.home("shop") / "run.yaml").read_bytes()
     assert (
-        execute(["project", "join", str(mail), "--as", "shop", "--folder", str(made.home("shop"))])
+        execute(
+            [
+                "project",
+                "join",
+                str(mail),
+                "--as",
+                "shop",
+                "--folder",
+                str(project_files.home("shop")),
+            ]
+        )
         != 0
     )
     shown = capsys.readouterr()
     is_shown_safely(shown.out + shown.err)
-    assert (made.home("shop") / "run.yaml").read_bytes() == before
+    assert (project_files.home("shop") / "run.yaml").read_bytes() == before
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sent") / "run"
     run(small_config("single_view", train={"epochs": 1, "batch_size": 64}), folder)
     (folder / "SHA256SUMS").unlink()
@@ -175,9 +185,9 @@ RESULT = [".".join(path) for path in dict.fromkeys(text_paths(Outcome))]
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("field", CARD)
 def test_a_model_card_s_text_is_obeyed_by_nobody(
-    field: str, text: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    field: str, text: str, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = shutil.copytree(finished, tmp_path / "run")
+    folder = shutil.copytree(run_folder, tmp_path / "run")
     card = json.loads((folder / "model.json").read_text())
     plant(card, tuple(field.split(".")), TEXTS[text])
     if field == "method":
@@ -195,10 +205,10 @@ def test_a_model_card_s_text_is_obeyed_by_nobody(
 
 
 def test_a_result_s_texts_are_shown_as_escapes_in_a_report(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One page of a result in which every text that is read as it stands is hostile."""
-    folder = shutil.copytree(finished, tmp_path / "run")
+    folder = shutil.copytree(run_folder, tmp_path / "run")
     text = f"<script>{HIDDEN}</script>"
     planted = []
     for field in RESULT:
@@ -226,9 +236,9 @@ def test_a_result_s_texts_are_shown_as_escapes_in_a_report(
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("field", ["method", "measure", "accuracy.*", "config"])
 def test_names_in_a_folder_that_was_sent_are_refused_safely(
-    field: str, text: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    field: str, text: str, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = shutil.copytree(finished, tmp_path / "run")
+    folder = shutil.copytree(run_folder, tmp_path / "run")
     if field == "config":
         name = json.dumps(TEXTS[text])
         config = (folder / "config.yaml").read_text().splitlines()

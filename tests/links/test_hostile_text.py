@@ -20,7 +20,7 @@ from secure_apfed.exchange.envelope import plain_text, quote_reason
 from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.organisations import project
 from secure_apfed.planning import forecast as planning
-from tests.links.test_project import Organisations, signed
+from tests.links.test_project import Organisations, sign_changed
 
 EVIL = "http://203.0.113.9/evil"
 HIDDEN = f"a\x1b[2J\x9b1m\r\n\u202e\u2066\u200b\x07{EVIL}"
@@ -52,7 +52,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield path
 
 
-def planted(path: tuple[Any, ...], text: str) -> Callable[[dict[str, Any]], None]:
+def make_planter(path: tuple[Any, ...], text: str) -> Callable[[dict[str, Any]], None]:
     def plant(document: dict[str, Any]) -> None:
         holder: Any = document
         for name in path[:-1]:
@@ -63,15 +63,15 @@ def planted(path: tuple[Any, ...], text: str) -> Callable[[dict[str, Any]], None
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+def proposal_files(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     made = Organisations(tmp_path_factory.mktemp("made"))
     made.propose(together=[["bank", "aggregator"]], relay=None)
     return made
 
 
 @pytest.fixture(scope="module")
-def text_of_proposal(made: Organisations) -> str:
-    return (made.home("bank") / project.PROPOSAL).read_text()
+def text_of_proposal(proposal_files: Organisations) -> str:
+    return (proposal_files.home("bank") / project.PROPOSAL).read_text()
 
 
 FIELDS = (
@@ -128,7 +128,7 @@ def test_a_proposal_s_text_is_obeyed_by_nobody(
     field: str,
     text: str,
     text_of_proposal: str,
-    made: Organisations,
+    proposal_files: Organisations,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -137,7 +137,7 @@ def test_a_proposal_s_text_is_obeyed_by_nobody(
     mail = tmp_path / "mail.json"
     mail.write_text(text_of_proposal)
     path = tuple(int(part) if part.isdecimal() else part for part in field.split("."))
-    signed(mail, planted(path, text))
+    sign_changed(mail, make_planter(path, text))
     if by_key:
         content = json.loads(mail.read_text())
         content["signature"] = "00" * 64
@@ -151,7 +151,7 @@ def test_a_proposal_s_text_is_obeyed_by_nobody(
         "--folder",
         str(tmp_path / "shop"),
         "--table",
-        str(made.base / "shop" / "shop.csv"),
+        str(proposal_files.base / "shop" / "shop.csv"),
         "--allow-together",
         "bank+aggregator",
     ]
@@ -181,9 +181,9 @@ OF_AN_ANSWER = (
 
 
 @pytest.fixture(scope="module")
-def answered(made: Organisations) -> str:
-    proposal = made.home("bank") / project.PROPOSAL
-    return made.answer(
+def text_of_answer(proposal_files: Organisations) -> str:
+    proposal = proposal_files.home("bank") / project.PROPOSAL
+    return proposal_files.answer(
         "shop", proposal, columns=True, together=[["bank", "aggregator"]]
     ).read_text()
 
@@ -194,16 +194,18 @@ def answered(made: Organisations) -> str:
 def test_an_answer_s_text_is_obeyed_by_nobody(
     field: str,
     text: str,
-    answered: str,
-    made: Organisations,
+    text_of_answer: str,
+    proposal_files: Organisations,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     mail = tmp_path / "mail.json"
-    mail.write_text(answered)
+    mail.write_text(text_of_answer)
     path = tuple(int(part) if part.isdecimal() else part for part in field.split("."))
-    signed(mail, planted(path, text))
-    assert execute(["project", "seal", str(mail), "--folder", str(made.home("bank"))]) != 0
+    sign_changed(mail, make_planter(path, text))
+    assert (
+        execute(["project", "seal", str(mail), "--folder", str(proposal_files.home("bank"))]) != 0
+    )
     shown = capsys.readouterr()
     is_shown_safely(shown.out + shown.err)
 

@@ -67,7 +67,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def relayed(tmp_path: Path) -> Iterator[Pair]:
+def relay_pair(tmp_path: Path) -> Iterator[Pair]:
     made = Pair(tmp_path, relay=True)
     yield made
     made.close()
@@ -289,11 +289,11 @@ def test_what_proved_it_once_proves_nothing_again_nor_at_another_door() -> None:
     said = list[bytes]()
     hear = here.recv_bytes
 
-    def recorded() -> bytes:
+    def record_frame() -> bytes:
         said.append(hear())
         return said[-1]
 
-    vars(here)["recv_bytes"] = recorded
+    vars(here)["recv_bytes"] = record_frame
     calling = Thread(target=prove_identity, args=(there, bob, "ann"))
     calling.start()
     assert prove_identity(here, ann)[0] == "bob"
@@ -383,7 +383,7 @@ def someone(pair: Pair, name: str = "bob") -> LocalEnd:
     return LocalEnd(name=name, identity=identity, known={"ann": pair.identities["ann"].public})
 
 
-def certified(pair: Pair, **how: object) -> Credentials:
+def issue_certificate(pair: Pair, **how: object) -> Credentials:
     return pair.authority.issue_certificate("bob", **how)  # type: ignore[arg-type]  # a test's own
 
 
@@ -395,14 +395,17 @@ def other_ca(pair: Pair, name: str = "bob") -> Credentials:
 NONE: Any = (None, None)
 CALLERS: dict[str, tuple[Callable[[Pair], Any], str]] = {
     "expired": (
-        lambda pair: (certified(pair, days=-1), "ann", someone(pair)),
+        lambda pair: (issue_certificate(pair, days=-1), "ann", someone(pair)),
         "certificate, which may have expired",
     ),
     "foreign": (
         lambda pair: (other_ca(pair), "ann", someone(pair)),
         "authority that is foreign there",
     ),
-    "wrong server": (lambda pair: (certified(pair), "eve", someone(pair)), "has another name than"),
+    "wrong server": (
+        lambda pair: (issue_certificate(pair), "eve", someone(pair)),
+        "has another name than",
+    ),
     "plaintext": (lambda pair: (None, None, someone(pair)), "the connection broke|closed"),
     "no certificate": (
         lambda pair: (Credentials(pair.authority.certificate, *NONE), "ann", someone(pair)),
@@ -517,19 +520,19 @@ def test_a_proxy_that_is_asked_to_connect(pair: Pair) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_parties_that_only_dial_meet_at_a_relay_that_reads_nothing(
-    host: str, relayed: Pair, monkeypatch: pytest.MonkeyPatch
+    host: str, relay_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = list[bytes]()
     receive = GrpcConnection.recv_bytes
 
-    def recorded(connection: GrpcConnection) -> bytes:
+    def record_frame(connection: GrpcConnection) -> bytes:
         seen.append(frame := receive(connection))
         return frame
 
-    monkeypatch.setattr(GrpcConnection, "recv_bytes", recorded)
-    relayed.meet_at_a_relay(host)
-    relayed.meet()
-    say_and_hear(relayed, SECRET * 30_000)
+    monkeypatch.setattr(GrpcConnection, "recv_bytes", record_frame)
+    relay_pair.meet_at_a_relay(host)
+    relay_pair.meet()
+    say_and_hear(relay_pair, SECRET * 30_000)
     frames = b"".join(seen)
     assert SECRET not in frames
     # What has a form would be shorter when compressed; hellos, which have one, are in the clear.
@@ -537,16 +540,19 @@ def test_parties_that_only_dial_meet_at_a_relay_that_reads_nothing(
     assert len(zlib.compress(sealed, 6)) > 0.999 * len(sealed) > 0.9 * len(frames)
 
 
-def test_a_relay_that_is_started_again_changes_nothing(relayed: Pair) -> None:
-    assert relayed.relay is not None
-    relayed.meet()
-    say_and_hear(relayed)
-    relayed.relay.close()
-    relayed.met["ann"].send_frame("bob", b"meanwhile")
-    credentials = relayed.authority.issue_certificate("relay")
-    relayed.relay = Relay(("127.0.0.1", relayed.relay.port), credentials)
-    assert relayed.met["bob"].receive_frame(awaiting("bob", "ann"), LONG_S) == ("ann", b"meanwhile")
-    say_and_hear(relayed)
+def test_a_relay_that_is_started_again_changes_nothing(relay_pair: Pair) -> None:
+    assert relay_pair.relay is not None
+    relay_pair.meet()
+    say_and_hear(relay_pair)
+    relay_pair.relay.close()
+    relay_pair.met["ann"].send_frame("bob", b"meanwhile")
+    credentials = relay_pair.authority.issue_certificate("relay")
+    relay_pair.relay = Relay(("127.0.0.1", relay_pair.relay.port), credentials)
+    assert relay_pair.met["bob"].receive_frame(awaiting("bob", "ann"), LONG_S) == (
+        "ann",
+        b"meanwhile",
+    )
+    say_and_hear(relay_pair)
 
 
 def enter(pair: Pair, me: LocalEnd) -> None:
@@ -557,25 +563,25 @@ def enter(pair: Pair, me: LocalEnd) -> None:
         enter_room(connection, me, "ann", wait_s=0.5)
 
 
-def test_who_is_not_of_a_room_does_not_enter_it(relayed: Pair) -> None:
-    relayed.meet()
-    known = {name: one.public for name, one in relayed.identities.items()}
+def test_who_is_not_of_a_room_does_not_enter_it(relay_pair: Pair) -> None:
+    relay_pair.meet()
+    known = {name: one.public for name, one in relay_pair.identities.items()}
 
     stranger = fresh_identity()
     forged = replace(stranger, public=known["bob"])  # says that it is bob
     me = LocalEnd(name="bob", identity=forged, known={"ann": known["ann"]})
     with pytest.raises(ConnectionRefusedError, match=r"the relay refuses .* who comes signed"):
-        enter(relayed, me)
+        enter(relay_pair, me)
     eve = LocalEnd(name="eve", identity=stranger, known={"ann": known["ann"]})
     with pytest.raises(TimeoutError, match="did not come to the relay"):
-        enter(relayed, eve)
+        enter(relay_pair, eve)
     assert room_of([*known.values()]) != room_of([*known.values(), stranger.public])
-    say_and_hear(relayed)
+    say_and_hear(relay_pair)
 
 
 @contextmanager
-def at_a_relay(pair: Pair, name: str, peer: str) -> Iterator[Connection]:
-    """A stream of one of the two at the relay, below the proof between them."""
+def open_relay_stream(pair: Pair, name: str, peer: str) -> Iterator[Connection]:
+    """Open a stream of one of the two at the relay, below the proof between them."""
     assert pair.relay is not None
     known = {peer: pair.identities[peer].public}
     me = LocalEnd(name=name, identity=pair.identities[name], known=known)
@@ -586,11 +592,13 @@ def at_a_relay(pair: Pair, name: str, peer: str) -> Iterator[Connection]:
 
 
 @contextmanager
-def joined_at_a_relay(pair: Pair) -> Iterator[tuple[Connection, Connection]]:
-    """Streams of both, which the relay joined."""
+def open_joined_streams(pair: Pair) -> Iterator[tuple[Connection, Connection]]:
+    """Open streams of both, which the relay joined."""
     with ThreadPoolExecutor(2) as pool, ExitStack() as stack:
         pairs = ("ann", "bob"), ("bob", "ann")
-        coming = [pool.submit(stack.enter_context, at_a_relay(pair, *names)) for names in pairs]
+        coming = [
+            pool.submit(stack.enter_context, open_relay_stream(pair, *names)) for names in pairs
+        ]
         ann, bob = (one.result() for one in coming)
         ann.send_bytes(b"hello")
         assert bob.recv_bytes() == b"hello"
@@ -615,16 +623,16 @@ def spoil_list(pair: Pair, listed: Path) -> None:
 
 @pytest.mark.parametrize("change", [list_certificate, list_identity, remove_list, spoil_list])
 def test_a_relay_reads_its_list_again_and_ends_the_streams_of_whom_it_names(
-    change: Callable[[Pair, Path], None], relayed: Pair
+    change: Callable[[Pair, Path], None], relay_pair: Pair
 ) -> None:
-    with joined_at_a_relay(relayed) as (ann, bob):
-        change(relayed, relayed.folder / "relay-revoked.txt")
+    with open_joined_streams(relay_pair) as (ann, bob):
+        change(relay_pair, relay_pair.folder / "relay-revoked.txt")
         ann.send_bytes(b"after")
         with pytest.raises((OSError, EOFError)):
             bob.recv_bytes()
     with (
         pytest.raises(ConnectionRefusedError, match=r"by its list|what is revoked cannot be"),
-        at_a_relay(relayed, "bob", "ann"),
+        open_relay_stream(relay_pair, "bob", "ann"),
     ):
         pass
 
@@ -806,8 +814,8 @@ def test_mutated_frames_leave_honest_peers_unaffected(frames: int, plain: Pair) 
         assert [vars(link)["_wire"] for link in links.values()] == wires[name]
 
 
-def read_to_the_end(connection: Carrier) -> None:
-    """A relay may say something first."""
+def receive_until_closed(connection: Carrier) -> None:
+    """Receive until the peer closes; a relay may say something first."""
     while True:
         receive_before(connection, time.monotonic() + LONG_S)
 
@@ -819,7 +827,7 @@ def test_of_a_stranger_no_long_frame_is_taken(plain: Pair) -> None:
         with closing(plain.stranger()) as connection:
             connection.send_bytes(bytes(size))
             with pytest.raises(ConnectionRefusedError, match="above 4096 bytes before it proved"):
-                read_to_the_end(connection)
+                receive_until_closed(connection)
     for thread in (coming, plain.come("bob")):
         thread.join()
     say_and_hear(plain, bytes(MAX_SEALED))

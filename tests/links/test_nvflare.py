@@ -80,12 +80,12 @@ class Job:
             return process.wait(200)
         finally:
             process.kill()
-            for pid in self.processes():
+            for pid in self.list_processes():
                 os.kill(pid, signal.SIGKILL)
             harm.join()
 
-    def processes(self, site: str = "") -> list[int]:
-        """Of this job's workspace, and of one site where one is named."""
+    def list_processes(self, site: str = "") -> list[int]:
+        """List processes of this job's workspace, or of one of its sites."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -99,7 +99,7 @@ class Job:
                 found.append(int(entry.name))
         return found
 
-    def said(self, name: str) -> str:
+    def load_log(self, name: str) -> str:
         log = self.files[name].parent / "log.txt"
         return log.read_text() if log.exists() else ""
 
@@ -145,7 +145,7 @@ def test_memorys_models_from_a_job_that_keeps_nothing(
     run(load_config(job.run / "config.yaml"), tmp_path / "memory")
     assert job.play() == 0
     assert model_digests(job.run) == model_digests(tmp_path / "memory")
-    assert not job.processes()
+    assert not job.list_processes()
     written = job.nvflares()
     assert b"active: its party has ended" in written[job.log("active")]
     secret = secrets_of(job)
@@ -163,7 +163,7 @@ def test_a_site_with_anothers_file_plays_nobody(tmp_path: Path) -> None:
     assert job.play() != 0
     told = "SECURE_APFED_PARTY names the file of passive-2 here, and this site is passive-1"
     assert told in job.nvflares()[job.log("server")].decode()
-    assert "has no link to" in job.said("active")
+    assert "has no link to" in job.load_log("active")
 
 
 @needs_nvflare
@@ -172,12 +172,12 @@ def test_a_party_that_cannot_begin_is_named_and_its_words_stay_its_own(tmp_path:
     job = job_of(tmp_path, "apfed_c", **OPEN)
     (job.files["passive-1"].parent / "table.safetensors").write_bytes(b"4711 is secret")
     assert job.play() != 0
-    assert "table.safetensors holds no prepared rows" in job.said("passive-1")
+    assert "table.safetensors holds no prepared rows" in job.load_log("passive-1")
     log = job.nvflares()[job.log("server")].decode()
     assert "passive-1: DataError: its own log.txt says more" in log
     for name in ("active", "aggregator", "passive-2"):
-        assert job.said(name).startswith(f"PartyLeftError: agreement: {name} has no link to ")
-        assert "passive-1 stopped: 'DataError: its own log.txt says more'" in job.said(name)
+        assert job.load_log(name).startswith(f"PartyLeftError: agreement: {name} has no link to ")
+        assert "passive-1 stopped: 'DataError: its own log.txt says more'" in job.load_log(name)
         assert f"agreement: {name} has no link to " in log
     assert not [path for path, content in job.nvflares().items() if b"prepared rows" in content]
 
@@ -194,7 +194,7 @@ def test_a_site_that_is_killed_is_named_and_the_next_job_resumes(tmp_path: Path)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if metrics.exists() and metrics.read_text().count("\n") > 3:
-                (pid,) = job.processes("passive-1")
+                (pid,) = job.list_processes("passive-1")
                 os.kill(pid, signal.SIGKILL)
                 killed.append(time.time())
                 return
@@ -202,8 +202,8 @@ def test_a_site_that_is_killed_is_named_and_the_next_job_resumes(tmp_path: Path)
 
     assert job.play(meanwhile=kill) != 0
     for name in ("active", "aggregator", "passive-2"):
-        assert re.search("training|checkpoint", job.said(name))
-        assert "passive-1" in job.said(name)
+        assert re.search("training|checkpoint", job.load_log(name))
+        assert "passive-1" in job.load_log(name)
         assert (job.files[name].parent / "log.txt").stat().st_mtime < killed[0] + 30
     log = job.nvflares()[job.log("server")].decode()
     assert "passive-1: it was not heard of any more" in log
@@ -220,19 +220,19 @@ def test_all_wait_for_a_site_that_was_frozen_and_end_with_memorys_models(tmp_pat
     def freeze() -> None:
         metrics = job.run / "parties" / "active" / "metrics.jsonl"
         wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
-        (pid,) = job.processes("passive-1")
+        (pid,) = job.list_processes("passive-1")
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: "begins session 2 by itself" in job.said("active"))
+        wait_until(lambda: "begins session 2 by itself" in job.load_log("active"))
         os.kill(pid, signal.SIGCONT)
 
     assert job.play(meanwhile=freeze) == 0
     assert model_digests(job.run) == model_digests(tmp_path / "memory")
     for name in job.files:
-        assert job.said(name).count("begins session 2 by itself") == 1, name
-        assert "begins session 3" not in job.said(name)
-    said = [job.said(name) for name in ("active", "aggregator", "passive-2")]
+        assert job.load_log(name).count("begins session 2 by itself") == 1, name
+        assert "begins session 3" not in job.load_log(name)
+    said = [job.load_log(name) for name in ("active", "aggregator", "passive-2")]
     assert any("passive-1" in one for one in said)
-    assert not job.processes()
+    assert not job.list_processes()
 
 
 def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def test_after_the_end_of_the_job_no_session_begins(
     aborting = threading.Timer(1.0, lambda: setattr(facade.context.abort_signal, "triggered", True))
     aborting.start()
     assert "NVFlare ended the job" in module.Site().play()
-    assert "NVFlare ended the job" in job.said("active")
+    assert "NVFlare ended the job" in job.load_log("active")
     told = PartyFile.from_file(job.files["active"])
     site = module.Site()
     monkeypatch.setattr(

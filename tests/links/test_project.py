@@ -34,7 +34,7 @@ from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import TableShape
 from tests.docs.pages import blocks
-from tests.secure_apfed.small_runs import said_to_people, told
+from tests.secure_apfed.small_runs import read_stderr, run_as_json
 from tests.waiting import LONG_S
 
 TUTORIAL = "docs/tutorial.md"
@@ -91,8 +91,8 @@ class Organisations:
         project.answer_proposal(proposal, name, home, table=own, **how)
         return home / project.ANSWER.format(name)
 
-    def sealed(self) -> Path:
-        """Everybody has joined; where the sealed project lies."""
+    def seal(self) -> Path:
+        """Let everybody join and seal the project; return the sealed file."""
         proposal = self.propose()
         answers = [self.answer(name, proposal, columns=name == "shop") for name in OTHERS]
         project.seal_project(answers, self.home("bank"))
@@ -103,32 +103,32 @@ class Organisations:
 
 
 @pytest.fixture(scope="module")
-def joined(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+def organisations(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     made = Organisations(tmp_path_factory.mktemp("joined"))
-    made.sealed()
+    made.seal()
     return made
 
 
 @pytest.fixture
-def here(joined: Organisations, tmp_path: Path) -> Organisations:
+def here(organisations: Organisations, tmp_path: Path) -> Organisations:
     """A copy of those who joined, to be harmed."""
-    copy = shutil.copytree(joined.base, tmp_path / "copy")
+    copy = shutil.copytree(organisations.base, tmp_path / "copy")
     for run in copy.glob(f"*/*/{project.RUN}"):
-        run.write_text(run.read_text().replace(str(joined.base), str(copy)))
+        run.write_text(run.read_text().replace(str(organisations.base), str(copy)))
     harmed = Organisations.__new__(Organisations)
-    harmed.__dict__ |= joined.__dict__ | {"base": copy}
+    harmed.__dict__ |= organisations.__dict__ | {"base": copy}
     return harmed
 
 
-def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+def edit_document(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     content = json.loads(path.read_text())
     change(content["document"])
     path.write_text(json.dumps(content))
     return path
 
 
-def signed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    """The same, signed by a key of whoever changed it, as anybody can."""
+def sign_changed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Change a document and sign it by another key, as anybody can."""
     content = json.loads(path.read_text())["document"]
     identity = fresh_identity()
     content["identity"] = identity.public.hex()
@@ -150,30 +150,30 @@ def test_words_are_of_a_key_and_need_no_two_letters_more() -> None:
     assert 8 * DOCUMENT_WORDS / 2 >= 48
 
 
-def test_everybody_holds_what_a_party_needs(joined: Organisations) -> None:
+def test_everybody_holds_what_a_party_needs(organisations: Organisations) -> None:
     digests = set()
     for name in PARTIES:
-        home = joined.home(name)
+        home = organisations.home(name)
         file = PartyFile.from_file(home / "party.yaml")
         assert (file.party, file.active, file.passives) == (name, "bank", ("shop", "clinic"))
-        assert file.listen == joined.addresses.get(name)
+        assert file.listen == organisations.addresses.get(name)
         for secret in ("identity.pem", "key.pem"):
             assert (home / secret).stat().st_mode & 0o777 == 0o600
         assert home.stat().st_mode & 0o777 == 0o700
         own = load_config_text(file.config.read_text())
-        assert own.collect_terms() == joined.config.collect_terms()
+        assert own.collect_terms() == organisations.config.collect_terms()
         assert {key for key, table in (own.data.parties or {}).items() if table.file} <= {name}
         path = home / project.SEALED
         sealed = project.SignedFile.from_file(path).open_document(project.SealedProject, path)
         digests.add(sealed.project_words)
         for peer, known in file.peers.items():
-            identity = PartyFolder(joined.home(peer)).load_identity().public.hex()
+            identity = PartyFolder(organisations.home(peer)).load_identity().public.hex()
             assert known.identity == identity == sealed.answer_documents[peer].identity
         shapes = {of: given.table for of, given in sealed.answer_documents.items()}
         assert shapes["aggregator"] is None
         assert shapes["shop"] == TableShape(rows=280, features=2, columns=("basket", "visits"))
         assert shapes["bank"] == TableShape(rows=280, features=1, labelled=60, classes=2)
-        secrets = [(joined.home(of) / "key.pem").read_text() for of in PARTIES]
+        secrets = [(organisations.home(of) / "key.pem").read_text() for of in PARTIES]
         assert not any(
             secret in file.read_text() for secret in secrets for file in home.glob("*.json")
         )
@@ -285,13 +285,13 @@ def test_what_one_organisation_reads_is_allowed_by_name_at_both_ends(
         "--table",
         tmp_path / "clinic" / "clinic.csv",
     )
-    message = told(capsys, *call, code=2)["error"]["message"]
+    message = run_as_json(capsys, *call, code=2)["error"]["message"]
     assert "'Bank' would run bank and aggregator, who together read what one passive" in message
     assert "ask bank for another proposal, or allow it by name" in message
     assert not (tmp_path / "c" / project.PROPOSAL).exists()
-    wrong = told(capsys, *call, "--allow-together", "bank", code=2)["error"]["message"]
+    wrong = run_as_json(capsys, *call, "--allow-together", "bank", code=2)["error"]["message"]
     assert "expected two names or more" in wrong
-    said = told(capsys, *call, "--allow-together", "bank+aggregator")
+    said = run_as_json(capsys, *call, "--allow-together", "bank+aggregator")
     assert any("which was allowed by name" in each for each in said["organisations"])
 
 
@@ -318,11 +318,11 @@ def test_a_party_s_own_limits_hold_from_the_first_screen_on(
         "--table",
         tmp_path / "shop" / "shop.csv",
     )
-    message = told(capsys, *call, code=2)["error"]["message"]
+    message = run_as_json(capsys, *call, code=2)["error"]["message"]
     assert "shop: alignment.minimum_rows is 1, and minima.alignment.minimum_rows of" in message
     assert not (home / project.RUN).exists()
     (home / "party.yaml").write_text("maxima: {rules.spare_answers: 1000000}\n")
-    shown = {each["setting"]: each for each in told(capsys, *call)["departures"]}
+    shown = {each["setting"]: each for each in run_as_json(capsys, *call)["departures"]}
     assert shown["rules.spare_answers"]["value"] == "1,000,000"
     assert shown["alignment.minimum_rows"]["default"] == "2"
     # And of whoever sealed and begins: the file that the limits stand in is the party's own.
@@ -330,7 +330,7 @@ def test_a_party_s_own_limits_hold_from_the_first_screen_on(
     file.write_text(file.read_text() + "maxima: {rules.restarts: 3}\n")
     project.accept_project(here.home("shop") / project.SEALED, "bank", here.home("bank"))
     for command in ("project check", "party"):
-        said = told(capsys, *command.split(), "--config", file, code=2)
+        said = run_as_json(capsys, *command.split(), "--config", file, code=2)
         text = json.dumps(said, ensure_ascii=False)
         assert "shop: rules.restarts is 20, and maxima.rules.restarts of" in text
     with pytest.raises(Exception, match=r"rules.restarts is 20, and maxima"):
@@ -341,29 +341,35 @@ UNSIGNED = "mail.json: its signature does not fit the key that it names"
 
 
 def _name_code(path: Path, *, key: str) -> None:
-    signed(path, lambda said: said["settings"].update({key: "never_loaded:Mine"}))
+    sign_changed(path, lambda said: said["settings"].update({key: "never_loaded:Mine"}))
 
 
 HARMED: list[tuple[Callable[[Path], object], str]] = [
-    (lambda path: edited(path, lambda said: said["settings"]["train"].update(epochs=90)), UNSIGNED),
-    (lambda path: edited(path, lambda said: said.update(version="0.0.9")), UNSIGNED),
-    (lambda path: edited(path, lambda said: said.update(kind="answer")), UNSIGNED),
-    (lambda path: edited(path, lambda said: said.update(identity="0" * 64)), UNSIGNED),
-    (lambda path: edited(path, lambda said: said.update(identity="../etc")), "names no key by whi"),
     (
-        lambda path: signed(path, lambda said: said.update(version="0.0.9")),
+        lambda path: edit_document(path, lambda said: said["settings"]["train"].update(epochs=90)),
+        UNSIGNED,
+    ),
+    (lambda path: edit_document(path, lambda said: said.update(version="0.0.9")), UNSIGNED),
+    (lambda path: edit_document(path, lambda said: said.update(kind="answer")), UNSIGNED),
+    (lambda path: edit_document(path, lambda said: said.update(identity="0" * 64)), UNSIGNED),
+    (
+        lambda path: edit_document(path, lambda said: said.update(identity="../etc")),
+        "names no key by whi",
+    ),
+    (
+        lambda path: sign_changed(path, lambda said: said.update(version="0.0.9")),
         "version 0.0.9 of secure-apfed wrote it, and here is",
     ),
     (
-        lambda path: signed(path, lambda said: said.update(kind="answer")),
+        lambda path: sign_changed(path, lambda said: said.update(kind="answer")),
         "expected a file of the kind 'proposal', got 'answer'",
     ),
     (
-        lambda path: signed(path, lambda said: said.update(party="../../etc")),
+        lambda path: sign_changed(path, lambda said: said.update(party="../../etc")),
         "is no proposal: party: expected a name",
     ),
     (
-        lambda path: signed(path, lambda said: said["settings"].update(method="walk")),
+        lambda path: sign_changed(path, lambda said: said["settings"].update(method="walk")),
         "'walk' is unknown",
     ),
     *(
@@ -371,17 +377,19 @@ HARMED: list[tuple[Callable[[Path], object], str]] = [
         for key in ("method", "task")
     ),
     (
-        lambda path: signed(
+        lambda path: sign_changed(
             path, lambda said: said["settings"].update(model={"network": "never_loaded:encode"})
         ),
         "names code of a party's own",
     ),
     (
-        lambda path: signed(path, lambda said: said["settings"]["data"].update(folder="/etc")),
+        lambda path: sign_changed(
+            path, lambda said: said["settings"]["data"].update(folder="/etc")
+        ),
         "data.folder is what each party says for itself",
     ),
     (
-        lambda path: signed(
+        lambda path: sign_changed(
             path,
             lambda said: said["settings"]["data"]["parties"].update(shop={"file": "/etc/passwd"}),
         ),
@@ -416,23 +424,27 @@ def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path
     sealed = bank / project.SEALED
     answers = {name: here.home(name) / project.ANSWER.format(name) for name in OTHERS}
 
-    def refused(why: str, *paths: Path) -> None:
+    def require_refusal(why: str, *paths: Path) -> None:
         with pytest.raises(Exception, match=why):
             project.seal_project(paths, bank)
 
-    refused("there is no answer of clinic, aggregator; ask for it", answers["shop"])
+    require_refusal("there is no answer of clinic, aggregator; ask for it", answers["shop"])
     another = here.answer("shop", proposal, tmp_path / "thief")
-    refused("shop answered twice, as '", *answers.values(), another)
-    refused("expected a file of the kind 'answer', got 'proposal'", *answers.values(), proposal)
+    require_refusal("shop answered twice, as '", *answers.values(), another)
+    require_refusal(
+        "expected a file of the kind 'answer', got 'proposal'", *answers.values(), proposal
+    )
     (tmp_path / "elsewhere").mkdir()
     elsewhere = Organisations(tmp_path / "elsewhere")
     other = elsewhere.answer("shop", elsewhere.propose())
-    refused("shop answered another proposal", other, answers["clinic"], answers["aggregator"])
+    require_refusal(
+        "shop answered another proposal", other, answers["clinic"], answers["aggregator"]
+    )
     twin = tmp_path / "twin"
     twin.mkdir(mode=0o700)
     shutil.copy(bank / "identity.pem", twin)
     both = here.answer("aggregator", proposal, twin)
-    refused(
+    require_refusal(
         "bank and aggregator answered with one identity", answers["shop"], answers["clinic"], both
     )
     with pytest.raises(
@@ -449,7 +461,7 @@ def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path
         project.accept_project(sealed, "shop", here.home("shop"))
     with pytest.raises(Exception, match="is of another proposal than"):
         project.accept_project(sealed, "shop", elsewhere.home("shop"))
-    edited(sealed, lambda said: said.update(ca=make_authority().certificate.decode()))
+    edit_document(sealed, lambda said: said.update(ca=make_authority().certificate.decode()))
     with pytest.raises(Exception, match="its signature does not fit the key that it names"):
         project.accept_project(sealed, "clinic", here.home("clinic"))
     with pytest.raises(Exception, match="has expired at"):
@@ -463,10 +475,10 @@ def test_the_commands_show_what_is_asked_and_learnt(
     bank = here.home("bank")
     shop = tmp_path / "shop"
     words = format_as_words(PartyFolder(bank).load_identity().public, IDENTITY_WORDS)
-    assert told(capsys, "identity", "show", bank)["words"] == words
-    assert len(told(capsys, "identity", "new", "--folder", shop)["identity"]) == 64
+    assert run_as_json(capsys, "identity", "show", bank)["words"] == words
+    assert len(run_as_json(capsys, "identity", "new", "--folder", shop)["identity"]) == 64
     for wrong in (("new", "--folder", shop), ("show", tmp_path)):
-        assert "identity" in told(capsys, "identity", *wrong, code=2)["error"]["message"]
+        assert "identity" in run_as_json(capsys, "identity", *wrong, code=2)["error"]["message"]
     call = ("project", "join", bank / project.PROPOSAL, "--as", "shop", "--folder", shop)
     file = here.base / "shop" / "shop.csv"
     table = ("--table", file, "--columns", "--id-column", "client", "--missing", "mean")
@@ -480,8 +492,8 @@ def test_the_commands_show_what_is_asked_and_learnt(
         here.home("shop"),
         "--words",
     )
-    whole = told(capsys, *sealed, words)["project_words"]
-    told(capsys, *sealed, whole)
+    whole = run_as_json(capsys, *sealed, words)["project_words"]
+    run_as_json(capsys, *sealed, whole)
     for begun, count, code, why in (
         (call, 8, 4, f"the organiser has the words {words!r}, not 'acorn"),
         (sealed, 12, 4, f"the whole project has the words {whole!r}, not 'acorn"),
@@ -489,13 +501,13 @@ def test_the_commands_show_what_is_asked_and_learnt(
         (sealed, 3, 2, "say the 8 of the organiser or the 12 of the whole project"),
     ):
         spoken = (*begun[:7], "--words", " ".join(["acorn"] * count))
-        assert why in told(capsys, *spoken, code=code)["error"]["message"]
+        assert why in run_as_json(capsys, *spoken, code=code)["error"]["message"]
     gaps = pd.read_csv(file, dtype=str).rename(columns={"customer": "client"})
     gaps.loc[3, "visits"] = None
     gaps.to_csv(file, index=False)
     for options, why in ((3, "--id-column NAME"), (5, "fill them; or join with --missing mean")):
-        assert why in told(capsys, *call, *table[:options], code=3)["error"]["message"]
-    said = told(capsys, *call, *table, "--words", words)
+        assert why in run_as_json(capsys, *call, *table[:options], code=3)["error"]["message"]
+    said = run_as_json(capsys, *call, *table, "--words", words)
     assert "280 rows, 2 features, basket, visits" in said["asked"]["table"]
     assert said["asked"]["columns"].startswith("IDs in client;")
     assert "missing: mean" in (shop / project.RUN).read_text()
@@ -510,7 +522,7 @@ def test_the_commands_show_what_is_asked_and_learnt(
     assert heads[1].split()[:2] == ["by", "whom:"]
     learns = next(at for at, line in enumerate(heads) if line == "What shop learns")
     assert heads[learns + 1].startswith("from whom: what")
-    sums = told(capsys, *call[:3], "--as", "aggregator", "--folder", tmp_path / "sums")
+    sums = run_as_json(capsys, *call[:3], "--as", "aggregator", "--folder", tmp_path / "sums")
     assert sums["asked"]["role"] == "aggregator of votes, summed"
     new = (
         "project",
@@ -524,11 +536,11 @@ def test_the_commands_show_what_is_asked_and_learnt(
         "--run-by",
         "aggregator=Sums",
     )
-    alone = told(capsys, *new, "--set", "rules={restarts: 3}", code=2)["error"]["message"]
+    alone = run_as_json(capsys, *new, "--set", "rules={restarts: 3}", code=2)["error"]["message"]
     assert "nobody begins again by itself" in alone
-    assert told(capsys, *new)["words"]
+    assert run_as_json(capsys, *new)["words"]
     halved = ("project", "new", shop / "run.yaml", "--as", "bank", "--at", "bank")
-    assert "expected NAME=VALUE" in told(capsys, *halved, code=2)["error"]["message"]
+    assert "expected NAME=VALUE" in run_as_json(capsys, *halved, code=2)["error"]["message"]
 
 
 SOME = [at % 17 for at in range(280)]
@@ -596,11 +608,11 @@ def test_a_party_is_checked_and_plans_alone(
     home = here.home("shop")
     config = home / "party.yaml"
 
-    def checked(code: int = 0) -> dict[str, tuple[str, str]]:
-        found = told(capsys, "project", "check", "--config", config, code=code)["findings"]
+    def list_findings(code: int = 0) -> dict[str, tuple[str, str]]:
+        found = run_as_json(capsys, "project", "check", "--config", config, code=code)["findings"]
         return {each["name"]: (each["state"], each["value"]) for each in found}
 
-    found = checked()
+    found = list_findings()
     assert found.pop("rules.restarts")[1].startswith("20, by default 0; protects the passives")
     assert found.pop("guard.mechanism")[0] == "note"
     assert {name: state for name, (state, _) in found.items()} == {
@@ -622,23 +634,25 @@ def test_a_party_is_checked_and_plans_alone(
     assert found["table"][1] == "280 rows, no ID twice, 2 features"
     assert "nobody listens there" in found["bank"][1]
     assert "it dials this party" in found["clinic"][1]
-    planned = told(capsys, "plan", "--config", config)
+    planned = run_as_json(capsys, "plan", "--config", config)
     assert planned["rows"] == {"bank": 280, "shop": 280, "clinic": 280}
     assert planned["labelled_rows"] == 60
 
-    def harmed(path: Path, change: Callable[[str], str], name: str, why: str, code: int) -> None:
+    def require_finding(
+        path: Path, change: Callable[[str], str], name: str, why: str, code: int
+    ) -> None:
         whole = path.read_text()
         path.write_text(change(whole))
-        state, value = checked(code)[name]
+        state, value = list_findings(code)[name]
         assert (state, why in value) == ("wrong", True), value
         if "declared" in why:  # whoever trains all the same ends so, too
-            begun = told(capsys, "party", "--config", config, code=code)
+            begun = run_as_json(capsys, "party", "--config", config, code=code)
             assert begun["error"]["message"] == value
         path.write_text(whole)
 
     run = home / project.RUN
     table = here.base / "shop" / "shop.csv"
-    harmed(
+    require_finding(
         run,
         lambda text: text.replace("epochs: 10", "epochs: 11"),
         "contract",
@@ -646,20 +660,20 @@ def test_a_party_is_checked_and_plans_alone(
         2,
     )
     identity = parse_yaml(config.read_text(), "")[0]["peers"]["bank"]["identity"]
-    harmed(
+    require_finding(
         config,
         lambda text: text.replace(identity, "a" * 64),
         "contract",
         "knows another identity of bank",
         2,
     )
-    harmed(
+    require_finding(
         table, lambda text: text.replace("visits", "late"), "table", "called like the active's", 3
     )
-    harmed(
+    require_finding(
         table, lambda text: "\n".join(text.splitlines()[:100]), "table", "declared another table", 3
     )
-    harmed(
+    require_finding(
         table,
         lambda text: text.replace("visits", "trips"),
         "table",
@@ -667,18 +681,18 @@ def test_a_party_is_checked_and_plans_alone(
         "visits; new: trips)",
         3,
     )
-    harmed(
+    require_finding(
         table, lambda text: text + text.splitlines()[1], "table", "1 IDs occur more than once", 3
     )
 
-    def added(*ids: str) -> Callable[[str], str]:
+    def append_rows(*ids: str) -> Callable[[str], str]:
         return lambda text: text + "".join(f"{one},0.5,1\n" for one in ids)
 
     # Equal under the agreed rules alone.
-    harmed(table, added("\u00e9", "e\u0301"), "table", "after normalisation", 3)
-    harmed(table, added("0900", "900"), "table", "after normalisation", 3)
+    require_finding(table, append_rows("\u00e9", "e\u0301"), "table", "after normalisation", 3)
+    require_finding(table, append_rows("0900", "900"), "table", "after normalisation", 3)
     (home / "key.pem").chmod(0o644)
-    assert "others may read" in checked(3)["folder"][1]
+    assert "others may read" in list_findings(3)["folder"][1]
     (home / "key.pem").chmod(0o600)
     authority = make_authority()
     answer = json.loads((home / "answer-shop.json").read_text())["document"]
@@ -690,10 +704,10 @@ def test_a_party_is_checked_and_plans_alone(
     ):
         made = signer.sign_request(answer["request"].encode(), "shop", days=days)
         (home / "certificate.pem").write_bytes(made)
-        state, value = checked(code)["certificate"]
+        state, value = list_findings(code)["certificate"]
         assert (state, why in value, "`secure-apfed certs request`" in value) == (how, True, True)
     (home / "identity.pem").unlink()
-    error = told(capsys, "project", "check", "--config", config, code=2)["error"]["message"]
+    error = run_as_json(capsys, "project", "check", "--config", config, code=2)["error"]["message"]
     assert "holds no identity.pem" in error
 
 
@@ -716,7 +730,7 @@ def organisations_with_faulty_tables(base: Path) -> Organisations:
     settings = made.config.model_dump(mode="json", exclude_unset=True)
     del settings["data"]["parties"]["bank"]["file"]  # so that no table is declared yet
     made.config = load_config_text(as_yaml(settings))
-    made.sealed()
+    made.seal()
     run = made.home("bank") / project.RUN
     settings = parse_yaml(run.read_text(), "run.yaml")[0]
     for name, columns in FAULTY.items():
@@ -733,7 +747,7 @@ def test_one_check_names_all_faults_of_several_tables_and_the_lines_that_mend_th
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bank = organisations_with_faulty_tables(tmp_path).home("bank")
-    found = told(capsys, "project", "check", "--config", bank / "party.yaml", code=3)
+    found = run_as_json(capsys, "project", "check", "--config", bank / "party.yaml", code=3)
     wrong = [each["value"] for each in found["findings"] if each["state"] == "wrong"]
     signs = [(party, sign) for party, own in FAULTY.items() for _, sign in own.values()]
     assert len(wrong) == len(signs) == 4
@@ -752,7 +766,7 @@ def test_one_check_names_all_faults_of_several_tables_and_the_lines_that_mend_th
     for party, lines in pasted.items():
         settings["data"]["parties"][party] |= lines
     (bank / project.RUN).write_text(as_yaml(settings))
-    mended = told(capsys, "project", "check", "--config", bank / "party.yaml")
+    mended = run_as_json(capsys, "project", "check", "--config", bank / "party.yaml")
     assert mended["settings"] == ""
     states = {each["name"]: each["state"] for each in mended["findings"]}
     assert states["table"] == states["table of shop"] == "ok"
@@ -779,7 +793,7 @@ def test_a_project_reads_its_list_of_what_is_revoked(
     watch = RevocationWatch(PartyFile.from_file(bank / "party.yaml"))
     envelope: Any = SimpleNamespace(sender="shop", receiver="bank")
     watch.observe_incoming(envelope, b"")
-    said = told(capsys, "certs", "revoke", shop, "--list", listed)
+    said = run_as_json(capsys, "certs", "revoke", shop, "--list", listed)
     assert said["read_by"] == [str(bank / "party.yaml")]
     assert said["relays"] == []
     with pytest.raises(PartyLeftError, match="shop is revoked by the list of bank"):
@@ -801,9 +815,9 @@ def test_whoever_revokes_is_told_of_the_relay_that_reads_another_list(
     assert isinstance(kept, dict)
     file.write_text(as_yaml({**kept, "relay": "relay.example:443"}))
     command = ("certs", "revoke", "ab" * 32, "--list", bank / "revoked.txt")
-    assert told(capsys, *command)["relays"] == ["relay.example:443"]
+    assert run_as_json(capsys, *command)["relays"] == ["relay.example:443"]
     assert execute([*map(str, command)]) == 0
-    said = said_to_people(capsys)
+    said = read_stderr(capsys)
     assert "the relay at relay.example:443 reads the list that it was started with" in said
 
 
@@ -814,18 +828,20 @@ def test_a_list_that_nobody_reads_is_no_protection(
     identity = "ab" * 32
     monkeypatch.chdir(here.base)
     listed = bank / "more-revoked.txt"
-    refused = told(capsys, "certs", "revoke", identity, "--list", listed, code=2)
+    refused = run_as_json(capsys, "certs", "revoke", identity, "--list", listed, code=2)
     assert "no party's file reads it, so it protects nobody" in refused["error"]["message"]
     state, value = certificate_findings(bank)["tls"]
     assert (state, "more-revoked.txt revokes something, and tls.revoked" in value) == (
         "missing",
         True,
     )
-    for_others = told(capsys, "certs", "revoke", identity, "--list", listed, "--for-others")
+    for_others = run_as_json(capsys, "certs", "revoke", identity, "--list", listed, "--for-others")
     assert for_others["read_by"] == []
     file = bank / "party.yaml"
     file.write_text(file.read_text().replace("revoked.txt", "more-revoked.txt"))
-    assert told(capsys, "certs", "revoke", identity, "--list", listed)["read_by"] == [str(file)]
+    assert run_as_json(capsys, "certs", "revoke", identity, "--list", listed)["read_by"] == [
+        str(file)
+    ]
     # Joining again, as for a renewed certificate, leaves the list that its owner named.
     project.accept_project(bank / project.SEALED, "bank", bank)
     assert "more-revoked.txt" in file.read_text()
@@ -845,7 +861,7 @@ def test_a_project_that_was_sealed_again_is_joined_again(here: Organisations) ->
 def test_preparing_reads_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.yaml").write_text(blocks(PAGE, "yaml")[0])
     call = ("run", tmp_path / "run.yaml", "--transport", "relay", "--prepare")
-    prepared = told(capsys, *call, "--output", tmp_path / "out")
+    prepared = run_as_json(capsys, *call, "--output", tmp_path / "out")
     files = prepared["parties"]
     assert set(files) == set(PARTIES)
     address = PartyFile.from_file(Path(files["bank"])).relay
@@ -856,13 +872,13 @@ def test_preparing_reads_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     printed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert [words[1] for words in printed] == ["relay", *["party"] * len(PARTIES)]
     assert all(PartyFile.from_file(Path(file)).table is None for file in files.values())
-    message = told(capsys, "plan", tmp_path / "run.yaml", code=3)["error"]["message"]
+    message = run_as_json(capsys, "plan", tmp_path / "run.yaml", code=3)["error"]["message"]
     assert "bank.csv" in message
     table = tmp_path / "bank.csv"
     rows = [f"{at},{at % 7},{'yes' if at % 2 else 'no'}\n" for at in range(20)]
     table.write_text("customer,balance,late\n" + "".join(rows))
     here = ("--set", f"data.parties.bank.file={table}", "--set", "data.labelled=8")
-    message = told(capsys, "plan", tmp_path / "run.yaml", *here, code=2)["error"]["message"]
+    message = run_as_json(capsys, "plan", tmp_path / "run.yaml", *here, code=2)["error"]["message"]
     assert "data.parties.shop.file is not set here, so only shop can read its table" in message
 
 
@@ -971,7 +987,7 @@ def test_the_guide_runs_as_printed_between_four_organisations(
         printed = printed.replace(address, free)
     waiting: list[subprocess.Popen[bytes]] = []
 
-    def ended() -> None:
+    def wait_for_processes() -> None:
         assert [process.wait(LONG_S) for process in waiting] == [0] * len(waiting)
         waiting.clear()
 
@@ -988,13 +1004,13 @@ def test_the_guide_runs_as_printed_between_four_organisations(
             if not (home / sent.name).exists():
                 shutil.copy(sent, home / sent.name)
         if len(waiting) == len(PARTIES):
-            ended()
+            wait_for_processes()
         if "--meet" in words or words[1] == "party":  # all four at once
             waiting.append(begun(words, home, request))
             continue
         monkeypatch.chdir(home)
         assert execute(words[1:]) == 0, line
-    ended()
+    wait_for_processes()
     result = json.loads((tmp_path / "bank" / "bank" / "result.json").read_text())
     assert result["accuracy"]
     assert (tmp_path / "bank" / "bank" / "report.html").is_file()

@@ -68,17 +68,21 @@ def test_nobody_begins_again_where_a_party_stopped_for_its_data(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module", params=["split_nn_sum", "tvfl", "joint_teacher_sum"])
-def trained(
+def files_by_party(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, Path]:
     return train_parties(tmp_path_factory.mktemp("trained"), request.param)
 
 
-def asked(trained: Mapping[str, Path], data: Path, output: Path) -> tuple[Any, pd.DataFrame]:
-    """The active asks about the people of a file while the others serve one session."""
-    helpers = [name for name in trained if name in ("shop", "clinic", "aggregator")]
-    calls = [lambda name=name: serve_party(trained[name], sessions=1) for name in helpers]
-    said, *served = run_together(lambda: predict_jointly(trained["bank"], data, output), *calls)
+def predict_once(
+    files_by_party: Mapping[str, Path], data: Path, output: Path
+) -> tuple[Any, pd.DataFrame]:
+    """Predict the people of a file while the others serve one session."""
+    helpers = [name for name in files_by_party if name in ("shop", "clinic", "aggregator")]
+    calls = [lambda name=name: serve_party(files_by_party[name], sessions=1) for name in helpers]
+    said, *served = run_together(
+        lambda: predict_jointly(files_by_party["bank"], data, output), *calls
+    )
     assert [one for one in (said, *served) if isinstance(one, Exception)] == []
     return said, pd.read_csv(output, dtype={"id": str})
 
@@ -106,15 +110,15 @@ def allowing(
 
 @pytest.mark.sampled(every=2)
 def test_what_it_says_is_what_the_training_measured(
-    trained: Mapping[str, Path], tmp_path: Path
+    files_by_party: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    said, rows = asked(trained, trained["bank.csv"], tmp_path / "out.csv")
+    said, rows = predict_once(files_by_party, files_by_party["bank.csv"], tmp_path / "out.csv")
     assert (said.jointly, said.alone, said.why) == (ROWS, 0, "")
-    file = PartyFile.from_file(trained["bank"])
+    file = PartyFile.from_file(files_by_party["bank"])
     config = load_config(file.config)
     result = load_json(file.folder / "result.json", dict[str, Any])
     held = load_own_tables(config.data, "bank", seed=config.seed)
-    truth = pd.read_csv(trained["bank.csv"])["y"]
+    truth = pd.read_csv(files_by_party["bank.csv"])["y"]
     right = (rows["class"] == truth)[held.test_rows.numpy()].mean()
     name = config.method.name
     together = f"{name}_together" if config.method.predicts_alone else name
@@ -123,12 +127,14 @@ def test_what_it_says_is_what_the_training_measured(
 
 
 def test_whom_a_passive_lacks_the_active_predicts_alone(
-    trained: Mapping[str, Path], tmp_path: Path
+    files_by_party: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    said, rows = asked(trained, trained["new"], tmp_path / "out.csv")
+    said, rows = predict_once(files_by_party, files_by_party["new"], tmp_path / "out.csv")
     assert (said.jointly, said.alone, said.is_failure) == (NEW - 5, 5, False)
     assert [*rows["by"]] == ["jointly"] * (NEW - 5) + ["alone"] * 5
-    alone = load_model(trained["bank"].parent).predict_frame(pd.read_csv(trained["new"]))
+    alone = load_model(files_by_party["bank"].parent).predict_frame(
+        pd.read_csv(files_by_party["new"])
+    )
     assert rows["p(yes)"][-5:].to_numpy() == pytest.approx(alone[-5:, 1].numpy())
 
 
@@ -154,23 +160,23 @@ def test_networks_of_ones_own_predict_jointly_and_alone(
     names = {"network": f"nets_of_{method}:encode", "head_network": f"nets_of_{method}:score"}
     files = train_parties(tmp_path, method, model={**names, "representation": 4})
     assert names["network"] in files["shop"].read_text()
-    said, rows = asked(files, files["new"], tmp_path / "out.csv")
+    said, rows = predict_once(files, files["new"], tmp_path / "out.csv")
     assert (said.jointly, said.alone, said.why) == (NEW - 5, 5, "")
     assert rows["p(yes)"].between(0, 1).all()
 
 
 @pytest.mark.sampled(every=3)
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 @pytest.mark.parametrize(
     ("limits", "jointly"),
     [({"a_day": NEW}, NEW - 5), ({"in_all": NEW - 6}, 0), ({"lookups_a_day": NEW + 1}, NEW - 5)],
 )
 def test_a_limit_ends_it_by_name_and_the_active_goes_on_alone(
-    limits: dict[str, int], jointly: int, trained: Mapping[str, Path], tmp_path: Path
+    limits: dict[str, int], jointly: int, files_by_party: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    files = allowing(trained, "shop", tmp_path, **limits)
-    one, _ = asked(files, trained["new"], tmp_path / "one.csv")
-    other, rows = asked(files, trained["new"], tmp_path / "other.csv")
+    files = allowing(files_by_party, "shop", tmp_path, **limits)
+    one, _ = predict_once(files, files_by_party["new"], tmp_path / "one.csv")
+    other, rows = predict_once(files, files_by_party["new"], tmp_path / "other.csv")
     assert one.jointly + other.jointly == jointly
     assert len(rows) == NEW
     assert other.is_failure
@@ -180,62 +186,64 @@ def test_a_limit_ends_it_by_name_and_the_active_goes_on_alone(
 
 @pytest.mark.sampled(every=3)
 def test_who_was_asked_about_as_often_as_allowed_is_left_out_and_nobody_else(
-    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files_by_party: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = allowing(trained, "shop", tmp_path, a_person=1)
+    files = allowing(files_by_party, "shop", tmp_path, a_person=1)
     new = tmp_path / "new.csv"
-    rows = pd.read_csv(trained["new"], dtype=str)
+    rows = pd.read_csv(files_by_party["new"], dtype=str)
     pd.concat([rows[:20], rows[:3], rows[20:]]).to_csv(new, index=False)
     monkeypatch.setattr(
         "secure_apfed.organisations.served.load_blocks", partial(load_blocks, rows=20)
     )
-    said, told = asked(files, new, tmp_path / "one.csv")
+    said, told = predict_once(files, new, tmp_path / "one.csv")
     assert [*told["by"]] == ["jointly"] * 20 + ["alone"] * 3 + ["jointly"] * 15 + ["alone"] * 5
     assert (said.jointly, said.refused, said.alone, said.is_failure) == (NEW - 5, 3, 8, False)
-    again, _ = asked(files, trained["new"], tmp_path / "other.csv")
+    again, _ = predict_once(files, files_by_party["new"], tmp_path / "other.csv")
     assert (again.refused, again.alone, again.why, again.is_failure) == (NEW - 5, NEW, "", True)
 
 
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 def test_answers_that_came_before_a_limit_are_kept(
-    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files_by_party: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("secure_apfed.methods.session.ROWS_AT_ONCE", 64)
-    files = allowing(trained, "shop", tmp_path, a_day=150)
-    said, rows = asked(files, trained["bank.csv"], tmp_path / "out.csv")
+    files = allowing(files_by_party, "shop", tmp_path, a_day=150)
+    said, rows = predict_once(files, files_by_party["bank.csv"], tmp_path / "out.csv")
     assert (said.jointly, said.alone) == (128, ROWS - 128)
     assert "serve.a_day of its file is 150" in said.why
-    whole = asked(trained, trained["bank.csv"], tmp_path / "whole.csv")[1]
+    whole = predict_once(files_by_party, files_by_party["bank.csv"], tmp_path / "whole.csv")[1]
     jointly = rows["by"] == "jointly"
     assert rows[jointly]["p(yes)"].to_numpy() == pytest.approx(whole[jointly]["p(yes)"].to_numpy())
 
 
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
-    trained: Mapping[str, Path], tmp_path: Path
+    files_by_party: Mapping[str, Path], tmp_path: Path
 ) -> None:
     def nobody(*_: Any) -> Any:
         raise PartyLeftError("shop did not come")
 
-    said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", connect=nobody)
+    said = predict_jointly(
+        files_by_party["bank"], files_by_party["new"], tmp_path / "out.csv", connect=nobody
+    )
     assert (said.jointly, said.alone, said.why) == (0, NEW, "shop did not come")
-    bank = allowing(trained, "bank", tmp_path, {"meet_s": 1})["bank"]
+    bank = allowing(files_by_party, "bank", tmp_path, {"meet_s": 1})["bank"]
     output = tmp_path / "alone.csv"
-    asking = ["--model", bank.parent, "--data", trained["new"], "--jointly", bank]
+    asking = ["--model", bank.parent, "--data", files_by_party["new"], "--jointly", bank]
     assert execute(["predict", *map(str, [*asking, "--output", output])]) == 4
     assert len(pd.read_csv(output)) == NEW
     with pytest.raises(ConfigError, match="shop is not the active"):
-        predict_jointly(trained["shop"], trained["new"], tmp_path / "out.csv")
+        predict_jointly(files_by_party["shop"], files_by_party["new"], tmp_path / "out.csv")
     with pytest.raises(ConfigError, match="bank is the active, which asks"):
-        serve_party(trained["bank"], sessions=1)
+        serve_party(files_by_party["bank"], sessions=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 def test_a_passive_that_begins_anew_while_nobody_asks_is_met_again(
-    trained: Mapping[str, Path], tmp_path: Path
+    files_by_party: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    files, told = allowing(trained, "clinic", tmp_path, {"meet_s": 2}), Queue[str]()
+    files, told = allowing(files_by_party, "clinic", tmp_path, {"meet_s": 2}), Queue[str]()
 
     def predict() -> Any:
         assert "clinic has no link to bank" in told.get(timeout=30)
@@ -249,11 +257,11 @@ def test_a_passive_that_begins_anew_while_nobody_asks_is_met_again(
     assert (said.jointly, said.why) == (NEW - 5, "")
 
 
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 def test_a_folder_without_a_kept_model_or_another_ones_is_refused(
-    trained: Mapping[str, Path], tmp_path: Path
+    files_by_party: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    files = allowing(trained, "clinic", tmp_path)
+    files = allowing(files_by_party, "clinic", tmp_path)
     kept = files["clinic"].parent / "joint.safetensors"
     content = kept.read_bytes()
     assert kept.stat().st_mode & 0o077 == 0
@@ -270,9 +278,9 @@ def test_a_folder_without_a_kept_model_or_another_ones_is_refused(
         serve_party(files["clinic"], sessions=1)
 
 
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 def test_a_server_that_is_told_to_end_has_ended_well(
-    trained: Mapping[str, Path],
+    files_by_party: Mapping[str, Path],
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -281,15 +289,15 @@ def test_a_server_that_is_told_to_end_has_ended_well(
     monkeypatch.setattr(
         LinkTransport, "meet_peers", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
     )
-    assert execute(["serve", "--config", str(trained["shop"])]) == 0
+    assert execute(["serve", "--config", str(files_by_party["shop"])]) == 0
     told = capsys.readouterr().err
     assert "shop: ended; " in told
     assert "bank is expected" in told
 
 
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 def test_who_falls_silent_while_it_is_asked_is_told_in_words_of_predictions(
-    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files_by_party: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = SummedPassive.predict
 
@@ -298,8 +306,8 @@ def test_who_falls_silent_while_it_is_asked_is_told_in_words_of_predictions(
             await answers(self, links, *asked)
 
     monkeypatch.setattr(SummedPassive, "predict", predict)
-    files = allowing(trained, "aggregator", tmp_path, {"timeout_s": 1.0})
-    said, _ = asked(files, trained["new"], tmp_path / "out.csv")
+    files = allowing(files_by_party, "aggregator", tmp_path, {"timeout_s": 1.0})
+    said, _ = predict_once(files, files_by_party["new"], tmp_path / "out.csv")
     assert said.why == (
         "prediction: aggregator stopped the run: 'prediction: aggregator expected contribution of "
         "step 0 from shop; nothing came for 1 s'"
@@ -307,13 +315,13 @@ def test_who_falls_silent_while_it_is_asked_is_told_in_words_of_predictions(
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 @pytest.mark.parametrize("name", ["answered.sqlite", "audit.log", "counters.json"])
 def test_a_passive_that_lost_its_book_serves_nobody(
-    name: str, trained: Mapping[str, Path], tmp_path: Path
+    name: str, files_by_party: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    files = allowing(trained, "shop", tmp_path, a_person=1)
-    said, _ = asked(files, trained["new"], tmp_path / "one.csv")
+    files = allowing(files_by_party, "shop", tmp_path, a_person=1)
+    said, _ = predict_once(files, files_by_party["new"], tmp_path / "one.csv")
     assert said.jointly == NEW - 5
     (files["shop"].parent / name).unlink()
     with pytest.raises(CheckpointError, match="secure-apfed audit-log restart-counter"):
@@ -351,19 +359,19 @@ def test_a_book_without_limits_refuses_the_whole_table_in_a_day(limit: str, tmp_
         book.count_answers(people, None)
 
 
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 @pytest.mark.parametrize("party", ["shop", "bank"])
 def test_where_overlaps_are_hidden_nobody_serves_or_asks(
-    party: str, trained: Mapping[str, Path], tmp_path: Path
+    party: str, files_by_party: Mapping[str, Path], tmp_path: Path
 ) -> None:
     """A lookup tells the active which of its people a passive knows."""
-    file = allowing(trained, party, tmp_path)[party]
+    file = allowing(files_by_party, party, tmp_path)[party]
     config = yaml.safe_load(Path(yaml.safe_load(file.read_text())["config"]).read_text())
     config["alignment"] = {"dealer": True, "pairwise_overlaps": "hidden"}
     (tmp_path / "hidden.yaml").write_text(yaml.safe_dump(config))
     settings = yaml.safe_load(file.read_text()) | {"config": str(tmp_path / "hidden.yaml")}
     file.write_text(yaml.safe_dump(settings))
-    asks = partial(predict_jointly, file, trained["new"], tmp_path / "out.csv")
+    asks = partial(predict_jointly, file, files_by_party["new"], tmp_path / "out.csv")
     begin = partial(serve_party, file, sessions=1) if party == "shop" else asks
     with pytest.raises(ConfigError, match="pairwise_overlaps is hidden, and joint prediction"):
         begin()
@@ -443,7 +451,7 @@ def test_under_noise_one_persons_answers_stay_within_the_runs_epsilon(
     method: str, tmp_path: Path
 ) -> None:
     trained = train_parties(tmp_path, method, **NOISES[method])
-    said = [asked(trained, trained["new"], tmp_path / f"{turn}.csv")[0] for turn in range(6)]
+    said = [predict_once(trained, trained["new"], tmp_path / f"{turn}.csv")[0] for turn in range(6)]
     answered = [one.jointly for one in said]
     assert set(answered) == {NEW - 5, 0}
     assert answered == sorted(answered, reverse=True)
@@ -451,18 +459,18 @@ def test_under_noise_one_persons_answers_stay_within_the_runs_epsilon(
     assert {one.why for one in said} == {""}
 
 
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 def test_a_sum_of_one_person_here_and_another_there_opens_to_nobody(
-    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files_by_party: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_up = JointPredictor._request_positions
 
-    async def mixed(self: JointPredictor, ids: Any) -> Any:
+    async def shift_positions(self: JointPredictor, ids: Any) -> Any:
         places = await looked_up(self, ids)
         return np.stack([places[0], np.roll(places[1], 1)])
 
-    monkeypatch.setattr(JointPredictor, "_request_positions", mixed)
-    said, rows = asked(trained, trained["bank.csv"], tmp_path / "out.csv")
+    monkeypatch.setattr(JointPredictor, "_request_positions", shift_positions)
+    said, rows = predict_once(files_by_party, files_by_party["bank.csv"], tmp_path / "out.csv")
     assert (said.jointly, said.alone) == (0, ROWS)
     assert "aggregator" in said.why
     assert set(rows["by"]) == {"alone"}
@@ -490,17 +498,17 @@ class OverTls:
         told: by party what it said between sessions.
     """
 
-    def __init__(self, trained: Mapping[str, Path], folder: Path) -> None:
+    def __init__(self, files_by_party: Mapping[str, Path], folder: Path) -> None:
         self.authority = make_authority()
         self.folder = folder
-        names = [name for name in trained if "." not in name and name != "new"]
+        names = [name for name in files_by_party if "." not in name and name != "new"]
         self.helpers = [name for name in names if name != "bank"]
         addresses = dict(zip(names, free_addresses(len(names)), strict=True))
         self.marks: dict[str, str] = {}
         self.told: dict[str, Queue[str]] = {name: Queue() for name in names}
         self.over = Event()
         for name in names:
-            file = allowing(trained, name, folder)[name]
+            file = allowing(files_by_party, name, folder)[name]
             content = yaml.safe_load(file.read_text())
             for peer, how in content["peers"].items():
                 how["address"] = addresses[peer]
@@ -543,24 +551,24 @@ class OverTls:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 def test_who_shows_a_revoked_certificate_is_named_and_serves_again_once_it_has_another(
-    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files_by_party: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No prediction is lost to a certificate that was replaced while its party serves."""
     monkeypatch.setattr(served, "_REFUSED_S", 0.5)
-    here = OverTls(trained, tmp_path)
+    here = OverTls(files_by_party, tmp_path)
     output = tmp_path / "out.csv"
 
     def ask() -> list[Any]:
         try:
             bank = here.folder / "bank" / "party.yaml"
-            lost = predict_jointly(bank, trained["new"], output)
+            lost = predict_jointly(bank, files_by_party["new"], output)
             here.revoke("shop")
-            unable = predict_jointly(bank, trained["new"], output)
+            unable = predict_jointly(bank, files_by_party["new"], output)
             show_certificate(here.folder / "shop", here.authority)
             here.wait_for("shop", "nothing to do: shop begins its session anew")
-            return [lost, unable, predict_jointly(bank, trained["new"], output)]
+            return [lost, unable, predict_jointly(bank, files_by_party["new"], output)]
         finally:
             here.end()
 
@@ -580,11 +588,11 @@ def test_who_shows_a_revoked_certificate_is_named_and_serves_again_once_it_has_a
     assert any(each.startswith("nothing to do: shop begins its session") for each in said["shop"])
 
 
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 def test_who_serves_asks_while_it_waits_whether_its_files_are_the_same(
-    trained: Mapping[str, Path], tmp_path: Path
+    files_by_party: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    path = allowing(trained, "shop", tmp_path)["shop"]
+    path = allowing(files_by_party, "shop", tmp_path)["shop"]
     sessions, said = list[str](), list[str]()
 
     def meet(file: PartyFile, identity: Any, known: Any, told: Any) -> Any:
@@ -602,9 +610,9 @@ def test_who_serves_asks_while_it_waits_whether_its_files_are_the_same(
     assert said == [anew, anew, "a session broke off: bank did not come"]
 
 
-@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("files_by_party", ["split_nn_sum"], indirect=True)
 def test_who_predicts_is_told_at_once_of_a_refusal(
-    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files_by_party: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served, "_REFUSED_S", 0.0)
 
@@ -613,7 +621,9 @@ def test_who_predicts_is_told_at_once_of_a_refusal(
         told({"shop": Refusal("the certificate of shop is revoked"), "clinic": ""})
         raise AssertionError("it waits")
 
-    said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", connect=meet)
+    said = predict_jointly(
+        files_by_party["bank"], files_by_party["new"], tmp_path / "out.csv", connect=meet
+    )
     why = "prediction: bank has no link to shop: the certificate of shop is revoked; ask again"
     assert (said.jointly, said.alone, said.is_failure) == (0, NEW, True)
     assert said.why.startswith(why)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from secure_apfed.exchange import Kind
-from tests.local.processes import Harm, Parties, config_of, nobody_failed
+from tests.local.processes import Harm, Parties, config_of, require_no_failure
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing befell."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    nobody_failed(Parties(config_of(), folder).play())
+    require_no_failure(Parties(config_of(), folder).play())
     return folder
 
 

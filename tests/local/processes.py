@@ -82,8 +82,8 @@ class Harm:
             wait_until((folder / _GO_ON).exists, "that it may go on")
 
 
-def kind_of(frame: bytes) -> Kind:
-    """What a frame is, by its header, which everybody can read."""
+def parse_kind(frame: bytes) -> Kind:
+    """Return the kind of a frame by its header, which everybody can read."""
     size = int.from_bytes(frame[:_LENGTH_BYTES], "big")
     return Envelope.parse_header(frame[_LENGTH_BYTES : _LENGTH_BYTES + size]).kind
 
@@ -100,7 +100,7 @@ class _Harmed:
             harm.strike(folder)
 
     def send_frame(self, receiver: str, frame: bytes) -> None:
-        if kind_of(frame) is self._harm.kind:
+        if parse_kind(frame) is self._harm.kind:
             if self._sent == self._harm.at and not self._harm.awaiting:
                 self._harm.strike(self._folder, self._transport)
             self._sent += 1
@@ -159,7 +159,7 @@ def _play(
     resumable_link._SILENT_S = silent_s
     folder, restarts = file.parent, list[str]()
 
-    def restarted(why: str) -> None:
+    def note_restart(why: str) -> None:
         restarts.append(why)
         (folder / "restarted").touch()
 
@@ -170,10 +170,10 @@ def _play(
     )
     if command is not None or (harm and harm.signal == signal.SIGTERM):
         more = [*(command or ()), *(["--resume"] if resume else [])]
-        said = _by_command(file, more, over)
+        said = run_by_command(file, more, over)
     else:
         try:
-            run_party(file, resume=resume, wrap_transport=over, on_restart=restarted)
+            run_party(file, resume=resume, wrap_transport=over, on_restart=note_restart)
             said = {"kind": None}
         except BaseException as error:  # noqa: BLE001 - a test reads it
             said = {"kind": type(error).__name__, "message": str(error)}
@@ -181,10 +181,10 @@ def _play(
     (folder / "said.json").write_text(json.dumps(said))
 
 
-def _by_command(
+def run_by_command(
     file: Path, more: Sequence[str], wrap_transport: Callable[[Transport], Transport]
 ) -> dict[str, Any]:
-    """As the command does it, which minds SIGTERM."""
+    """Run a party as the command does, which minds SIGTERM."""
     from apfed_experiments import solo
     from secure_apfed import cli
     from secure_apfed.organisations import party
@@ -230,10 +230,10 @@ class Parties:
         self.processes: dict[str, BaseProcess] = {}
 
     @contextmanager
-    def started(
+    def start(
         self, harms: Mapping[str, Harm] | None = None, *, resume: bool = False
     ) -> Iterator[None]:
-        """All parties in processes of their own; none outlives the block."""
+        """Start all parties in processes of their own; none outlives the block."""
         files = prepare_parties(
             self.config,
             self.run.path,
@@ -241,7 +241,7 @@ class Parties:
             timeout_s=self._timeout_s,
             way=self._over,
         )
-        self.prepared(files)
+        self.prepare_files(files)
         for name, file in files.items():
             told = file.read_text().replace("meet_s: 60.0", f"meet_s: {self._meet_s}")
             file.write_text(told.replace("reconnect_s: 3.0", f"reconnect_s: {self.gone_after_s}"))
@@ -254,14 +254,14 @@ class Parties:
                 yield
         except AssertionError as error:
             ended = [name for name, process in self.processes.items() if not process.is_alive()]
-            error.add_note(f"what those said that ended: {self.said(ended)}")
+            error.add_note(f"what those said that ended: {self.load_reports(ended)}")
             raise
         finally:
             for process in self.processes.values():
                 process.kill()
                 process.join()
 
-    def prepared(self, files: Mapping[str, Path]) -> None:
+    def prepare_files(self, files: Mapping[str, Path]) -> None:
         """Change the parties' files before they start."""
 
     def begin(self, name: str, harm: Harm | None = None, *, resume: bool = False) -> None:
@@ -273,8 +273,8 @@ class Parties:
         process.start()
         self.processes[name] = process
 
-    def address(self, name: str) -> str:
-        """Where a party listens."""
+    def find_address(self, name: str) -> str:
+        """Return the address at which a party listens."""
         told = PartyFile.from_file(self.run.get_party_path(name) / "party.yaml")
         assert told.listen is not None
         return told.listen
@@ -288,14 +288,14 @@ class Parties:
     ) -> dict[str, dict[str, Any]]:
         """Play until all but the harmed have ended; return by party what it said of it."""
         harms = harms or {}
-        with self.started(harms, resume=resume):
+        with self.start(harms, resume=resume):
             return self.watch([name for name in self.processes if name not in harms], within_s)
 
     def play_watched_over(
         self, harms: Mapping[str, Harm], *, within_s: float = LONG_S
     ) -> dict[str, dict[str, Any]]:
         """Play until all have ended; who is killed is started again, in the same way as before."""
-        with self.started(harms):
+        with self.start(harms):
             deadline = time.monotonic() + within_s
             for name in harms:
                 self.processes[name].join(max(0.0, deadline - time.monotonic()))
@@ -309,12 +309,12 @@ class Parties:
         for name in names:
             self.processes[name].join(max(0.0, deadline - time.monotonic()))
             assert not self.processes[name].is_alive(), f"{name} goes on after {within_s} s"
-        said = self.said(names)
+        said = self.load_reports(names)
         assert set(said) == set(names)
         return said
 
-    def said(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
-        """What these said at their end, of those that did."""
+    def load_reports(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Load what these parties reported at their end, of those that did."""
         said = {name: self.run.get_party_path(name) / "said.json" for name in names}
         return {name: json.loads(file.read_bytes()) for name, file in said.items() if file.exists()}
 
@@ -324,17 +324,17 @@ class Impatient(Parties):
 
     gone_after_s = 3.0
 
-    def prepared(self, files: Mapping[str, Path]) -> None:
+    def prepare_files(self, files: Mapping[str, Path]) -> None:
         for file in files.values():
             file.write_text(file.read_text().replace("reconnect_s: 30.0", "reconnect_s: 3.0"))
 
 
-def hidden_files(run: Path) -> list[Path]:
-    """What was begun and is in no place yet."""
+def list_hidden_files(run: Path) -> list[Path]:
+    """List files that were begun and not put in place."""
     return [path for path in run.rglob(".*") if path.name != ".lock" and path.is_file()]
 
 
-def nobody_failed(said: dict[str, dict[str, Any]]) -> None:
+def require_no_failure(said: dict[str, dict[str, Any]]) -> None:
     assert not {name: one for name, one in said.items() if one["kind"]}
 
 

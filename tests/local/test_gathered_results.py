@@ -52,7 +52,7 @@ NONE_OF_THIS_RUN: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, RunResult]:
-    """What the active wrote, and what the launcher gathers of it."""
+    """Write a result as the active does; return it with what the launcher gathers."""
     path: Path = tmp_path_factory.mktemp("run")
     config = small_config("apfed_c", train={"epochs": 1, "batch_size": 64, "device": "cpu"})
     active = RunFolder(path / "parties" / "active")

@@ -22,8 +22,8 @@ from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.organisations import local
 from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import TRANSPORTS, run
-from tests.local.processes import Parties, model_digests, nobody_failed
-from tests.secure_apfed.small_runs import said_to_people, small_config
+from tests.local.processes import Parties, model_digests, require_no_failure
+from tests.secure_apfed.small_runs import read_stderr, small_config
 from tests.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -158,8 +158,8 @@ def costs_the_same(memory: Path, apart: Path, figure: str, party: str, capsys: A
     assert re.search(told, capsys.readouterr().out)
 
 
-def printed(config: Config, folder: Path, capsys: Any, *how: str) -> list[str]:
-    """The rows of a run's result that tell of privacy, as the command prints them."""
+def run_command(config: Config, folder: Path, capsys: Any, *how: str) -> list[str]:
+    """Run a command; return the printed rows of its result about privacy."""
     file = folder.with_suffix(".yaml")
     file.write_text(dump_settings(config))
     assert execute(["run", str(file), "--output", str(folder), *how]) == 0
@@ -173,7 +173,7 @@ def test_it_leaves_a_run_folder_as_memory_does(
 ) -> None:
     config = small_config("tvfl", attacks=({"name": "label_gradients"},))
     finished = tmp_path / "run"
-    printed(config, finished, capsys, "--transport", "local", "--no-baselines")
+    run_command(config, finished, capsys, "--transport", "local", "--no-baselines")
     run(load_config(finished / "config.yaml"), tmp_path / "memory")
     costs_the_same(tmp_path / "memory", finished, "epsilon_x", "passive-1", capsys)
     results = [
@@ -197,7 +197,7 @@ def test_it_leaves_a_run_folder_as_memory_does(
         load_recording(finished)
     file = finished / "parties" / "passive-1" / "party.yaml"
     assert execute(["party", "--config", str(file), "--resume"]) == 3
-    assert "part of a finished run" in said_to_people(capsys)
+    assert "part of a finished run" in read_stderr(capsys)
 
 
 WRONG: list[tuple[str, str, Any, str]] = [
@@ -229,7 +229,7 @@ def test_a_wrong_file_of_a_party_is_told(
         lines = [line for line in whole.splitlines() if not line.startswith(f"{name}:")]
         file.write_text("\n".join([*lines, f"{name}: {json.dumps(value)}"]))
         assert execute(["party", "--config", str(file)]) in (2, 3, 4)
-        assert told in said_to_people(capsys)
+        assert told in read_stderr(capsys)
         file.write_text(whole)
 
 
@@ -241,8 +241,8 @@ def test_parties_apart_need_a_folder_and_a_transport_that_there_is() -> None:
         run(small_config(), None, transport="lokal")  # type: ignore[arg-type]
 
 
-def ended(name: str, code: int, kind: str = "", message: str = "") -> local._Process:
-    """A party's process that ends with this code, and says this before where it is of a kind."""
+def start_ending_process(name: str, code: int, kind: str = "", message: str = "") -> local._Process:
+    """Start a process that ends with this code, after an error of this kind, if any."""
     error = json.dumps({"error": {"kind": kind, "message": message}})
     how = f"os._exit({code})" if code >= 0 else f"os.kill(os.getpid(), {-code})"
     says = f"print({error!r}, flush=True); " if kind else ""
@@ -291,7 +291,7 @@ def ended(name: str, code: int, kind: str = "", message: str = "") -> local._Pro
 def test_a_death_is_told_once_and_its_cause_first(
     processes: list[tuple[Any, ...]], told: str, kind: type[Exception]
 ) -> None:
-    error = local._find_failure([ended(*one) for one in processes])
+    error = local._find_failure([start_ending_process(*one) for one in processes])
     assert (type(error), str(error)) == (kind, told)
 
 
@@ -303,10 +303,10 @@ def test_noise_under_a_sum_costs_the_same_wherever_it_is_told(
     noised = {"scheme": "plain", "masks": "pairwise", "noise": {"epsilon": 8.0}}
     config = small_config("apfed_r", secure_sum=noised)
     apart = tmp_path / "apart"
-    nobody_failed(Parties(config, apart).play())
-    rows = printed(config, tmp_path / "memory", capsys, "--no-baselines")
+    require_no_failure(Parties(config, apart).play())
+    rows = run_command(config, tmp_path / "memory", capsys, "--no-baselines")
     gather = ("--resume", "--transport", "local", "--no-baselines")
-    assert printed(config, apart, capsys, *gather) == rows
+    assert run_command(config, apart, capsys, *gather) == rows
     costs_the_same(tmp_path / "memory", apart, "epsilon_c", "passive-1", capsys)
 
 
@@ -331,8 +331,8 @@ def test_parties_that_are_started_by_hand_measure_report_and_cost_the_same(
     assert pages == {name: parties.run.get_party_path(name) / "report.html" for name in said}
     assert all(page.is_file() for page in pages.values())
     assert json.loads(said["active"]["out"])["solo"]["labels"] == "answered"  # of its mechanism
-    rows = printed(config, memory, capsys)
-    assert printed(config, folder, capsys, "--resume", "--transport", "grpc") == rows
+    rows = run_command(config, memory, capsys)
+    assert run_command(config, folder, capsys, "--resume", "--transport", "grpc") == rows
     costs_the_same(memory, folder, "epsilon_v", "passive-1", capsys)
     alone, apart = (load_finished_run(run_folder).solo for run_folder in (memory, folder))
     assert alone is not None

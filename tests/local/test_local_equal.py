@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Said, dict[str, Any]]] = {
 
 def same_models(parties: processes.Parties, memory: Path) -> None:
     run(parties.config, memory)
-    processes.nobody_failed(parties.play())
+    processes.require_no_failure(parties.play())
     assert processes.model_digests(parties.run.path) == processes.model_digests(memory)
 
 
@@ -139,7 +139,7 @@ def test_who_is_killed_at_a_checkpoint_resumes_the_same(
     kind, at = (Kind.CHECKPOINT, 1) if harmed == "active" else (Kind.SAVED, 0)
     processes.the_others_say_who_and_when(parties.play({harmed: processes.Harm(kind, at)}), harmed)
     said = parties.play(resume=True)
-    processes.nobody_failed(said)
+    processes.require_no_failure(said)
     assert processes.model_digests(parties.run.path) == processes.model_digests(tmp_path / "memory")
 
 
@@ -150,7 +150,7 @@ class Proxied(processes.Parties):
     proxies: Mapping[str, Proxy] = {}
     cut_after: tuple[int, ...] = ()
 
-    def prepared(self, files: Mapping[str, Path]) -> None:
+    def prepare_files(self, files: Mapping[str, Path]) -> None:
         texts = {name: file.read_text() for name, file in files.items()}
         ports = {
             name: int(found[1])

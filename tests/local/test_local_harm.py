@@ -27,13 +27,13 @@ from tests.local.processes import (
     Impatient,
     Parties,
     config_of,
-    hidden_files,
+    list_hidden_files,
     model_digests,
-    nobody_failed,
     recovering,
+    require_no_failure,
     the_others_say_who_and_when,
 )
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import interrupt_run, small_config
 from tests.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -153,7 +153,7 @@ def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
     frozen, asked = (harm.signal == number for number in (signal.SIGSTOP, signal.SIGTERM))
     patience: Any = {"timeout_s": 5.0, "silent_s": 5.0} if frozen else {}
     parties = kind(config_of(), tmp_path / "run", way=way, **patience)
-    with parties.started({name: harm}):
+    with parties.start({name: harm}):
         said = parties.watch([one for one in parties.processes if asked or one != name])
     if asked:
         assert "ended by SIGTERM" in said.pop(name)["message"]
@@ -163,7 +163,7 @@ def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
         assert any(f"{name} stopped the run: 'Terminated" in message for message in failed)
     if harm.writing:
         folder = parties.run.get_party_path(name)
-        assert bool(hidden_files(folder)) is (harm.moment != "in place")
+        assert bool(list_hidden_files(folder)) is (harm.moment != "in place")
         if harm.writing.startswith("checkpoint"):
             assert (folder / harm.writing).exists() is (harm.moment == "in place")
     if not failed:  # all that a dealer dealt has come
@@ -172,8 +172,8 @@ def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
         assert (parties.run.get_party_path("active") / "ended.json").exists()
         return
     else:
-        nobody_failed(kind(config_of(), tmp_path / "run", way=way).play(resume=True))
-        assert not hidden_files(parties.run.path)
+        require_no_failure(kind(config_of(), tmp_path / "run", way=way).play(resume=True))
+        assert not list_hidden_files(parties.run.path)
     assert model_digests(parties.run.path) == model_digests(whole)
 
 
@@ -192,7 +192,7 @@ def test_the_others_go_on_where_the_sum_recovers_and_their_result_is_gathered(
 ) -> None:
     """It is there, whether or not who started them is."""
     parties = Parties(recovering(), tmp_path / "run", timeout_s=5.0, silent_s=5.0)
-    nobody_failed(parties.play({"passive-2": Harm(kind, at, signal=number)}))
+    require_no_failure(parties.play({"passive-2": Harm(kind, at, signal=number)}))
     active = parties.run.get_party_path("active")
     again: dict[str, Any] = {"resume": True, "transport": "local"}
     alone = json.loads((active / "result.json").read_bytes())
@@ -203,7 +203,7 @@ def test_the_others_go_on_where_the_sum_recovers_and_their_result_is_gathered(
         run(recovering(), parties.run.path, **again)
 
 
-def held(parties: Parties, name: str) -> list[str]:
+def list_checkpoints(parties: Parties, name: str) -> list[str]:
     return sorted(path.name for path in parties.run.get_party_path(name).glob("checkpoint-*"))
 
 
@@ -213,9 +213,9 @@ def test_who_left_comes_back_when_the_run_is_resumed(tmp_path: Path) -> None:
     parties = Parties(recovering(), tmp_path / "run")
     harms = {"passive-2": Harm(Kind.CONTRIBUTION, 5), "active": Harm(Kind.REPRESENTATIONS, 29)}
     parties.play(harms)
-    assert held(parties, "passive-2") == ["checkpoint-0.bin", "checkpoint-4.bin"]
-    assert held(parties, "active") == ["checkpoint-4.bin", "checkpoint-8.bin"]
-    nobody_failed(parties.play(resume=True))
+    assert list_checkpoints(parties, "passive-2") == ["checkpoint-0.bin", "checkpoint-4.bin"]
+    assert list_checkpoints(parties, "active") == ["checkpoint-4.bin", "checkpoint-8.bin"]
+    require_no_failure(parties.play(resume=True))
     result = json.loads((parties.run.get_party_path("active") / "result.json").read_bytes())
     # Steps 8 to 10 were answered without it, and nobody is asked about them again.
     assert result["attendance"] == {"left": {}, "steps_without_all": 3}
@@ -227,10 +227,10 @@ def test_who_was_ahead_by_a_checkpoint_is_resumed_again_and_again(
 ) -> None:
     parties = Parties(config_of(), tmp_path / "run")
     parties.play({"passive-1": Harm(Kind.SAVED, 1)})
-    assert held(parties, "passive-2") > held(parties, "active")
+    assert list_checkpoints(parties, "passive-2") > list_checkpoints(parties, "active")
     parties.play({"active": Harm(Kind.REPRESENTATIONS, 3)}, resume=True)
-    assert all(held(parties, name) for name in ("active", "passive-1", "passive-2"))
-    nobody_failed(parties.play(resume=True))
+    assert all(list_checkpoints(parties, name) for name in ("active", "passive-1", "passive-2"))
+    require_no_failure(parties.play(resume=True))
     assert model_digests(parties.run.path) == model_digests(whole)
 
 
@@ -253,11 +253,11 @@ def test_checkpoints_of_another_run_or_party_are_refused(stopped: Parties, tmp_p
         for name, content in kept.items():
             whose = taken.get(name)
             (place / name).write_bytes((whose / name).read_bytes() if whose else content)
-        with stopped.started(resume=True):
+        with stopped.start(resume=True):
             assert told in stopped.watch(["passive-1"])["passive-1"]["message"]
     for name, content in kept.items():
         (place / name).write_bytes(content)
-    nobody_failed(stopped.play(resume=True))
+    require_no_failure(stopped.play(resume=True))
 
 
 def test_nobody_begins_anew_over_what_others_hold(stopped: Parties) -> None:
@@ -266,7 +266,7 @@ def test_nobody_begins_anew_over_what_others_hold(stopped: Parties) -> None:
     ledgers = [*lost.glob("ledger-*")]
     for path in (*lost.glob("checkpoint-*"), *ledgers):
         path.unlink()
-    with stopped.started(resume=True):
+    with stopped.start(resume=True):
         assert "is missing, and audit.log" in stopped.watch(["active"])["active"]["message"]
     for path in ledgers:
         restart_in(lost, path.name, party="active")
@@ -306,7 +306,7 @@ def test_a_checkpoint_that_was_lost_is_named_by_its_party(stopped: Parties) -> N
 @pytest.mark.slow
 def test_totals_after_a_kill_are_of_all_sessions(stopped: Parties, whole: Path) -> None:
     """In memory `tests/secure_apfed/test_past_sessions.py` shows the same."""
-    nobody_failed(stopped.play(resume=True))
+    require_no_failure(stopped.play(resume=True))
     folder = stopped.run.get_party_path("active")
     result = json.loads((folder / "result.json").read_bytes())
     once = json.loads((whole / "parties" / "active" / "result.json").read_bytes())
@@ -327,8 +327,8 @@ def test_totals_after_a_kill_are_of_all_sessions(stopped: Parties, whole: Path) 
         assert name != "active" or result["wire_bytes"] == counted
 
 
-def unreceived_of_every_link(folder: Path) -> int:
-    """Envelopes that never arrived, but at a dealer; all logs must verify and agree."""
+def count_unreceived(folder: Path) -> int:
+    """Count envelopes that never arrived, but at a dealer; all logs must verify and agree."""
     count = 0
     for one, other in itertools.combinations(sorted((folder / "parties").iterdir()), 2):
         found = compare_logs(one, other)
@@ -340,7 +340,7 @@ def unreceived_of_every_link(folder: Path) -> int:
 
 
 def test_the_logs_of_a_run_are_signed_and_agree_on_every_link(whole: Path) -> None:
-    assert unreceived_of_every_link(whole) == 0
+    assert count_unreceived(whole) == 0
     logs = {party: verify_log(party) for party in (whole / "parties").iterdir()}
     assert {log.has_final_signature for log in logs.values()} == {True}
     assert {(log.opened, log.agreed) for log in logs.values()} == {(1, 1)}
@@ -366,14 +366,14 @@ def test_all_go_back_to_the_newest_step_that_all_hold_and_on_in_their_logs(
     folder = stopped.run.path
     killed = stopped.run.get_party_path("active")
     for name in ("active", "passive-1", "passive-2"):
-        assert held(stopped, name) == ["checkpoint-3.bin", "checkpoint-6.bin"]
+        assert list_checkpoints(stopped, name) == ["checkpoint-3.bin", "checkpoint-6.bin"]
     assert not verify_log(killed).has_final_signature, "who is killed signs nothing"
     assert verify_log(killed.with_name("passive-1")).has_final_signature
     with (killed / "audit.log").open("ab") as log:
         log.write(b'{"chain":"12')
     (stopped.run.get_party_path("passive-2") / "checkpoint-6.bin").unlink()
     before = logs_of(stopped)
-    nobody_failed(stopped.play(resume=True))
+    require_no_failure(stopped.play(resume=True))
     contract = json.loads((killed / "contract.json").read_bytes())
     assert contract["document"]["resumes"]["step"] == 3
     assert model_digests(folder) == model_digests(whole)
@@ -381,7 +381,7 @@ def test_all_go_back_to_the_newest_step_that_all_hold_and_on_in_their_logs(
     again = verify_log(killed)
     assert (again.opened, again.agreed, again.cut, again.has_final_signature) == (2, 2, 12, True)
     # What was on its way to the killed one, and the last that it logged.
-    assert 0 < unreceived_of_every_link(folder) < 24
+    assert 0 < count_unreceived(folder) < 24
 
 
 def logs_of(parties: Parties) -> dict[str, bytes]:
@@ -400,8 +400,8 @@ def none_lost_a_line(before: dict[str, bytes], after: dict[str, bytes]) -> None:
         assert after[name].startswith(content[: content.rfind(b"\n") + 1]), name
 
 
-def accounted() -> Config:
-    """Every kind of log: releases, private updates, answers, noise under the sum, labels."""
+def make_accounted_config() -> Config:
+    """Return settings with every kind of account: releases, updates, answers, sums, labels."""
     return small_config(
         train=TRAIN,
         labels={"mechanism": "lp_mst", "epsilon": 1.0},
@@ -413,8 +413,8 @@ def accounted() -> Config:
 @pytest.fixture(scope="module")
 def accounts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what an uninterrupted run spent."""
-    parties = Parties(accounted(), tmp_path_factory.mktemp("accounted") / "run")
-    nobody_failed(parties.play())
+    parties = Parties(make_accounted_config(), tmp_path_factory.mktemp("accounted") / "run")
+    require_no_failure(parties.play())
     passives = [f"{log}-passive-{n}.jsonl" for log in ("answers", "ledger") for n in (1, 2)]
     logs = ["labels-active.log", "ledger-active+updates.jsonl", "ledger-active.jsonl", *passives]
     assert sorted(Path(name).name for name in logs_of(parties)) == sorted(logs)
@@ -446,12 +446,12 @@ def spent(parties: Parties) -> dict[str, Any]:
 def test_no_ledger_goes_back(
     name: str, harm: Harm, accounts: dict[str, Any], tmp_path: Path
 ) -> None:
-    parties = Parties(accounted(), tmp_path / "run")
+    parties = Parties(make_accounted_config(), tmp_path / "run")
     parties.play({name: harm})
     before = logs_of(parties)
     for path in parties.run.get_party_path(name).glob("checkpoint-5.bin"):
         path.unlink()  # and as if it had been lost, where it had been written
-    nobody_failed(parties.play(resume=True))
+    require_no_failure(parties.play(resume=True))
     none_lost_a_line(before, logs_of(parties))
     after = spent(parties)
     # The same bytes again are free; noise under a sum is another one in each session, and counts.
@@ -479,7 +479,7 @@ def test_a_run_is_gone_on_with_as_it_was_begun(stopped: Parties, tmp_path: Path)
         assert execute(["run", str(file), "--output", str(folder), *arguments])
     assert file.read_bytes() == kept
     assert load_config(file) == config_of()
-    interrupted(small_config(), tmp_path / "memory", at_step=9)
+    interrupt_run(small_config(), tmp_path / "memory", at_step=9)
     with pytest.raises(CheckpointError, match="resume with --transport memory"):
         run(small_config(), tmp_path / "memory", resume=True, transport="local")
     run(small_config(), tmp_path / "memory", resume=True)
@@ -511,7 +511,7 @@ def test_an_intersection_in_which_a_party_was_killed_goes_on_and_counts_once(
     assert all(one["kind"] for one in said.values())
     kept = {one: parties.run.get_party_path(one) / "alignment" for one in ("active", "passive-1")}
     assert all((kept[one] / one / "all" / "agreed.msgpack").exists() for one in kept)
-    nobody_failed(parties.play())
+    require_no_failure(parties.play())
     noted = {path.stem: path.read_text().count("\n") for path in history.glob("*.jsonl")}
     assert noted == {"active": 1, "passive-1": 1, "passive-2": 1}
     assert not any(folder.exists() for folder in kept.values())
@@ -520,7 +520,7 @@ def test_an_intersection_in_which_a_party_was_killed_goes_on_and_counts_once(
 # Parties that agreed to begin again by themselves: who dies is started again as it was before.
 
 
-def changed(config: Config, rules: dict[str, Any]) -> Config:
+def change_rules(config: Config, rules: dict[str, Any]) -> Config:
     whole_rules = config.rules.model_dump(exclude_defaults=True) | rules
     return Config.model_validate(config.model_dump() | {"rules": whole_rules})
 
@@ -530,9 +530,9 @@ def changed(config: Config, rules: dict[str, Any]) -> Config:
 def test_all_wait_for_who_was_killed_and_end_with_the_same_models(
     name: str, kind: Kind, whole: Path, tmp_path: Path
 ) -> None:
-    parties = Parties(changed(config_of(), WAIT), tmp_path / "run")
+    parties = Parties(change_rules(config_of(), WAIT), tmp_path / "run")
     said = parties.play_watched_over({name: Harm(kind, SENT[name, kind])})
-    nobody_failed(said)
+    require_no_failure(said)
     assert model_digests(parties.run.path) == model_digests(whole)
     stopped = [one["restarts"] for other, one in said.items() if other != name]
     assert any(stopped)
@@ -542,7 +542,7 @@ def test_all_wait_for_who_was_killed_and_end_with_the_same_models(
 
 def test_who_stays_away_is_waited_for_as_long_as_agreed(tmp_path: Path) -> None:
     parties = Parties(
-        changed(config_of(), WAIT | {"patience_s": 5.0}), tmp_path / "run", meet_s=5.0
+        change_rules(config_of(), WAIT | {"patience_s": 5.0}), tmp_path / "run", meet_s=5.0
     )
     said = parties.play({"passive-1": Harm(Kind.CONTRIBUTION, 4)})
     others = [said[name] for name in ("active", "aggregator", "passive-2")]
@@ -553,8 +553,8 @@ def test_who_stays_away_is_waited_for_as_long_as_agreed(tmp_path: Path) -> None:
 
 
 def test_all_wait_for_who_was_frozen(whole: Path, tmp_path: Path) -> None:
-    parties = Parties(changed(config_of(), WAIT | {"patience_s": 5.0}), tmp_path / "run")
-    with parties.started({"passive-1": Harm(Kind.CONTRIBUTION, 4, signal.SIGSTOP)}):
+    parties = Parties(change_rules(config_of(), WAIT | {"patience_s": 5.0}), tmp_path / "run")
+    with parties.start({"passive-1": Harm(Kind.CONTRIBUTION, 4, signal.SIGSTOP)}):
         frozen = parties.processes["passive-1"].pid
         assert frozen
         state = Path(f"/proc/{frozen}/stat")
@@ -564,15 +564,15 @@ def test_all_wait_for_who_was_frozen(whole: Path, tmp_path: Path) -> None:
         wait_until(lambda: listening(parties, "active"), "that they begin another")
         os.kill(frozen, signal.SIGCONT)
         said = parties.watch(list(parties.processes))
-    nobody_failed(said)
+    require_no_failure(said)
     assert model_digests(parties.run.path) == model_digests(whole)
     assert len(said["passive-1"]["restarts"]) == 1
 
 
 def test_there_is_an_end_to_beginning_again(tmp_path: Path) -> None:
     """Every session of the aggregator ends at its second sum."""
-    parties = Parties(changed(config_of(), WAIT | {"restarts": 2}), tmp_path / "run")
-    with parties.started({"aggregator": Harm(Kind.SUM, 1)}):
+    parties = Parties(change_rules(config_of(), WAIT | {"restarts": 2}), tmp_path / "run")
+    with parties.start({"aggregator": Harm(Kind.SUM, 1)}):
         for _ in range(3):
             parties.processes["aggregator"].join(LONG_S)
             assert not parties.processes["aggregator"].is_alive()
@@ -586,7 +586,7 @@ RETURN: dict[str, Any] = {"silent_passive": "recover", "patience_s": 20.0, "rest
 
 
 def listening(parties: Parties, name: str) -> bool:
-    host, port = parties.address(name).split(":")
+    host, port = parties.find_address(name).split(":")
     try:
         socket.create_connection((host, int(port)), timeout=1).close()
     except OSError:
@@ -599,11 +599,11 @@ def listening(parties: Parties, name: str) -> bool:
 )
 def test_who_was_left_out_is_back_at_the_next_checkpoint(number: int, tmp_path: Path) -> None:
     """Started again; or once it notices, where it was frozen."""
-    config = changed(recovering(), RETURN)
+    config = change_rules(recovering(), RETURN)
     frozen = number == signal.SIGSTOP
     if frozen:
         train = config.train.model_copy(update={"epochs": 5})
-        config = changed(config, {"patience_s": None}).model_copy(update={"train": train})
+        config = change_rules(config, {"patience_s": None}).model_copy(update={"train": train})
     parties = Parties(config, tmp_path / "run", timeout_s=5.0 if frozen else 60.0)
     active = parties.run.get_party_path("active")
     # The active is held before its second (third) epoch's checkpoint until passive-2 is back.
@@ -611,7 +611,7 @@ def test_who_was_left_out_is_back_at_the_next_checkpoint(number: int, tmp_path: 
         "passive-2": Harm(Kind.CONTRIBUTION, 2, signal=number),
         "active": Harm(Kind.CHECKPOINT, 6 if frozen else 3, signal=None, until_back="passive-2"),
     }
-    with parties.started(harms):
+    with parties.start(harms):
         if frozen:
             lines = active / "metrics.jsonl"
             harmed = parties.processes["passive-2"].pid or 0
@@ -621,7 +621,7 @@ def test_who_was_left_out_is_back_at_the_next_checkpoint(number: int, tmp_path: 
             parties.processes["passive-2"].join(LONG_S)
             parties.begin("passive-2")
         said = parties.watch(list(parties.processes))
-    nobody_failed(said)
+    require_no_failure(said)
     result = json.loads((active / "result.json").read_bytes())
     assert result["attendance"] == {"left": {}, "steps_without_all": 0}
     if frozen:  # it waits for its peers' part of a step that they finished, and then notices
@@ -640,16 +640,16 @@ def test_who_was_left_out_is_back_at_the_next_checkpoint(number: int, tmp_path: 
 
 
 def test_without_restarts_who_comes_back_is_not_let_in(tmp_path: Path) -> None:
-    parties = Parties(changed(recovering(), RETURN | {"restarts": 0}), tmp_path / "run")
+    parties = Parties(change_rules(recovering(), RETURN | {"restarts": 0}), tmp_path / "run")
     harms = {
         "passive-2": Harm(Kind.CONTRIBUTION, 2),
         "active": Harm(Kind.CHECKPOINT, 2, signal=None),
     }
-    with parties.started(harms):
+    with parties.start(harms):
         parties.processes["passive-2"].join(LONG_S)
         parties.begin("passive-2", resume=True)
         wait_until(lambda: listening(parties, "passive-2"))
         (parties.run.get_party_path("active") / "go-on").touch()
-        nobody_failed(parties.watch(["active"]))
+        require_no_failure(parties.watch(["active"]))
     result = json.loads((parties.run.get_party_path("active") / "result.json").read_bytes())
     assert result["attendance"]["left"] == {"passive-2": 2}

@@ -35,23 +35,25 @@ def config_of(method: str) -> Config:
     )
 
 
-def named_anew(config: Config) -> VerticalData:
-    """The run's data with IDs that are long, and nobody else's: they can be searched for."""
+def rename_ids(config: Config) -> VerticalData:
+    """Return the run's data with long, unique IDs, which can be searched for."""
     data = load_data(config.data, seed=0)
     common = set(data.active.ids).intersection(*(one.ids for one in data.passives))
 
-    def renamed(table: PartyTable) -> PartyTable:
+    def rename_table(table: PartyTable) -> PartyTable:
         ids = tuple(
             f"everybody-knows-{one}" if one in common else f"only-{table.name}-knows-{one}"
             for one in table.ids
         )
         return replace(table, ids=ids)
 
-    return replace(data, table=renamed(data.active), passives=tuple(map(renamed, data.passives)))
+    return replace(
+        data, table=rename_table(data.active), passives=tuple(map(rename_table, data.passives))
+    )
 
 
-def secrets_of(parties: Parties, data: VerticalData, name: str) -> dict[str, bytes]:
-    """What the party alone may hold, as bytes that would be found."""
+def list_secrets(parties: Parties, data: VerticalData, name: str) -> dict[str, bytes]:
+    """List what the party alone may hold, as bytes that can be searched for."""
     folder = parties.run.get_party_path(name)
     pem = (folder / "identity.pem").read_bytes()
     identity = PartyFolder(folder).load_identity()
@@ -83,12 +85,12 @@ def tensors_in(body: bytes) -> Iterator[torch.Tensor]:
 def test_no_folder_holds_what_is_anothers(method: str, tmp_path: Path) -> None:
     """In the middle of a run, when checkpoints hold all that a party is."""
     config = config_of(method)
-    data = named_anew(config)
+    data = rename_ids(config)
     parties = Parties(config, tmp_path / "run", data=data)
     kind = Kind.REPRESENTATIONS if method == "apfed_c" else Kind.REQUEST
     parties.play({"active": Harm(kind, 25)})
     names = [path.name for path in parties.run.parties.iterdir()]
-    every = {name: secrets_of(parties, data, name) for name in names}
+    every = {name: list_secrets(parties, data, name) for name in names}
     assert all(len(every[name]) >= 8 for name in NAMES)
     for name in names:
         files = [path for path in parties.run.get_party_path(name).rglob("*") if path.is_file()]
@@ -102,8 +104,8 @@ def test_no_folder_holds_what_is_anothers(method: str, tmp_path: Path) -> None:
                 ), (name, other, what, holders)
 
 
-def memory_of(pid: int) -> bytes:
-    """What a process of ours holds that comes from no file, as it is now."""
+def read_memory(pid: int) -> bytes:
+    """Read what a process of ours holds now that comes from no file."""
     parts = []
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
@@ -126,16 +128,16 @@ class Patient(Parties):
 def test_no_party_begins_with_what_is_anothers_in_memory(tmp_path: Path) -> None:
     """Each process, its rows loaded and its links open, just before its script begins."""
     config = config_of("apfed_c")
-    data = named_anew(config)
+    data = rename_ids(config)
     parties = Patient(config, tmp_path / "run", data=data)
     harms = {name: Harm(None, 0, signal.SIGSTOP) for name in (*NAMES, "aggregator")}
-    with parties.started(harms):
+    with parties.start(harms):
         pids = {name: one.pid or 0 for name, one in parties.processes.items()}
         stats = [Path(f"/proc/{pid}/stat") for pid in pids.values()]
         wait_until(lambda: all(" T " in stat.read_text() for stat in stats), "that all stopped")
-        every = {name: secrets_of(parties, data, name) for name in parties.processes}
+        every = {name: list_secrets(parties, data, name) for name in parties.processes}
         for name, pid in pids.items():
-            held = memory_of(pid)
+            held = read_memory(pid)
             for other, secrets in every.items():
                 for what in ("identity", "an ID", "features", "labels"):
                     if what in secrets and (other != name or what == "an ID"):
@@ -153,12 +155,12 @@ class Overheard(Harm):
     def strike(self, folder: Path, transport: Transport | None = None) -> None:
         genuine = Links.send
 
-        def told(self: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+        def log_message(self: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
             with (folder / "told").open("ab") as file:
                 file.write(msgpack.packb((to, kind, step, payload)))
             genuine(self, to, kind, step, payload)
 
-        Links.send = told  # type: ignore[assignment,method-assign]  # own process
+        Links.send = log_message  # type: ignore[assignment,method-assign]  # own process
 
 
 @pytest.mark.slow
@@ -175,7 +177,7 @@ def test_between_machines_too_an_active_by_code_says_the_same_whatever_it_holds(
     )
     for name, of in {"one": data, "other": replace(data, table=other)}.items():
         parties = Parties(config, tmp_path / name, data=of, way="grpc")
-        with parties.started({"active": Overheard(None)}):
+        with parties.start({"active": Overheard(None)}):
             ended = parties.watch(list(parties.processes))
         assert {one["kind"] for one in ended.values()} == {None}, ended
         written = io.BytesIO((parties.run.get_party_path("active") / "told").read_bytes())
@@ -204,20 +206,22 @@ def test_no_message_holds_what_is_its_senders_alone(
 ) -> None:
     """As its receiver reads it, once the seal is off."""
     config, sent = config_of(method), list[tuple[str, Kind, bytes]]()
-    data = named_anew(config)
+    data = rename_ids(config)
     genuine = Links.send
 
-    def told(self: Links, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+    def log_message(
+        self: Links, receiver: str, kind: Kind, step: int, payload: bytes = b""
+    ) -> None:
         sent.append((self.me, kind, payload))
         genuine(self, receiver, kind, step, payload)
 
-    monkeypatch.setattr(Links, "send", told)
+    monkeypatch.setattr(Links, "send", log_message)
     found: dict[str, dict[str, bytes]] = {}
 
     def look(progress: Progress) -> None:
         if progress.step == 10:
             parties = Parties(config, tmp_path / "run", data=data)
-            found.update({name: secrets_of(parties, data, name) for name in NAMES})
+            found.update({name: list_secrets(parties, data, name) for name in NAMES})
 
     run(config, tmp_path / "run", data=data, on_progress=look)
     assert all(len(found[name]) >= 8 for name in NAMES)

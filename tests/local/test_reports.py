@@ -39,7 +39,7 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run / "parties"
 
 
-def found(folder: Path) -> dict[str, AttackResult]:
+def load_attacks(folder: Path) -> dict[str, AttackResult]:
     results = load_json(folder / "attacks.json", tuple[AttackResult, ...])
     return {result.attack: result for result in results}
 
@@ -61,8 +61,8 @@ def test_the_actives_result_is_whole(parties: Path) -> None:
 
 
 def test_each_measures_what_it_let_out_itself(parties: Path) -> None:
-    of_labels = found(parties / "active")
-    of_features = found(parties / "passive-1")
+    of_labels = load_attacks(parties / "active")
+    of_features = load_attacks(parties / "passive-1")
     assert of_labels["model_completion"].adversary == "passive-1"
     assert of_labels["inverse_network"].applicable
     assert {result.victim for result in of_labels.values()} == {"active"}
@@ -104,7 +104,7 @@ def test_a_statement_that_was_altered_or_is_of_another_run_is_told(
     active = parties / "active"
     whole = (active / "statements.json").read_text()
 
-    def told(**changed: Any) -> str:
+    def change_statement(**changed: Any) -> str:
         statements = json.loads(whole)
         statements["passive-1"] |= changed
         (active / "statements.json").write_text(json.dumps(statements))
@@ -114,9 +114,9 @@ def test_a_statement_that_was_altered_or_is_of_another_run_is_told(
 
     said = json.loads(whole)
     try:
-        assert "NOT SIGNED" in told(step=said["passive-1"]["step"] + 1)
-        assert "NOT SIGNED" in told(contract="0" * 64)
-        assert "NOT OF THIS CONTRACT" in told(**said["aggregator"])
+        assert "NOT SIGNED" in change_statement(step=said["passive-1"]["step"] + 1)
+        assert "NOT SIGNED" in change_statement(contract="0" * 64)
+        assert "NOT OF THIS CONTRACT" in change_statement(**said["aggregator"])
     finally:
         (active / "statements.json").write_text(whole)
         write_report(active)

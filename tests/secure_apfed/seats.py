@@ -161,8 +161,8 @@ def representations(rows: Tensor, z: Tensor, *, step: int = 0, **changes: Any) -
     return envelope(payload, kind=Kind.REPRESENTATIONS, step=step, **changes)
 
 
-def cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of a party's state that training cannot reach."""
+def clone_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy a party's state so that training cannot reach it."""
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
@@ -301,7 +301,7 @@ def lone_passive(
     return ApfedPassive(sum_end, trainer, is_known_N=is_known_N)
 
 
-def contributed(passive: ApfedPassive, message: Envelope) -> bytes:
+def contribute_to(passive: ApfedPassive, message: Envelope) -> bytes:
     return passive.sum.protect_answer(*passive.compute_contribution(message))
 
 
@@ -366,7 +366,7 @@ def own_of(start: SimulationInputs, name: str) -> PartyContext:
     return start.build_context(name, secrets, {name: secrets.identity.public})
 
 
-def altered(
+def alter_message(
     patch: pytest.MonkeyPatch, kind: Kind, change: Callable[[bytes], bytes | None], who: str = ""
 ) -> list[str]:
     """Let this party, or whoever is the first to send this kind, send something else; None:
@@ -375,7 +375,7 @@ def altered(
     send = Links.send
     senders: list[str] = []
 
-    def sent(self: Links, to: str, what: Kind, step: int, payload: bytes = b"") -> None:
+    def send_changed(self: Links, to: str, what: Kind, step: int, payload: bytes = b"") -> None:
         if what is kind and self.me == (who or self.me):
             changed = change(payload)
             if changed is None and self.me in (senders or [self.me]):
@@ -386,5 +386,5 @@ def altered(
                 payload = changed
         send(self, to, what, step, payload)
 
-    patch.setattr(Links, "send", sent)
+    patch.setattr(Links, "send", send_changed)
     return senders

@@ -64,15 +64,15 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
     return Config.model_validate({**settings, "method": said, **changes})
 
 
-def renamed(method: Method, name: str) -> Method:
-    """The same method under a name that nobody has heard of."""
+def rename_method(method: Method, name: str) -> Method:
+    """Return the same method under another name."""
     other = copy(method)
     alone = cast("Any", Literal)[name]
     other.settings = create_model(name, __base__=method.settings, name=(alone, ...))
     return other
 
 
-def interrupted(config: Config, folder: Path, *, at_step: int, resume: bool = False) -> None:
+def interrupt_run(config: Config, folder: Path, *, at_step: int, resume: bool = False) -> None:
     """Start or resume the run and stop it in the middle of a step, as Ctrl-C does."""
 
     def stop(progress: Any) -> None:
@@ -83,7 +83,7 @@ def interrupted(config: Config, folder: Path, *, at_step: int, resume: bool = Fa
         run(config, folder, resume=resume, on_progress=stop)
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
+def run_as_json(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
     """Run a command with --json; its stdout is one object and nothing else."""
     capsys.readouterr()  # what others said before
     assert execute([*map(str, arguments), "--json"]) == code
@@ -92,6 +92,6 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) 
     return json.loads(out)
 
 
-def said_to_people(capsys: pytest.CaptureFixture[str]) -> str:
+def read_stderr(capsys: pytest.CaptureFixture[str]) -> str:
     """Return what stands on stderr, its panels and lines as one line."""
     return " ".join(capsys.readouterr().err.replace("│", "").split())

@@ -157,7 +157,7 @@ def base_settings(folder: Path, own: Mapping[str, Any], data: Mapping[str, Any])
     }
 
 
-def read(config: Config, party: str) -> tuple[list[str], list[str]]:
+def load_features_and_messages(config: Config, party: str) -> tuple[list[str], list[str]]:
     """Return the columns that are features, and the messages of the reader."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -171,7 +171,7 @@ def read(config: Config, party: str) -> tuple[list[str], list[str]]:
 def proposals(config: Config, party: str) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return what a reader proposes, each as lines to type together, and its messages."""
     try:
-        _, messages = read(config, party)
+        _, messages = load_features_and_messages(config, party)
     except TableError as error:
         (fault,) = error.faults
         return [tuple(map(str, remedy)) for remedy in fault.remedies if remedy], [fault.message]
@@ -198,7 +198,10 @@ def test_advice_that_is_typed_mends_the_table_and_keeps_all_other_columns(
     quoted = {line for lines in settings for line in lines}
     assert all(line in messages[0] for line in quoted)
     others = {"price", "fuel"} if case.party == "bank" else {"w"}
-    readings = [(lines, *read(type_in(config, lines), case.party)) for lines in settings]
+    readings = [
+        (lines, *load_features_and_messages(type_in(config, lines), case.party))
+        for lines in settings
+    ]
     assert not [lines for lines, columns, _ in readings if not others <= set(columns)]
     assert not [lines for lines, _, said in readings if set(said) & set(messages)]
     if case.column not in ("", "y"):
@@ -223,7 +226,7 @@ def test_columns_beside_rows_in_a_file_are_ignored_by_what_is_proposed(tmp_path:
     assert tuple(own.table.features.shape) == (ROWS, 3)
 
 
-def called_from() -> set[tuple[str, int]]:
+def find_callers() -> set[tuple[str, int]]:
     """Return where readers call what proposes settings: file and line."""
     import secure_apfed.data
 
@@ -252,20 +255,20 @@ def test_the_cases_go_through_every_proposal(
     for name in PROPOSERS[:3]:
         own = getattr(Advice, name)
 
-        def counted(*args: Any, own: Any = own, **more: Any) -> Any:
+        def count_call(*args: Any, own: Any = own, **more: Any) -> Any:
             note()
             return own(*args, **more)
 
-        monkeypatch.setattr(Advice, name, counted)
+        monkeypatch.setattr(Advice, name, count_call)
     for place, case in enumerate(CASES.values()):
         folder = tmp_path / str(place)
         folder.mkdir()
         proposals(config_of(case, folder), case.party)
     proposals(config_of_rows_in_a_file(tmp_path), "bank")
-    classes = {(file, line) for file, line in called_from() if file == "labels.py"}
+    classes = {(file, line) for file, line in find_callers() if file == "labels.py"}
     left_out = {
         (file, line)
-        for file, line in called_from() - classes
+        for file, line in find_callers() - classes
         if not any(file == other and abs(line - at) <= 2 for other, at in seen)
         and "SettingLine(" not in source_line(file, line)
     }
@@ -380,7 +383,7 @@ def test_lines_above_the_names_are_understood(title: str, tmp_path: Path) -> Non
     text = good().assign(odd=1.5).to_csv(index=False, sep=sign)
     (tmp_path / "bank.csv").write_bytes((above + text).encode())
     config = Config.model_validate(base_settings(tmp_path, {}, {}))
-    assert read(config, "bank")[0] == ["price", "odd", "fuel"]
+    assert load_features_and_messages(config, "bank")[0] == ["price", "odd", "fuel"]
     again = good().assign(id=lambda frame: frame["id"].mask(frame.index == 5, "p4"))
     wrong = above + again.to_csv(index=False, sep=sign)
     (tmp_path / "bank.csv").write_bytes(wrong.encode())
@@ -414,7 +417,7 @@ def test_a_line_that_says_the_separator_mends_a_file_with_another(tmp_path: Path
     with pytest.raises(DataError, match="a line above it that says sep=;") as raised:
         load_own_tables(config.data, "bank", seed=0)
     (tmp_path / "bank.csv").write_text(f"{str(raised.value).split()[-1]}\n{text}")
-    assert read(config, "bank")[0] == ["price", "fuel"]
+    assert load_features_and_messages(config, "bank")[0] == ["price", "fuel"]
 
 
 STRANGE: dict[str, Any] = {

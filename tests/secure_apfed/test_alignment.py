@@ -41,8 +41,8 @@ from secure_apfed.runs.run import run
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
 from tests.docs.pages import blocks, program_of
-from tests.memory import traced
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.memory import trace_memory
+from tests.secure_apfed.small_runs import interrupt_run, small_config
 from tests.waiting import free_port
 
 BLOCKS = blocks("docs/alignment.md", "python")
@@ -164,7 +164,7 @@ def test_processes_of_one_party_at_once_share_one_count(tmp_path: Path) -> None:
     histories = [AlignmentHistory(tmp_path / "history", runs_with_a_peer=3) for _ in range(8)]
     start = threading.Barrier(len(histories))
 
-    def admitted(number: int) -> bool:
+    def is_admitted(number: int) -> bool:
         start.wait(30)
         with suppress(DataError):
             histories[number].record_run(session=str(number), peers=["shop"])
@@ -172,7 +172,7 @@ def test_processes_of_one_party_at_once_share_one_count(tmp_path: Path) -> None:
         return False
 
     with ThreadPoolExecutor(len(histories)) as pool:
-        assert sum(pool.map(admitted, range(len(histories)))) == 3
+        assert sum(pool.map(is_admitted, range(len(histories)))) == 3
     assert len((tmp_path / "history").read_text().splitlines()) == 3
 
 
@@ -263,7 +263,7 @@ def test_runs_count_but_neither_resumed_ones_nor_forecasts(tmp_path: Path) -> No
     )
     forecast(config)
     assert not histories.exists()
-    interrupted(config, tmp_path / "first", at_step=9)
+    interrupt_run(config, tmp_path / "first", at_step=9)
     run(config, tmp_path / "first", resume=True)
     lines = {path.stem: len(path.read_text().splitlines()) for path in histories.glob("*.jsonl")}
     assert lines == {"active": 2, "passive-1": 1, "passive-2": 1}  # pair by pair
@@ -319,7 +319,7 @@ def test_no_other_column_is_read_and_no_more_than_a_piece_is_held(tmp_path: Path
     usual = pyarrow.default_memory_pool()
     pyarrow.set_memory_pool(pool := pyarrow.proxy_memory_pool(usual))
     try:
-        with traced() as peak:
+        with trace_memory() as peak:
             file = IdFile("bank", path, "id")
             assert sum(map(len, file.pieces())) == len(file) == count
             assert pool.max_memory() < 8e6  # of 26 MB in all

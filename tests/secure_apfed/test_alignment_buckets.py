@@ -273,19 +273,19 @@ def test_a_retry_counts_once_and_other_ids_count_again(tmp_path: Path) -> None:
         for name in IDS
     }
 
-    def noted() -> int:
+    def count_lines() -> int:
         return (tmp_path / "history" / "bank.jsonl").read_text().count("\n")
 
     for attempt in range(3):
         session.sent.clear()
         session.broken_off(lambda one: len(session.sent) == 10, f"attempt {attempt}")
-        assert noted() == 1
+        assert count_lines() == 1
     session.align("to the end")
-    assert noted() == 1
+    assert count_lines() == 1
     for name in IDS:
         StoredIntersection(tmp_path / "parties" / name).delete_files()
     session.align("anew")
-    assert noted() == 2
+    assert count_lines() == 2
     session.ids["bank"] = session.ids["bank"][1:]
     with pytest.raises(DataError, match=r"aligned 2 time\(s\) with this party already"):
         session.align("once more")

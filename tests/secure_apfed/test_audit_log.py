@@ -20,10 +20,10 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.runs.audit_log import AuditLog, Parting, compare_logs, verify_log
 from secure_apfed.settings.promises import Promise
-from tests.memory import traced
+from tests.memory import trace_memory
 from tests.secure_apfed.seats import seal_all
-from tests.secure_apfed.small_runs import said_to_people, told
-from tests.secure_apfed.test_exchange_links import given
+from tests.secure_apfed.small_runs import read_stderr, run_as_json
+from tests.secure_apfed.test_exchange_links import run_with_frames
 
 
 class FakeMeter:
@@ -84,7 +84,7 @@ class Pair:
     def take(self, receiver: str, frame: bytes) -> Envelope:
         sender = "bob" if receiver == "ann" else "ann"
         waiting = self.links[receiver].receive(sender, Kind.REPRESENTATIONS)
-        return given(waiting, (sender, frame))
+        return run_with_frames(waiting, (sender, frame))
 
     def close(self, names: Sequence[str] = ("ann", "bob")) -> None:
         for name in names:
@@ -107,8 +107,8 @@ def parting(one: Path, other: Path) -> Parting:
     return found
 
 
-def rechained(lines: list[bytes]) -> bytes:
-    """The same lines under a chain that fits, as a forger writes them."""
+def forge_chain(lines: list[bytes]) -> bytes:
+    """Put the same lines under a chain that fits, as a forger does."""
     head = b""
     found = []
     for line in lines:
@@ -218,10 +218,10 @@ def test_a_log_written_anew_or_shortened_does_not_keep_its_signature(pair: Pair)
     pair.close()
     path = pair.paths["ann"]
     lines = path.read_bytes().splitlines()
-    path.write_bytes(rechained([*lines[:2], *lines[3:]]))
+    path.write_bytes(forge_chain([*lines[:2], *lines[3:]]))
     with pytest.raises(CheckpointError, match=r"line 4 is no signature of the key"):
         verify_log(path)
-    path.write_bytes(rechained([*lines[:2], *lines[3:-1]]))  # without the signature it shows less
+    path.write_bytes(forge_chain([*lines[:2], *lines[3:-1]]))  # without the signature it shows less
     summary = verify_log(path)
     assert (summary.has_final_signature, summary.unsigned) == (False, 3)
     with pytest.raises(CheckpointError, match="is not signed at its end"):
@@ -327,10 +327,10 @@ def test_what_a_log_lacks_in_the_middle_or_has_too_much_is_told(pair: Pair) -> N
     ann = pair.paths["ann"]
     bob = pair.paths["bob"]
     lines = bob.read_bytes().splitlines()
-    bob.write_bytes(rechained([*lines[:2], *lines[3:-1]]))  # Bob leaves out that he had step 1
+    bob.write_bytes(forge_chain([*lines[:2], *lines[3:-1]]))  # Bob leaves out that he had step 1
     assert "step 1" in parting(ann, bob).sent
     assert "step 2" in parting(ann, bob).received
-    bob.write_bytes(rechained([*lines[:-1], lines[1]]))  # and here he had something twice
+    bob.write_bytes(forge_chain([*lines[:-1], lines[1]]))  # and here he had something twice
     assert (parting(ann, bob).sent_line, parting(ann, bob).received_line) == (None, 5)
 
 
@@ -351,7 +351,7 @@ def test_a_log_is_of_one_party_and_compared_with_a_peers(pair: Pair, tmp_path: P
         AuditLog(link, "ann", pair.identities["ann"], {}, FakeMeter())
 
 
-def opened(party: bytes, peers: bytes = b"{}") -> bytes:
+def make_first_line(party: bytes, peers: bytes = b"{}") -> bytes:
     return b"".join(
         (
             b'{"chain":"","at":1.0,"event":"opened","format":1,"party":"',
@@ -371,12 +371,12 @@ HOSTILE: tuple[tuple[bytes, str], ...] = (
     (b"", "is empty"),
     (b"hello\n", "line 1 is not chained"),
     (b'{"chain":"' + b"0" * 2**20, "longer than 262144 bytes"),
-    (rechained([b'{"chain":"",' + b'"at":' + b"[" * 100_000]), "line 1 is ch"),
-    (rechained([b'{"chain":"","at":' + b"1" * 10_000 + b"}"]), "line 1 is chain"),
-    (rechained([SIGNED]), "does not say whose log it is"),
-    (rechained([b'{"chain":"","at":1.0,"event":"\\u001b[2J"}']), "line 1 is"),
-    (rechained([opened(b"../x")]), "at 'opened.party'"),
-    (rechained([opened(b"x", b"{" + CROWD + b"}")]), "at 'opened.peers'"),
+    (forge_chain([b'{"chain":"",' + b'"at":' + b"[" * 100_000]), "line 1 is ch"),
+    (forge_chain([b'{"chain":"","at":' + b"1" * 10_000 + b"}"]), "line 1 is chain"),
+    (forge_chain([SIGNED]), "does not say whose log it is"),
+    (forge_chain([b'{"chain":"","at":1.0,"event":"\\u001b[2J"}']), "line 1 is"),
+    (forge_chain([make_first_line(b"../x")]), "at 'opened.party'"),
+    (forge_chain([make_first_line(b"x", b"{" + CROWD + b"}")]), "at 'opened.peers'"),
 )
 
 
@@ -397,7 +397,7 @@ def test_a_huge_log_takes_no_more_memory_than_a_line(pair: Pair) -> None:
         pair.logs["ann"].observe_refusal("bob", b"x")
     with path.open("ab") as file:
         file.truncate(2**33)  # eight GiB of zeros on a disk that holds none of them
-    with traced() as peak:
+    with trace_memory() as peak:
         with pytest.raises(CheckpointError, match="line 2002 is longer than"):
             verify_log(path)
         assert peak() < 4e6
@@ -409,18 +409,18 @@ def test_commands_tell_and_end_with_codes(pair: Pair, capsys: pytest.CaptureFixt
     ann, bob = (str(pair.paths[name].parent) for name in ("ann", "bob"))
     assert execute(["audit-log", "verify", ann]) == 0
     assert pair.identities["ann"].public.hex()[:20] in capsys.readouterr().out
-    own = told(capsys, "audit-log", "verify", ann)
+    own = run_as_json(capsys, "audit-log", "verify", ann)
     assert (own["party"], own["signed"], own["flows"][0]["envelopes"]) == ("ann", True, 2)
-    assert told(capsys, "audit-log", "compare", ann, bob)["agree"] is True
+    assert run_as_json(capsys, "audit-log", "compare", ann, bob)["agree"] is True
     lines = pair.paths["bob"].read_bytes().splitlines()
-    pair.paths["bob"].write_bytes(rechained([lines[0], *lines[2:-1]]))
-    assert told(capsys, "audit-log", "compare", ann, bob, code=4)["agree"] is False
+    pair.paths["bob"].write_bytes(forge_chain([lines[0], *lines[2:-1]]))
+    assert run_as_json(capsys, "audit-log", "compare", ann, bob, code=4)["agree"] is False
     assert execute(["audit-log", "compare", ann, bob]) == 4
-    said = said_to_people(capsys)
+    said = read_stderr(capsys)
     assert "ann logged at line 2" in said
     assert "lines after the last signature of bob" in said
     assert "1 line after" in _describe_ending(replace(verify_log(pair.paths["ann"]), unsigned=1))
     pair.paths["bob"].write_bytes(b"\n".join([*lines[:1], *lines[2:]]))
-    refused = told(capsys, "audit-log", "verify", bob, code=3)
+    refused = run_as_json(capsys, "audit-log", "verify", bob, code=3)
     assert "line 2 is not chained" in refused["error"]["message"]
     assert execute(["audit-log", "verify", str(pair.paths["bob"].parent / "none")]) == 3

@@ -136,7 +136,7 @@ def fail(step: int, rows: Any, z: Floats) -> Floats:
     raise OSError("the registry is closed")
 
 
-def with_one(z: Floats, value: float) -> Floats:
+def change_one_cell(z: Floats, value: float) -> Floats:
     changed = z.copy()
     changed[1, 0] = value
     return changed
@@ -155,8 +155,11 @@ MISUSES: Mapping[str, tuple[Any, str]] = {
     "one row": (lambda step, rows, z: z.sum(0), r"got \(2,\)"),
     "other columns": (lambda step, rows, z: np.hstack([z, z]), r"got \(\d+, 4\)"),
     "turned": (lambda step, rows, z: z.T, r"got \(2, \d+\)"),
-    "NaN": (lambda step, rows, z: with_one(z, np.nan), r"1 of \d+ rows are NaN or infinite"),
-    "infinite": (lambda step, rows, z: with_one(z, np.inf), r"1 of \d+ rows are NaN or infinite"),
+    "NaN": (lambda step, rows, z: change_one_cell(z, np.nan), r"1 of \d+ rows are NaN or infinite"),
+    "infinite": (
+        lambda step, rows, z: change_one_cell(z, np.inf),
+        r"1 of \d+ rows are NaN or infinite",
+    ),
     "too large for float32": (
         lambda step, rows, z: z.astype(np.float64) * 1e300,
         "rows are NaN or infinite",
@@ -301,21 +304,23 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def named(code: str, **changes: Any) -> Any:
+def make_config(code: str, **changes: Any) -> Any:
     objective = {"name": "black_box", "code": code}
     return small_config("apfed", passives={"default": {"objective": objective}}, **changes)
 
 
 @pytest.mark.parametrize("name", ["gradient", "Counted"])
 def test_a_run_takes_one_by_name(beside: Path, name: str) -> None:
-    result = run_in_memory(named(f"my_registry:{name}"), beside / "run")
+    result = run_in_memory(make_config(f"my_registry:{name}"), beside / "run")
     assert "passive-1 is a black box" in RunFolder(beside / "run").card.read_text()
     assert result.accuracy
 
 
 @pytest.mark.slow
 def test_one_behind_a_link_trains_the_same_model(beside: Path) -> None:
-    config = named("my_registry:Counted", train={"epochs": 1, "batch_size": 64, "device": "cpu"})
+    config = make_config(
+        "my_registry:Counted", train={"epochs": 1, "batch_size": 64, "device": "cpu"}
+    )
     for transport in ("memory", "local"):
         run(config, beside / transport, transport=transport)
     weights = [
@@ -326,7 +331,7 @@ def test_one_behind_a_link_trains_the_same_model(beside: Path) -> None:
 
 
 def test_a_plan_names_it_and_does_not_ask_it(beside: Path) -> None:
-    planned = forecast(named("my_registry:refuse"))
+    planned = forecast(make_config("my_registry:refuse"))
     assert any(
         warning.startswith("passive-1 is a black box") and warning.endswith("is not rehearsed")
         for warning in planned.warnings
@@ -334,7 +339,7 @@ def test_a_plan_names_it_and_does_not_ask_it(beside: Path) -> None:
 
 
 def test_nobody_names_it_for_another(beside: Path) -> None:
-    config = named("never_loaded:gradient")
+    config = make_config("never_loaded:gradient")
     with pytest.raises(ConfigError, match=r"code of a party's own \(passives.default.objective"):
         refuse_code(config, source="the proposal")
     shared, code = split_code(config, "active", ("passive-1",))
@@ -385,10 +390,12 @@ def test_the_example_in_numpy_learns_and_is_the_same_in_a_process_of_its_own(
             np.testing.assert_array_equal(piped(step, rows, z), gradient)
             errors.append(np.square(z @ registry.weights - registry.table).mean())
     assert errors[-1] < errors[0]
-    np.testing.assert_allclose(registry.table[0], _standardised(ROWS[:, 4:].numpy())[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        registry.table[0], standardise_columns(ROWS[:, 4:].numpy())[0], rtol=1e-5
+    )
 
 
-def _standardised(table: Floats) -> Floats:
+def standardise_columns(table: Floats) -> Floats:
     standardised: Floats = (table - table.mean(axis=0)) / table.std(axis=0)
     return standardised
 

@@ -21,7 +21,7 @@ from secure_apfed.methods.circles import RunCircles, merge_answered_steps
 from secure_apfed.runs.run import run
 from tests.secure_apfed import seats
 from tests.secure_apfed.seats import envelope
-from tests.secure_apfed.small_runs import interrupted
+from tests.secure_apfed.small_runs import interrupt_run
 from tests.secure_apfed.test_methods_dropout import (
     BEFORE_ANSWERING,
     BEFORE_CONTRIBUTING,
@@ -177,28 +177,28 @@ def parse_greeting(payload: bytes) -> Greeting:
     return Greeting.from_message(envelope(payload, kind=Kind.GREETING, step=-1), bytes(32))
 
 
-def resumed(*answered: AnsweredSteps) -> Contract:
+def make_resumed_contract(*answered: AnsweredSteps) -> Contract:
     usual = seats.contract(passives=ALL).model_dump()
     resumes = {"run": "ab" * 32, "step": 3, "answered": answered}
     return Contract.model_validate(usual | {"resumes": resumes})
 
 
 def test_a_contract_says_who_answers_which_step() -> None:
-    contract = resumed(stretch(3, 5, ALL), stretch(6, 8, FEWER))
+    contract = make_resumed_contract(stretch(3, 5, ALL), stretch(6, 8, FEWER))
     circles = {3: ALL, 5: ALL, 6: FEWER, 8: FEWER, 9: None, 2: None}
     assert {step: contract.circle_of(step) for step in circles} == circles
     assert contract.keep_to_circle(7, ALL) == [*FEWER]
     assert contract.keep_to_circle(9, ALL) == [*ALL]
     with pytest.raises(PartyLeftError, match=r"resume once c is back: step 4 .* among a, b, c"):
         contract.keep_to_circle(4, FEWER)
-    assert "answered" not in json.loads(resumed().document)["resumes"]
+    assert "answered" not in json.loads(make_resumed_contract().document)["resumes"]
     assert Contract.model_validate_json(contract.document) == contract
 
 
 # Of a run of two epochs, whose checkpoint is before step 4.
 
 
-def of_few_rows() -> Config:
+def make_small_config() -> Config:
     config = digits(2)
     data = config.data.model_copy(update={"limit": EPOCH * 16})
     train = config.train.model_copy(update={"batch_size": 16})
@@ -217,11 +217,11 @@ def test_who_was_left_out_before_a_kill_is_back_and_the_steps_without_it_are_pla
     deaths: Deaths, tmp_path: Path
 ) -> None:
     deaths["passive-2"] = (5, BEFORE_CONTRIBUTING)
-    interrupted(of_few_rows(), tmp_path, at_step=7)
+    interrupt_run(make_small_config(), tmp_path, at_step=7)
     deaths.clear()
     told = "steps from 5 on were answered without passive-2; active plays them alone"
     with pytest.warns(LeftOutWarning, match=told):
-        run(of_few_rows(), tmp_path, resume=True)
+        run(make_small_config(), tmp_path, resume=True)
     assert attendance_of(tmp_path) == {"left": {}, "steps_without_all": 2}
     circles = RunCircles(tmp_path / "parties" / "passive-1" / "circles-passive-1.jsonl")
     assert [(s.first, s.last, len(s.passives)) for s in circles.list_steps(0)] == [
@@ -239,9 +239,9 @@ def test_who_leaves_again_at_the_same_step_is_gone_on_without_the_same(
     whole = tmp_path / "whole"
     broken = tmp_path / "broken"
     deaths["passive-2"] = (6, BEFORE_ANSWERING)
-    run(of_few_rows(), whole)
-    interrupted(of_few_rows(), broken, at_step=2 * EPOCH)
-    run(of_few_rows(), broken, resume=True)
+    run(make_small_config(), whole)
+    interrupt_run(make_small_config(), broken, at_step=2 * EPOCH)
+    run(make_small_config(), broken, resume=True)
     assert model_of(broken) == model_of(whole)
     assert attendance_of(broken) == attendance_of(whole)
 
@@ -251,13 +251,13 @@ def test_who_answered_before_a_kill_is_waited_for_and_the_run_is_the_same(
 ) -> None:
     whole = tmp_path / "whole"
     broken = tmp_path / "broken"
-    run(of_few_rows(), whole)
-    interrupted(of_few_rows(), broken, at_step=7)
+    run(make_small_config(), whole)
+    interrupt_run(make_small_config(), broken, at_step=7)
     deaths["passive-2"] = (5, BEFORE_CONTRIBUTING)
     with pytest.raises(PartyLeftError, match="resume once passive-2 is back: step 5 was answered"):
-        run(of_few_rows(), broken, resume=True)
+        run(make_small_config(), broken, resume=True)
     deaths.clear()
-    run(of_few_rows(), broken, resume=True)
+    run(make_small_config(), broken, resume=True)
     assert model_of(broken) == model_of(whole)
     assert attendance_of(broken) == {"left": {}, "steps_without_all": 0}
 
@@ -265,9 +265,9 @@ def test_who_answered_before_a_kill_is_waited_for_and_the_run_is_the_same(
 def test_who_leaves_after_what_was_played_again_is_gone_on_without(
     deaths: Deaths, tmp_path: Path
 ) -> None:
-    interrupted(of_few_rows(), tmp_path, at_step=6)
+    interrupt_run(make_small_config(), tmp_path, at_step=6)
     deaths["passive-2"] = (7, BEFORE_CONTRIBUTING)
-    run(of_few_rows(), tmp_path, resume=True)
+    run(make_small_config(), tmp_path, resume=True)
     assert attendance_of(tmp_path) == {"left": {"passive-2": 7}, "steps_without_all": 1}
 
 
@@ -279,9 +279,9 @@ def test_an_active_and_an_aggregator_that_leave_one_out_after_a_kill_get_no_answ
     deaths: Deaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take no notice of the contract, and call it silent."""
-    interrupted(of_few_rows(), tmp_path, at_step=7)
+    interrupt_run(make_small_config(), tmp_path, at_step=7)
     monkeypatch.setattr(Contract, "keep_to_circle", pass_over)
     deaths["passive-2"] = (5, BEFORE_CONTRIBUTING)
     said = r"aggregator asks passive-1 again .* differ by what passive-2 contributed.*Resume the"
     with pytest.raises(RemoteProtocolError, match=said):
-        run(of_few_rows(), tmp_path, resume=True)
+        run(make_small_config(), tmp_path, resume=True)

@@ -39,7 +39,7 @@ from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelEr
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.settings.data import Missing
-from tests.secure_apfed.small_runs import said_to_people, told
+from tests.secure_apfed.small_runs import read_stderr, run_as_json
 
 CONFIG = """\
 name: small-run
@@ -85,7 +85,7 @@ def test_the_command_has_at_most_18_entries() -> None:
 
 @pytest.mark.parametrize("old", MOVED_COMMANDS)
 def test_a_moved_command_is_refused_by_a_call_that_works(old: str, capsys: Capture) -> None:
-    error = told(capsys, old, "--config", "any.yaml", code=2)["error"]
+    error = run_as_json(capsys, old, "--config", "any.yaml", code=2)["error"]
     advised = error["message"].split("`")[1]
     assert advised == MOVED_COMMANDS[old]
     program, *words = shlex.split(advised)
@@ -168,7 +168,9 @@ def test_a_run_leaves_what_the_folder_promises_and_tells_it(printed: tuple[Path,
 
 @pytest.mark.slow
 def test_json_is_what_the_folder_holds(config_file: Path, tmp_path: Path, capsys: Capture) -> None:
-    answer = told(capsys, "run", config_file, "--output", tmp_path / "r", "--set", "train.epochs=1")
+    answer = run_as_json(
+        capsys, "run", config_file, "--output", tmp_path / "r", "--set", "train.epochs=1"
+    )
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     assert answer["accuracy"] == result["accuracy"]
     assert answer["privacy"]["epsilon_y"] == "inf"
@@ -183,7 +185,7 @@ def test_a_profile_tells_phases_that_add_up(
 ) -> None:
     call = ["run", config_file, "--set", "train.epochs=1", "--set", "attacks=[]", "--profile"]
     began = time.perf_counter()
-    phases = told(capsys, *call, "--output", tmp_path / "r")["phases"]
+    phases = run_as_json(capsys, *call, "--output", tmp_path / "r")["phases"]
     passed = time.perf_counter() - began
     assert list(phases) == [*get_args(PhaseName)]
     measured = [phase["seconds"] for name, phase in phases.items() if name != "start"]
@@ -227,7 +229,7 @@ def test_prediction_needs_no_other_party(finished: Path, tmp_path: Path, capsys:
     rows = tmp_path / "new rows.csv"
     frame.to_csv(rows, index=False)
     arguments = ("predict", "--model", str(finished), "--data", str(rows))
-    answer = told(capsys, *arguments)
+    answer = run_as_json(capsys, *arguments)
     assert answer["classes"] == ["malignant", "benign"]
     assert [one["id"] for one in answer["predictions"]] == ["0", "1", "2", "3", "4"]
     shares = [one["probabilities"] for one in answer["predictions"]]
@@ -239,19 +241,19 @@ def test_prediction_needs_no_other_party(finished: Path, tmp_path: Path, capsys:
     assert len(pd.read_csv(tmp_path / "p.csv")) == 5
     assert execute([*arguments, "--output", str(tmp_path / "p.xlsx")]) == 3
     frame.drop(columns=["mean area"]).to_csv(rows, index=False)
-    error = told(capsys, *arguments, code=3)["error"]
+    error = run_as_json(capsys, *arguments, code=3)["error"]
     assert error["kind"] == "DataError"
     assert "1 of 10 columns are missing: mean area" in error["message"]
 
 
 def test_a_report_is_made_again_from_the_folder(finished: Path, capsys: Capture) -> None:
     (finished / "report.html").unlink()
-    assert told(capsys, "report", finished) == {"report": str(finished / "report.html")}
+    assert run_as_json(capsys, "report", finished) == {"report": str(finished / "report.html")}
     assert (finished / "report.html").is_file()
 
 
 def test_a_plan_forecasts_the_run(config_file: Path, finished: Path, capsys: Capture) -> None:
-    answer = told(capsys, "plan", config_file)
+    answer = run_as_json(capsys, "plan", config_file)
     result = json.loads((finished / "result.json").read_text())
     assert answer["wire_bytes"] == pytest.approx(result["wire_bytes"], rel=0.05)
     assert answer["epsilon_x"] == pytest.approx(result["privacy"]["epsilon_x"], rel=1e-6)
@@ -268,7 +270,7 @@ def test_a_plan_forecasts_the_run(config_file: Path, finished: Path, capsys: Cap
 def test_doctor_names_what_is_lacking(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"torch": ("torch", "networks"), "nowhere": ("nowhere_at_all", "tests")}
     monkeypatch.setattr("secure_apfed.commands.doctor._REQUIRED", missing)
-    answer = told(capsys, "doctor", code=1)
+    answer = run_as_json(capsys, "doctor", code=1)
     assert not answer["healthy"]
     found = {one["name"]: Finding(**one) for one in answer["findings"]}
     assert found["torch"].state == "ok"
@@ -281,9 +283,9 @@ def test_doctor_names_what_is_lacking(capsys: Capture, monkeypatch: pytest.Monke
 
 
 def test_the_data_sets_are_listed(capsys: Capture, tmp_path: Path) -> None:
-    names = [one["name"] for one in told(capsys, "data", "list")["datasets"]]
+    names = [one["name"] for one in run_as_json(capsys, "data", "list")["datasets"]]
     assert {"digits", "breast_cancer", "mnist", "cifar100"} <= set(names)
-    answer = told(capsys, "data", "fetch", "digits", "--folder", tmp_path)
+    answer = run_as_json(capsys, "data", "fetch", "digits", "--folder", tmp_path)
     assert answer == {"name": "digits", "files": []}
 
 
@@ -350,9 +352,9 @@ def test_several_seeds_by_one_option(tmp_path: Path, capsys: Capture, party_seed
     path = tmp_path / "run.yaml"
     path.write_text(CONFIG.replace("noise: secret", "noise: reproducible_insecure") + "seed: 3\n")
 
-    def found(name: str) -> dict[str, Any]:
+    def run_two_seeds(name: str) -> dict[str, Any]:
         place = tmp_path / name
-        one: dict[str, Any] = told(
+        one: dict[str, Any] = run_as_json(
             capsys,
             "run",
             path,
@@ -372,7 +374,7 @@ def test_several_seeds_by_one_option(tmp_path: Path, capsys: Capture, party_seed
         assert one == json.loads((place / "several.json").read_text())
         return one
 
-    first = found("first")
+    first = run_two_seeds("first")
     assert (first["seeds"], first["party_seeds"]) == ([3, 4], party_seeds)
     reached = list(first["reached"].values())
     mean, low = (first["intervals"]["apfed_c"][key] for key in ("mean", "low"))
@@ -386,7 +388,7 @@ def test_several_seeds_by_one_option(tmp_path: Path, capsys: Capture, party_seed
     gain = first["gain"]
     assert gain["over_chosen"]["mean"] == pytest.approx(gain["reached"] - gain["solo"])
     assert gain["shared"] == pytest.approx(2 / 7)  # of aligned people, those who test
-    assert found("first") == first, "what lies there is not run again"
+    assert run_two_seeds("first") == first, "what lies there is not run again"
     (ranked,) = first["ranked"]
     assert (ranked["measure"], set(first["rankings"])) == ("average_precision", {"3", "4"})
     assert ranked["gain"]["low"] <= ranked["gain"]["mean"] <= ranked["gain"]["high"]
@@ -396,7 +398,7 @@ def test_several_seeds_by_one_option(tmp_path: Path, capsys: Capture, party_seed
         files = [Path(folder) / "result.json" for folder in one["folders"].values()]
         return [json.loads(file.read_text())["measures"]["apfed_c"]["log_loss"] for file in files]
 
-    same = losses(found("second")) == losses(first)
+    same = losses(run_two_seeds("second")) == losses(first)
     assert same is (party_seeds == "shared_for_comparison")
 
 
@@ -449,7 +451,7 @@ def test_each_kind_of_error_has_its_exit_code(
     fails.side_effect = ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
     capsys.readouterr()
     assert execute(["report", "runs/one"]) == 2
-    said = said_to_people(capsys)
+    said = read_stderr(capsys)
     assert "matplotlib is not installed; run: python -m pip install '" in said
     assert "'matplotlib>=3.9'" in said
 
@@ -519,7 +521,7 @@ def test_errors_are_one_json_object_for_programs(
     Path("done").mkdir()
     Path("done/result.json").write_text("{}")
     words = shlex.split(arguments.replace("CONFIG", str(config_file)))
-    error = told(capsys, *words, code=code)["error"]
+    error = run_as_json(capsys, *words, code=code)["error"]
     assert (error["exit_code"], error["kind"]) == (code, kind)
     assert message in error["message"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["done", "file"]
@@ -536,7 +538,9 @@ def test_without_a_command_there_is_help_and_no_empty_panel(group: str, capsys: 
 def test_a_file_that_an_unfinished_run_lacks_needs_no_copy(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     for told_of in ("has not finished; continue it with --resume", "restore it from a copy"):
-        error = told(capsys, "predict", "--model", tmp_path, "--data", "x.csv", code=3)["error"]
+        error = run_as_json(capsys, "predict", "--model", tmp_path, "--data", "x.csv", code=3)[
+            "error"
+        ]
         assert told_of in error["message"]
         (tmp_path / "result.json").write_text("{}")
 

@@ -113,7 +113,7 @@ def test_a_contract_without_one_active_names_none(actives: tuple[str, ...]) -> N
         _ = made.active
 
 
-def represented(**changes: Any) -> dict[str, Any]:
+def make_terms(**changes: Any) -> dict[str, Any]:
     return {"passives": {"p1": passive(representation=changes), "p2": passive()}}
 
 
@@ -121,13 +121,13 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"passives": {"p1": passive()}}, "terms are for the passives p1, p2, got p1"),
     ({"passives": {"p1": passive(), "p3": passive()}}, "got p1, p3"),
     ({"participants": [*parties(), participant("p1", "dealer")]}, "are all different"),
-    (represented(minimum_norm=300), r"minimum_norm 300 is above maximum_norm 100"),
-    (represented(shape=()), "at least 1 item"),
-    (represented(shape=(4, 0)), "greater than 0"),
-    (represented(dtype="float16"), r"representation\.dtype"),
-    (represented(minimum_norm=-1), r"representation\.minimum_norm"),
-    (represented(maximum_norm=0), r"representation\.maximum_norm"),
-    (represented(maximum_norm=float("inf")), r"representation\.maximum_norm"),
+    (make_terms(minimum_norm=300), r"minimum_norm 300 is above maximum_norm 100"),
+    (make_terms(shape=()), "at least 1 item"),
+    (make_terms(shape=(4, 0)), "greater than 0"),
+    (make_terms(dtype="float16"), r"representation\.dtype"),
+    (make_terms(minimum_norm=-1), r"representation\.minimum_norm"),
+    (make_terms(maximum_norm=0), r"representation\.maximum_norm"),
+    (make_terms(maximum_norm=float("inf")), r"representation\.maximum_norm"),
     *(
         ({"participants": parties(public_key=key)}, r"participants\.1\.public_key")
         for key in (
@@ -206,7 +206,7 @@ EACH_FOR_ITSELF = {
 }
 
 
-def listed(concern: dict[str, str]) -> set[str]:
+def list_keys(concern: dict[str, str]) -> set[str]:
     return {f"{at}.{key}".lstrip(".") for at, keys in concern.items() for key in keys.split()}
 
 
@@ -232,7 +232,7 @@ def every(kind: type[Settings], at: str = "") -> Iterator[str]:
 SAID = {"data.partition": "horizontal", **{f"{name}.name": name for name in METHODS}}
 
 
-def made(kind: type[Settings], method: str, at: str = "") -> Any:
+def fill_settings(kind: type[Settings], method: str, at: str = "") -> Any:
     values: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         section = below(field.annotation)
@@ -240,9 +240,9 @@ def made(kind: type[Settings], method: str, at: str = "") -> Any:
         if section is None:
             values[name] = SAID.get(key, key)
         elif section is MethodSettings:
-            values[name] = made(METHODS[method].settings, method, f"{method}.")
+            values[name] = fill_settings(METHODS[method].settings, method, f"{method}.")
         else:
-            one = made(section, method, f"{key}.")
+            one = fill_settings(section, method, f"{key}.")
             values[name] = {"default": one} if name == "passives" else one
     return kind.model_construct(**values)
 
@@ -254,26 +254,30 @@ def leaves(told: Any) -> Iterator[str]:
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_the_contract_holds_every_setting_that_concerns_all() -> None:
-    alone = listed(THE_ACTIVE) | listed(EACH_FOR_ITSELF)
+    alone = list_keys(THE_ACTIVE) | list_keys(EACH_FOR_ITSELF)
     of_methods = (every(method.settings, f"{name}.") for name, method in METHODS.items())
     keys = {*every(Config), *chain.from_iterable(of_methods)} - {"method.name"}
     assert alone < keys
-    signed = {leaf for method in METHODS for leaf in leaves(made(Config, method).collect_terms())}
+    signed = {
+        leaf for method in METHODS for leaf in leaves(fill_settings(Config, method).collect_terms())
+    }
     assert signed == {SAID.get(key, key) for key in keys - alone}
 
 
 def test_classes_concern_all_where_several_number_them() -> None:
     """The active alone may keep their names to itself."""
 
-    def signed(**data: Any) -> Any:
+    def collect_data_terms(**data: Any) -> Any:
         tables = {"dataset": "tables", "parties": {"a": {"file": "a.csv"}, "b": {"file": "b.csv"}}}
         config = small_config(
             "mmvfl", data=tables | {"active": "a", "classes": ["no", "yes"]} | data
         )
         return config.collect_terms()["data"]
 
-    assert "classes" not in signed()
-    assert signed(labels_at=["b"]) != signed(labels_at=["b"], classes=["yes", "no"])
+    assert "classes" not in collect_data_terms()
+    assert collect_data_terms(labels_at=["b"]) != collect_data_terms(
+        labels_at=["b"], classes=["yes", "no"]
+    )
 
 
 @pytest.mark.parametrize("method", ["apfed_c", "apc_vfl"])

@@ -76,8 +76,8 @@ def run_session(folder: Path, pattern: str, *numbers: int) -> None:
 
 
 @cache
-def prepared(pattern: str, run: str) -> Path:
-    """A party's folder after a session that counted three times; it is copied, never used."""
+def prepare_folder(pattern: str, run: str) -> Path:
+    """Make a party's folder of a session that counted three times; it is copied, never used."""
     folder = Path(tempfile.mkdtemp(prefix="counters-")) / run / "shop"
     atexit.register(shutil.rmtree, folder.parent.parent)
     make_private(folder)
@@ -86,7 +86,7 @@ def prepared(pattern: str, run: str) -> Path:
 
 
 def begun(folder: Path, pattern: str) -> Path:
-    return shutil.copytree(prepared(pattern, folder.name), folder / "shop")
+    return shutil.copytree(prepare_folder(pattern, folder.name), folder / "shop")
 
 
 def take_away(folder: Path, other: Path, name: str) -> None:

@@ -42,7 +42,7 @@ from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarn
 from secure_apfed.runs.onnx_file import write_onnx
 from secure_apfed.runs.solo import SoloModel
 from secure_apfed.settings.data import DataSettings, PartySettings
-from tests.memory import traced
+from tests.memory import trace_memory
 from tests.secure_apfed.whole_files import load_features
 
 pytestmark = pytest.mark.filterwarnings("ignore::secure_apfed.errors.SuspectColumnWarning")
@@ -139,7 +139,7 @@ def test_long_tables_are_encoded_column_by_column() -> None:
     numbers = np.random.default_rng(0).standard_normal((50_000, 20))
     encoding = ColumnEncoding.for_numeric_columns(names)
     frame = pd.DataFrame(numbers, columns=names)
-    with traced() as peak:
+    with trace_memory() as peak:
         features = encoding.encode(frame)
         assert peak() < 2 * features.nbytes  # all columns in float64 alone would be twice as much
     assert torch.equal(features, torch.from_numpy(numbers.astype(np.float32)))
@@ -202,12 +202,12 @@ def test_images_that_do_not_fit(raw: RawFeatures, message: str) -> None:
 
 def compute_drifts(frame: pd.DataFrame) -> dict[str, ColumnDrift]:
     """Compare the columns of a frame with those of the aged one."""
-    encoding = fit(aged())
-    found = metered(DriftMeter(encoding), encoding, frame).compute_drifts()
+    encoding = fit(make_people())
+    found = measure_drift(DriftMeter(encoding), encoding, frame).compute_drifts()
     return {one.name: one for one in found}
 
 
-def aged(seed: int = 0) -> pd.DataFrame:
+def make_people(seed: int = 0) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     return pd.DataFrame(
         {
@@ -218,18 +218,18 @@ def aged(seed: int = 0) -> pd.DataFrame:
     )
 
 
-def metered(meter: DriftMeter, encoding: ColumnEncoding, frame: pd.DataFrame) -> DriftMeter:
+def measure_drift(meter: DriftMeter, encoding: ColumnEncoding, frame: pd.DataFrame) -> DriftMeter:
     for rows in encoding.encode(frame, counts=meter.counts).split(37):
         meter.add_batch(rows)
     return meter
 
 
 def test_nothing_is_told_of_columns_as_they_were() -> None:
-    same = compute_drifts(aged(1))
+    same = compute_drifts(make_people(1))
     assert list(same) == ["age", "job", "height"]
     assert not [one for one in same.values() if one.notable]
     assert math.isnan(same["job"].shift)
-    older = aged(1).assign(age=lambda frame: frame["age"] + 10)
+    older = make_people(1).assign(age=lambda frame: frame["age"] + 10)
     assert compute_drifts(older)["age"].shift == pytest.approx(1.0, abs=0.2)
 
 
@@ -246,7 +246,7 @@ def test_nothing_is_told_of_columns_as_they_were() -> None:
 def test_each_change_is_told_of_its_column_alone(
     column: str, change: Callable[[Any], Any], said: str
 ) -> None:
-    frame = aged(1)
+    frame = make_people(1)
     found = compute_drifts(frame.assign(**{column: change(frame[column])}))
     assert said in found[column].notable
     assert [name for name, one in found.items() if one.notable] == [column]
@@ -254,7 +254,9 @@ def test_each_change_is_told_of_its_column_alone(
 
 @pytest.mark.parametrize("rows", [1, MIN_ROWS - 1, MIN_ROWS])
 def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
-    trained = aged().assign(country="DE", year=2024, job=aged()["job"].mask(aged().index < 9))
+    trained = make_people().assign(
+        country="DE", year=2024, job=make_people()["job"].mask(make_people().index < 9)
+    )
     text = ["job", "country"]
     encoding = fit_columns(trained, categorical=text, missing="mean", source="bank")
     new = pd.DataFrame(
@@ -263,14 +265,14 @@ def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
     )
     found = {
         one.name: one.notable
-        for one in metered(DriftMeter(encoding), encoding, new).compute_drifts()
+        for one in measure_drift(DriftMeter(encoding), encoding, new).compute_drifts()
     }
     of = f"{rows} of {rows} rows "
     unseen = f"{of}hold what no training row held, which counts for nothing"
     assert [found[name] for name in ("job", "country", "year")] == [unseen] * 3
     assert ("its mean lies" in found["age"]) is (rows >= MIN_ROWS)
     empty = new.assign(age=np.nan, job=None)
-    told = metered(DriftMeter(encoding), encoding, empty).compute_drifts()
+    told = measure_drift(DriftMeter(encoding), encoding, empty).compute_drifts()
     found = {one.name: one.notable for one in told}
     filled = "which counts as the mean of training rows, or as no category"
     assert f"{of}have an empty cell, {filled}" in found["age"]
@@ -359,7 +361,7 @@ def as_csv(frame: Frame) -> Frame:
     return pd.read_csv(text, dtype=str, keep_default_na=False, na_values=[""])
 
 
-def in_parquet(frame: Frame, *, dictionaries: bool = False) -> Frame:
+def convert_by_parquet(frame: Frame, *, dictionaries: bool = False) -> Frame:
     table = pa.Table.from_pandas(frame, preserve_index=False)
     if dictionaries:
         columns = [
@@ -376,9 +378,11 @@ READERS: Mapping[str, Callable[[Frame], Frame]] = {
     "pandas": lambda frame: frame,
     "pandas of numpy": plain,
     "pandas of objects": lambda frame: frame.astype(object),
-    "pandas of arrow": lambda frame: in_parquet(frame).convert_dtypes(dtype_backend="pyarrow"),
-    "pyarrow": in_parquet,
-    "pyarrow with dictionaries": lambda frame: in_parquet(frame, dictionaries=True),
+    "pandas of arrow": lambda frame: convert_by_parquet(frame).convert_dtypes(
+        dtype_backend="pyarrow"
+    ),
+    "pyarrow": convert_by_parquet,
+    "pyarrow with dictionaries": lambda frame: convert_by_parquet(frame, dictionaries=True),
     "polars": lambda frame: as_pandas(pl.from_arrow(pa.Table.from_pandas(frame)), party="p"),
     "columns in another order": lambda frame: frame[frame.columns[::-1]],
     "names in another form": lambda frame: frame.rename(
@@ -387,7 +391,7 @@ READERS: Mapping[str, Callable[[Frame], Frame]] = {
 }
 
 
-def in_files(frame: Frame, encoding: ColumnEncoding, folder: Path) -> Iterator[torch.Tensor]:
+def load_from_files(frame: Frame, encoding: ColumnEncoding, folder: Path) -> Iterator[torch.Tensor]:
     for name in ("rows.csv", "rows.parquet"):
         write(folder / name, frame)
         yield load_features(folder / name, encoding)[1]
@@ -420,7 +424,9 @@ def test_every_reader_says_the_same(
         one = reader(frame.iloc[[at]].reset_index(drop=True))
         assert torch.equal(encoding.encode(one), expected[[at]]), name
     folder = tmp_path_factory.mktemp("files")
-    assert all(torch.equal(features, expected) for features in in_files(frame, encoding, folder))
+    assert all(
+        torch.equal(features, expected) for features in load_from_files(frame, encoding, folder)
+    )
 
 
 def write(path: Path, frame: Frame) -> None:
@@ -657,7 +663,9 @@ def test_what_no_training_row_held_counts_for_nothing(fitted: Any, new: Any) -> 
 def test_whole_numbers_keep_their_digits_beside_empty_cells(tmp_path: Path) -> None:
     codes = pd.Series([2**53, 2**53 + 1, None], dtype="Int64")
     encoding = fit_columns(Frame({"x": codes}), categorical=["x"], missing="mean", source="p")
-    found = [features.tolist() for features in in_files(Frame({"x": codes}), encoding, tmp_path)]
+    found = [
+        features.tolist() for features in load_from_files(Frame({"x": codes}), encoding, tmp_path)
+    ]
     assert found == [[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]] * 2
 
 

@@ -40,7 +40,7 @@ from secure_apfed.data.files import (
 from secure_apfed.data.sessions import synthetic_sessions
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import DataSettings
-from tests.memory import traced
+from tests.memory import trace_memory
 
 PLAIN = bytes(range(256)) * 200
 PACKED = gzip.compress(PLAIN, mtime=0)
@@ -288,7 +288,7 @@ def test_what_swells_or_never_ends_is_stopped(server: Server, tmp_path: Path) ->
     place = tmp_path / "train-images.gz"
     server.files["/a.gz"] = swollen = gzip.compress(bytes(50_000_000))
     place.write_bytes(swollen)  # what lies there is not inflated either
-    with traced() as peak:
+    with trace_memory() as peak:
         with pytest.raises(DataError, match=f"more than the {len(PLAIN)} uncompressed bytes exp"):
             fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
         assert peak() < 20e6
@@ -354,16 +354,16 @@ def test_an_archive_gives_its_members_and_nothing_else(server: Server, tmp_path:
     server.files["/c.tar.gz"] = packed
     file = DataFile("c.tar.gz", len(packed), hashlib.sha256(packed).hexdigest())
 
-    def fetched(**sizes: int) -> list[Path]:
+    def fetch_members(**sizes: int) -> list[Path]:
         members = tuple(DataFile(f"{name}.bin", size) for name, size in sizes.items())
         wanted = Download(file, (f"{server.url}/c.tar.gz",), members)
         return fetch_file(wanted, tmp_path / "one" / "two", dataset="c")
 
     with pytest.raises(DataError, match=r"lacks d\.bin"):
-        fetched(a=2, d=1)
+        fetch_members(a=2, d=1)
     with pytest.raises(DataError, match="2 uncompressed bytes, expected 9"):
-        fetched(a=9)
-    assert [path.read_bytes() for path in fetched(a=2, b=3)] == [b"aa", b"bbb"]
+        fetch_members(a=9)
+    assert [path.read_bytes() for path in fetch_members(a=2, b=3)] == [b"aa", b"bbb"]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["a.bin", "b.bin"]
 
 

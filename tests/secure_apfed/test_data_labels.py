@@ -29,7 +29,7 @@ from secure_apfed.measures.intervals import MIN_ROWS
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.run import run
 from secure_apfed.settings.data import DataSettings
-from tests.secure_apfed.small_runs import said_to_people, small_config, told
+from tests.secure_apfed.small_runs import read_stderr, run_as_json, small_config
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
@@ -256,13 +256,13 @@ def data_of(config: Config, common: Rows) -> VerticalData:
     data = load_data(config.data, seed=config.seed)
     known = {data.active.ids[row] for row in common(data).tolist()}
 
-    def of(table: PartyTable) -> PartyTable:
+    def keep_known_rows(table: PartyTable) -> PartyTable:
         kept = [row for row, person in enumerate(table.ids) if person in known]
         ids = tuple(table.ids[row] for row in kept)
         labels_N = None if table.labels is None else table.labels[kept]
         return replace(table, ids=ids, features=table.features[kept], labels=labels_N)
 
-    return replace(data, passives=tuple(map(of, data.passives)))
+    return replace(data, passives=tuple(map(keep_known_rows, data.passives)))
 
 
 ONE_CLASS = (
@@ -394,7 +394,7 @@ def test_the_plan_counts_labels(tmp_path: Path, capsys: pytest.CaptureFixture[st
     paid = frame.loc[frame.y == "paid", ["id", "u"]]
     write(frame, paid, "method: tvfl\ntrain: {epochs: 1}")
     assert execute(["plan", str(path)]) == 3
-    assert "all of class paid" in said_to_people(capsys)
+    assert "all of class paid" in read_stderr(capsys)
     text = (
         "method: votes\nmodel: {network: random_features, random_features: 20}\n"
         "secure_sum: {scheme: plain, masks: none, allow_single_passive: true}"
@@ -403,6 +403,6 @@ def test_the_plan_counts_labels(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for labelled in (400, 24):
         known = frame.assign(y=frame.y.where(frame.id < labelled, None))
         write(known, frame[["id", "u"]], text)
-        answer = told(capsys, "plan", path)
+        answer = run_as_json(capsys, "plan", path)
         planned[labelled] = (answer["labelled_rows"], answer["teaching_rows"])
     assert planned == {400: (300, 300), 24: (18, 394)}

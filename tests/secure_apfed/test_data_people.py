@@ -231,7 +231,7 @@ def test_more_or_fewer_labelled_rows_than_there_can_be_are_refused(wanted: int) 
         load(labelled=wanted)
 
 
-def by_id(table: PartyTable, ids: list[str]) -> torch.Tensor:
+def order_features(table: PartyTable, ids: list[str]) -> torch.Tensor:
     place = {one: row for row, one in enumerate(table.ids)}
     return table.features[[place[one] for one in ids]]
 
@@ -265,7 +265,10 @@ def test_every_set_gives_tables_that_overlap_as_asked(name: str) -> None:
 def test_views_of_one_person_make_up_the_image() -> None:
     data = load(overlap=0.8, active_view=3)
     common = sorted(set(data.active.ids).intersection(*(p.ids for p in data.passives)))
-    strips = [by_id(table, common) for table in (*data.passives[:2], data.active, data.passives[2])]
+    strips = [
+        order_features(table, common)
+        for table in (*data.passives[:2], data.active, data.passives[2])
+    ]
     images = torch.cat(strips, dim=2).squeeze(1).mul(16).round()
     everyone = {tuple(row) for row in load_digits().data.astype(int).tolist()}
     assert images.shape == (len(common), 8, 8)
@@ -385,17 +388,21 @@ def test_clients_are_dealt_rows_of_each_class_evenly(label: int, minimum: int) -
 def test_people_are_drawn_by_the_seed() -> None:
     labels = np.repeat([0, 1], [30, 10])
 
-    def drawn(rows: int | None = None, each: int | None = None, seed: int = 0) -> Any:
+    def draw_rows(rows: int | None = None, each: int | None = None, seed: int = 0) -> Any:
         return partition.draw_people(labels, rows=rows, rows_per_class=each, seed=seed)
 
-    assert drawn() is None
-    assert len(drawn(20)) == 20
-    assert drawn(20).tolist() == sorted(set(drawn(20).tolist())) != drawn(20, seed=1).tolist()
-    assert np.bincount(labels[drawn(each=10)]).tolist() == [10, 10]
+    assert draw_rows() is None
+    assert len(draw_rows(20)) == 20
+    assert (
+        draw_rows(20).tolist()
+        == sorted(set(draw_rows(20).tolist()))
+        != draw_rows(20, seed=1).tolist()
+    )
+    assert np.bincount(labels[draw_rows(each=10)]).tolist() == [10, 10]
     with pytest.raises(DataError, match=r"data.rows: 41 people are wanted, and the set has 40;"):
-        drawn(41)
+        draw_rows(41)
     with pytest.raises(DataError, match="the set has 10 of its smallest class"):
-        drawn(each=11)
+        draw_rows(each=11)
 
 
 def test_a_labelled_passive_knows_its_training_people_and_no_test_label() -> None:

@@ -72,7 +72,7 @@ def settings(folder: Path, **source: object) -> DataSettings:
     )
 
 
-def in_sqlite(folder: Path) -> dict[str, str]:
+def write_sqlite(folder: Path) -> dict[str, str]:
     with contextlib.closing(sqlite3.connect(folder / "crm.db")) as base, base:
         base.execute(
             "CREATE TABLE people (id TEXT, owed NUMERIC, visits INTEGER, since DATE, "
@@ -96,7 +96,7 @@ def in_sqlite(folder: Path) -> dict[str, str]:
     return {"url": "sqlite:///crm.db", "query": query}
 
 
-def in_duckdb(folder: Path) -> dict[str, str]:
+def write_duckdb(folder: Path) -> dict[str, str]:
     import duckdb
 
     with duckdb.connect(str(folder / "crm.duckdb")) as base:
@@ -105,8 +105,8 @@ def in_duckdb(folder: Path) -> dict[str, str]:
     return {"url": "duckdb:///crm.duckdb", "query": QUERY}
 
 
-def in_files(folder: Path, ending: str, write: Callable[[pa.Table, Path], Any]) -> None:
-    """Two files, of which the second has another kind of numbers."""
+def write_two_files(folder: Path, ending: str, write: Callable[[pa.Table, Path], Any]) -> None:
+    """Write two files, of which the second has another kind of numbers."""
     (folder / "parts").mkdir()
     (folder / "parts" / "_SUCCESS").touch()
     first = people().slice(0, 25)
@@ -163,7 +163,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
 def test_files_folders_and_patterns_are_one_table(
     ending: str, tmp_path: Path, expected: tuple[Any, ...]
 ) -> None:
-    in_files(tmp_path, ending, WRITERS[ending])
+    write_two_files(tmp_path, ending, WRITERS[ending])
     WRITERS[ending](people(), tmp_path / f"whole{ending}")
     named = (f"whole{ending}", "parts", f"parts/*{ending}", f"parts/[ab]{ending}")
     tables = {file: table_of(settings(tmp_path, file=file)) for file in named}
@@ -185,7 +185,7 @@ def test_files_folders_and_patterns_are_one_table(
 
 
 def test_what_is_wrong_in_several_files_is_told_by_file(tmp_path: Path) -> None:
-    in_files(tmp_path, ".csv", as_csv)
+    write_two_files(tmp_path, ".csv", as_csv)
     second = tmp_path / "parts" / "b.csv"
     told: Callable[[], object] = lambda: load_own_tables(  # noqa: E731
         settings(tmp_path, file="parts", numeric=["owed"]), "bank", seed=1
@@ -204,7 +204,7 @@ def test_what_is_wrong_in_several_files_is_told_by_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["parts/*.tsv", "none-[ab].csv"])
 def test_a_pattern_that_no_file_fits_is_refused(file: str, tmp_path: Path) -> None:
-    in_files(tmp_path, ".csv", as_csv)
+    write_two_files(tmp_path, ".csv", as_csv)
     with pytest.raises(DataError, match=r"bank: .* of one kind, and holds no file"):
         load_own_tables(settings(tmp_path, file=file), "bank", seed=1)
 
@@ -235,7 +235,7 @@ def test_lazy_frames_are_computed(scan: Callable[..., Any], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("rows", [10_000, 7])  # a chunk of gaps alone, and of numbers alone
-@pytest.mark.parametrize("base", [in_sqlite, in_duckdb])
+@pytest.mark.parametrize("base", [write_sqlite, write_duckdb])
 def test_a_query_is_the_same_table(
     base: Callable[[Path], dict[str, str]],
     rows: int,
@@ -288,7 +288,7 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "says"), REFUSED)
 def test_what_a_database_cannot_tell(changes: Mapping[str, Any], says: str, tmp_path: Path) -> None:
-    in_sqlite(tmp_path)
+    write_sqlite(tmp_path)
     (tmp_path / "none.txt").write_text("no database " * 1000)
     data = settings(tmp_path, database={**SQLITE, **changes})
     with pytest.raises(ApfedError, match=says):
@@ -298,7 +298,7 @@ def test_what_a_database_cannot_tell(changes: Mapping[str, Any], says: str, tmp_
 def test_cells_that_change_their_kind_later_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_sqlite(tmp_path)
+    write_sqlite(tmp_path)
     monkeypatch.setattr(databases, "_ROWS", 10)
     query = (
         "SELECT id, \"left\", CASE WHEN id > '030' THEN 'x' ELSE 1 END AS m FROM people ORDER BY 1"
@@ -330,7 +330,7 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-def refused(database: Any, **more: object) -> str:
+def explain_refusal(database: Any, **more: object) -> str:
     bank = {"database": {**SQLITE, **database} if isinstance(database, dict) else database, **more}
     content = {
         "name": "a",
@@ -348,14 +348,14 @@ def refused(database: Any, **more: object) -> str:
 
 @pytest.mark.parametrize(("database", "says"), WRONG)
 def test_what_settings_refuse_shows_no_password(database: Any, says: str) -> None:
-    told = refused(database)
+    told = explain_refusal(database)
     assert f"data.parties.bank.{says}" in told
     assert SECRET not in told
 
 
 def test_a_table_is_a_file_or_a_query() -> None:
     both = "data.parties.bank: give the table as file or as database, one of the two"
-    assert both in refused({}, file="a.csv")
+    assert both in explain_refusal({}, file="a.csv")
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_the_password_is_read_from_where_the_settings_say_and_told_nobody(
     key = "data.parties.bank.database.credentials: "
     where: dict[str, str] = {"env": "BANK_DB_PASSWORD"}
 
-    def told() -> str:
+    def explain_failure() -> str:
         database = {**SQLITE, "url": "postgresql+psycopg://me@host/crm", "credentials": where}
         data = settings(tmp_path, database=database)
         assert SECRET not in dump_settings(data)
@@ -396,20 +396,20 @@ def test_the_password_is_read_from_where_the_settings_say_and_told_nobody(
         assert SECRET not in "".join(traceback.format_exception(caught.value))
         return str(caught.value)
 
-    assert told() == (
+    assert explain_failure() == (
         f"{key}there is no environment variable BANK_DB_PASSWORD; set it where this party starts"
     )
     monkeypatch.setenv("BANK_DB_PASSWORD", SECRET)
-    assert "data.parties.bank.database: not *** nor ***; correct url or query" in told()
+    assert "data.parties.bank.database: not *** nor ***; correct url or query" in explain_failure()
     where = {"file": "db.pass"}
-    assert f"{key}{place} cannot be read (No such file or directory)" in told()
+    assert f"{key}{place} cannot be read (No such file or directory)" in explain_failure()
     place.write_text(f"{SECRET}\n")
     place.chmod(0o644)
-    assert told() == f"{key}others may read {place} (mode 644); chmod 600 it"
+    assert explain_failure() == f"{key}others may read {place} (mode 644); chmod 600 it"
     place.chmod(0o600)
-    assert "not ***" in told()
+    assert "not ***" in explain_failure()
     place.write_bytes(b"\xff\xfe")
-    assert f"{key}{place} cannot be read (no text in UTF-8)" in told()
+    assert f"{key}{place} cannot be read (no text in UTF-8)" in explain_failure()
     assert given == [SECRET, SECRET]
 
 

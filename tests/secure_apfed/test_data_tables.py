@@ -256,7 +256,7 @@ def large_bank(**more: Any) -> pd.DataFrame:
     )
 
 
-def loaded(
+def write_and_load(
     folder: Path,
     frame: pd.DataFrame,
     name: str = "large_bank.csv",
@@ -283,8 +283,8 @@ def test_a_comma_at_the_end_of_each_row_shifts_nothing(tmp_path: Path) -> None:
     text = "\n".join([first, *(row + "," for row in rows)]) + "\n"
     (tmp_path / "comma.txt").write_text(text)
     (tmp_path / "comma.csv").write_text(text)
-    data = loaded(tmp_path, large_bank(n=np.arange(MANY) % 7))
-    again = loaded(tmp_path, large_bank(), "comma.txt")
+    data = write_and_load(tmp_path, large_bank(n=np.arange(MANY) % 7))
+    again = write_and_load(tmp_path, large_bank(), "comma.txt")
     assert torch.equal(again.active.features, data.active.features)
     encoding = data.active.encoding
     ids, features = load_features(tmp_path / "comma.csv", encoding, id_columns=("id",))
@@ -313,13 +313,13 @@ PACKED = gzip.compress(b"id,x\n1,2.5\n2,3.5\n", mtime=0)
 def test_a_class_called_none_is_one_where_it_is_listed(tmp_path: Path) -> None:
     frame = large_bank()
     frame["label"] = np.array(["None", "Mild", "Severe"])[np.arange(MANY) % 3]
-    listed = loaded(tmp_path, frame, classes=("None", "Mild", "Severe"))
+    listed = write_and_load(tmp_path, frame, classes=("None", "Mild", "Severe"))
     assert torch.bincount(listed.active.labels).tolist() == [20, 20, 20]
     with pytest.warns(SuspectColumnWarning, match=r"labels 'None' \(20\) of column 'label' count"):
-        inferred = loaded(tmp_path, frame)
+        inferred = write_and_load(tmp_path, frame)
     assert inferred.classes == ("Mild", "Severe")
     with pytest.warns(SuspectColumnWarning, match="are a class each"):
-        kept = loaded(tmp_path, frame, "large_bank.parquet")
+        kept = write_and_load(tmp_path, frame, "large_bank.parquet")
     assert kept.classes == ("Mild", "None", "Severe")
 
 
@@ -329,7 +329,7 @@ def test_decimals_and_durations_are_numbers_and_as_labels_keep_their_digits(tmp_
     stay = pd.to_timedelta(np.arange(MANY), unit="h")
     labels = pd.Series([decimal.Decimal(f"{1 + row % 2}.50") for row in range(MANY)])
     frame = large_bank(amount=cells, stay=stay).assign(label=labels)
-    data = loaded(tmp_path, frame, "large_bank.parquet", classes=("1.50", "2.50"))
+    data = write_and_load(tmp_path, frame, "large_bank.parquet", classes=("1.50", "2.50"))
     assert (data.active.labels >= 0).all()
     rows, (_, amount, days) = data.train_rows.numpy(), data.active.encoding.columns
     assert (amount.kind, days.kind) == ("numeric", "duration")
@@ -341,12 +341,12 @@ def test_decimals_and_durations_are_numbers_and_as_labels_keep_their_digits(tmp_
 def test_rows_of_a_frame_that_was_shuffled_are_read(index: str | None, tmp_path: Path) -> None:
     frame = large_bank().sample(frac=1, random_state=0)
     (frame.set_index(index) if index else frame).to_parquet(tmp_path / "odd.pq")
-    assert loaded(tmp_path, large_bank(), "odd.pq").active.ids == tuple(frame["id"])
+    assert write_and_load(tmp_path, large_bank(), "odd.pq").active.ids == tuple(frame["id"])
 
 
 def test_a_column_may_be_called_like_an_empty_cell(tmp_path: Path) -> None:
     cells = np.where(np.arange(MANY) % 3, np.nan, np.arange(MANY) % 5)
-    encoding = loaded(tmp_path, large_bank(NA=cells), missing="mean").active.encoding
+    encoding = write_and_load(tmp_path, large_bank(NA=cells), missing="mean").active.encoding
     assert [column.kind for column in encoding.columns] == ["numeric", "numeric"]
 
 
@@ -355,7 +355,7 @@ def test_dates_may_lie_far_off(file: str, tmp_path: Path) -> None:
     ends = [datetime.date(2020, 1, 1 + row % 27) for row in range(MANY)]
     ends[10] = datetime.date(9999, 12, 31)
     ends[20] = datetime.date(1500, 2, 28)
-    data = loaded(tmp_path, large_bank(end=ends), file)
+    data = write_and_load(tmp_path, large_bank(end=ends), file)
     (_, column) = data.active.encoding.columns
     assert column.kind == "date"
     days = np.array([(one - datetime.date(1970, 1, 1)).days for one in ends])
@@ -416,7 +416,7 @@ def test_plain_files_are_read_at_once_as_pandas_reads_them(
 ) -> None:
     (tmp_path / "x.csv").write_bytes(content)
 
-    def read() -> tuple[Any, ...]:
+    def load_cells() -> tuple[Any, ...]:
         try:
             frame = frames.load_frame(tmp_path / "x.csv", source="bank")
         except DataError as error:
@@ -424,10 +424,10 @@ def test_plain_files_are_read_at_once_as_pandas_reads_them(
         cells = [[repr(cell) for cell in frame[name]] for name in frame]
         return list(frame.columns), list(map(str, frame.dtypes)), cells, frame.attrs
 
-    at_once = read()
+    at_once = load_cells()
     monkeypatch.setattr(frames, "_read_plain_csv", lambda *_: None)
     monkeypatch.setattr(frames, "_parse_numbers_at_once", lambda _: None)
-    assert at_once == read()
+    assert at_once == load_cells()
 
 
 @pytest.mark.parametrize(
@@ -544,7 +544,7 @@ def _half_parquet(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:500])
 
 
-def _ragged(text: str) -> str:
+def add_cell(text: str) -> str:
     lines = text.splitlines()
     return "\n".join([*lines[:12], f"{lines[12]},more", *lines[13:]])
 
@@ -556,7 +556,7 @@ def _many_categories(path: Path) -> None:
     pd.DataFrame({"id": rows, "code": codes, "y": labels}).to_csv(path, index=False)
 
 
-def _nested(*, lists: bool) -> Callable[[Path], object]:
+def make_nested_writer(*, lists: bool) -> Callable[[Path], object]:
     def write(path: Path) -> None:
         frame = good()
         cells: list[Any] = [[row, 1] if lists else {"a": row} for row in range(MANY)]
@@ -586,7 +586,7 @@ CASES: tuple[Case, ...] = (
         lambda path: path.write_bytes(gzip.compress(b"id,y\n" * 999)[:40]),
         "bank.csv.gz",
     ),
-    Case("a line with a cell too many", _text(_ragged)),
+    Case("a line with a cell too many", _text(add_cell)),
     Case("a quote that is never closed", _text(lambda text: text.replace("p5,", '"p5,'))),
     Case("NUL bytes", _text(lambda text: text.replace("p5,", "p\x005,"))),
     Case("a column without a name", _text(lambda text: text.replace("id,age", "id,", 1))),
@@ -611,8 +611,8 @@ CASES: tuple[Case, ...] = (
     Case("an infinite number", _cell("sum", 5, "inf")),
     Case("a number too large", _cell("sum", 5, "1e300")),
     Case("10^4 categories", _many_categories),
-    Case("Parquet with records in cells", _nested(lists=False), "bank.parquet"),
-    Case("Parquet with lists in cells", _nested(lists=True), "bank.parquet"),
+    Case("Parquet with records in cells", make_nested_writer(lists=False), "bank.parquet"),
+    Case("Parquet with lists in cells", make_nested_writer(lists=True), "bank.parquet"),
     Case("half of a Parquet file", _half_parquet, "bank.parquet"),
 )
 
@@ -645,7 +645,7 @@ WARNED: tuple[Case, ...] = (
 
 
 @cache
-def said(case: Case) -> tuple[str, ...]:
+def collect_messages(case: Case) -> tuple[str, ...]:
     with (
         tempfile.TemporaryDirectory() as folder,
         warnings.catch_warnings(record=True, action="always") as caught,
@@ -678,7 +678,7 @@ def page() -> str:
     for title, cases in told.items():
         lines += [f"## {title}", "", "| what was wrong | what was said |", "|---|---|"]
         for case in cases:
-            text = " ".join(" ".join(said(case)).split())
+            text = " ".join(" ".join(collect_messages(case)).split())
             lines.append(f"| {case.title} | {text.replace('|', chr(92) + '|')} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
@@ -686,7 +686,7 @@ def page() -> str:
 
 def test_the_page_says_what_is_said_in_a_line_each() -> None:
     assert _PAGE.read_text("utf-8") == page()
-    told = {case.title: said(case) for case in (*CASES, *WARNED)}
+    told = {case.title: collect_messages(case) for case in (*CASES, *WARNED)}
     assert not [title for title, texts in told.items() if not texts]
     assert not [title for title, texts in told.items() if any("\n" in text for text in texts)]
 
@@ -703,7 +703,7 @@ def test_the_page_says_what_is_said_in_a_line_each() -> None:
     ids=["a constant", "truth values", "dates", "many different numbers", "codes with gaps"],
 )
 def test_nothing_is_said_of_usual_columns(columns: dict[str, Any]) -> None:
-    assert said(Case("usual", _csv(**columns))) == ()
+    assert collect_messages(Case("usual", _csv(**columns))) == ()
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from secure_apfed.privacy.defences import (
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.runs.run import run
 from secure_apfed.settings.privacy import CompressionSettings, DefenceSettings, MarvellSettings
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import interrupt_run, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -137,7 +137,7 @@ def test_it_changes_what_leaves_and_resumes_bit_for_bit(
     config = config_of(method, {"kind": name})
     whole = run(config, tmp_path / "whole")
     assert all(not math.isnan(value) for value in whole.accuracy.values())
-    interrupted(config, tmp_path / "part", at_step=4)
+    interrupt_run(config, tmp_path / "part", at_step=4)
     resumed = run(config, tmp_path / "part", resume=True)
     assert resumed.accuracy == whole.accuracy
     if whole.recording.model is not None and resumed.recording.model is not None:

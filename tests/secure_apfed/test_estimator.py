@@ -209,20 +209,20 @@ def test_what_the_caller_s_torch_is_set_to_changes_nothing(method: str) -> None:
     active, passive, labels = small()
     settings = {**HELPED, "method": method}
 
-    def told(seed: int = 0) -> NDArray[np.float64]:
+    def predict_probabilities(seed: int = 0) -> NDArray[np.float64]:
         fitted = VerticalClassifier({"lab": passive}, settings, seed=seed).fit(active, labels)
         return fitted.predict_proba(active)
 
-    expected = told()
+    expected = predict_probabilities()
     found = {}
     for name, caller in CALLERS.items():
         with caller():
-            found[name] = told()
+            found[name] = predict_probabilities()
     assert not [name for name, shares in found.items() if not np.array_equal(shares, expected)]
     with ThreadPoolExecutor(2) as pool:
-        first, other = pool.map(told, (0, 1))
+        first, other = pool.map(predict_probabilities, (0, 1))
     assert np.array_equal(first, expected)
-    assert np.array_equal(other, told(1))
+    assert np.array_equal(other, predict_probabilities(1))
 
 
 def test_nothing_shown_or_pickled_holds_a_passive_s_rows() -> None:
@@ -398,7 +398,7 @@ def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: pytest.Mo
 Spoil = Callable[[dict[str, pd.DataFrame]], Mapping[str, Any]]
 
 
-def changed(party: str, **columns: Any) -> Spoil:
+def change_columns(party: str, **columns: Any) -> Spoil:
     return lambda frames: {**frames, party: frames[party].assign(**columns)}
 
 
@@ -426,9 +426,9 @@ BAD: list[tuple[Spoil, str]] = [
         lambda f: {**f, "active": f["active"].drop(columns="target")},
         "active: it has no column 'target' of labels",
     ),
-    (changed("active", target="well"), "column 'target' are of one class, 'well'"),
-    (changed("active", target=None), "column 'target' are empty"),
-    (changed("scan", target="well"), "scan: its column 'target' is called like the labels"),
+    (change_columns("active", target="well"), "column 'target' are of one class, 'well'"),
+    (change_columns("active", target=None), "column 'target' are empty"),
+    (change_columns("scan", target="well"), "scan: its column 'target' is called like the labels"),
     (
         lambda f: {**f, "scan": f["scan"].assign(odd=["x", *range(len(f["scan"]) - 1)])},
         "scan: column 'odd' holds cells of several kinds",

@@ -136,7 +136,7 @@ CASES = [
 ]
 
 
-def with_value(base: str, key: str, value: Any, folder: Path) -> dict[str, Any]:
+def change_setting(base: str, key: str, value: Any, folder: Path) -> dict[str, Any]:
     """Return the settings of a run between three tables, of which one key has this value."""
     settings: dict[str, Any] = {
         "name": "walked",
@@ -245,7 +245,7 @@ def test_a_value_is_drawn_up_or_refused_with_a_sentence(
     base: str, key: str, value: Any, tables: Path
 ) -> None:
     """The fast half: without a table, a forecast, or keys."""
-    settings = with_value(base, key, value, tables)
+    settings = change_setting(base, key, value, tables)
     assert refusal_of(lambda: draw_up(settings)) != "refused without a word"
 
 
@@ -260,13 +260,13 @@ def test_a_value_goes_through_or_is_refused_with_a_sentence(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = with_value(base, key, value, tables)
+    settings = change_setting(base, key, value, tables)
     said = refusal_of(lambda: go_through(settings, tables, tmp_path))
     assert said != "refused without a word"
 
 
 def test_a_method_without_passives_is_no_project(tables: Path, tmp_path: Path) -> None:
-    settings = with_value("apfed", "method", "single_view", tables)
+    settings = change_setting("apfed", "method", "single_view", tables)
     said = refusal_of(lambda: go_through(settings, tables, tmp_path))
     assert "single_view trains the active alone" in said
 
@@ -282,7 +282,7 @@ HIDDEN = [
 def test_hidden_overlaps_go_through(
     base: str, tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = with_value(base, "alignment.pairwise_overlaps", "hidden", tables)
+    settings = change_setting(base, "alignment.pairwise_overlaps", "hidden", tables)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         go_through(settings, tables, tmp_path)

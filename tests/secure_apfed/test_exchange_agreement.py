@@ -27,7 +27,7 @@ NAMES = ("active", "p1", "p2", "aggregator")
 Draw = Callable[[str, Mapping[str, Greeting]], Contract]
 
 
-def drawn(session: str, greetings: Mapping[str, Greeting], **changes: Any) -> Contract:
+def make_contract(session: str, greetings: Mapping[str, Greeting], **changes: Any) -> Contract:
     document = contract().model_dump(mode="json") | {"session": session} | changes
     for item in document["participants"]:
         greeting = greetings[item["name"]]
@@ -44,7 +44,7 @@ class Table:
         self,
         name: str,
         *,
-        draw: Draw = drawn,
+        draw: Draw = make_contract,
         identity: Identity | None = None,
         known: Mapping[str, bytes] | None = None,
         session: str | None = None,
@@ -136,7 +136,7 @@ def test_afterwards_everything_is_sealed_under_it() -> None:
 )
 def test_other_settings_are_found_out_by_name(changes: dict[str, Any], field: str) -> None:
     table = Table()
-    other = table.script("p2", draw=lambda s, greetings: drawn(s, greetings, **changes))
+    other = table.script("p2", draw=lambda s, greetings: make_contract(s, greetings, **changes))
     with pytest.raises(RemoteProtocolError, match=f"would sign different contracts.* in {field}"):
         table.play(p2=other)
     table.network = TwoFaced(NAMES)  # tells one another session than the other
@@ -295,7 +295,7 @@ NOWHERE: list[object] = [
 NO_STEPS: list[object] = [None, 3, "12", [-1], ["3"], [True], [0.0], list(range(17))]
 
 
-def greeted(payload: bytes) -> Greeting:
+def parse_greeting(payload: bytes) -> Greeting:
     return Greeting.from_message(envelope(payload, kind=Kind.GREETING, step=-1), bytes(32))
 
 
@@ -309,10 +309,10 @@ def test_who_would_go_on_nowhere_or_holds_no_steps_sends_no_greeting(
 ) -> None:
     """Refuse it where it is read: of half a resumption no contract could be drawn up."""
     with pytest.raises(RemoteProtocolError, match="active sent something else than a greeting"):
-        greeted(msgpack.packb([*GREETED, resumes, holds]))
+        parse_greeting(msgpack.packb([*GREETED, resumes, holds]))
 
 
 @pytest.mark.parametrize("resumes", [None, Resumption(run=RUN, step=5)], ids=["anew", "goes on"])
 def test_who_begins_anew_or_goes_on_sends_a_greeting(resumes: Resumption | None) -> None:
     sent = Greeting(identity=GREETED[0], run_key=GREETED[1], resumes=resumes, holds=(2, 5))
-    assert greeted(sent.to_bytes()) == sent
+    assert parse_greeting(sent.to_bytes()) == sent

@@ -40,14 +40,14 @@ def batch() -> dict[str, Tensor]:
     return {"rows": torch.arange(2), "z": torch.linspace(0, 1, 6).reshape(2, 3)}
 
 
-def framed(meta: bytes, tensors: bytes) -> bytes:
+def pack_frame(meta: bytes, tensors: bytes) -> bytes:
     return len(meta).to_bytes(4, "big") + meta + tensors
 
 
 def handmade(header: Any, body: bytes = b"", meta: Any = None) -> bytes:
     """A payload with safetensors bytes that no honest writer makes."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return framed(msgpack.packb(meta or {}), len(text).to_bytes(8, "little") + text + body)
+    return pack_frame(msgpack.packb(meta or {}), len(text).to_bytes(8, "little") + text + body)
 
 
 def one(dtype: str, shape: list[int], size: int) -> bytes:
@@ -94,7 +94,7 @@ def test_tensors_in_any_layout_come_back_plain(odd: Tensor) -> None:
     "meta", [{}, {"a": 1}, {"a": "x" * 65000}], ids=["empty", "a number", "long"]
 )
 def test_metadata_up_to_its_bound_is_read(meta: dict[str, Any]) -> None:
-    payload = framed(msgpack.packb(meta), pack_tensors({})[5:])
+    payload = pack_frame(msgpack.packb(meta), pack_tensors({})[5:])
     assert unpack_tensors(payload, {}, sender="passive") == ({}, meta)
 
 
@@ -149,7 +149,7 @@ NO_MAPPINGS = [
 @pytest.mark.parametrize("packed", NO_MAPPINGS, ids=name_bytes)
 def test_metadata_that_is_no_mapping_or_too_long_is_refused(packed: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match=UNPARSABLE):
-        unpack_tensors(framed(packed, pack_tensors({})[5:]), {}, sender="passive")
+        unpack_tensors(pack_frame(packed, pack_tensors({})[5:]), {}, sender="passive")
 
 
 NO_PAYLOADS = [
@@ -158,10 +158,10 @@ NO_PAYLOADS = [
     b"\x00\x00\x00\x00",
     b"\xff\xff\xff\xff",
     b"\xff\xff\xff\xff" + bytes(100),
-    framed(msgpack.packb({}), b""),
-    framed(msgpack.packb({}), b"\xff" * 8),
-    framed(msgpack.packb({}), (2**62).to_bytes(8, "little") + b"{}"),
-    framed(msgpack.packb({}), (10**8).to_bytes(8, "little") + b"{}"),
+    pack_frame(msgpack.packb({}), b""),
+    pack_frame(msgpack.packb({}), b"\xff" * 8),
+    pack_frame(msgpack.packb({}), (2**62).to_bytes(8, "little") + b"{}"),
+    pack_frame(msgpack.packb({}), (10**8).to_bytes(8, "little") + b"{}"),
     handmade(b"[" * 5000),
     handmade(b"{" * 100),
     handmade(b"null"),
@@ -223,7 +223,7 @@ def envelope(**changes: Any) -> Envelope:
     return Envelope(**{**usual, **changes})
 
 
-def packed(*fields: Any) -> bytes:
+def pack_fields(*fields: Any) -> bytes:
     header: bytes = msgpack.packb(fields)
     return header
 
@@ -248,7 +248,7 @@ def test_a_header_parses_back_without_its_payload(
 
 
 def test_the_header_is_what_the_format_says_and_shows_no_payload() -> None:
-    assert envelope().header == packed(*USUAL)
+    assert envelope().header == pack_fields(*USUAL)
     assert "secret" not in repr(envelope())
     assert "payload" not in repr(envelope())
 
@@ -275,11 +275,11 @@ def test_bounds_are_ours_to_keep(changes: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("version", [0, 2, -1])
 def test_a_header_of_another_version_is_refused(version: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"schema {version}, this party 1"):
-        Envelope.parse_header(with_field(0, version))
+        Envelope.parse_header(replace_field(0, version))
 
 
-def with_field(position: int, value: Any) -> bytes:
-    return packed(*USUAL[:position], value, *USUAL[position + 1 :])
+def replace_field(position: int, value: Any) -> bytes:
+    return pack_fields(*USUAL[:position], value, *USUAL[position + 1 :])
 
 
 OTHER_FIELDS: list[tuple[int, Any]] = [
@@ -322,22 +322,28 @@ OTHER_FIELDS: list[tuple[int, Any]] = [
     (6, msgpack.Timestamp(1)),
 ]
 NO_HEADERS = [
-    *(b"", b"\xc1", packed(*USUAL)[:-1], packed(*USUAL) + b"\x00", packed(*USUAL[:-1])),
-    *(packed(*USUAL, 0), packed(), *map(msgpack.packb, (5, None, dict.fromkeys(USUAL)))),
-    b"\xdc\x00\x07" + packed(*USUAL)[1:],  # the same seven fields, as array16
-    packed(*USUAL).replace(b"\x03\xa3sum", b"\xcc\x03\xa3sum"),  # step 3 as uint8
-    packed(*USUAL).replace(b"\xa3sum", b"\xd9\x03sum"),  # kind as str8
+    *(
+        b"",
+        b"\xc1",
+        pack_fields(*USUAL)[:-1],
+        pack_fields(*USUAL) + b"\x00",
+        pack_fields(*USUAL[:-1]),
+    ),
+    *(pack_fields(*USUAL, 0), pack_fields(), *map(msgpack.packb, (5, None, dict.fromkeys(USUAL)))),
+    b"\xdc\x00\x07" + pack_fields(*USUAL)[1:],  # the same seven fields, as array16
+    pack_fields(*USUAL).replace(b"\x03\xa3sum", b"\xcc\x03\xa3sum"),  # step 3 as uint8
+    pack_fields(*USUAL).replace(b"\xa3sum", b"\xd9\x03sum"),  # kind as str8
     b"\x91" * 2000,  # deep nesting
     b"\xdd\xff\xff\xff\xff",  # four billion fields announced
     b"\xdb\xff\xff\xff\xff",
     bytes(4097),
-    packed(1, "s" * 5000, *USUAL[2:]),
-    b"\x97\x01\xa2\xff\xfe" + packed(*USUAL)[10:],  # not UTF-8
+    pack_fields(1, "s" * 5000, *USUAL[2:]),
+    b"\x97\x01\xa2\xff\xfe" + pack_fields(*USUAL)[10:],  # not UTF-8
 ]
 
 
 @pytest.mark.parametrize(
-    "header", [*NO_HEADERS, *(with_field(*other) for other in OTHER_FIELDS)], ids=name_bytes
+    "header", [*NO_HEADERS, *(replace_field(*other) for other in OTHER_FIELDS)], ids=name_bytes
 )
 def test_anything_but_a_canonical_header_is_refused(header: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="header is malformed"):

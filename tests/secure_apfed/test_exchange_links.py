@@ -49,7 +49,7 @@ class Wire(InMemoryNetwork):
     carried: defaultdict[tuple[str, str], deque[bytes]]
 
     @classmethod
-    def of_three(cls) -> "Wire":
+    def connect_three(cls) -> "Wire":
         recorded: list[tuple[Envelope, int]] = []
         wire = network(cls, *NAMES, record=lambda *sent: recorded.append(sent))
         wire.recorded = recorded
@@ -69,14 +69,14 @@ class Wire(InMemoryNetwork):
     def receive(self, *, kind: Kind = Kind.SUM, step: int | None = 0) -> Envelope:
         """Return what the passive makes of the next frame of the active."""
         waiting = self.links["passive"].receive("active", kind, step=step)
-        return given(waiting, ("active", self.frames.popleft()))
+        return run_with_frames(waiting, ("active", self.frames.popleft()))
 
 
 def begun(script: Coroutine[Awaited, Frame, T]) -> Awaited:
     return script.send(None)  # type: ignore[arg-type]  # None begins it
 
 
-def given(script: Coroutine[Awaited, Frame, T], *frames: Frame) -> T:
+def run_with_frames(script: Coroutine[Awaited, Frame, T], *frames: Frame) -> T:
     """Return what a script returns to whom these frames came."""
     begun(script)
     try:
@@ -89,7 +89,7 @@ def given(script: Coroutine[Awaited, Frame, T], *frames: Frame) -> T:
 
 
 def test_envelopes_arrive_as_they_were_sent() -> None:
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     wire.send()
     ((sent, size),) = wire.recorded
     assert size == 2 + len(sent.header) + len(b"body") + SEAL_OVERHEAD_BYTES == len(wire.frames[0])
@@ -98,7 +98,7 @@ def test_envelopes_arrive_as_they_were_sent() -> None:
 
 
 def test_every_link_numbers_its_messages_apart_and_wastes_no_number() -> None:
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     for to in ("passive", "other", "passive"):
         wire.send(to=to)
     active = wire.links["active"]
@@ -112,7 +112,7 @@ def test_every_link_numbers_its_messages_apart_and_wastes_no_number() -> None:
 
 
 def test_what_is_waited_for_is_data() -> None:
-    passive = Wire.of_three().links["passive"]
+    passive = Wire.connect_three().links["passive"]
     one = passive.receive("active", Kind.SUM, Kind.END, step=4, patience=3)
     assert begun(one) == Awaited(
         me="passive", senders=("active",), kinds=(Kind.SUM, Kind.END), step=4, patience=3
@@ -129,36 +129,36 @@ def test_what_is_waited_for_is_data() -> None:
 
 @pytest.mark.parametrize("expected", [{"kind": Kind.GRADIENTS}, {"step": 1}])
 def test_another_kind_or_step_is_refused(expected: dict[str, Any]) -> None:
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     wire.send()
     with pytest.raises(RemoteProtocolError, match=r"expected .* from active, got sum of step 0 fr"):
         wire.receive(**expected)
 
 
 def test_a_frame_that_came_before_or_is_of_another_link_is_refused() -> None:
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     wire.send()
     wire.frames.append(wire.frames[0])
     wire.receive()
     with pytest.raises(RemoteProtocolError, match="expected message 1 of active, got 0"):
         wire.receive()
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     wire.send(to="other")
     foreign = wire.carried["active", "other"][0]
     with pytest.raises(RemoteProtocolError, match="claims to be from 'active' to 'other'"):
-        given(wire.links["passive"].receive("active", Kind.SUM), ("active", foreign))
+        run_with_frames(wire.links["passive"].receive("active", Kind.SUM), ("active", foreign))
 
 
 @pytest.mark.parametrize(("me", "claimed"), [("active", "passive"), ("passive", "other")])
 def test_a_frame_that_is_reflected_or_relabelled_is_refused(me: str, claimed: str) -> None:
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     wire.send()
     waiting = wire.links[me].receive(claimed, Kind.SUM)
     with pytest.raises(RemoteProtocolError, match=f"from {claimed} claims to be from 'active'"):
-        given(waiting, (claimed, wire.frames[0]))
+        run_with_frames(waiting, (claimed, wire.frames[0]))
 
 
-def read(frame: bytes) -> Envelope:
+def parse_header(frame: bytes) -> Envelope:
     return Envelope.parse_header(frame[2 : 2 + int.from_bytes(frame[:2], "big")])
 
 
@@ -174,9 +174,9 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "message"), CHANGES)
 def test_a_changed_header_is_refused(changes: dict[str, Any], message: str) -> None:
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     wire.send()
-    sent = read(wire.frames[0])
+    sent = parse_header(wire.frames[0])
     header = replace(sent, **changes).header
     body = wire.frames[0][2 + len(sent.header) :]
     wire.frames[0] = len(header).to_bytes(2, "big") + header + body
@@ -207,16 +207,18 @@ def conversing(wire: Wire, role: Speaker, peers: Sequence[str]) -> Coroutine[Awa
     return wire.links["active"].run_conversation(Kind.SUM_SETUP, role, peers)
 
 
-def said(wire: Wire, sender: str, kind: Kind, body: bytes = b"", *, step: int = -1) -> Frame:
+def send_frame(wire: Wire, sender: str, kind: Kind, body: bytes = b"", *, step: int = -1) -> Frame:
     wire.links[sender].send("active", kind, step, body)
     return sender, wire.carried[sender, "active"].popleft()
 
 
 def test_a_conversation_travels_over_the_links() -> None:
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     role = Speaker(Outgoing("passive", b"to passive"), wanted=2)
-    frames = [said(wire, name, Kind.SUM_SETUP, name.encode()) for name in ("other", "passive")]
-    given(conversing(wire, role, ("passive", "other")), *frames)
+    frames = [
+        send_frame(wire, name, Kind.SUM_SETUP, name.encode()) for name in ("other", "passive")
+    ]
+    run_with_frames(conversing(wire, role, ("passive", "other")), *frames)
     assert role.got == [("other", b"other"), ("passive", b"passive")]
     sent = wire.recorded[-1][0]
     assert (sent.receiver, sent.kind, sent.step) == ("passive", Kind.SUM_SETUP, BEFORE_TRAINING)
@@ -224,7 +226,7 @@ def test_a_conversation_travels_over_the_links() -> None:
 
 
 def test_a_conversation_is_with_who_takes_part() -> None:
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     role = Speaker(Outgoing("other", b""))
     with pytest.raises(LocalProtocolError, match=r"'other', who takes no part in sum-setup"):
         begun(conversing(wire, role, ["passive"]))
@@ -233,16 +235,16 @@ def test_a_conversation_is_with_who_takes_part() -> None:
 
 @pytest.mark.parametrize(("kind", "step"), [(Kind.SUM, -1), (Kind.SUM_SETUP, 0), (Kind.READY, 0)])
 def test_a_conversation_is_before_training_and_of_one_kind(kind: Kind, step: int) -> None:
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     role = Speaker()
-    frame = said(wire, "passive", kind, step=step)
+    frame = send_frame(wire, "passive", kind, step=step)
     with pytest.raises(RemoteProtocolError, match=f"got {kind} of step {step} from passive"):
-        given(conversing(wire, role, ["passive"]), frame)
+        run_with_frames(conversing(wire, role, ["passive"]), frame)
     assert not role.got
 
 
 def test_a_peer_that_is_ready_early_is_heard_when_that_is_asked() -> None:
-    wire, role = Wire.of_three(), Speaker(wanted=2)
+    wire, role = Wire.connect_three(), Speaker(wanted=2)
 
     async def script() -> str:
         active = wire.links["active"]
@@ -250,26 +252,26 @@ def test_a_peer_that_is_ready_early_is_heard_when_that_is_asked() -> None:
         return (await active.receive("passive", Kind.READY, step=BEFORE_TRAINING)).sender
 
     frames = [
-        said(wire, "passive", Kind.SUM_SETUP, b"1"),
-        said(wire, "passive", Kind.READY),
-        said(wire, "other", Kind.SUM_SETUP, b"2"),
+        send_frame(wire, "passive", Kind.SUM_SETUP, b"1"),
+        send_frame(wire, "passive", Kind.READY),
+        send_frame(wire, "other", Kind.SUM_SETUP, b"2"),
     ]
-    assert given(script(), *frames) == "passive"
+    assert run_with_frames(script(), *frames) == "passive"
     assert role.got == [("passive", b"1"), ("other", b"2")]
 
 
 def test_after_it_was_ready_a_peer_has_no_part_and_is_named_in_the_silence() -> None:
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     script = conversing(wire, Speaker(wanted=2), ("passive", "other"))
     assert begun(script).senders == ("passive", "other")
-    assert script.send(said(wire, "passive", Kind.READY)).senders == ("other",)
+    assert script.send(send_frame(wire, "passive", Kind.READY)).senders == ("other",)
     with pytest.raises(PartyLeftError, match=r"nothing came; passive said before that .* is over"):
         script.throw(PartyLeftError("nothing came"))
 
 
 def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link() -> None:
     """The number of what never left is used up: whatever follows would pass for a replay."""
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     post = wire.links["active"]._post
     interrupted = Mock(side_effect=KeyboardInterrupt)
     wire.links["active"]._post = interrupted
@@ -280,12 +282,12 @@ def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link()
     assert not wire.carried["active", "passive"]
     waiting = wire.links["other"].receive("active", Kind.SUM)
     with pytest.raises(RunStoppedError, match="active stopped the run: 'KeyboardInterrupt"):
-        given(waiting, ("active", wire.carried["active", "other"].popleft()))
+        run_with_frames(waiting, ("active", wire.carried["active", "other"].popleft()))
 
 
 @pytest.mark.parametrize(("unit_s", "asks_s"), [(None, 8), (7.0, 28)])
 def test_a_unit_of_patience_is_what_the_contract_says(unit_s: float | None, asks_s: float) -> None:
-    wire = Wire.of_three()
+    wire = Wire.connect_three()
     asked = list[float]()
 
     def nothing(awaited: Awaited, timeout_s: float) -> Frame:

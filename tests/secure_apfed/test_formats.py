@@ -100,7 +100,7 @@ def test_a_checkpoint_of_an_earlier_format_is_refused_with_what_to_do() -> None:
     assert "finish the run with the version that began it" in message
 
 
-def renumbered(name: str, folder: Path, number: Any) -> None:
+def change_format_number(name: str, folder: Path, number: Any) -> None:
     """Write another number over the format of a stored file."""
     path = folder / FILES[name]
     content = path.read_bytes()
@@ -145,7 +145,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.fixture
-def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stored_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "stored"
     shutil.copytree(STORED / str(NUMBERS[-1]), folder)
     monkeypatch.chdir(folder)
@@ -154,11 +154,11 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_newer_format_is_refused_by_name_with_the_line_that_installs(
-    name: str, stored: Path
+    name: str, stored_folder: Path
 ) -> None:
-    renumbered(name, stored, NEWER)
+    change_format_number(name, stored_folder, NEWER)
     with pytest.raises(ApfedError) as told:
-        READERS[name](stored)
+        READERS[name](stored_folder)
     message = str(told.value)
     kind = FORMATS[name]
     assert f"{kind.title} of format {NEWER}, written by a newer version" in message
@@ -168,33 +168,35 @@ def test_a_newer_format_is_refused_by_name_with_the_line_that_installs(
 
 @pytest.mark.parametrize("number", [0, -1, "x", None, True, 1.5, [1], "\x1b[2J"])
 @pytest.mark.parametrize("name", ["model.json", "result.json", "checkpoint-STEP.bin"])
-def test_what_is_no_number_is_refused(name: str, number: Any, stored: Path) -> None:
-    renumbered(name, stored, number)
+def test_what_is_no_number_is_refused(name: str, number: Any, stored_folder: Path) -> None:
+    change_format_number(name, stored_folder, number)
     with pytest.raises(CheckpointError, match="expected a whole number") as told:
-        READERS[name](stored)
+        READERS[name](stored_folder)
     assert str(told.value).isprintable()
 
 
-def test_a_card_without_a_number_is_refused(stored: Path) -> None:
-    card = stored / "finished" / "model.json"
+def test_a_card_without_a_number_is_refused(stored_folder: Path) -> None:
+    card = stored_folder / "finished" / "model.json"
     fields = json.loads(card.read_bytes())
     card.write_text(json.dumps({key: fields[key] for key in fields if key != "card_version"}))
-    (stored / "finished" / "SHA256SUMS").unlink()
+    (stored_folder / "finished" / "SHA256SUMS").unlink()
     with pytest.raises(CheckpointError, match="card_version of a model card: expected a whole"):
-        load_model(stored / "finished")
+        load_model(stored_folder / "finished")
 
 
-def test_an_older_card_that_cannot_be_read_names_its_format_and_what_to_do(stored: Path) -> None:
-    card = stored / "finished" / "model.json"
+def test_an_older_card_that_cannot_be_read_names_its_format_and_what_to_do(
+    stored_folder: Path,
+) -> None:
+    card = stored_folder / "finished" / "model.json"
     fields = json.loads(card.read_bytes())
     fields["card_version"] = 1
     fields["model"]["layers"] = 3  # such as a key that is gone
     card.write_text(json.dumps(fields))
-    (stored / "finished" / "SHA256SUMS").unlink()
+    (stored_folder / "finished" / "SHA256SUMS").unlink()
     with pytest.raises(
         CheckpointError, match=r"at 'model\.layers'.*model card of format 1"
     ) as told:
-        load_model(stored / "finished")
+        load_model(stored_folder / "finished")
     assert "predict with the version that versions.json beside it names" in str(told.value)
 
 
@@ -208,9 +210,9 @@ def test_an_older_card_that_cannot_be_read_names_its_format_and_what_to_do(store
 )
 @pytest.mark.parametrize("writer", ["0.0.9", "7.0.1", "1 -i http://203.0.113.9", None])
 def test_a_run_of_another_version_that_does_not_fit_names_it(
-    file: str, content: str, error: type[ApfedError], writer: str | None, stored: Path
+    file: str, content: str, error: type[ApfedError], writer: str | None, stored_folder: Path
 ) -> None:
-    run = stored / "finished"
+    run = stored_folder / "finished"
     versions = json.loads((run / "versions.json").read_bytes())
     (run / "versions.json").write_text(json.dumps({**versions, "secure-apfed": writer}))
     (run / file).write_text(content)
@@ -239,12 +241,12 @@ def test_who_wrote_a_run_is_read_from_its_versions(versions: Any, writer: str) -
     assert find_writer(versions) == writer
 
 
-def test_a_contract_of_an_older_format_is_refused_by_name(stored: Path) -> None:
-    renumbered("contract.json", stored, 1)
+def test_a_contract_of_an_older_format_is_refused_by_name(stored_folder: Path) -> None:
+    change_format_number("contract.json", stored_folder, 1)
     with pytest.raises(CheckpointError, match="contract of format 1, written by an earlier"):
-        load_contract(RunFolder(stored / "finished").contract, dict[str, Any])
+        load_contract(RunFolder(stored_folder / "finished").contract, dict[str, Any])
 
 
-def test_a_model_of_another_party_is_told_before_its_content(stored: Path) -> None:
+def test_a_model_of_another_party_is_told_before_its_content(stored_folder: Path) -> None:
     with pytest.raises(ModelError, match="is of lab, this party is shop"):
-        keeper.load_joint_network(PartyFolder(stored), "shop")
+        keeper.load_joint_network(PartyFolder(stored_folder), "shop")

@@ -37,20 +37,20 @@ def session_of(name: ap.SumName, clip: float = 64.0, **settings: Any) -> ap.SumS
         return secure_sum(name, NAMES, to="active", by=by, clip=clip, **settings)
 
 
-def added_by(name: ap.SumName) -> Channel:
-    """h is what a contributes; others add constants, once without and once with a graph."""
+def add_constants(name: ap.SumName) -> Channel:
+    """Add h of one contributor and constants of the others, without and with a graph."""
     rest = torch.ones(ROWS, WIDTH)
     return lambda h: session_of(name)({"a": h, "b": rest, "c": rest})
 
 
-def mean_of_doubled(h: Tensor) -> Tensor:
-    """A weighted mean, in which every contributor hands in a part of the same graph."""
+def average_parts(h: Tensor) -> Tensor:
+    """Average parts of one graph, one of each contributor, by weight."""
     total: Tensor = session_of("plain + pairwise masks")({"a": 0.5 * h, "b": 2 * h, "c": 0.5 * h})
     return total / len(NAMES)
 
 
-def nested(h: Tensor) -> Tensor:
-    """Some leaves require a gradient, some do not, and one is of integers."""
+def sum_trees(h: Tensor) -> Tensor:
+    """Add trees: some leaves require a gradient, some do not, and one is of integers."""
     tree = {"w": [h[:2], (h[2:].double(), torch.ones(2))], "n": torch.ones(3, dtype=torch.int64)}
     rest = {
         "w": [torch.ones(2, WIDTH), (torch.ones(ROWS - 2, WIDTH).double(), torch.ones(2))],
@@ -63,19 +63,19 @@ def nested(h: Tensor) -> Tensor:
     return torch.cat([total["w"][0], total["w"][1][0].float()])
 
 
-def released(h: Tensor) -> Tensor:
+def release_rows(h: Tensor) -> Tensor:
     guard = secure_apfed.PrivateRelease(clip=64, epsilon=8, delta=1e-5, epochs=1, rows=ROWS)
     return guard(h, rows=range(ROWS))
 
 
-def released_off(h: Tensor) -> Tensor:
+def release_without_noise(h: Tensor) -> Tensor:
     guard = secure_apfed.PrivateRelease(clip=64, epsilon=8, delta=1e-5, epochs=1, rows=ROWS)
     with guard.disable_noise():
         return guard(h)
 
 
-def merged(h: Tensor) -> Tensor:
-    """The layer over a concatenation whose blocks are the identity: h, and two ones."""
+def sum_linear(h: Tensor) -> Tensor:
+    """Compute the layer over a concatenation of identity blocks: h, and two ones."""
     layer = nn.Linear(3 * WIDTH, WIDTH)
     with torch.no_grad():
         layer.weight.copy_(torch.eye(WIDTH).repeat(1, 3))
@@ -87,11 +87,11 @@ def merged(h: Tensor) -> Tensor:
     return found
 
 
-def guarded(guard: Any) -> Channel:
+def release_by(guard: Any) -> Channel:
     return lambda h: guard.release(h, step=0, rows=torch.arange(ROWS))
 
 
-def watched(h: Tensor) -> Tensor:
+def record_module(h: Tensor) -> Tensor:
     record = Recorder()
     module = nn.Identity()
     with record.watch(module):
@@ -100,24 +100,24 @@ def watched(h: Tensor) -> Tensor:
     return found
 
 
-def compressed(h: Tensor) -> Tensor:
+def compress_gradient(h: Tensor) -> Tensor:
     settings = CompressionSettings(kind="compression", keep=1.0)
     defence = DEFENCES["compression"](settings, noise=NoiseSource(KEY), classes=2)
     return defence.protect_gradient(h, Leaving(step=0, receiver="active"))
 
 
 TRAINED: dict[str, Channel] = {
-    **{f"secure_sum of {name}": added_by(name) for name in SUMS},
-    "a weighted mean": mean_of_doubled,
-    "a tree": nested,
-    "SummedLinear": merged,
-    "PrivateRelease": released,
-    "PrivateRelease.disable_noise": released_off,
-    "NoGuard": guarded(NoGuard()),
-    "GaussianGuard": guarded(GaussianGuard(clip=64, sigma=1, key=KEY)),
-    "FrozenGaussianGuard": guarded(FrozenGaussianGuard(clip=64, sigma=1, key=KEY)),
-    "Recorder.watch": watched,
-    "a defence": compressed,
+    **{f"secure_sum of {name}": add_constants(name) for name in SUMS},
+    "a weighted mean": average_parts,
+    "a tree": sum_trees,
+    "SummedLinear": sum_linear,
+    "PrivateRelease": release_rows,
+    "PrivateRelease.disable_noise": release_without_noise,
+    "NoGuard": release_by(NoGuard()),
+    "GaussianGuard": release_by(GaussianGuard(clip=64, sigma=1, key=KEY)),
+    "FrozenGaussianGuard": release_by(FrozenGaussianGuard(clip=64, sigma=1, key=KEY)),
+    "Recorder.watch": record_module,
+    "a defence": compress_gradient,
 }
 
 
@@ -166,8 +166,8 @@ def forward_mode(h: Tensor) -> object:
         return session_of("plain + pairwise masks")(dict.fromkeys(NAMES, dual))
 
 
-def beside(other: Any) -> Callable[[Tensor], object]:
-    """The first contributor's form carries no gradient."""
+def add_form(other: Any) -> Callable[[Tensor], object]:
+    """Add a form of the first contributor that carries no gradient."""
     return lambda h: session_of("plain + pairwise masks")({"a": other, "b": h, "c": h})
 
 
@@ -182,9 +182,9 @@ REFUSED: dict[str, tuple[Callable[[Tensor], object], str]] = {
         lambda h: session_of("plain + pairwise masks")(dict.fromkeys(NAMES, h.to("meta"))),
         "meta device and has no numbers",
     ),
-    "into an array": (beside(np.ones((ROWS, WIDTH))), "form that a gives, a ndarray, .* none"),
+    "into an array": (add_form(np.ones((ROWS, WIDTH))), "form that a gives, a ndarray, .* none"),
     "into integers": (
-        beside(torch.ones(ROWS, WIDTH, dtype=torch.int32)),
+        add_form(torch.ones(ROWS, WIDTH, dtype=torch.int32)),
         r"b: a contribution requires .* a tensor of torch.int32, which carries none",
     ),
     "PrivateLabels": (
@@ -275,7 +275,7 @@ def test_the_advice_of_the_refusal_trains() -> None:
         torch.testing.assert_close(*grads, atol=1e-3, rtol=1e-3)
 
 
-def clipped_sum(h: Tensor, clip: float) -> Tensor:
+def sum_clipped(h: Tensor, clip: float) -> Tensor:
     norm = h.norm(dim=1, keepdim=True)
     return torch.where(norm > clip, h * (clip / norm), h) * len(NAMES)
 
@@ -292,7 +292,7 @@ def test_value_and_gradient_are_those_of_adding_the_clipped_rows(
     weights = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
     found, expected = (h.clone().to(dtype).requires_grad_() for _ in range(2))
     total = add(dict.fromkeys(NAMES, found))
-    reference = clipped_sum(expected, clip)
+    reference = sum_clipped(expected, clip)
     assert total.dtype is dtype
     (total * weights).sum().backward()
     (reference * weights).sum().backward()
@@ -324,7 +324,7 @@ def test_a_second_derivative_is_that_of_adding_the_clipped_rows(clip: float) -> 
     second = []
     channels: tuple[Channel, ...] = (
         lambda v: add(dict.fromkeys(NAMES, v)),
-        lambda v: clipped_sum(v, clip),
+        lambda v: sum_clipped(v, clip),
     )
     for channel in channels:
         own = h.clone().requires_grad_()

@@ -26,7 +26,7 @@ from secure_apfed.settings.training import ModelSettings
 from secure_apfed.testing import check_objective
 from tests.docs.pages import blocks, program_of
 from tests.secure_apfed import test_labellers
-from tests.secure_apfed.small_runs import said_to_people
+from tests.secure_apfed.small_runs import read_stderr
 
 
 def register(monkeypatch: pytest.MonkeyPatch, table: Mapping[str, Any], entry: Any) -> None:
@@ -44,7 +44,7 @@ def register(monkeypatch: pytest.MonkeyPatch, table: Mapping[str, Any], entry: A
 EXTEND = "docs/extend.md"  # its programs: a labeller, a task, a secure sum, an objective
 
 
-def printed_config(at: int) -> Config:
+def load_printed_config(at: int) -> Config:
     text = blocks(EXTEND, "yaml")[at]
     return load_config_text(f"{text}party_seeds: shared_for_comparison\n", source=EXTEND)
 
@@ -70,7 +70,7 @@ def test_the_printed_labeller_keeps_the_contract(neighbours: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("neighbours")
 def test_the_printed_run_votes_by_it(tmp_path: Path) -> None:
-    config = printed_config(0)
+    config = load_printed_config(0)
     result = run(config, tmp_path / "run")
     assert result.scores["votes"] > 0.4
     page = write_report(tmp_path / "run").read_text()
@@ -113,7 +113,7 @@ def test_the_printed_loss_is_of_what_is_told(ordinal: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("ordinal")
 def test_the_printed_task_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = printed_config(1)
+    config = load_printed_config(1)
     folder = tmp_path / "run"
     result = run(config, folder)
     assert config.measure == "accuracy"
@@ -135,5 +135,5 @@ def test_the_printed_task_is_trained(tmp_path: Path, capsys: pytest.CaptureFixtu
     config_file = RunFolder(folder).config
     refused = ["run", str(config_file), "--output", str(tmp_path / "no"), "--set"]
     assert execute([*refused, "measure=rmse"]) == 2
-    assert "task is ordinal; use accuracy, auc" in said_to_people(capsys)
+    assert "task is ordinal; use accuracy, auc" in read_stderr(capsys)
     assert execute([*refused, "train.spread_labels=true"]) == 2

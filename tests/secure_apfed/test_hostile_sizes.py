@@ -39,7 +39,7 @@ from secure_apfed.settings.data import TableShape
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import MAX_PARAMETERS, ClusteringSettings, ModelSettings
 from tests.contracts.product_parties import agreement
-from tests.memory import traced
+from tests.memory import trace_memory
 from tests.secure_apfed.small_runs import small_config
 
 RUN = (
@@ -260,7 +260,7 @@ def base_of(method: str) -> dict[str, Any]:
     return settings
 
 
-def put(settings: Any, path: tuple[str | int, ...], value: Any) -> None:
+def set_key(settings: Any, path: tuple[str | int, ...], value: Any) -> None:
     """Set one key, and make the sections above it."""
     for name, after in pairwise(path):
         if isinstance(name, int):
@@ -277,12 +277,12 @@ def settings_with(*chosen: tuple[NumericKey, Any]) -> dict[str, Any]:
     settings = base_of(chosen[0][0].method)
     for key, value in chosen:
         for path, constant in key.beside:
-            put(settings, path, constant)
-        put(settings, key.path, value)
+            set_key(settings, path, constant)
+        set_key(settings, key.path, value)
     return settings
 
 
-def read_or_refuse(*chosen: tuple[NumericKey, Any]) -> Config | None:
+def load_or_refuse(*chosen: tuple[NumericKey, Any]) -> Config | None:
     """Read a run, or None: it was refused, by a sentence that names one of the keys."""
     settings = settings_with(*chosen)
     why = ""
@@ -299,7 +299,7 @@ def read_or_refuse(*chosen: tuple[NumericKey, Any]) -> Config | None:
     return None
 
 
-def in_a_child(work: Callable[[], Any], *, most_bytes: int = 3 * 2**30) -> tuple[Any, int]:
+def run_in_child(work: Callable[[], Any], *, most_bytes: int = 3 * 2**30) -> tuple[Any, int]:
     """Return what a forked process gives that may take so much memory more, and what it took.
 
     Anything but an error of ours comes back as its name; a process that was killed as "killed".
@@ -333,7 +333,7 @@ def walk_reading(titles: Sequence[str]) -> dict[str, str]:
     for title in titles:
         for value in KEYS[title].values:
             try:
-                read_or_refuse((KEYS[title], value))
+                load_or_refuse((KEYS[title], value))
             except Exception as error:  # noqa: BLE001 - named, and asserted to be none
                 wrong[f"{title} = {str(value)[:40]}"] = f"{type(error).__name__}: {error}"[:200]
     return wrong
@@ -362,14 +362,14 @@ SAMPLED = [*KEYS][::7]
 
 
 def test_reading_hostile_sizes_takes_no_memory() -> None:
-    wrong, peak = in_a_child(lambda: walk_reading(SAMPLED))
+    wrong, peak = run_in_child(lambda: walk_reading(SAMPLED))
     assert wrong == {}
     assert peak < 200 * MiB
 
 
 @pytest.mark.slow
 def test_reading_any_hostile_size_takes_no_memory() -> None:
-    wrong, peak = in_a_child(lambda: walk_reading([*KEYS]))
+    wrong, peak = run_in_child(lambda: walk_reading([*KEYS]))
     assert wrong == {}
     assert peak < 300 * MiB
 
@@ -409,13 +409,13 @@ def walk_pair(one: str, other: str) -> str:
     ]
     if "model.random_features" in (one, other):
         chosen = [(replace(key, beside=CODE), value) for key, value in chosen]
-    config = read_or_refuse(*chosen)
+    config = load_or_refuse(*chosen)
     return "not read" if config is None else forecast_of(config)
 
 
 @pytest.mark.parametrize("pair", [WIDTHS[:2], (WIDTHS[1], WIDTHS[4])], ids=":".join)
 def test_a_pair_that_multiplies_is_refused_or_small(pair: tuple[str, str]) -> None:
-    gave, peak = in_a_child(lambda: walk_pair(*pair))
+    gave, peak = run_in_child(lambda: walk_pair(*pair))
     assert gave == "not read" or gave.startswith("refused: "), gave
     assert peak < 200 * MiB
 
@@ -423,7 +423,7 @@ def test_a_pair_that_multiplies_is_refused_or_small(pair: tuple[str, str]) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids=":".join)
 def test_every_pair_that_multiplies_is_refused_or_small(pair: tuple[str, str]) -> None:
-    gave, peak = in_a_child(lambda: walk_pair(*pair))
+    gave, peak = run_in_child(lambda: walk_pair(*pair))
     assert gave in ("not read", "forecast") or gave.startswith("refused: "), gave
     assert peak < MAX_PEAK
 
@@ -432,17 +432,17 @@ def test_every_pair_that_multiplies_is_refused_or_small(pair: tuple[str, str]) -
 @pytest.mark.parametrize("title", KEYS)
 def test_what_is_read_is_forecast_within_memory_or_refused(title: str) -> None:
     key = KEYS[title]
-    configs = [config for value in key.values if (config := read_or_refuse((key, value)))]
+    configs = [config for value in key.values if (config := load_or_refuse((key, value)))]
     if not configs:
         return
-    gave, peak = in_a_child(lambda: forecast_of(configs[-1]))
+    gave, peak = run_in_child(lambda: forecast_of(configs[-1]))
     assert gave == "forecast" or gave.startswith("refused: "), gave
     assert peak < MAX_PEAK
 
 
 def test_networks_of_all_parties_are_counted_before_any_is_built() -> None:
     config = load_config_text(RUN, overrides=[f"model.hidden=[{WIDE}, 4000]"])
-    gave, peak = in_a_child(lambda: forecast_of(config))
+    gave, peak = run_in_child(lambda: forecast_of(config))
     assert "take narrower layers in model" in gave
     assert peak < 100 * MiB
 
@@ -477,7 +477,7 @@ def compare_pairs(rows: int) -> str:
 
 
 def test_what_pairs_of_a_batch_take_was_counted() -> None:
-    gave, peak = in_a_child(lambda: compare_pairs(2000))
+    gave, peak = run_in_child(lambda: compare_pairs(2000))
     assert gave == "compared"
     assert peak < planning.forecast._PAIR_BYTES * 2000**2
 
@@ -486,7 +486,7 @@ def test_the_spread_of_a_large_batch_is_read_in_parts(monkeypatch: pytest.Monkey
     z_BD = torch.randn(40, 20, generator=torch.Generator().manual_seed(0))
     z_BD[7] = 0
     whole = release.spread_of(z_BD)
-    gave, peak = in_a_child(lambda: release.spread_of(torch.ones(8_000, 2)))
+    gave, peak = run_in_child(lambda: release.spread_of(torch.ones(8_000, 2)))
     assert gave < 1e-6
     # Pages of PyTorch's library that the child is the first to touch count, too: up to 220 MB.
     assert peak < 500 * MiB, "all pairs take 770 MB"
@@ -526,12 +526,12 @@ DECLARED: dict[str, Callable[[], object]] = {
     "an image": lambda: ImageEncoding(channels=1, height=2**16, width=2**16, end_row=2**16),
     "a strip of an image": lambda: ImageEncoding(channels=2**31, height=1, width=1, end_row=1),
     "a tensor of a payload": lambda: unpack_tensors(
-        b"\0\0\0\1\x80" + tensors_of({"x": declared([2**40], 2**42)}),
+        b"\0\0\0\1\x80" + tensors_of({"x": declare_tensor([2**40], 2**42)}),
         {"x": TensorSpec(torch.float32, (None,))},
         sender="shop",
     ),
     "a tensor without numbers": lambda: unpack_tensors(
-        b"\0\0\0\1\x80" + tensors_of({"x": declared([2**40, 0], 0)}),
+        b"\0\0\0\1\x80" + tensors_of({"x": declare_tensor([2**40, 0], 0)}),
         {"x": TensorSpec(torch.float32, (None,))},
         sender="shop",
     ),
@@ -547,7 +547,7 @@ DECLARED: dict[str, Callable[[], object]] = {
 }
 
 
-def declared(shape: list[int], end: int) -> dict[str, Any]:
+def declare_tensor(shape: list[int], end: int) -> dict[str, Any]:
     return {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}
 
 
@@ -572,7 +572,7 @@ def message(payload: bytes) -> Envelope:
 @pytest.mark.parametrize("case", DECLARED)
 def test_what_is_declared_and_not_there_takes_no_memory(case: str) -> None:
     with (
-        traced() as peak,
+        trace_memory() as peak,
         pytest.raises((RemoteProtocolError, ValidationError)) as raised,
     ):
         DECLARED[case]()

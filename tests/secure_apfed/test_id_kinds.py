@@ -299,7 +299,7 @@ def _raw(folder: Path) -> RawTable:
     return load_raw_table(data, "bank")
 
 
-def _read(folder: Path, table: "pa.Table") -> list[list[str]]:
+def load_ids_twice(folder: Path, table: "pa.Table") -> list[list[str]]:
     parquet.write_table(table, folder / "bank.parquet")
     file = IdFile("bank", folder / "bank.parquet", "id")
     return [list(_raw(folder).ids), [text for piece in file.pieces() for text in piece]]
@@ -323,7 +323,7 @@ ARROW = {
 @pytest.mark.parametrize("ids", ARROW.values(), ids=ARROW)
 def test_every_reader_gives_the_same(ids: "pa.Array", tmp_path: Path) -> None:
     table = pa.table({"id": ids, "x": [0.1, 0.7, 0.3, 0.2], "y": ["a", "b", "a", "b"]})
-    raw, alone = _read(tmp_path, table)
+    raw, alone = load_ids_twice(tmp_path, table)
     assert raw == alone == id_texts(ids, party="bank")
     frames = {"shop": table.drop(["y"]), "lab": table.drop(["y"]).to_pandas()}
     checked = check_frames(table, frames, name="bank", id_column="id", label="y")
@@ -334,12 +334,14 @@ def test_whole_numbers_with_an_empty_cell_keep_their_digits(tmp_path: Path) -> N
     ids = [2**53 + 1, None, 2**53 + 3, 2**53 + 5]
     table = pa.table({"id": ids, "x": [0.1, None, 0.3, 0.2], "y": ["a", "b", "a", "b"]})
     with pytest.raises(DataError, match=r"bank.parquet is empty in 1 rows, first in row 1 "):
-        _read(tmp_path, table)
+        load_ids_twice(tmp_path, table)
     assert list(_raw(tmp_path).ids) == [str(one) for one in ids if one]
 
 
 TOLD_BY: dict[str, Callable[[Any, Path], Any]] = {
-    "a party's table": lambda ids, folder: _read(folder, parquet.read_table(folder / "in.parquet")),
+    "a party's table": lambda ids, folder: load_ids_twice(
+        folder, parquet.read_table(folder / "in.parquet")
+    ),
     "a file of IDs": lambda ids, folder: list(IdFile("bank", folder / "in.parquet", "id").pieces()),
     "arrow": lambda ids, folder: id_texts(ids, party="bank"),
     "a list": lambda ids, folder: id_texts(list(ids), party="bank"),
@@ -373,7 +375,7 @@ def test_floats_that_lost_digits_match_nobody_wherever_they_are(dtype: str, tmp_
     lost = "holds whole numbers as floats too large to be exact in 4 rows"
     table.to_parquet(tmp_path / "in.parquet")
     with pytest.raises(DataError, match=f"bank: column 'id' of bank.parquet {lost}"):
-        _read(tmp_path, parquet.read_table(tmp_path / "in.parquet"))
+        load_ids_twice(tmp_path, parquet.read_table(tmp_path / "in.parquet"))
     with pytest.raises(DataError, match=f"bank: column 'id' of .*in.parquet {lost}"):
         align({"bank": IdFile("bank", tmp_path / "in.parquet", "id"), "shop": exact}, hub="bank")
     with pytest.raises(DataError, match=f"shop: column 'id' {lost}"):

@@ -431,14 +431,14 @@ def test_the_estimate_is_unbiased() -> None:
     votes = np.eye(classes)[np.random.default_rng(0).integers(0, classes, (parties, rows))]
     total = votes.sum(axis=0)
 
-    def estimated(time: int) -> Floats:
+    def estimate_total(time: int) -> Floats:
         abouts = (f"{time} {party}".encode() for party in range(parties))
         pairs = zip(votes, abouts, strict=True)
         return response.estimate_sum(
             np.stack([response.randomise_votes(v, key=key, about=a) for v, a in pairs])
         )
 
-    found = np.stack([estimated(time) for time in range(times)])
+    found = np.stack([estimate_total(time) for time in range(times)])
     assert (np.abs(found.mean(axis=0) - total) < 5 * found.std(axis=0) / times**0.5).all()
 
     # No vote counts a share for each class.
@@ -577,11 +577,11 @@ def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPat
     labels = RNG.integers(0, 5, 20)
     seen: list[Floats] = []
 
-    def read(x_UF: Floats, weights_FK: Floats) -> Floats:
+    def record_weights(x_UF: Floats, weights_FK: Floats) -> Floats:
         seen.append(weights_FK)
         return np.full((len(x_UF), 5), 0.2)
 
-    monkeypatch.setattr("secure_apfed.labellers.kinds.compute_probabilities", read)
+    monkeypatch.setattr("secure_apfed.labellers.kinds.compute_probabilities", record_weights)
     labeller = private(epsilon=1.0)
     labeller.label_rows(x, labelled, labels, 5)
     sigma = labeller.compute_sigma(labelled=20, classes=5)

@@ -40,7 +40,7 @@ from secure_apfed.solo import (
 from secure_apfed.solo.fitted import FittedModel, Layers
 from secure_apfed.solo.interface import cache_fits, fit_once
 from tests.secure_apfed.seats import active_of
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import interrupt_run, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 METHODS = ["apfed", "apfed_r", "apfed_c"]
@@ -55,7 +55,7 @@ def config_of(method: str = "apfed_c", **changes: Any) -> Config:
     return small_config(method, **{**usual, **changes})
 
 
-def with_other_labels(data: VerticalData) -> VerticalData:
+def change_labels(data: VerticalData) -> VerticalData:
     """Return the same people with every label changed."""
     labels = data.active.labels
     assert labels is not None
@@ -69,7 +69,7 @@ RANDOM_BY_THEMSELVES = ("agreement", "alignment", "set-up")
 SENT = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, 4))}
 
 
-def without_positions(kind: Kind, payload: bytes) -> bytes:
+def remove_positions(kind: Kind, payload: bytes) -> bytes:
     """Return what a message says of rows; their positions are drawn anew by every alignment."""
     if kind is not Kind.REPRESENTATIONS:
         return payload
@@ -77,14 +77,14 @@ def without_positions(kind: Kind, payload: bytes) -> bytes:
     return tensors["z"].numpy().tobytes()
 
 
-def sent_with(config: Config, data: VerticalData) -> Sent:
+def record_active(config: Config, data: VerticalData) -> Sent:
     """Return what the active sent in training; others know of its labels by that alone."""
     sent: Sent = []
     send = Links.send
 
     def record(self: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
         if self.me == data.active.name and kind.phase not in RANDOM_BY_THEMSELVES:
-            sent.append((to, kind, step, without_positions(kind, payload)))
+            sent.append((to, kind, step, remove_positions(kind, payload)))
         send(self, to, kind, step, payload)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -97,9 +97,9 @@ def sent_with(config: Config, data: VerticalData) -> Sent:
 def test_messages_are_the_same_bytes_under_other_labels(method: str) -> None:
     config = config_of(method)
     data = load_data(config.data, seed=0)
-    messages = sent_with(config, data)
+    messages = record_active(config, data)
     assert Kind.REPRESENTATIONS in {kind for _, kind, _, _ in messages}
-    assert messages == sent_with(config, with_other_labels(data))
+    assert messages == record_active(config, change_labels(data))
 
 
 def test_a_planted_dependence_on_labels_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +115,13 @@ def test_a_planted_dependence_on_labels_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ActiveTrainer, "forward", leak)
     config = config_of()
     data = load_data(config.data, seed=0)
-    assert sent_with(config, data) != sent_with(config, with_other_labels(data))
+    assert record_active(config, data) != record_active(config, change_labels(data))
 
 
 def test_with_the_task_loss_messages_depend_on_labels() -> None:
     config = config_of(train={**TRAIN, "labels": "joint"})
     data = load_data(config.data, seed=0)
-    assert sent_with(config, data) != sent_with(config, with_other_labels(data))
+    assert record_active(config, data) != record_active(config, change_labels(data))
 
 
 def test_the_kept_model_predicts_what_the_run_measured(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_model_is_loaded_whatever_input_the_best_reads(read: str, tmp_path: Pa
 def test_a_run_that_was_broken_off_ends_the_same(tmp_path: Path) -> None:
     config = config_of(train={**TRAIN, "epochs": 3})
     whole = run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "broken", at_step=9)
+    interrupt_run(config, tmp_path / "broken", at_step=9)
     resumed = run(config, tmp_path / "broken", resume=True)
     assert resumed.accuracy == whole.accuracy
     digests = [
@@ -289,7 +289,7 @@ def diverging(name: str) -> Baseline:
         def fit(self, task: SoloTask) -> Predictor:
             raise ModelError("diverged")
 
-    return named(Diverging(), name)
+    return rename_baseline(Diverging(), name)
 
 
 def saying(name: str, say: Callable[[int], np.ndarray]) -> Baseline:
@@ -299,10 +299,10 @@ def saying(name: str, say: Callable[[int], np.ndarray]) -> Baseline:
             keep = lambda: FittedModel(Layers.from_weights([(weights, say(1)[0])]))  # noqa: E731
             return Predictor(predictor(say).of_block, keep)
 
-    return named(Saying(), name)
+    return rename_baseline(Saying(), name)
 
 
-def named(baseline: Baseline, name: str) -> Baseline:
+def rename_baseline(baseline: Baseline, name: str) -> Baseline:
     baseline.name = baseline.title = name
     return baseline
 
@@ -335,7 +335,7 @@ def test_who_averages_leaves_out_the_same_models_and_names_them(
 # The measure that ranks.
 
 
-def by_first_column(name: str, shares: Sequence[float]) -> Baseline:
+def make_knowing_baseline(name: str, shares: Sequence[float]) -> Baseline:
     """Return a model that knows the probability of class 1 of each row, by its first column."""
 
     class Knowing(Baseline):
@@ -344,7 +344,7 @@ def by_first_column(name: str, shares: Sequence[float]) -> Baseline:
             both = np.stack([1 - second, second], axis=1)
             return Predictor(lambda rows: both[rows[:, 0].astype(int)])
 
-    return named(Knowing(), name)
+    return rename_baseline(Knowing(), name)
 
 
 CHOICES: dict[str, Callable[[SoloTask], str]] = {
@@ -365,8 +365,8 @@ def test_models_are_ranked_by_the_measure_of_the_run(
     decides = [0.2, 0.9, 0.2, 0.9, 0.2, 0.9, 0.2, 0.9, 0.99, 0.6]
     ranks = [0.01 + 0.4 * label for label in labels]
     models = {
-        "decides": by_first_column("decides", decides),
-        "ranks": by_first_column("ranks", ranks),
+        "decides": make_knowing_baseline("decides", decides),
+        "ranks": make_knowing_baseline("ranks", ranks),
     }
     monkeypatch.setattr("secure_apfed.solo.BASELINES", models)
     task = SoloTask.from_arrays(np.arange(10.0)[:, None], np.arange(10), labels, classes=2)
@@ -398,7 +398,7 @@ def test_a_task_is_what_a_run_learns_from() -> None:
 # Calibration.
 
 
-def concluded(config: Config, data: VerticalData) -> SingleViewActive:
+def finish_active(config: Config, data: VerticalData) -> SingleViewActive:
     """Return an active that has fitted its local models, over an encoder at its start."""
     active = active_of(open_session(config, data))
     active.finish_locally()
@@ -417,7 +417,7 @@ def test_models_without_some_rows_never_read_the_labels_of_these() -> None:
     features = data.active.features[data.train_rows].double()
     scores = {"without": list[Tensor](), "with": list[Tensor]()}
     for each in (data, changed):
-        active = concluded(config, each)
+        active = finish_active(config, each)
         for name, networks in (
             ("without", active.refit_excluding(rows)),
             ("with", active.get_solo_networks()),

@@ -77,11 +77,11 @@ def places(two: Any) -> Any:
 
 
 def add(kind: SumName) -> Callable[[Any, Any], Any]:
-    def added(one: Any, two: Any) -> Any:
+    def add_two(one: Any, two: Any) -> Any:
         session = secure_sum(kind, ["a", "b"], to="x", by="y", clip=99)
         return np.asarray(session({"a": one, "b": two}))
 
-    return added
+    return add_two
 
 
 def add_leaves(one: Any, two: Any) -> Any:
@@ -105,11 +105,11 @@ def add_as_roles(one: Any, two: Any) -> Any:
     return np.asarray(receiver.decode(combined, one))
 
 
-def read_by_evaluate(**given: Any) -> Any:
-    """All that `evaluate` makes of its arrays, in place of the attacks' work on it."""
+def record_evaluation(**given: Any) -> Any:
+    """Record all that `evaluate` makes of its arrays, in place of the attacks' work on it."""
     read: list[Any] = []
 
-    def known(attack: Any, truth: Any, at: Any, anyway: Any, seed: int) -> Any:
+    def note_known_rows(attack: Any, truth: Any, at: Any, anyway: Any, seed: int) -> Any:
         del attack, seed
         features = [one.tolist() for one in truth.features.values()]
         read.append((truth.labels.tolist(), features, None if at is None else at.tolist()))
@@ -122,7 +122,7 @@ def read_by_evaluate(**given: Any) -> Any:
         raise AttackError("not mounted here")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(foreign, "_add_known_rows", known)
+        patched.setattr(foreign, "_add_known_rows", note_known_rows)
         patched.setattr(foreign, "compute_guesses", guesses)
         answered = given.get("gradients") is not None
         evaluate(**given, attacks=["norm" if answered else "model_completion"], exchanges=2)
@@ -130,7 +130,7 @@ def read_by_evaluate(**given: Any) -> Any:
     return read
 
 
-def evaluated(name: str) -> Callable[[Any, Any], Any]:
+def evaluate_argument(name: str) -> Callable[[Any, Any], Any]:
     def call(one: Any, two: Any) -> Any:
         del one
         given: dict[str, Any] = {"h": [TABLE], "labels": CLASSES, "steps": [np.arange(ROWS)]}
@@ -138,39 +138,39 @@ def evaluated(name: str) -> Callable[[Any, Any], Any]:
         given[name] = {"labels": wide % 2, "known": wide % 3 == 0}.get(name, wide)
         if name in ("h", "gradients") or name == "steps":
             given[name] = [given[name]]
-        return read_by_evaluate(**given)
+        return record_evaluation(**given)
 
     return call
 
 
-def evaluated_steps(one: Any, two: Any) -> Any:
-    return read_by_evaluate(h=[one.to_numpy(), two], steps=[range(ROWS)] * 2, labels=CLASSES)
+def evaluate_array_and_frame(one: Any, two: Any) -> Any:
+    return record_evaluation(h=[one.to_numpy(), two], steps=[range(ROWS)] * 2, labels=CLASSES)
 
 
-def evaluated_two_frames(one: Any, two: Any) -> Any:
-    return read_by_evaluate(h=[one, two], steps=[range(ROWS)] * 2, labels=CLASSES)
+def evaluate_two_frames(one: Any, two: Any) -> Any:
+    return record_evaluation(h=[one, two], steps=[range(ROWS)] * 2, labels=CLASSES)
 
 
-def charged(one: Any, two: Any) -> Any:
+def charge_rows(one: Any, two: Any) -> Any:
     guard = PrivateRelease(clip=1, **BUDGET)
     del one
     guard(TABLE, rows=places(two))
     return guard.get_extra_state()[0, -ROWS:].tolist()
 
 
-def contributed(one: Any, two: Any) -> Any:
+def charge_contribution(one: Any, two: Any) -> Any:
     del one
     account = PrivateContributions(**BUDGET, numbers=3, moved=1, honest=2)
     account.draw_noise((ROWS, 3), rows=places(two))
     return account._ledger._counts.of_row_N.tolist()
 
 
-def released(one: Any, two: Any) -> Any:
+def release_frame(one: Any, two: Any) -> Any:
     del one
     return PrivateRelease(clip=1, **BUDGET)(two, rows=range(ROWS)).shape
 
 
-def answered(one: Any, two: Any) -> Any:
+def answer_labels(one: Any, two: Any) -> Any:
     del one
     return PrivateLabels(epsilon=40, classes=2)((two["age"] > 2).astype(int)).tolist()
 
@@ -179,7 +179,7 @@ def ids_of(two: Any) -> Any:
     return two["age"].map("{:.6f}".format)
 
 
-def aligned(one: Any, two: Any) -> Any:
+def align_ids(one: Any, two: Any) -> Any:
     own = ids_of(one)
     other = ids_of(two)
     rows = align({"a": own.tolist(), "b": other}, hub="a")
@@ -187,19 +187,19 @@ def aligned(one: Any, two: Any) -> Any:
     return sorted(map(tuple, common))
 
 
-def aligned_by_columns(one: Any, two: Any) -> Any:
+def align_columns(one: Any, two: Any) -> Any:
     plain = one.map("{:.6f}".format).reset_index(drop=True)
     rows = align({"a": plain, "b": two.map("{:.6f}".format)}, hub="a")
     common = zip(one["age"].iloc[rows["a"]], two["age"].iloc[rows["b"]], strict=True)
     return sorted(map(tuple, common))
 
 
-def encoded(one: Any, two: Any) -> Any:
+def encode_people(one: Any, two: Any) -> Any:
     del one
     return sorted(encode_ids("a", ids_of(two), IdNormalisation()))
 
 
-def decomposed(one: Any, two: Any) -> Any:
+def mask_frame(one: Any, two: Any) -> Any:
     del one
     agreed = SvdAgreement(
         session="s",
@@ -218,18 +218,18 @@ def decomposed(one: Any, two: Any) -> Any:
     return owner.mask_table(two, bytes([1] * 32))
 
 
-def fitted(one: Any, two: Any) -> Any:
+def fit_estimator(one: Any, two: Any) -> Any:
     model = VerticalClassifier(settings={"train": {"epochs": 1}}).fit(one, two["age"] > 2)
     return model.predict_proba(one).round(5).tolist()
 
 
-def predicted(one: Any, two: Any) -> Any:
+def predict_frame(one: Any, two: Any) -> Any:
     model = VerticalClassifier(settings={"train": {"epochs": 1}}).fit(one, CLASSES)
     told = pd.Series(model.predict_proba(two)[:, 0].round(5), index=two.index)
     return told[one.index].tolist() if two.index.is_unique else told.tolist()
 
 
-def read_frames(one: Any, two: Any) -> Any:
+def check_passive_frame(one: Any, two: Any) -> Any:
     people = {"id": PEOPLE}
     active = one.assign(**people, label=CLASSES)
     named = dict(zip(one["age"], PEOPLE, strict=True))
@@ -238,7 +238,7 @@ def read_frames(one: Any, two: Any) -> Any:
     return read["b"].set_index("id").loc[PEOPLE, ["age", "income", "rent"]].to_numpy().tolist()
 
 
-def recorded(one: Any, two: Any) -> Any:
+def record_step(one: Any, two: Any) -> Any:
     del one
     bottom = torch.nn.Linear(3, 2)
     record = Recorder()
@@ -253,23 +253,23 @@ FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "secure_sum of a tree": add_leaves,
     "contributors apart": add_as_roles,
     **{
-        f"evaluate({name}=)": evaluated(name)
+        f"evaluate({name}=)": evaluate_argument(name)
         for name in ("h", "features", "own", "gradients", "labels", "known", "steps")
     },
-    "evaluate of an array and a frame": evaluated_steps,
-    "evaluate of two frames": evaluated_two_frames,
-    "Recorder.step": recorded,
-    "PrivateRelease(rows=)": charged,
-    "PrivateRelease(h)": released,
-    "PrivateContributions.draw": contributed,
-    "PrivateLabels": answered,
-    "align": aligned,
-    "align by several columns": aligned_by_columns,
-    "encode_ids": encoded,
-    "SvdOwner.mask": decomposed,
-    "VerticalClassifier.fit": fitted,
-    "VerticalClassifier.predict_proba": predicted,
-    "run_frames": read_frames,
+    "evaluate of an array and a frame": evaluate_array_and_frame,
+    "evaluate of two frames": evaluate_two_frames,
+    "Recorder.step": record_step,
+    "PrivateRelease(rows=)": charge_rows,
+    "PrivateRelease(h)": release_frame,
+    "PrivateContributions.draw": charge_contribution,
+    "PrivateLabels": answer_labels,
+    "align": align_ids,
+    "align by several columns": align_columns,
+    "encode_ids": encode_people,
+    "SvdOwner.mask": mask_frame,
+    "VerticalClassifier.fit": fit_estimator,
+    "VerticalClassifier.predict_proba": predict_frame,
+    "run_frames": check_passive_frame,
 }
 SUMS = [name for name in FUNCTIONS if "sum" in name or "contributors" in name]
 # Where there is one frame only, its order of columns is its own.

@@ -22,7 +22,7 @@ from secure_apfed.networks.models import RandomFeatures
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from secure_apfed.settings.training import TrainSettings
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import interrupt_run, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 STOPPING = [name for name, method in METHODS.items() if method.settings.stops_early]
@@ -232,7 +232,7 @@ def test_a_model_is_the_same_whatever_held_out_rows_say(method: str, train: dict
     assert all(torch.equal(tensor, another[name]) for name, tensor in one.items())
 
 
-def held_out_loss(result: RunResult, config: Config) -> float:
+def compute_held_out_loss(result: RunResult, config: Config) -> float:
     """Return the loss of the model that a run kept, on the rows that it learnt nothing from."""
     data = load_data(config.data, seed=config.seed)
     rows = pick_held_out_rows(open_session(config, data).learner, config)
@@ -255,13 +255,13 @@ def test_a_run_that_was_broken_off_keeps_the_same_best_and_the_same_rates(tmp_pa
     }
     config = config_of("apfed_c", keep_best=True, epochs=8, patience=7, **schedule)
     whole = run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "broken", at_step=17)
+    interrupt_run(config, tmp_path / "broken", at_step=17)
     again = run(config, tmp_path / "broken", resume=True)
     losses = losses_of(tmp_path / "whole")
     assert losses == losses_of(tmp_path / "broken")
     assert losses.index(min(losses)) < 5 < len(losses) - 1
-    assert held_out_loss(again, config) == held_out_loss(whole, config)
-    assert held_out_loss(again, config) == pytest.approx(min(losses), rel=1e-5)
+    assert compute_held_out_loss(again, config) == compute_held_out_loss(whole, config)
+    assert compute_held_out_loss(again, config) == pytest.approx(min(losses), rel=1e-5)
 
 
 def test_a_loss_on_rows_that_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

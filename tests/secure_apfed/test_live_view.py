@@ -33,7 +33,7 @@ from secure_apfed.exchange import (
 )
 from secure_apfed.runs.events import build_schema
 from secure_apfed.runs.outcome import Progress
-from tests.secure_apfed.small_runs import small_config, told
+from tests.secure_apfed.small_runs import run_as_json, small_config
 from tests.secure_apfed.test_audit_log import FakeMeter
 from tests.waiting import wait_until
 
@@ -204,17 +204,17 @@ def status(**changes: Any) -> Status:
     return Status.model_validate({**usual, **changes})
 
 
-def shown(*moments: Status, json_events: bool = False) -> str:
+def show_moments(*moments: Status, json_events: bool = False) -> str:
     out = io.StringIO()
     console = Console(file=out, width=200)
     now: tuple[Status, ...] = ()
     reads = [0]
 
-    def read() -> tuple[Status, ...]:
+    def list_now() -> tuple[Status, ...]:
         reads[0] += 1
         return now
 
-    board = Board(read)
+    board = Board(list_now)
     with shown_progress.show_board(board, json_events=json_events, console=console):
         for moment in moments:
             now = (moment,)
@@ -232,7 +232,7 @@ def test_a_log_has_a_line_a_change_and_no_more() -> None:
         "received_bytes": 2_000_000,
     }
     well = status(peers={"bob": bob})
-    lines = shown(status(), well, well, status(phase="ended", waits=None)).splitlines()
+    lines = show_moments(status(), well, well, status(phase="ended", waits=None)).splitlines()
     assert len(lines) == 3
     assert lines[0] == (
         "ann: training, step 3; bob silent for 4 s; waits for sum of step 3 from bob since 4 s, "
@@ -243,7 +243,7 @@ def test_a_log_has_a_line_a_change_and_no_more() -> None:
     cid = {**bob, "state": "expected", "refusal": "its key is another"}
     here = {"bob": {**bob, "state": "connected"}, "cid": cid}
     meets = {"since_s": 12.3, "patience_s": 600.0}
-    first = shown(status(phase="connecting", step=None, waits=None, meets=meets, peers=here))
+    first = show_moments(status(phase="connecting", step=None, waits=None, meets=meets, peers=here))
     assert first.startswith(
         "ann: connecting; cid is expected: its key is another; waits for cid since 12 s, gives up "
         "after 600 s; 2 of 3 parties are here; "
@@ -264,7 +264,9 @@ def test_a_log_has_a_line_where_a_link_breaks_and_one_where_it_is_back() -> None
     well = status(waits=None, peers={"bob": CONNECTED, "cid": CONNECTED})
     broken = status(waits=None, peers={"bob": BROKEN, "cid": CONNECTED})
     lines = [
-        line for line in shown(well, broken, broken, well, broken).splitlines() if "link" in line
+        line
+        for line in show_moments(well, broken, broken, well, broken).splitlines()
+        if "link" in line
     ]
     breaks = (
         "ann: the link to bob is broken since 2 s (nobody is there); nothing to do: it is "
@@ -279,7 +281,7 @@ def test_a_log_has_a_line_where_a_link_breaks_and_one_where_it_is_back() -> None
 def test_a_link_is_not_back_where_its_peer_left_or_the_session_is_over(phase: str) -> None:
     broken = status(waits=None, peers={"bob": BROKEN})
     left = {**CONNECTED, "state": "left"} if phase == "training" else CONNECTED
-    out = shown(broken, status(phase=phase, waits=None, peers={"bob": left}))
+    out = show_moments(broken, status(phase=phase, waits=None, peers={"bob": left}))
     assert "the link to bob is broken" in out
     assert "back" not in out
 
@@ -289,7 +291,7 @@ def test_events_and_the_panel_tell_that_a_link_is_broken(
 ) -> None:
     well = status(peers={"bob": CONNECTED})
     broken = status(peers={"bob": BROKEN})
-    shown(well, broken, well, json_events=True)
+    show_moments(well, broken, well, json_events=True)
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for event in events:
         LINE.validate(event)
@@ -341,7 +343,7 @@ def test_a_panel_shows_every_party_and_what_it_waits_for() -> None:
 
 def test_events_are_objects_that_programs_can_read(capsys: pytest.CaptureFixture[str]) -> None:
     quiet = status(peers={}, waits=None)
-    shown(quiet, quiet, status(), json_events=True)
+    show_moments(quiet, quiet, status(), json_events=True)
     events = [json.loads(line)["status"] for line in capsys.readouterr().out.splitlines()]
     assert events[0]["epsilon"] == "inf"
     assert [event["peers"] for event in events].count({}) == 1, "said twice, and nothing changed"
@@ -421,7 +423,7 @@ def test_what_a_real_run_says_is_as_its_schema(
     config = tmp_path / "run.yaml"
     config.write_text(dump_settings(small_config("tvfl")))
     run = ["run", config, "--output", tmp_path / "run", "--transport", "local"]
-    files = told(capsys, *run, "--prepare")["parties"]
+    files = run_as_json(capsys, *run, "--prepare")["parties"]
     command = [sys.executable, "-m", "secure_apfed.cli", "party", "--json-events", "--config"]
     processes = {
         name: subprocess.Popen(

@@ -72,12 +72,12 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
     found: set[bytes] = set()
 
     def noting(function: Callable[..., bytes]) -> Callable[..., bytes]:
-        def noted(*args: Any, **named: Any) -> bytes:
+        def note_keys(*args: Any, **named: Any) -> bytes:
             made = function(*args, **named)
             found.update(part for part in (made, *args) if type(part) is bytes and len(part) == 32)
             return made
 
-        return noted
+        return note_keys
 
     genuine = randomness.keystream_chunks
 
@@ -92,8 +92,8 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
     return found
 
 
-def planted_frames() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tables of an active and a passive whose IDs, labels and cells can be searched for."""
+def make_searchable_frames() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Make tables of two parties whose IDs, labels and cells can be searched for."""
     draw = np.random.default_rng(7)
     people = [f"planted-person-{row:03d}" for row in range(PEOPLE)]
     cells = draw.normal(4321.98765, 77.7, size=(PEOPLE, 6))
@@ -148,7 +148,7 @@ def test_nothing_is_written_unless_its_user_asks_for_it() -> None:
 def test_a_run_logs_no_secret(
     secure_sum_settings: dict[str, Any], kept: Kept, keys: set[bytes]
 ) -> None:
-    active, passive = planted_frames()
+    active, passive = make_searchable_frames()
     run_frames(
         active=active,
         passives={"clinic": passive},

@@ -43,7 +43,7 @@ from secure_apfed.measures.table import (
 PAGE = (Path(__file__).parents[2] / "docs/tasks-and-measures.md").read_text(encoding="utf-8")
 
 
-def scored(rows: int, classes: int, *, seed: int = 0, strength: float = 1.0) -> Scored:
+def make_scored(rows: int, classes: int, *, seed: int = 0, strength: float = 1.0) -> Scored:
     rng = np.random.default_rng(seed)
     truth = np.arange(rows) % classes
     logits = rng.normal(size=(rows, classes))
@@ -52,7 +52,7 @@ def scored(rows: int, classes: int, *, seed: int = 0, strength: float = 1.0) -> 
 
 
 def test_classes_are_measured_as_scikit_learn_does() -> None:
-    one = scored(300, 2)
+    one = make_scored(300, 2)
     y = one.truth
     p = one.scores[:, 1]
     assert measure_all(one) == pytest.approx(
@@ -68,7 +68,7 @@ def test_classes_are_measured_as_scikit_learn_does() -> None:
             "log_loss": metrics.log_loss(y, p),
         }
     )
-    one = scored(300, 4)
+    one = make_scored(300, 4)
     y = one.truth
     p = one.scores
     table = label_binarize(one.truth, classes=range(4))
@@ -87,7 +87,7 @@ def test_classes_are_measured_as_scikit_learn_does() -> None:
     )
     shares = probabilities_of(np.array([[1.2, -0.2], [0.3, 0.1], [0.0, 0.0]]))
     assert shares == pytest.approx(np.array([[1, 0], [0.75, 0.25], [0.5, 0.5]]))
-    three = scored(90, 3)  # a class without rows has no part in a mean
+    three = make_scored(90, 3)  # a class without rows has no part in a mean
     kept = three.select_rows(np.flatnonzero(three.truth < 2))
     by_hand = [metrics.roc_auc_score(kept.truth == one, kept.scores[:, one]) for one in (0, 1)]
     assert MEASURES["auc"].compute_value(kept) == pytest.approx(np.mean(by_hand))
@@ -141,7 +141,7 @@ def test_what_are_no_probabilities_is_refused(labels: Any, shares: Any, said: st
 
 def test_the_chosen_threshold_is_best_and_near_one_half() -> None:
     with pytest.raises(DataError, match="between two classes, and there are 3"):
-        scored(6, 3).replace_threshold(0.5)
+        make_scored(6, 3).replace_threshold(0.5)
     one = Scored.from_probabilities([0, 1], [0.3, 0.4])
     assert (ACCURACY.compute_value(one), ACCURACY.compute_value(one.replace_threshold(0.35))) == (
         0.5,
@@ -173,16 +173,18 @@ def test_weights_make_all_classes_count_alike() -> None:
 
 def test_intervals_hold_the_value_of_all_people() -> None:
     """Draw test rows 40 times: about 38 intervals hold it, and half the rows widen them."""
-    truth = MEASURES["auc"].compute_value(scored(40_000, 2, seed=99))
-    found = [estimate_measures(scored(300, 2, seed=seed))["auc"] for seed in range(40)]
+    truth = MEASURES["auc"].compute_value(make_scored(40_000, 2, seed=99))
+    found = [estimate_measures(make_scored(300, 2, seed=seed))["auc"] for seed in range(40)]
     assert 33 <= sum(one.low <= truth <= one.high for one in found) <= 40
-    few = estimate_measures(scored(75, 2))["auc"]
+    few = estimate_measures(make_scored(75, 2))["auc"]
     assert 1.5 < (few.high - few.low) / (found[0].high - found[0].low) < 3
-    assert estimate_measures(scored(75, 2))["auc"] == few
+    assert estimate_measures(make_scored(75, 2))["auc"] == few
     assert math.isnan(estimate_measures(Scored.from_probabilities([1], [0.7]))["accuracy"].low)
     # KS is not raised by its maximum: of resamples alone about 55 of 100 held the value.
-    truth = MEASURES["ks"].compute_value(scored(40_000, 2, seed=99, strength=0.1))
-    found = [estimate_measures(scored(300, 2, seed=seed, strength=0.1))["ks"] for seed in range(40)]
+    truth = MEASURES["ks"].compute_value(make_scored(40_000, 2, seed=99, strength=0.1))
+    found = [
+        estimate_measures(make_scored(300, 2, seed=seed, strength=0.1))["ks"] for seed in range(40)
+    ]
     assert sum(one.low <= truth <= one.high for one in found) >= 32
     assert all(0 <= one.low <= one.value <= one.high <= 1 for one in found)
 
@@ -192,8 +194,8 @@ def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.Monke
     rng = np.random.default_rng(3)
     cases = {
         "tied": Scored.from_probabilities(np.arange(60) % 2, rng.integers(0, 4, 60) / 3),
-        "threshold": scored(61, 2).replace_threshold(0.99),
-        "ten": scored(200, 10),
+        "threshold": make_scored(61, 2).replace_threshold(0.99),
+        "ten": make_scored(200, 10),
         "absent": Scored.from_probabilities(np.arange(60) % 2, rng.dirichlet(np.ones(4), 60)),
         "numbers": Scored(truth=1e6 + rng.normal(size=50), scores=rng.normal(1e6, size=50)),
         "alike": Scored(truth=np.full(9, 2.0), scores=np.array([2.0, 3, 2] * 3)),
@@ -212,14 +214,14 @@ def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.Monke
         for name in measured[-1]:
             found = [each[name] for each in measured]
             assert REDRAWN[name](redrawn) == pytest.approx(found, rel=1e-8), (case, name)
-    whole = estimate_measures(scored(50, 3))
+    whole = estimate_measures(make_scored(50, 3))
     monkeypatch.setattr(
         "secure_apfed.measures.intervals._CELLS", 333
     )  # blocks of resamples are the same
     monkeypatch.setattr(
         "secure_apfed.measures.intervals._KEPT_CELLS", 0
     )  # and draws that are not kept
-    blocks = estimate_measures(scored(50, 3))
+    blocks = estimate_measures(make_scored(50, 3))
     assert {name: one.low for name, one in blocks.items()} == pytest.approx(
         {name: whole[name].low for name in blocks}
     )
@@ -231,7 +233,7 @@ def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.Monke
 def test_influence_is_what_a_row_that_is_left_out_was_worth() -> None:
     rng = np.random.default_rng(5)
     numbers = Scored(truth=rng.normal(size=90), scores=rng.normal(size=90))
-    told = {"classes": scored(400, 3), "numbers": numbers}
+    told = {"classes": make_scored(400, 3), "numbers": numbers}
     for said in told.values():
         rest = said.select_rows(np.arange(1, len(said.truth)))
         rows = len(said.truth) - 1
@@ -299,7 +301,7 @@ def test_lift_and_ks_by_hand_and_a_threshold_by_cost() -> None:
     assert max(row.ks for row in table) == pytest.approx(MEASURES["ks"].compute_value(tied))
     assert lift_table(Scored.from_probabilities([1, 1], [0.2, 0.3])) == ()
     with pytest.raises(DataError, match="of two classes, got 3"):
-        lift_table(scored(30, 3))
+        lift_table(make_scored(30, 3))
     rare = Scored.from_probabilities([0, 0, 0, 1, 0, 1], [0.1, 0.2, 0.3, 0.35, 0.6, 0.9])
     assert cheapest_threshold(rare, 10) == pytest.approx(0.325)
     assert cheapest_threshold(rare, 0.1) == pytest.approx(0.75)

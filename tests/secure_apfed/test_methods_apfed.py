@@ -26,7 +26,7 @@ from secure_apfed.methods import alignment as aligned
 from secure_apfed.methods.alignment import place_rows
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.settings.training import SumSettings
-from tests.memory import traced
+from tests.memory import trace_memory
 from tests.secure_apfed.seats import ROWS, active_of, passives_of, random_data, step_config
 from tests.secure_apfed.seats import envelope as envelope_of
 from tests.with_crypten import pair_of, usable_secure_sums
@@ -224,7 +224,7 @@ OTHERS = [name for name in usable_secure_sums() if name != "plain + pairwise mas
 STEPS = 3
 
 
-def trained(passives: int, **secure_sum: Any) -> tuple[Session, list[Tensor]]:
+def train_steps(passives: int, **secure_sum: Any) -> tuple[Session, list[Tensor]]:
     session = open_session(
         step_config(
             "apfed",
@@ -253,8 +253,8 @@ def encoder_of(session: Session) -> list[Tensor]:
 @pytest.mark.parametrize("passives", [1, 2])
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_secure_sum_trains_the_same_model(name: str, passives: int) -> None:
-    usual, expected = trained(passives, scheme="plain", masks="pairwise")
-    session, sums = trained(passives, **pair_of(name))
+    usual, expected = train_steps(passives, scheme="plain", masks="pairwise")
+    session, sums = train_steps(passives, **pair_of(name))
     assert all(map(torch.equal, sums, expected))
     pairs = zip(encoder_of(session), encoder_of(usual), strict=True)
     assert all(torch.equal(mine, other) for mine, other in pairs)
@@ -262,8 +262,8 @@ def test_every_secure_sum_trains_the_same_model(name: str, passives: int) -> Non
 
 @pytest.mark.parametrize("passives", [1, 2])
 def test_and_one_close_to_that_of_the_plain_sum(passives: int) -> None:
-    _, expected = trained(passives, scheme="plain")
-    session, sums = trained(passives, scheme="plain", masks="pairwise")
+    _, expected = train_steps(passives, scheme="plain")
+    session, sums = train_steps(passives, scheme="plain", masks="pairwise")
     rounding = float(str(session.secure_sum["rounding"]))
     assert 0 < rounding < 1e-3
     assert 0 < (sums[0] - expected[0]).abs().max() <= rounding + 1e-12
@@ -272,8 +272,8 @@ def test_and_one_close_to_that_of_the_plain_sum(passives: int) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "bfv"])
 def test_a_passive_adds_the_noise_that_is_agreed(name: str) -> None:
-    _, quiet = trained(1, scheme="plain", masks="pairwise")
-    _, sums = trained(1, **pair_of(name), noise={"sigma": 0.01})
+    _, quiet = train_steps(1, scheme="plain", masks="pairwise")
+    _, sums = train_steps(1, **pair_of(name), noise={"sigma": 0.01})
     noise = sums[0] - quiet[0]
     assert 0.005 < noise.std() < 0.015  # of 64 values: more than five deviations either way
 
@@ -400,6 +400,6 @@ def test_positions_that_a_party_could_not_hold_are_refused() -> None:
     """Each takes a row of its features, whoever named so many."""
     payload = pack_tensors({"positions": torch.tensor([0, 1, 2])}, {"total": 10_000_000})
     envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)
-    with traced() as peak, pytest.raises(RemoteProtocolError, match=r"to 4\d{6}$"):
+    with trace_memory() as peak, pytest.raises(RemoteProtocolError, match=r"to 4\d{6}$"):
         place_rows(envelope, torch.tensor([4, 5, 6]), maximum=2**32, row_bytes=4 * 1000)
     assert peak() < 2**20

@@ -17,7 +17,7 @@ from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.networks.models import CrossView, Projection
 from secure_apfed.runs.run import run
-from tests.secure_apfed.seats import altered
+from tests.secure_apfed.seats import alter_message
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -35,18 +35,18 @@ def config_of(**changes: Any) -> Config:
     return small_config("apfed_code", **{**usual, **changes})
 
 
-def sent_by_the_active(data: VerticalData, config: Config) -> list[tuple[str, Kind, int, bytes]]:
-    """All that it says once the contract is signed, which names fresh keys."""
+def record_active(data: VerticalData, config: Config) -> list[tuple[str, Kind, int, bytes]]:
+    """Record all that the active sends once the contract is signed, which names fresh keys."""
     sent: list[tuple[str, Kind, int, bytes]] = []
     send = Links.send
 
-    def kept(self: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+    def record_message(self: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
         if self.me == data.active.name and kind.phase != "agreement":
             sent.append((to, kind, step, payload))
         send(self, to, kind, step, payload)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Links, "send", kept)
+        patch.setattr(Links, "send", record_message)
         run(config, None, data=data)
     return sent
 
@@ -58,8 +58,8 @@ def test_what_leaves_the_active_is_the_same_whatever_it_holds() -> None:
     labels = data.active.labels
     assert labels is not None
     table = replace(data.active, features=data.active.features.flip(0) * 3 + 1, labels=9 - labels)
-    other = sent_by_the_active(replace(data, table=table), config)
-    mine = sent_by_the_active(data, config)
+    other = record_active(replace(data, table=table), config)
+    mine = record_active(data, config)
     for said in (mine, other):  # random by itself: blinded IDs, and fresh keys of the sum
         said[:] = [
             (to, kind, step, b"" if kind.phase in ("alignment", "set-up") else payload)
@@ -93,7 +93,7 @@ def test_noise_under_the_sum_is_charged_once_a_person() -> None:
 @pytest.mark.parametrize("ask", [b"", b"\x00"])
 def test_another_question_is_refused(ask: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        altered(patch, Kind.REQUEST, lambda _: ask, who="active")
+        alter_message(patch, Kind.REQUEST, lambda _: ask, who="active")
         with pytest.raises(RemoteProtocolError, match="asks passive-1 for something else"):
             run(config_of(), None)
 

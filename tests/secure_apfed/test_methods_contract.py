@@ -25,8 +25,8 @@ from secure_apfed.runs.outcome import RunResult, load_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.testing import check_declared, exchange_hidden_labels
-from tests.secure_apfed.seats import altered
-from tests.secure_apfed.small_runs import Said, interrupted, small_config
+from tests.secure_apfed.seats import alter_message
+from tests.secure_apfed.small_runs import Said, interrupt_run, small_config
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
@@ -115,7 +115,7 @@ def test_who_predicts_alone_does_so_from_its_folder(played: Played) -> None:
 def test_a_run_that_was_broken_off_goes_on_and_gives_the_same(played: Played) -> None:
     folder = played.folder / "broken"
     whole = played.result
-    interrupted(played.config, folder, at_step=played.midway)
+    interrupt_run(played.config, folder, at_step=played.midway)
     again = run(played.config, folder, resume=True)
     assert again.accuracy == whole.accuracy
     assert again.privacy.releases == whole.privacy.releases
@@ -151,7 +151,7 @@ def kinds_of(played: Played) -> list[Kind]:
 def test_what_is_no_message_is_refused_and_its_sender_named(played: Played) -> None:
     for at, kind in enumerate(kinds_of(played)):
         with pytest.MonkeyPatch.context() as patch:
-            senders = altered(patch, kind, CUTS[at % len(CUTS)])
+            senders = alter_message(patch, kind, CUTS[at % len(CUTS)])
             with pytest.raises(RemoteProtocolError) as refused:
                 run(played.config, None, data=played.data)
         assert senders[0] in str(refused.value), kind
@@ -162,7 +162,7 @@ def test_who_falls_silent_is_named(played: Played) -> None:
     silent = [kind for kind in kinds_of(played) if kind is not Kind.GRADIENTS]  # nobody waits so
     for kind in silent[[*METHODS].index(played.config.method.name) % 2 :: 2]:
         with pytest.MonkeyPatch.context() as patch:
-            senders = altered(patch, kind, lambda _: None)
+            senders = alter_message(patch, kind, lambda _: None)
             with pytest.raises(RemoteProtocolError) as silence:
                 run(played.config, None, data=played.data)
         assert senders[0] in str(silence.value), kind

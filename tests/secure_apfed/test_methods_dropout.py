@@ -72,7 +72,7 @@ class Recorder:
 
     @classmethod
     def into(cls, passive: ApfedPassive, session: Simulation) -> "Recorder":
-        recorder = cls(passive.sum.contributor, fixed_point_of(session))
+        recorder = cls(passive.sum.contributor, make_fixed_point(session))
         passive.sum.contributor = recorder  # type: ignore[assignment]  # is set up already
         return recorder
 
@@ -86,7 +86,7 @@ class Recorder:
         return self._inner.answer(request)
 
 
-def fixed_point_of(session: Simulation) -> FixedPoint:
+def make_fixed_point(session: Simulation) -> FixedPoint:
     agreed: Any = session.contract.secure_sum
     noise = agreed["noise"]
     facts = {
@@ -96,7 +96,7 @@ def fixed_point_of(session: Simulation) -> FixedPoint:
     return FixedPoint(clip_norm=agreed["clip"], bits=agreed["bits"], **facts)
 
 
-def entered(
+def open_step_session(
     rules: dict[str, Any], sums: dict[str, Any], passives: int = 4, method: str = "apfed_c"
 ) -> Simulation:
     secure_sum = {"clip": 0.5, **sums}
@@ -109,7 +109,7 @@ RECOVERABLE = {"scheme": "plain", "masks": "recoverable"}
 
 
 def recovering(passives: int, threshold: int) -> Simulation:
-    return entered({}, RECOVERABLE | {"threshold": threshold}, passives)
+    return open_step_session({}, RECOVERABLE | {"threshold": threshold}, passives)
 
 
 @pytest.mark.parametrize("kind", [BEFORE_CONTRIBUTING, BEFORE_ANSWERING])
@@ -129,7 +129,7 @@ def test_the_sums_of_the_others_stay_exact(
             for name, recorder in recorders.items()
             if name not in gone or step <= last
         ]
-        expected = fixed_point_of(session).dequantise_sum(np.sum(counted, axis=0))
+        expected = make_fixed_point(session).dequantise_sum(np.sum(counted, axis=0))
         assert session.learner.last_sum is not None
         assert np.array_equal(session.learner.last_sum.numpy(), expected), step
     assert session.describe_attendance() == {"left": dict.fromkeys(gone, 2), "steps_without_all": 2}
@@ -159,7 +159,7 @@ def test_one_after_the_other_until_too_few_are_left(deaths: dict[str, tuple[int,
 def test_a_contract_that_says_abort_stops_for_all(
     deaths: dict[str, tuple[int, Kind]], protocol: str, threshold: int | None
 ) -> None:
-    session = entered({}, {**pair_of(protocol), "threshold": threshold}, 3)
+    session = open_step_session({}, {**pair_of(protocol), "threshold": threshold}, 3)
     assert session.contract.silent_passive == "stop"
     deaths["passive-2"] = (1, BEFORE_CONTRIBUTING)
     session.train_step(0, torch.arange(16))
@@ -313,7 +313,7 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
         sessions.append(session)
         opened.append(session.learner.last_sum)
         recorded.append(recorder.integers[0])
-    alone = torch.from_numpy(fixed_point_of(sessions[0]).dequantise_sum(recorded[0]))
+    alone = torch.from_numpy(make_fixed_point(sessions[0]).dequantise_sum(recorded[0]))
     assert not torch.allclose(opened[0] - opened[1], alone, atol=1e-9)
     assert not torch.allclose(opened[0], opened[1], atol=1e-3)
     # All noised anew, also where nobody may be missing, and so they paid anew.
@@ -341,7 +341,7 @@ WAIT = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 10}
 def test_the_contract_says_what_a_silence_does(
     rules: dict[str, Any], sums: dict[str, Any], passives: int, agreed: str, threshold: int | None
 ) -> None:
-    contract = entered(rules, sums, passives).contract
+    contract = open_step_session(rules, sums, passives).contract
     assert contract.silent_passive == agreed
     assert contract.secure_sum.get("threshold") == threshold
     waits = rules.get("patience_s"), rules.get("restarts", 0)
@@ -368,7 +368,7 @@ def test_thresholds_and_policies_that_cannot_be_had_are_refused(
 ) -> None:
     key = r"secure_sum\.threshold: .*" if not rules else ""
     with pytest.raises(ConfigError, match=key + message):
-        entered(rules, sums, passives)
+        open_step_session(rules, sums, passives)
 
 
 @pytest.mark.parametrize(

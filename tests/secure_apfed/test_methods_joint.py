@@ -23,8 +23,8 @@ from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.seats import (
     CLASSES,
     ROWS,
-    altered,
-    cloned,
+    alter_message,
+    clone_tensors,
     descent_of,
     envelope,
     random_data,
@@ -53,7 +53,7 @@ def config(**changes: Any) -> Config:
     return step_config("tvfl", **{"model": model, **changes})
 
 
-def opened(data: VerticalData, settings: Config | None = None) -> Simulation:
+def open_tvfl(data: VerticalData, settings: Config | None = None) -> Simulation:
     return open_session(settings or config(), data)
 
 
@@ -71,7 +71,7 @@ def state(session: Simulation) -> dict[str, Tensor]:
     """Return what all parties have learned, without the passives' counts of their answers."""
     every = session.tensors()
     flat = {f"{p}/{key}": v for p, own in every.items() for key, v in own.items()}
-    return cloned({name: value for name, value in flat.items() if "/allowance." not in name})
+    return clone_tensors({name: value for name, value in flat.items() if "/allowance." not in name})
 
 
 class Monolith:
@@ -112,7 +112,7 @@ class Monolith:
 def test_steps_equal_one_autograd_graph(passives: int) -> None:
     data = vertical_data(passives)
     settings = config()
-    session = opened(data, settings)
+    session = open_tvfl(data, settings)
     monolith = Monolith(session, data, settings)
     assert len(session.learner.training_rows) == TRAINED
     for step, rows_B in enumerate(session.learner.training_rows.split(10)):
@@ -128,7 +128,7 @@ def test_steps_equal_one_autograd_graph(passives: int) -> None:
 
 def test_the_full_inference_is_that_of_all_parties() -> None:
     data = vertical_data(2)
-    session = opened(data)
+    session = open_tvfl(data)
     session.train_step(0, session.learner.training_rows[:10])
     monolith = Monolith(session, data, config())
     people = list(range(TRAINED, ALIGNED))
@@ -140,7 +140,7 @@ def test_the_full_inference_is_that_of_all_parties() -> None:
 
 
 def test_fills_take_the_place_of_the_passives() -> None:
-    session = opened(vertical_data(2))
+    session = open_tvfl(vertical_data(2))
     seen = list[Tensor]()
     trainer = active_of(session).trainer
     trainer.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -165,8 +165,8 @@ def test_fills_take_the_place_of_the_passives() -> None:
 def test_evaluation_changes_no_parameter_and_no_later_step() -> None:
     data = vertical_data(2)
     settings = config(model={"network": "mlp", "hidden": [6], "representation": D, "dropout": 0.5})
-    session = opened(data, settings)
-    undisturbed = opened(data, settings)
+    session = open_tvfl(data, settings)
+    undisturbed = open_tvfl(data, settings)
     for one in (session, undisturbed):
         one.train_step(0, one.learner.training_rows[:10])
     before = state(session)
@@ -183,7 +183,7 @@ def test_evaluation_changes_no_parameter_and_no_later_step() -> None:
 
 
 def test_every_network_is_evaluated_without_dropout() -> None:
-    session = opened(vertical_data(2))
+    session = open_tvfl(vertical_data(2))
     modes: list[bool] = []
     encoders = [party.trainer.encoder for party in passives_of(session)]
     for module in (active_of(session).trainer.encoder, active_of(session).trainer.head, *encoders):
@@ -196,7 +196,7 @@ def test_every_network_is_evaluated_without_dropout() -> None:
 
 
 def test_without_aligned_test_rows_the_full_inference_asks_nobody() -> None:
-    session = opened(vertical_data(2, aligned=20))
+    session = open_tvfl(vertical_data(2, aligned=20))
     people = session.alignment["active"][session.learner.training_rows]
     assert sorted(people.tolist()) == list(range(20)), "nobody else is trained on"
     before = session.transcript.wire_bytes
@@ -215,12 +215,12 @@ class Asked:
     """A passive that has answered one request for training, and waits for its gradient."""
 
     def __init__(self, *, is_training: bool = True) -> None:
-        self.session = opened(vertical_data(2))
+        self.session = open_tvfl(vertical_data(2))
         self.passive = passives_of(self.session)[0]
         self.answer = self.passive.represent(
             self.request(torch.arange(4), step=3, learn=is_training)
         )
-        self.before = cloned(descent_of(self.passive.tensors()))
+        self.before = clone_tensors(descent_of(self.passive.tensors()))
 
     def request(self, rows: Tensor, *, step: int, learn: object = True) -> Envelope:
         payload = pack_tensors({"rows": rows}, {"learn": learn})
@@ -257,7 +257,7 @@ def test_a_gradient_is_taken_once_of_its_step_and_where_one_is_due() -> None:
     for step in (2, 4):
         asked.refuses(asked.gradient(gradient, step=step), "waits for none")
     asked.passive.apply_gradient(asked.gradient(gradient))
-    asked.before = cloned(descent_of(asked.passive.tensors()))
+    asked.before = clone_tensors(descent_of(asked.passive.tensors()))
     asked.refuses(asked.gradient(gradient), "waits for none")
     asked = Asked(is_training=False)
     asked.refuses(asked.gradient(gradient), "waits for none")
@@ -315,9 +315,9 @@ def answers(session: Simulation, rows: Tensor) -> list[Envelope]:
 
 
 def test_answers_that_are_missing_doubled_or_swapped_are_refused() -> None:
-    session = opened(vertical_data(2))
+    session = open_tvfl(vertical_data(2))
     rows = torch.arange(4)
-    before = cloned(active_of(session).tensors())
+    before = clone_tensors(active_of(session).tensors())
     one, other = answers(session, rows)
     for wrong in ([], [one], [one, one], [one, other, one]):
         with pytest.raises(RemoteProtocolError, match="one answer of each of passive-1, passive-2"):
@@ -397,7 +397,9 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
 def test_another_request_to_one_passive_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of()
     rows_B = positions_of(session.learner._own_row_by_position, torch.arange(5))  # type: ignore[attr-defined]
-    altered(monkeypatch, Kind.REQUEST, lambda _: pack_tensors({"rows": rows_B}, {"learn": True}))
+    alter_message(
+        monkeypatch, Kind.REQUEST, lambda _: pack_tensors({"rows": rows_B}, {"learn": True})
+    )
     with pytest.raises(RemoteProtocolError):
         session.train_step(0, session.learner.training_rows[:64])
 

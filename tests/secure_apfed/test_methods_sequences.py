@@ -20,7 +20,7 @@ from secure_apfed.methods import Simulation, multiview, open_session
 from secure_apfed.methods.averaging import LinearViews
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from tests.secure_apfed.small_runs import Said, interrupted, small_config
+from tests.secure_apfed.small_runs import Said, interrupt_run, small_config
 from tests.with_crypten import pair_of, usable_secure_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -454,7 +454,7 @@ def test_a_run_that_was_broken_off_goes_on_and_gives_the_same(method: str, tmp_p
         train={"epochs": 4, "device": "cpu"},
     )
     whole = run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "broken", at_step=2)
+    interrupt_run(config, tmp_path / "broken", at_step=2)
     again = run(config, tmp_path / "broken", resume=True)
     assert again.accuracy == whole.accuracy
     models = [load_model(tmp_path / name).network.state_dict() for name in ("whole", "broken")]

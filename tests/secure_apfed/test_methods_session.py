@@ -42,8 +42,8 @@ from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.ledger import PrivacyLedger
 from tests.secure_apfed.seats import (
     ROWS,
-    altered,
-    contributed,
+    alter_message,
+    contribute_to,
     network,
     own_of,
     passives_of,
@@ -95,8 +95,8 @@ def test_a_party_brings_its_own_and_nothing_of_another() -> None:
     assert aggregator.secrets.seed not in SEEDS.values()
 
 
-def held_by(party: object) -> Iterator[object]:
-    """Everything that an object leads to, but what all of a program shares."""
+def walk_objects(party: object) -> Iterator[object]:
+    """Yield everything that an object leads to, but what all of a program shares."""
     seen = set[int]()
     waiting = [party]
     while waiting:
@@ -122,7 +122,7 @@ def test_no_party_holds_what_is_anothers(method: str, changes: dict[str, Any]) -
     session = Simulation(METHODS[method], start_of(step_config(method, guard=GUARD, **changes)))
     session.train_step(0, BATCH)
     for name, role in {session.active: session.learner, **session.helpers}.items():
-        found = list(held_by(role))
+        found = list(walk_objects(role))
         assert len(found) > 10
         assert not [it for it in found if isinstance(it, SimulationInputs | VerticalData | Session)]
         assert not [it for it in found if isinstance(it, InMemoryNetwork | Transcript)]
@@ -138,7 +138,7 @@ def test_the_walk_finds_what_a_party_should_not_hold() -> None:
     party = passives_of(session)[0]
     secret = own_of(start_of(step_config("apfed_c")), "passive-2")
     vars(party)["_waiting"] = lambda: secret
-    found = list(held_by(session.helpers["passive-1"]))
+    found = list(walk_objects(session.helpers["passive-1"]))
     assert KEYS["passive-2"] in {it for it in found if isinstance(it, bytes)}
     assert "passive-2" in {it.name for it in found if isinstance(it, PartyTable)}
 
@@ -298,10 +298,10 @@ class Crossing(InMemoryNetwork):
         self.chance.shuffle(self._waiting_roles)
 
 
-def opened(
+def open_three(
     method: str = "apfed_c", *, alignment_of: Simulation | None = None, **changes: Any
 ) -> Simulation:
-    """A session of three passives; it aligns anew, and goes on with the rows of another one."""
+    """Open a session of three passives, with the aligned rows of another one, if given."""
     config = step_config(method, **changes)
     data = random_data(dict.fromkeys(PASSIVES, range(ROWS)))
     session = open_session(config, data)
@@ -316,15 +316,15 @@ def test_whatever_the_order_among_links_training_is_the_same_and_parts_stay_apar
     choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No message of a later part of the session is sent in an earlier one."""
-    usual = opened(**SETTINGS[choice])
+    usual = open_three(**SETTINGS[choice])
     losses = [usual.train_step(step, BATCH) for step in range(2)]
     monkeypatch.setattr(session_module, "InMemoryNetwork", Crossing)
     for seed in range(2):
         monkeypatch.setattr(Crossing, "chance", random.Random(seed))
-        anew = opened(**SETTINGS[choice])
+        anew = open_three(**SETTINGS[choice])
         anew.train_step(0, BATCH)
         parts_are_apart(anew.network)
-        session = opened(alignment_of=usual, **SETTINGS[choice])
+        session = open_three(alignment_of=usual, **SETTINGS[choice])
         assert [session.train_step(step, BATCH) for step in range(2)] == pytest.approx(
             losses, rel=1e-9
         )
@@ -358,7 +358,7 @@ def deviating(patch: pytest.MonkeyPatch, role: type, script: Script, *, name: st
 def test_who_contributes_twice_is_named(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def twice(self: ApfedPassive, links: Links) -> None:
         message = await links.receive("active", Kind.REPRESENTATIONS)
-        body = contributed(self, message)
+        body = contribute_to(self, message)
         links.send("aggregator", Kind.CONTRIBUTION, 0, body)
         if rounds == 2:
             request = await links.receive("aggregator", Kind.SUM_REQUEST)
@@ -368,7 +368,7 @@ def test_who_contributes_twice_is_named(rounds: int, monkeypatch: pytest.MonkeyP
         await links.receive("active", Kind.END, patience=9)
 
     deviating(monkeypatch, ApfedPassive, twice, name="passive-2")
-    session = opened(**(SETTINGS["recoverable"] if rounds == 2 else {}))
+    session = open_three(**(SETTINGS["recoverable"] if rounds == 2 else {}))
     with pytest.raises(RemoteProtocolError, match="passive-2 sent step 0 after step 0"):
         session.train_step(0, BATCH)
 
@@ -381,10 +381,10 @@ def test_no_passive_ends_or_saves_a_session(kind: Kind, monkeypatch: pytest.Monk
 
     deviating(monkeypatch, ApfedPassive, bossy, name="passive-1")
     with pytest.raises(RemoteProtocolError, match=f"passive-1 sent {kind}, which only active may"):
-        opened().train_step(0, BATCH)
+        open_three().train_step(0, BATCH)
 
 
-def packed(*parts: Any) -> bytes:
+def pack_parts(*parts: Any) -> bytes:
     message: bytes = msgpack.packb(parts)
     return message
 
@@ -396,19 +396,19 @@ NO_SUMS = [
     b"\xc1",
     b"\xff" * 40,
     b"\x91" * 2000,
-    packed(ALL, SUM)[:-1],
-    packed(ALL, SUM) + b"\0",
+    pack_parts(ALL, SUM)[:-1],
+    pack_parts(ALL, SUM) + b"\0",
     msgpack.packb(5),
     msgpack.packb(None),
     msgpack.packb({}),
-    packed(ALL),
-    packed(ALL, SUM, 1),
-    packed(SUM, ALL),
-    packed(ALL, "text"),
-    packed("passive-1", SUM),
-    packed([1, 2, 3], SUM),
-    packed([ALL], SUM),
-    packed(dict.fromkeys(ALL), SUM),
+    pack_parts(ALL),
+    pack_parts(ALL, SUM, 1),
+    pack_parts(SUM, ALL),
+    pack_parts(ALL, "text"),
+    pack_parts("passive-1", SUM),
+    pack_parts([1, 2, 3], SUM),
+    pack_parts([ALL], SUM),
+    pack_parts(dict.fromkeys(ALL), SUM),
 ]
 OTHERS = [[], ALL[1:], ALL[::-1], [*ALL, "ghost"], [*ALL, ALL[0]]]
 FEW = [[], ["passive-1"], ["passive-1", "ghost"], ALL[::-1], ["passive-1"] * 2]
@@ -421,11 +421,11 @@ TWO_OF_THREE = {"secure_sum": SETTINGS["recoverable"]["secure_sum"] | {"threshol
 def test_what_is_no_sum_of_those_that_were_asked_is_refused_and_changes_nothing(
     changes: dict[str, Any], others: list[list[str]], allowed: str
 ) -> None:
-    session = opened(**changes)
+    session = open_three(**changes)
     before = {name: value.clone() for name, value in session.learner.tensors().items()}
     step = itertools.count()
 
-    def answered(payload: bytes) -> str:
+    def refuse_sum(payload: bytes) -> str:
         number = next(step)
         world = network(InMemoryNetwork, session.active, *session.helpers)
         world.links["aggregator"].send("active", Kind.SUM, number, payload)
@@ -435,9 +435,9 @@ def test_what_is_no_sum_of_those_that_were_asked_is_refused_and_changes_nothing(
         return str(caught.value)
 
     nothing = "something else than a sum and who takes part still"
-    assert not [payload for payload in NO_SUMS if nothing not in answered(payload)]
+    assert not [payload for payload in NO_SUMS if nothing not in refuse_sum(payload)]
     allows = f"allows {allowed} of {', '.join(ALL)}"
-    assert not [names for names in others if allows not in answered(packed(names, SUM))]
+    assert not [names for names in others if allows not in refuse_sum(pack_parts(names, SUM))]
     after = session.learner.tensors()
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
@@ -449,7 +449,7 @@ def test_an_active_that_tells_two_stories_gets_no_sum(
     def other(payload: bytes) -> bytes:
         return payload[:-1] + bytes([payload[-1] ^ 1])
 
-    session = opened(**sums)
-    altered(monkeypatch, Kind.REPRESENTATIONS, other)
+    session = open_three(**sums)
+    alter_message(monkeypatch, Kind.REPRESENTATIONS, other)
     with pytest.raises(RemoteProtocolError, match="different representations"):
         session.train_step(0, BATCH)

@@ -34,7 +34,7 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.settings.training import ModelSettings
 from tests.secure_apfed.seats import active_of, envelope, step_config
-from tests.secure_apfed.small_runs import interrupted, said_to_people, small_config, told
+from tests.secure_apfed.small_runs import interrupt_run, read_stderr, run_as_json, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 K = 4
@@ -45,8 +45,8 @@ SETTINGS = autoencoder.DistillationSettings(epochs=40, batch_size=16, learning_r
 MODEL = ModelSettings(network="selu", hidden=(16,), representation=8)
 
 
-def planted(seed: int = 0) -> VerticalData:
-    """The active's features tell the class dimly, the passives' clearly; two labels a class."""
+def plant_classes(seed: int = 0) -> VerticalData:
+    """Make data whose passives' features tell the class better than the active's."""
     draw = torch.Generator().manual_seed(seed)
     people = TRAIN + TEST
     labels = torch.arange(people) % K
@@ -103,7 +103,7 @@ class Counted:
 
 @pytest.mark.parametrize("labels", ["head", "spreading"])
 def test_the_teacher_is_the_joint_model_and_labels_by_what_its_head_reads(labels: str) -> None:
-    data = planted()
+    data = plant_classes()
     summed = partial(
         config_of,
         guard={"mechanism": "none"},
@@ -142,7 +142,7 @@ def test_a_teacher_of_sums_shows_no_representation_and_is_charged_its_noise() ->
     sums = {"masks": "pairwise", "scheme": "plain", "noise": {"epsilon": 8.0}}
     said = {"name": "joint_teacher_sum", "labels": "logistic"}
     config = config_of(said, secure_sum=sums, guard={"mechanism": "none"})
-    result = run(config, None, data=planted())
+    result = run(config, None, data=plant_classes())
     kinds = {flow.kind for flow in result.recording.transcript.flows}
     assert Kind.REPRESENTATIONS not in kinds
     assert kinds >= {Kind.CONTRIBUTION, Kind.SUM}
@@ -167,7 +167,7 @@ def test_every_ask_is_in_the_passives_accounts(said: dict[str, Any], again: int)
         secure_sum={"masks": "pairwise", "scheme": "plain", "noise": {"epsilon": 8.0}},
         train={"epochs": 3, "batch_size": 64, "device": "cpu"},
     )
-    result = run(config, None, data=planted())
+    result = run(config, None, data=plant_classes())
     accounts = [*result.contributions.values()]
     assert {account["releases"] for account in accounts} == {3 + again}
     spent = [account["epsilon"] for account in accounts]
@@ -176,7 +176,7 @@ def test_every_ask_is_in_the_passives_accounts(said: dict[str, Any], again: int)
 
 def test_a_row_that_is_answered_once_is_released_once_and_takes_no_label_along() -> None:
     guard = {"mechanism": "frozen_gaussian", "epsilon": 8.0}
-    result = run(answering(guard=guard), None, data=planted())
+    result = run(answering(guard=guard), None, data=plant_classes())
     assert result.privacy.releases == 1
     assert result.privacy.epsilon_x == pytest.approx(8.0, rel=1e-3)
     sent = {flow.kind for flow in result.recording.transcript.flows}
@@ -185,7 +185,7 @@ def test_a_row_that_is_answered_once_is_released_once_and_takes_no_label_along()
 
 def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
     config = answering(rules={"spare_answers": 1}, guard={"mechanism": "none"})
-    session = open_session(config, planted())
+    session = open_session(config, plant_classes())
     helper = session.helpers["passive-1"]
     assert isinstance(helper, ApcVflPassive)
     rows = pack_tensors({"rows": torch.tensor([0, 1])})
@@ -199,18 +199,18 @@ def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
 
 @pytest.mark.parametrize(("known", "asked"), [(1, False), (2, True)])
 def test_fewer_test_people_than_are_answered_are_asked_of_nobody(known: int, asked: bool) -> None:
-    def without(table: PartyTable) -> PartyTable:
+    def keep_first_rows(table: PartyTable) -> PartyTable:
         here = TRAIN + known
         return replace(table, ids=table.ids[:here], features=table.features[:here])
 
-    data = planted()
-    data = replace(data, passives=tuple(without(table) for table in data.passives))
+    data = plant_classes()
+    data = replace(data, passives=tuple(keep_first_rows(table) for table in data.passives))
     train = {"epochs": 1, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"}
     assert ("apc_vfl_together" in run(answering(train=train), None, data=data).accuracy) is asked
 
 
 def test_answers_for_other_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = open_session(answering(), planted())
+    session = open_session(answering(), plant_classes())
     helper = session.helpers["passive-2"]
     assert isinstance(helper, ApcVflPassive)
     width = session.contract.passives["passive-2"].representation.shape[0]
@@ -228,7 +228,7 @@ def test_answers_for_other_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labels() -> None:
-    data = planted()
+    data = plant_classes()
     session = open_session(config_of("joint_teacher_sum"), data)
     learner = session.learner
     assert isinstance(learner, TeacherActive)
@@ -259,7 +259,7 @@ def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labe
 
 
 def test_labels_spread_over_h_are_what_the_head_says() -> None:
-    data = planted()
+    data = plant_classes()
     assert data.active.labels is not None
     shown = data.active.labels.clone()
     shown[LABELLED:TRAIN] = UNLABELLED
@@ -393,7 +393,7 @@ def test_the_code_is_drawn_to_the_vectors() -> None:
 
 def test_a_broken_run_goes_on_and_counts_the_same_rows_once(tmp_path: Path) -> None:
     config = vfedtrans(rules={"spare_answers": 0})
-    interrupted(config, tmp_path / "run", at_step=1)
+    interrupt_run(config, tmp_path / "run", at_step=1)
     run(config, tmp_path / "run", resume=True)
     (log,) = (tmp_path / "run").rglob("answers-passive-1.jsonl")
     assert len(log.read_text(encoding="utf-8").splitlines()) == 2  # what it counts, and one answer
@@ -570,15 +570,15 @@ def test_the_classifier_is_that_of_scikit_learn() -> None:
 CPU = Compute(torch.device("cpu"))
 
 
-def told_rows(count: int = 160) -> tuple[Tensor, Tensor]:
-    """Four independent columns, of which two tell the class."""
+def make_rows(count: int = 160) -> tuple[Tensor, Tensor]:
+    """Make four independent columns, of which two tell the class."""
     torch.manual_seed(0)
     x_NF = torch.randn(count, 4)
     return x_NF, (x_NF[:, 0] + x_NF[:, 1] > 0).long()
 
 
 def quality(representation: int, labels_N: Tensor | None = None) -> autoencoder.EncoderQuality:
-    x_NF, known_N = told_rows()
+    x_NF, known_N = make_rows()
     model = ModelSettings(network="selu", hidden=(), representation=representation)
     return autoencoder.encoder_quality(
         x_NF,
@@ -594,7 +594,7 @@ def quality(representation: int, labels_N: Tensor | None = None) -> autoencoder.
 
 
 def test_rows_without_a_label_train_the_encoder_and_score_nothing() -> None:
-    x_NF, labels_N = told_rows()
+    x_NF, labels_N = make_rows()
     few_N = labels_N.clone()
     few_N[80:] = UNLABELLED
     found = quality(12, few_N)
@@ -612,15 +612,15 @@ def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
         "model: {network: selu, hidden: [], representation: 1}\n"
         "method: {name: apc_vfl, epochs: 20, batch_size: 16}\n"
     )
-    judged = told(capsys, "data", "check-encoder", path, "--folds", 5)
+    judged = run_as_json(capsys, "data", "check-encoder", path, "--folds", 5)
     assert judged["good_enough"] is False
     assert len(judged["columns"]) == len(judged["code"]) == 5
-    judged = told(capsys, "data", "check-encoder", path, "--threshold", 1, "--folds", 5)
+    judged = run_as_json(capsys, "data", "check-encoder", path, "--threshold", 1, "--folds", 5)
     assert judged["good_enough"] is True
     assert execute(["data", "check-encoder", str(path), "--folds", "60"]) == 3
     private = "labels={mechanism: randomised_response, epsilon: 1}"
     assert execute(["data", "check-encoder", str(path), "--set", private]) == 2
-    assert "true training labels" in said_to_people(capsys)
+    assert "true training labels" in read_stderr(capsys)
 
 
 @pytest.mark.sampled(every=4)
@@ -634,7 +634,7 @@ def test_the_strongest_solo_model_reads_the_code_beside_the_features_or_none(
         {"name": method, "epochs": 2, "classifier": "strongest"},
         model={"network": "enriched", "hidden": [16], "representation": 8},
     )
-    data = planted()
+    data = plant_classes()
     shape = (12,)
     with nullcontext() if used else pytest.warns(NoHelpWarning, match="its own columns"):
         result = run(config, tmp_path / "run", data=data)

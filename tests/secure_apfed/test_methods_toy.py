@@ -20,7 +20,7 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.simulation import simulate_run
 from secure_apfed.runs.solo import load_model
 from tests.docs.pages import blocks, program_of
-from tests.secure_apfed.small_runs import interrupted
+from tests.secure_apfed.small_runs import interrupt_run
 
 GUIDE = "docs/add-a-method.md"
 
@@ -40,7 +40,7 @@ def test_it_runs_resumes_and_is_planned_reported_and_attacked_as_what_it_is(
     config: Config, tmp_path: Path
 ) -> None:
     whole = run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "broken", at_step=7)
+    interrupt_run(config, tmp_path / "broken", at_step=7)
     resumed = run(config, tmp_path / "broken", resume=True)
     assert resumed.accuracy == whole.accuracy
     models = [one.recording.model for one in (resumed, whole) if one.recording.model is not None]

@@ -23,7 +23,7 @@ from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.columns import pick_columns, restrict_columns
 from secure_apfed.runs.run import run
 from secure_apfed.settings.training import ModelSettings
-from tests.secure_apfed.small_runs import Said, small_config, told
+from tests.secure_apfed.small_runs import Said, run_as_json, small_config
 from tests.with_crypten import pair_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -268,7 +268,7 @@ def test_weights_that_nobody_reads_are_refused(method: str, parties: Any, said: 
 @pytest.mark.slow
 def test_columns_are_ranked_and_a_run_is_cut_to_the_first(tmp_path: Path, capsys: Any) -> None:
     run(config_of("mmvfl"), tmp_path / "r")
-    found = told(
+    found = run_as_json(
         capsys, "data", "columns", tmp_path / "r", "--keep", 0.25, "--output", tmp_path / "c.yaml"
     )
     assert [*found["scores"]] == ["active", "passive-1", "passive-2"]
@@ -281,7 +281,7 @@ def test_columns_are_ranked_and_a_run_is_cut_to_the_first(tmp_path: Path, capsys
     assert {name: [*own] for name, own in cut.data.columns.items()} == kept  # type: ignore[union-attr]
     assert run(cut, None).accuracy["mmvfl"] > 0.8
     own = tmp_path / "r" / "parties" / "passive-1"
-    alone = told(capsys, "data", "columns", own, "--keep", 3)
+    alone = run_as_json(capsys, "data", "columns", own, "--keep", 3)
     assert {name: len(of) for name, of in alone["kept"].items()} == {"passive-1": 3}
     assert (own / "feature-scores.json").stat().st_mode & 0o077 == 0
     for arguments, code, said in (
@@ -289,7 +289,7 @@ def test_columns_are_ranked_and_a_run_is_cut_to_the_first(tmp_path: Path, capsys
         ((own, "--keep", 2.5), 2, "--keep 2.5: expected a number"),
         ((own, "--output", "c.yaml"), 2, "--output: say how many"),
     ):
-        answer = told(capsys, "data", "columns", *arguments, code=code)
+        answer = run_as_json(capsys, "data", "columns", *arguments, code=code)
         assert said in answer["error"]["message"]
 
 
@@ -346,7 +346,7 @@ def test_fewer_people_than_classes_are_learnt_from() -> None:
     assert run(config_of("mmvfl", data=data), None).accuracy["mmvfl"] > 0
 
 
-def asked(session: Simulation, step: int = 0, **tensors: torch.Tensor) -> None:
+def request_sum(session: Simulation, step: int = 0, **tensors: torch.Tensor) -> None:
     async def ask(links: Links) -> None:
         for name in session.contract.passives:
             links.send(name, Kind.REQUEST, step, pack_tensors(tensors, {}))
@@ -379,7 +379,7 @@ def test_a_hostile_request_is_refused(method: str, name: str, change: Any, said:
     session = session_of(method)
     request = honest(session)
     with pytest.raises(RemoteProtocolError, match=said):
-        asked(session, **{**request, name: change(request[name])})
+        request_sum(session, **{**request, name: change(request[name])})
 
 
 @pytest.mark.parametrize(("method", "questions"), [("mmvfl", 1), ("h_fedmv", 0)])
@@ -388,9 +388,9 @@ def test_a_passive_answers_as_often_as_agreed(method: str, questions: int) -> No
     request = honest(session)
     agreed = session.contract.epochs + session.contract.spare_answers + questions
     for step in range(agreed):
-        asked(session, step, **request)
+        request_sum(session, step, **request)
     with pytest.raises(RemoteProtocolError, match=f"more than {agreed} times"):
-        asked(session, agreed, **request)
+        request_sum(session, agreed, **request)
 
 
 @pytest.mark.parametrize(("method", "clip"), [("v_fedmv", 1e-4), ("h_fedmv", 1e-3)])
@@ -407,7 +407,7 @@ def stages_of(session: Simulation) -> dict[str, Any]:
     return {learner.name: learner.stages, **stages}
 
 
-def copied(model: LinearViews) -> LinearViews:
+def copy_model(model: LinearViews) -> LinearViews:
     views = [
         multiview.ViewModel(
             x_NF=one.x_NF,
@@ -433,7 +433,7 @@ def test_a_round_is_the_average_of_all_by_their_rows() -> None:
     )
     session = open_session(config, replace(data, passives=(part, *data.passives[1:])))
     stages = stages_of(session)
-    models = {name: copied(one.views) for name, one in stages.items()}
+    models = {name: copy_model(one.views) for name, one in stages.items()}
     rows = {name: len(model.views[0].x_NF) for name, model in models.items()}
     assert len(set(rows.values())) == 2
     average = models["active"].weights

@@ -37,9 +37,9 @@ from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, Baseline, Predictor, SoloTask
-from tests.secure_apfed.seats import altered, contract, envelope
+from tests.secure_apfed.seats import alter_message, contract, envelope
 from tests.secure_apfed.small_runs import Said, small_config
-from tests.secure_apfed.small_runs import told as said_by
+from tests.secure_apfed.small_runs import run_as_json as said_by
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 OPENINGS = ["votes", "votes_randomised", "votes_encrypted"]
@@ -81,7 +81,7 @@ def session_of(config: Config) -> tuple[Simulation, np.ndarray]:
     return open_session(config, held), clear_votes(config, held)
 
 
-def gathered(session: Simulation) -> Any:
+def gather_votes(session: Simulation) -> Any:
     return session.run_script(session.learner.gather_votes(session.links))  # type: ignore[attr-defined]  # of votes alone
 
 
@@ -92,7 +92,7 @@ def test_every_sum_opens_the_sum_of_the_votes(name: str) -> None:
     data = {"dataset": "digits", "views": 4, "limit": 120, "labelled": 30}
     config = config_of(data=data, secure_sum={"scheme": kind.scheme, "masks": kind.masks})
     session, clear = session_of(config)
-    votes = gathered(session)
+    votes = gather_votes(session)
     assert session.learner.rounding is not None
     assert np.abs(votes - clear).max() <= session.learner.rounding
 
@@ -176,8 +176,8 @@ def test_a_ridge_student_is_kept_and_its_cost_is_told(method: str, tmp_path: Pat
     assert result.accuracy.keys() == {method}
 
 
-def said(truth: np.ndarray, classes: int, right: float, seed: int = 1) -> np.ndarray:
-    """Probabilities of who is right so often, knows it, and names any other class else."""
+def make_opinion(truth: np.ndarray, classes: int, right: float, seed: int = 1) -> np.ndarray:
+    """Make probabilities of a voter that is right so often, and knows how often."""
     rng = np.random.default_rng(seed)
     other = (truth + rng.integers(1, classes, len(truth))) % classes
     named = np.where(rng.random(len(truth)) < right, truth, other)
@@ -186,13 +186,17 @@ def said(truth: np.ndarray, classes: int, right: float, seed: int = 1) -> np.nda
     )
 
 
-def voted(truth: np.ndarray, classes: int, rights: list[float], noise: float = 0.0) -> np.ndarray:
+def sum_opinions(
+    truth: np.ndarray, classes: int, rights: list[float], noise: float = 0.0
+) -> np.ndarray:
     rng = np.random.default_rng(7)
-    totals = sum(said(truth, classes, right, 10 + at).round() for at, right in enumerate(rights))
+    totals = sum(
+        make_opinion(truth, classes, right, 10 + at).round() for at, right in enumerate(rights)
+    )
     return np.asarray(totals) + noise * rng.normal(size=(len(truth), classes))
 
 
-def weighed(
+def pool_votes(
     truth: np.ndarray,
     own: np.ndarray,
     votes: np.ndarray,
@@ -216,8 +220,8 @@ def weighed(
 @pytest.mark.parametrize("classes", [2, 4, 10])
 def test_votes_are_believed_as_far_as_labelled_rows_say(classes: int) -> None:
     truth = np.random.default_rng(0).integers(0, classes, 4000)
-    own = said(truth, classes, 0.5 + 0.3 / classes)
-    likely, found = weighed(truth, own, voted(truth, classes, [0.75] * 3), 100)
+    own = make_opinion(truth, classes, 0.5 + 0.3 / classes)
+    likely, found = pool_votes(truth, own, sum_opinions(truth, classes, [0.75] * 3), 100)
     assert found.is_in_use
     assert found.rows == 100
     assert found.right > found.alone
@@ -231,12 +235,12 @@ def test_votes_are_believed_as_far_as_labelled_rows_say(classes: int) -> None:
 @pytest.mark.parametrize("judges", [20, 50, 200])
 def test_votes_that_tell_nothing_are_hardly_ever_used(judges: int) -> None:
     truth = np.random.default_rng(0).integers(0, 4, 4000)
-    own = said(truth, 4, 0.7)
+    own = make_opinion(truth, 4, 0.7)
     used = 0
     for seed in range(60):
         blind = np.random.default_rng(seed).integers(0, 4, 4000)
-        votes = voted(blind, 4, [0.75] * 3)
-        likely, found = weighed(truth, own, votes, judges, seed)
+        votes = sum_opinions(blind, 4, [0.75] * 3)
+        likely, found = pool_votes(truth, own, votes, judges, seed)
         used += found.is_in_use
         if not found.is_in_use:
             assert (likely.argmax(1) == own.argmax(1)).all()
@@ -246,10 +250,10 @@ def test_votes_that_tell_nothing_are_hardly_ever_used(judges: int) -> None:
 
 def test_noise_takes_weight_from_votes_by_itself() -> None:
     truth = np.random.default_rng(0).integers(0, 4, 4000)
-    own = said(truth, 4, 0.6)
+    own = make_opinion(truth, 4, 0.6)
     told = []
     for noise in (0.0, 1.0, 30.0):
-        likely, found = weighed(truth, own, voted(truth, 4, [0.9] * 3, noise), 200)
+        likely, found = pool_votes(truth, own, sum_opinions(truth, 4, [0.9] * 3, noise), 200)
         assert (likely.argmax(1) == truth).mean() > (own.argmax(1) == truth).mean() - 0.02
         told.append(found)
     assert told[0].gain > told[1].gain > max(told[2].gain, 0.0)
@@ -276,11 +280,11 @@ def test_help_that_own_columns_cannot_tell_is_not_used() -> None:
 @pytest.mark.parametrize("judges", [0, 1, 4])
 def test_who_can_judge_no_rows_uses_no_help(judges: int) -> None:
     truth = np.random.default_rng(0).integers(0, 3, 300)
-    own = said(truth, 3, 0.5)
-    _, found = weighed(truth, own, voted(truth, 3, [1.0] * 3), judges)
+    own = make_opinion(truth, 3, 0.5)
+    _, found = pool_votes(truth, own, sum_opinions(truth, 3, [1.0] * 3), judges)
     assert not found.is_in_use
     assert found.rows == judges
-    likely, always = weighed(truth, own, voted(truth, 3, [1.0] * 3), judges, always=True)
+    likely, always = pool_votes(truth, own, sum_opinions(truth, 3, [1.0] * 3), judges, always=True)
     assert always.is_in_use
     assert (likely.argmax(1) == truth).mean() > 0.9
 
@@ -322,7 +326,7 @@ def test_people_may_have_different_voters() -> None:
         for at, one in zip((0, 90, 180), data.passives, strict=True)
     )
     session = open_session(config, replace(data, passives=fewer))
-    votes = gathered(session)
+    votes = gather_votes(session)
     voters = votes.sum(1).round().astype(int)
     assert {1, 2, 3} <= set(voters.tolist())
 
@@ -390,7 +394,7 @@ CLASSES = 5
 RESPONSE = VoteResponse(epsilon=2.0, classes=CLASSES)
 
 
-def answered_by_chance(votes_MU: np.ndarray, seed: int) -> np.ndarray:
+def randomise_all(votes_MU: np.ndarray, seed: int) -> np.ndarray:
     return np.stack(
         [
             RESPONSE.randomise_votes(
@@ -410,7 +414,7 @@ def test_shares_have_no_bias_and_the_noise_that_is_told() -> None:
     found = [
         estimate_agreement(
             RESPONSE,
-            answered_by_chance(np.stack([labels_U, labels_U, c_U]), seed),
+            randomise_all(np.stack([labels_U, labels_U, c_U]), seed),
             names=("a", "b", "c"),
             labelled_n=np.arange(100),
             labels_n=labels_U[:100],
@@ -428,7 +432,7 @@ def test_shares_have_no_bias_and_the_noise_that_is_told() -> None:
 
 
 def test_a_passive_alone_agrees_with_nobody() -> None:
-    answers = answered_by_chance(np.zeros((1, PEOPLE), dtype=np.int64), 0)
+    answers = randomise_all(np.zeros((1, PEOPLE), dtype=np.int64), 0)
     (found,) = estimate_agreement(
         RESPONSE,
         answers,
@@ -443,15 +447,15 @@ def test_a_passive_alone_agrees_with_nobody() -> None:
 # Votes on encrypted labels: the same sum as of clear labels, and what is refused on the way.
 
 
-def encrypted(*, colluders: int = 0, **said: Any) -> tuple[Simulation, np.ndarray]:
+def open_encrypted(*, colluders: int = 0, **said: Any) -> tuple[Simulation, np.ndarray]:
     return session_of(config_of({"name": "votes_encrypted", **said}, colluders=colluders))
 
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("candidates", [None, 3])
 def test_the_sum_of_the_votes_is_opened_and_no_label_is_sent(candidates: int | None) -> None:
-    session, clear = encrypted(candidates=candidates)
-    votes = gathered(session)
+    session, clear = open_encrypted(candidates=candidates)
+    votes = gather_votes(session)
     assert session.learner.rounding is not None
     assert np.abs(votes - clear).max() <= session.learner.rounding < 0.01
     sent = {flow.kind for flow in session.transcript.flows}
@@ -462,8 +466,8 @@ def test_the_sum_of_the_votes_is_opened_and_no_label_is_sent(candidates: int | N
 
 
 def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
-    session, clear = encrypted(epsilon=2.0, colluders=1, candidates=2)
-    votes = gathered(session)
+    session, clear = open_encrypted(epsilon=2.0, colluders=1, candidates=2)
+    votes = gather_votes(session)
     terms = session.contract.secure_sum["noise"]
     told = terms["steps"] / (2**15 - 1) * len(session.contract.passives) ** 0.5
     assert 0.9 < (votes - clear).std() / told < 1.1
@@ -484,7 +488,7 @@ def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
 
 
 def test_a_row_of_integers_keeps_its_bound() -> None:
-    session, _ = encrypted()
+    session, _ = open_encrypted()
     helper: Any = session.helpers["passive-1"]
     ballot = session.learner.ballot  # type: ignore[attr-defined]  # of votes alone
     steps = helper.compute_matrix(ballot) * (2**15 - 1)
@@ -521,9 +525,9 @@ def test_messages_that_are_none_are_refused(
     kind: Kind, change: Callable[[bytes], bytes], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audited = kind in (Kind.COMMITMENT, Kind.COIN, Kind.CHALLENGE)
-    altered(monkeypatch, kind, change)
+    alter_message(monkeypatch, kind, change)
     with pytest.raises(RemoteProtocolError, match=said):
-        gathered(encrypted(candidates=3 if audited else None)[0])
+        gather_votes(open_encrypted(candidates=3 if audited else None)[0])
 
 
 @pytest.mark.sampled(every=5)
@@ -541,13 +545,15 @@ def test_messages_that_are_none_are_refused(
 def test_a_size_that_may_not_be_fails(
     size: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    altered(monkeypatch, Kind.BALLOT_SIZE, lambda body: msgpack.packb(msgpack.unpackb(body) | size))
+    alter_message(
+        monkeypatch, Kind.BALLOT_SIZE, lambda body: msgpack.packb(msgpack.unpackb(body) | size)
+    )
     with pytest.raises(RemoteProtocolError, match="active asks about"):
-        encrypted()
+        open_encrypted()
 
 
 def test_a_sum_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    altered(monkeypatch, Kind.SUM, lambda body: body[:-200] + bytes(200))
+    alter_message(monkeypatch, Kind.SUM, lambda body: body[:-200] + bytes(200))
     with pytest.raises(RemoteProtocolError):
         run(config_of("votes_encrypted"), tmp_path / "run")
     (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
@@ -555,8 +561,8 @@ def test_a_sum_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_passive_is_asked_once_and_for_what_was_told() -> None:
-    session, _ = encrypted()
-    gathered(session)
+    session, _ = open_encrypted()
+    gather_votes(session)
     helper: Any = session.helpers["passive-1"]
     body = msgpack.packb([session.learner.ballot.payload, b""])  # type: ignore[attr-defined]  # of votes alone
     again = envelope(body, kind=Kind.ENCRYPTED_LABELS, session=session.contract.session)
@@ -565,10 +571,10 @@ def test_a_passive_is_asked_once_and_for_what_was_told() -> None:
 
 
 def test_the_aggregator_takes_no_block_that_there_is_none_of() -> None:
-    session, _ = encrypted()
+    session, _ = open_encrypted()
     session.network.links["passive-1"].send(AGGREGATOR, Kind.CONTRIBUTION, 7, b"")
     with pytest.raises(RemoteProtocolError, match="block 7"):
-        gathered(session)
+        gather_votes(session)
 
 
 @pytest.mark.slow

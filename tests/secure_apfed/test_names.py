@@ -209,11 +209,11 @@ def test_the_star_gives_no_name_that_moved() -> None:
     assert {*given} - {"__builtins__"} == {*secure_apfed.__all__}
 
 
-def _released(guard: Any, of: Callable[[Any], Any]) -> Any:
+def release_rows(guard: Any, of: Callable[[Any], Any]) -> Any:
     return guard.release(torch.ones(2, 3), step=of(3), rows=torch.arange(2)).tolist()
 
 
-def _charged(of: Callable[[Any], Any], log: Path) -> tuple[float, bytes]:
+def charge_ledger(of: Callable[[Any], Any], log: Path) -> tuple[float, bytes]:
     ledger = secure_apfed.privacy.PrivacyLedger(
         GUARD.mechanism(), delta=1e-5, budget=None, rows=of(4), log=log
     )
@@ -221,7 +221,7 @@ def _charged(of: Callable[[Any], Any], log: Path) -> tuple[float, bytes]:
     return ledger.would_cost(of(5)), log.read_bytes()
 
 
-def _accounted(accountant: Any, of: Callable[[Any], Any]) -> Any:
+def compute_epsilon(accountant: Any, of: Callable[[Any], Any]) -> Any:
     return accountant.get_epsilon(GUARD.mechanism(), releases=of(3), delta=1e-5)
 
 
@@ -258,19 +258,19 @@ AGREEMENTS: tuple[Any, ...] = (
 def _digest(agreement: Any, of: Callable[[Any], Any]) -> bytes:
     """Return the digest of the same agreement with its numbers made so."""
 
-    def made(value: Any) -> Any:
+    def convert_numbers(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: made(one) for key, one in value.items()}
+            return {key: convert_numbers(one) for key, one in value.items()}
         if isinstance(value, tuple):
-            return tuple(map(made, value))
+            return tuple(map(convert_numbers, value))
         return of(value) if type(value) is int else value
 
-    numbers = {one.name: made(getattr(agreement, one.name)) for one in fields(agreement)}
+    numbers = {one.name: convert_numbers(getattr(agreement, one.name)) for one in fields(agreement)}
     again = replace(agreement, **numbers)
     return bytes(getattr(again, "blocks_sum", again).digest)
 
 
-def _opened_by(of: Callable[[Any], Any]) -> Any:
+def open_sum(of: Callable[[Any], Any]) -> Any:
     sums = secure_apfed.sums.CkksSum(secure_apfed.sums.SumAgreement(**PARTIES, clip_norm=1.0))
     roles: dict[str, Any] = {name: sums.make_contributor(name) for name in ("p", "q")}
     receiver = sums.make_receiver()
@@ -284,7 +284,7 @@ def _opened_by(of: Callable[[Any], Any]) -> Any:
 
 TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
     **{
-        type(guard).__name__: partial(_released, guard)
+        type(guard).__name__: partial(release_rows, guard)
         for guard in (GUARD, FrozenGaussianGuard(**NOISY), secure_apfed.privacy.NoGuard())
     },
     "gradient guard": lambda of: (
@@ -294,7 +294,7 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
     ),
     "sigma": lambda of: secure_apfed.privacy.calibrate_sigma(of(8), 1e-5, of(5), of(1)),
     **{
-        f"accountant {name}": partial(_accounted, accountant)
+        f"accountant {name}": partial(compute_epsilon, accountant)
         for name, accountant in ACCOUNTANTS.items()
         if accountant.is_available()
     },
@@ -315,7 +315,7 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
     "binding": lambda of: secure_apfed.sums.StepBinding.from_contents(
         "s", of(3), rows=b"r", message=b"m"
     ),
-    "opened sum": _opened_by,
+    "opened sum": open_sum,
     **{type(one).__name__: partial(_digest, one) for one in AGREEMENTS},
     "aligned": lambda of: {
         name: sorted(rows.tolist())  # the order is random
@@ -366,5 +366,5 @@ def test_a_whole_number_may_be_numpys(name: str) -> None:
 
 
 def test_a_ledger_of_numpys_numbers_reads_its_log_again(tmp_path: Path) -> None:
-    assert _charged(np.int64, tmp_path / "one") == _charged(int, tmp_path / "other")
-    _charged(np.int64, tmp_path / "one")
+    assert charge_ledger(np.int64, tmp_path / "one") == charge_ledger(int, tmp_path / "other")
+    charge_ledger(np.int64, tmp_path / "one")

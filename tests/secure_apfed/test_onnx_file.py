@@ -31,7 +31,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(folder: Path, dataset: str, network: dict[str, Any], precision: str) -> Config:
+def train_model(folder: Path, dataset: str, network: dict[str, Any], precision: str) -> Config:
     method = "votes" if network["network"] == "random_features" else "single_view"
     views = {"views": 2} if dataset == "digits" else {}
     epochs = 1 if method == "votes" else 3
@@ -61,7 +61,7 @@ def raw_of(model: SoloModel, features_N: torch.Tensor) -> NDArray[np.float64]:
     return features_N.double().numpy() * scale + mean
 
 
-def said(path: Path, model: SoloModel, raw: Any) -> tuple[Any, Any]:
+def predict_by_graph(path: Path, model: SoloModel, raw: Any) -> tuple[Any, Any]:
     session = onnxruntime.InferenceSession(str(path))
     if isinstance(model.encoding, ImageEncoding):
         given = {"images": raw.astype(np.float32)}
@@ -85,13 +85,13 @@ def said(path: Path, model: SoloModel, raw: Any) -> tuple[Any, Any]:
 )
 def test_it_says_what_predict_says(tmp_path: Path, dataset: str, network: str) -> None:
     precision = "float64" if network == "linear" else "float32"
-    config = trained(tmp_path / "run", dataset, NETWORKS[network], precision)
+    config = train_model(tmp_path / "run", dataset, NETWORKS[network], precision)
     model = load_model(tmp_path / "run")
     write_onnx(model, tmp_path / "model.onnx")
     data = load_data(config.data, seed=config.seed)
     raw = raw_of(model, data.active.features)
     expected_NK = model.predict(model.encoding.encode(raw)).numpy()
-    label_N, probability_NK = said(tmp_path / "model.onnx", model, raw)
+    label_N, probability_NK = predict_by_graph(tmp_path / "model.onnx", model, raw)
     assert np.abs(probability_NK - expected_NK).max() < 1e-5
     assert list(label_N) == [model.classes[best] for best in probability_NK.argmax(1)]
 
@@ -109,11 +109,11 @@ def test_a_fitted_local_model_says_the_same_in_the_graph(tmp_path: Path, name: s
     model = SoloModel(fitted.as_head(), ("a", "b", "c"), encoding, {})
     write_onnx(model, tmp_path / "model.onnx")
     expected_NK = model.predict(model.encoding.encode(rows)).numpy()
-    _, probability_NK = said(tmp_path / "model.onnx", model, rows)
+    _, probability_NK = predict_by_graph(tmp_path / "model.onnx", model, rows)
     np.testing.assert_allclose(probability_NK, expected_NK, atol=1e-5)
 
 
-def mixed() -> SoloModel:
+def make_mixed_model() -> SoloModel:
     columns = (
         NumericColumn(name="age", mean=40.0, scale=12.5),
         CategoricalColumn(name="städt", categories=("Köln", "no")),
@@ -130,7 +130,7 @@ def mixed() -> SoloModel:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
-    write_onnx(mixed(), path)
+    write_onnx(make_mixed_model(), path)
     return path
 
 
@@ -146,7 +146,7 @@ def test_a_threshold_decides_in_the_graph(tmp_path: Path) -> None:
     level = first + (0.2 if first < 0.5 else -0.2)
     model = replace(model, threshold=float(shares_NK[:, 1].quantile(level)))
     write_onnx(model, tmp_path / "model.onnx")
-    label_N, _ = said(tmp_path / "model.onnx", model, features.double().numpy())
+    label_N, _ = predict_by_graph(tmp_path / "model.onnx", model, features.double().numpy())
     decided = [model.classes[at] for at in model.decide_classes(shares_NK).tolist()]
     likeliest = [model.classes[at] for at in shares_NK.argmax(1).tolist()]
     assert np.mean(label_N == np.array(decided)) > 0.99  # a row may lie on the threshold
@@ -155,7 +155,9 @@ def test_a_threshold_decides_in_the_graph(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["output_label", "network/classes", "encoding/0"])
 def test_a_column_of_the_graph_s_own_names_is_refused(name: str, tmp_path: Path) -> None:
-    model = replace(mixed(), encoding=ColumnEncoding(columns=(NumericColumn(name=name),)))
+    model = replace(
+        make_mixed_model(), encoding=ColumnEncoding(columns=(NumericColumn(name=name),))
+    )
     with pytest.raises(ModelError, match="rename it"):
         write_onnx(model, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

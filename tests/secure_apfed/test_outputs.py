@@ -143,7 +143,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(
     process_settings: None,
 ) -> None:
     @contextmanager
-    def terminated_in_epoch_2(name: str, *, quiet: bool) -> Iterator[Any]:
+    def terminate_in_epoch_2(name: str, *, quiet: bool) -> Iterator[Any]:
         def update(progress: Progress) -> None:
             if progress.epoch == 2:
                 signal.raise_signal(signal.SIGTERM)
@@ -151,7 +151,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(
         yield update
 
     folder = tmp_path / "a run"
-    monkeypatch.setattr(progress, "show_run", terminated_in_epoch_2)
+    monkeypatch.setattr(progress, "show_run", terminate_in_epoch_2)
     call = ["secure-apfed", "run", str(run_file), "--output", str(folder)]
     monkeypatch.setattr(sys, "argv", call)
     with pytest.raises(SystemExit) as stop:

@@ -41,9 +41,9 @@ from tests.secure_apfed.seats import (
     SESSION,
     LoneActive,
     actives_own,
-    cloned,
+    clone_tensors,
     contract,
-    contributed,
+    contribute_to,
     descent_of,
     envelope,
     lone_passive,
@@ -88,7 +88,7 @@ def passive(agreed: Contract, name: str = "p1", **more: Any) -> tuple[ApfedPassi
     return lone_passive(agreed, objective, FEATURES, name, **more), objective
 
 
-def opened(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> Tensor:
+def open_sum(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> Tensor:
     sums = plain_sum()
     combined = sums.make_combiner().combine(contributions)
     binding = bind_step(SESSION, sent.step, rows, sent.payload)
@@ -107,14 +107,14 @@ def opened(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> 
 )
 def test_a_refused_batch_computes_and_changes_none(rows: list[int], z: Tensor, step: int) -> None:
     party, objective = passive(contract())
-    contributed(party, representations(torch.arange(3), random(3, D), step=4))
-    state = cloned(party.tensors())
+    contribute_to(party, representations(torch.arange(3), random(3, D), step=4))
+    state = clone_tensors(party.tensors())
     calls = objective.calls
     with pytest.raises(RemoteProtocolError, match="active"):
-        contributed(party, representations(torch.tensor(rows), z, step=step))
+        contribute_to(party, representations(torch.tensor(rows), z, step=step))
     assert objective.calls == calls
     assert same(party.tensors(), state)
-    contributed(party, representations(torch.arange(3), random(3, D), step=5))
+    contribute_to(party, representations(torch.arange(3), random(3, D), step=5))
 
 
 def test_a_passives_state_comes_back_and_old_steps_stay_refused() -> None:
@@ -123,14 +123,14 @@ def test_a_passives_state_comes_back_and_old_steps_stay_refused() -> None:
         representations(torch.arange(3), random(3, D, seed=step), step=step) for step in range(4)
     ]
     for sent in batches[:2]:
-        contributed(party, sent)
-    state = cloned(party.tensors())
-    contributed(party, batches[2])
+        contribute_to(party, sent)
+    state = clone_tensors(party.tensors())
+    contribute_to(party, batches[2])
     again, _ = passive(contract())
     again.load_tensors(state, next_step=2)
     with pytest.raises(RemoteProtocolError, match="after step 1"):
-        contributed(again, batches[1])
-    contributed(again, batches[2])
+        contribute_to(again, batches[1])
+    contribute_to(again, batches[2])
     assert same(again.tensors(), party.tensors())
 
 
@@ -171,15 +171,15 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(
     """Answer a later session again for free: the same rows and values, no others."""
     rows = torch.arange(3)
     log = tmp_path / "answers.jsonl"
-    contributed(
+    contribute_to(
         passive(first, answers=log, is_known_N=is_known_N)[0], representations(rows, ANSWERED_BD)
     )
     again, _ = passive(second, answers=log, is_known_N=is_known_N)
     if free:
-        contributed(again, representations(rows, sent))
+        contribute_to(again, representations(rows, sent))
     else:
         with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
-            contributed(again, representations(rows, sent))
+            contribute_to(again, representations(rows, sent))
 
 
 def noise_of(log: Path | None) -> ContributionNoise:
@@ -196,7 +196,7 @@ def test_every_session_has_noise_of_its_own_and_pays_for_it(tmp_path: Path) -> N
     for agreed in (contract(), later_session(contract())):
         noise = noise_of(tmp_path / "ledger")
         party, _ = passive(agreed, answers=tmp_path / "answers", noise=noise)
-        sent.append(contributed(party, representations(rows, z)))
+        sent.append(contribute_to(party, representations(rows, z)))
         counts = noise.ledger.state_dict()["counts"][:3].tolist()
         assert counts == [len(sent)] * 3
     assert sent[0] != sent[1]
@@ -214,7 +214,7 @@ def test_what_is_admitted_is_answered_once_and_counted_before_it_is_charged(tmp_
         party.sum.protect_answer(admitted, values + 1)
     again, _ = passive(later_session(agreed), answers=tmp_path / "answers", noise=noise)
     with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
-        contributed(again, representations(rows, z))
+        contribute_to(again, representations(rows, z))
     assert noise.ledger.state_dict()["counts"].tolist() == [1] * 3 + [0] * 4
 
 
@@ -268,7 +268,7 @@ def test_an_active_sends_aligned_rows_only_by_their_common_position(projection: 
 def test_below_the_minimum_an_active_sends_none_and_learns(batch: list[int], minimum: int) -> None:
     active = Active(agreed=contract(minimum_batch=minimum))
     twin = copy.deepcopy(active.networks)
-    state = cloned(active.party.role.tensors())
+    state = clone_tensors(active.party.role.tensors())
     rows = torch.tensor(batch)
     assert active.party.represent(0, rows) is None
     assert active.party.ledger.charges == 0
@@ -283,7 +283,7 @@ def test_below_the_minimum_an_active_sends_none_and_learns(batch: list[int], min
 @pytest.mark.parametrize("other", ["cut", "z", "rows", "step", "size"])
 def test_a_sum_of_something_else_changes_nothing_and_is_the_last(other: str) -> None:
     active = Active()
-    state = cloned(active.party.role.tensors())
+    state = clone_tensors(active.party.role.tensors())
     sent = active.represent(0, [7, 2, 9])
     gradients = [random(3, D)] * 2
     tensors, _ = unpack_tensors(sent.payload, SENT, sender="active")
@@ -308,7 +308,7 @@ def test_a_sum_of_something_else_changes_nothing_and_is_the_last(other: str) -> 
 # What receivers of representations refuse, what a contribution is bound to, what is charged.
 
 
-def read(rows: Any, z: Any, terms: RepresentationTerms = TERMS) -> tuple[Tensor, Tensor]:
+def parse_rows(rows: Any, z: Any, terms: RepresentationTerms = TERMS) -> tuple[Tensor, Tensor]:
     sent = representations(torch.as_tensor(rows), torch.as_tensor(z))
     return parse_representations(sent, terms, aligned=10, minimum=2)
 
@@ -330,7 +330,7 @@ DOUBLE = TERMS.model_copy(update={"dtype": "float64"})
     ],
 )
 def test_a_batch_within_rules_is_read(rows: list[int], z: Any, terms: RepresentationTerms) -> None:
-    found_B, found_BD = read(rows, z, terms)
+    found_B, found_BD = parse_rows(rows, z, terms)
     assert found_B.tolist() == rows
     assert torch.equal(found_BD, torch.as_tensor(z))
 
@@ -366,7 +366,7 @@ def test_a_batch_outside_the_rules_is_refused(
     rows: Any, z: Any, terms: RepresentationTerms, message: str
 ) -> None:
     with pytest.raises(RemoteProtocolError, match=message):
-        read(rows, z, terms)
+        parse_rows(rows, z, terms)
 
 
 def test_a_binding_changes_with_everything_it_binds() -> None:
@@ -462,7 +462,7 @@ def releases(budget: float | None = None) -> Releases:
     return Releases(guard, ledger)
 
 
-def charged(ours: Releases) -> list[int]:
+def list_charges(ours: Releases) -> list[int]:
     counts: list[int] = ours.ledger.state_dict()["counts"].tolist()
     return counts
 
@@ -472,18 +472,18 @@ def test_what_comes_out_is_counted_then_charged_by_its_digest() -> None:
     seen = []
 
     def count(digest: bytes) -> None:
-        assert charged(ours) == [0] * 5
+        assert list_charges(ours) == [0] * 5
         seen.append(digest)
 
     h_B = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
     released = ours.release(h_B, step=3, rows=RELEASED, count=count)
     assert seen == [hashlib.sha256(released.payload).digest()]
-    assert charged(ours) == [0, 1, 0, 0, 1]
+    assert list_charges(ours) == [0, 1, 0, 0, 1]
     assert released.z.shape == h_B.shape
     assert released.z.requires_grad
     again = ours.release(h_B, step=3, rows=RELEASED)
     assert again.payload == released.payload
-    assert charged(ours) == [0, 1, 0, 0, 1]
+    assert list_charges(ours) == [0, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize("error", [RemoteProtocolError, BudgetExhaustedError])
@@ -497,7 +497,7 @@ def test_a_refusal_charges_nothing_and_gives_nothing_out(error: type[Exception])
     facts: dict[str, Any] = {"step": 0, "rows": RELEASED, "count": count}
     with pytest.raises(error):
         ours.release(torch.ones(2, 3), **facts)
-    assert charged(ours) == [0] * 5
+    assert list_charges(ours) == [0] * 5
 
 
 # Near-constant batches: measured, refused by passives, kept at home by the active.
@@ -568,21 +568,21 @@ def test_a_bound_on_the_spread_lies_below_1(bad: float) -> None:
 
 def test_a_passive_refuses_a_near_constant_batch_and_computes_nothing() -> None:
     party, objective = passive(contract(spread=0.0005))
-    state = cloned(party.tensors())
+    state = clone_tensors(party.tensors())
     rows = torch.arange(4)
     one = torch.tensor([[1.0, 2.0, -1.0]], dtype=torch.float64)
     for z in (one.expand(4, 3), one * torch.tensor([[1.0], [-2.0], [3.0], [-4.0]])):
         with pytest.raises(RemoteProtocolError, match="near-constant"):
-            contributed(party, representations(rows, z.contiguous()))
+            contribute_to(party, representations(rows, z.contiguous()))
     assert objective.calls == 0
     assert same(party.tensors(), state)
-    contributed(party, representations(rows, random(4, 3)))
+    contribute_to(party, representations(rows, random(4, 3)))
 
 
 def test_a_passive_does_not_answer_near_constant_rows_among_people_that_it_does_not_know() -> None:
     is_known_N = torch.arange(len(ALIGNMENT)) < 4
     party, objective = passive(contract(spread=0.0005), is_known_N=is_known_N)
-    state = cloned(party.tensors())
+    state = clone_tensors(party.tensors())
     rows = torch.arange(len(ALIGNMENT))
     z = random(len(ALIGNMENT), 3)
     narrow = torch.where(is_known_N[:, None], z[0], z)
@@ -592,10 +592,10 @@ def test_a_passive_does_not_answer_near_constant_rows_among_people_that_it_does_
         sent = representations(rows, asked, step=step)
         other = passive(contract(weights={"p2": 0.0}), "p2")[0]
         both = {
-            "p1": contributed(party, sent),
-            "p2": contributed(other, representations(rows, asked, step=step, receiver="p2")),
+            "p1": contribute_to(party, sent),
+            "p2": contribute_to(other, representations(rows, asked, step=step, receiver="p2")),
         }
-        answers[step] = opened(both, sent, rows)
+        answers[step] = open_sum(both, sent, rows)
         if step == 0:
             assert objective.calls == 0
             assert same(descent_of(party.tensors()), descent_of(state))

@@ -16,20 +16,20 @@ from secure_apfed.organisations.own_record import OwnRecord
 from secure_apfed.runs.audit_log import Agreed, AuditLog
 from secure_apfed.runs.past_sessions import PastSessions, load_broken_sessions, load_logged_sessions
 from secure_apfed.runs.run import run
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import interrupt_run, small_config
 from tests.secure_apfed.stored_formats import STORED
 
 TRAIN = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 
 
-def sent(flows: Any) -> dict[tuple[str, str, str], int]:
+def count_bytes(flows: Any) -> dict[tuple[str, str, str], int]:
     """Return the bytes by sender, receiver and kind."""
     return {
         (flow["sender"], flow["receiver"], str(flow["kind"])): flow["wire_bytes"] for flow in flows
     }
 
 
-def read(path: Path) -> Any:
+def load_document(path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
@@ -41,25 +41,25 @@ def test_totals_of_a_run_in_memory_count_what_was_broken_off(tmp_path: Path) -> 
     steps = whole.steps
     assert (whole.sessions, steps) == (1, 6)
     assert not (tmp_path / "whole" / "broken-off.json").exists()
-    interrupted(config, folder, at_step=2)
-    first = read(folder / "broken-off.json")
-    interrupted(config, folder, at_step=5, resume=True)  # from step 0: 3 a checkpoint
-    second = read(folder / "broken-off.json")
+    interrupt_run(config, folder, at_step=2)
+    first = load_document(folder / "broken-off.json")
+    interrupt_run(config, folder, at_step=5, resume=True)  # from step 0: 3 a checkpoint
+    second = load_document(folder / "broken-off.json")
     assert (second["sessions"], second["steps"]) == (2, 7)
     result = run(config, folder, resume=True)  # from step 3
-    written = read(folder / "result.json")
+    written = load_document(folder / "result.json")
     assert (result.sessions, result.steps) == (written["sessions"], written["steps"]) == (3, 10)
     assert result.accuracy == whole.accuracy
     assert result.wire_bytes > whole.wire_bytes
     assert written["seconds"] >= second["seconds"] >= first["seconds"] > 0
     assert not (folder / "broken-off.json").exists()
     way = ("active", "passive-1", "representations")
-    once = sent(read(tmp_path / "whole" / "transcript.json"))[way]
-    every = sent(read(folder / "transcript.json"))[way]
+    once = count_bytes(load_document(tmp_path / "whole" / "transcript.json"))[way]
+    every = count_bytes(load_document(folder / "transcript.json"))[way]
     # 2 + 5 + 3 steps in place of 6, and of one size but for the last of an epoch
     assert 1.4 < every / once < 1.8
-    assert sent(second["flows"])[way] < every
-    total = sum(flow["wire_bytes"] for flow in read(folder / "transcript.json"))
+    assert count_bytes(second["flows"])[way] < every
+    total = sum(flow["wire_bytes"] for flow in load_document(folder / "transcript.json"))
     assert written["wire_bytes"] == total
 
 
@@ -84,7 +84,7 @@ def test_a_log_tells_exactly_what_its_party_counted(party: str, number: int) -> 
     }
     counted = {
         (flow["sender"], flow["receiver"], flow["kind"]): flow
-        for flow in read(folder / "transcript.json")
+        for flow in load_document(folder / "transcript.json")
     }
     assert logged == counted
     assert past.sessions == 1
@@ -130,7 +130,7 @@ def envelope(kind: Kind, step: int, session: str = "s") -> Envelope:
     )
 
 
-def agreed(resumes: int | None) -> Agreed:
+def make_agreed(resumes: int | None) -> Agreed:
     return Agreed(at=0, session="s", contract="0" * 64, resumes=resumes)
 
 
@@ -141,7 +141,7 @@ def test_sessions_steps_and_seconds_of_a_log_add_up(tmp_path: Path) -> None:
         [
             [
                 (10, greeting),
-                (11, agreed(None)),
+                (11, make_agreed(None)),
                 (12, envelope(Kind.READY, -1)),
                 (13, envelope(Kind.REPRESENTATIONS, 0)),
                 (17, envelope(Kind.REPRESENTATIONS, 4)),
@@ -150,7 +150,7 @@ def test_sessions_steps_and_seconds_of_a_log_add_up(tmp_path: Path) -> None:
             [(50, greeting)],  # nobody came
             [
                 (60, greeting),
-                (61, agreed(3)),
+                (61, make_agreed(3)),
                 (62, envelope(Kind.REPRESENTATIONS, 3)),
                 (66, envelope(Kind.CHECKPOINT, 6)),
             ],

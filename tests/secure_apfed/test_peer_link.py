@@ -65,7 +65,7 @@ def test_another_secret_or_party_is_told_at_both_ends(
     """Patience ends with attempts: once somebody came, each takes ten seconds of both clocks."""
     came, ahead_s, welcome = Event(), count(step=10.0), PeerAcceptor.admit_stranger
 
-    def noted(acceptor: PeerAcceptor, *stranger: Any) -> None:
+    def note_arrival(acceptor: PeerAcceptor, *stranger: Any) -> None:
         welcome(acceptor, *stranger)
         came.set()
 
@@ -75,7 +75,7 @@ def test_another_secret_or_party_is_told_at_both_ends(
     clock = SimpleNamespace(monotonic=hurrying, sleep=lambda _: time.sleep(0.01))
     monkeypatch.setattr(resumable_link, "time", clock)
     monkeypatch.setattr(sealed_connection, "_LOOK_S", 0.01)
-    monkeypatch.setattr(PeerAcceptor, "admit_stranger", noted)
+    monkeypatch.setattr(PeerAcceptor, "admit_stranger", note_arrival)
     bank, there = both({"secret": SECRET}, shop)
     assert says in there
     assert f"shop did not come within {LONG_S:g} s (" in bank

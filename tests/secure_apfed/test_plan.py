@@ -16,7 +16,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData
 from secure_apfed.planning import forecast
-from tests.secure_apfed.small_runs import told
+from tests.secure_apfed.small_runs import run_as_json
 
 Capture = pytest.CaptureFixture[str]
 CONFIG = """
@@ -38,7 +38,7 @@ def _config(tmp_path: Path) -> Path:
 
 
 def test_without_a_config_both_guards_are_calibrated(capsys: Capture) -> None:
-    answer = told(capsys, "plan", "--epsilon", 2, "--epochs", 50)
+    answer = run_as_json(capsys, "plan", "--epsilon", 2, "--epochs", 50)
     fresh, frozen = answer["calibration"]
     assert (fresh["mechanism"], frozen["mechanism"]) == ("gaussian", "frozen_gaussian")
     assert (fresh["releases"], frozen["releases"]) == (50, 1)
@@ -56,7 +56,7 @@ def test_without_a_config_both_guards_are_calibrated(capsys: Capture) -> None:
 
 @pytest.mark.slow
 def test_with_a_config_its_numbers_are_taken_and_options_win(config: Path, capsys: Capture) -> None:
-    answer = told(capsys, "plan", config, "--epsilon", 4, "--set", "guard.clip=2.0")
+    answer = run_as_json(capsys, "plan", config, "--epsilon", 4, "--set", "guard.clip=2.0")
     aligned = {one["protocol"]: one for one in answer["intersections"]}
     assert [name for name, one in aligned.items() if one["chosen"]] == ["ot"]
     assert aligned["vole"]["wire_bytes"] < aligned["opprf"]["wire_bytes"]
@@ -66,7 +66,9 @@ def test_with_a_config_its_numbers_are_taken_and_options_win(config: Path, capsy
     assert answer["epsilon_x"] == pytest.approx(4.0)
     assert answer["epsilon_y"] == answer["epsilon_model"] == "inf"
     frozen = ["--set", "guard={mechanism: frozen_gaussian, sigma: 3.0}"]
-    answer = told(capsys, "plan", config, "--epsilon", 1, "--epochs", 7, "--delta", 1e-6, *frozen)
+    answer = run_as_json(
+        capsys, "plan", config, "--epsilon", 1, "--epochs", 7, "--delta", 1e-6, *frozen
+    )
     (noise,) = answer["calibration"]
     assert (noise["mechanism"], noise["epochs"], noise["releases"]) == ("frozen_gaussian", 7, 1)
     assert (noise["delta"], answer["delta"]) == (1e-6, 1e-6)
@@ -75,11 +77,11 @@ def test_with_a_config_its_numbers_are_taken_and_options_win(config: Path, capsy
 @pytest.mark.slow
 def test_labels_and_private_training_are_forecast(config: Path, capsys: Capture) -> None:
     labels = ["--set", "labels={mechanism: lp_mst, epsilon: 4.0}"]
-    answer = told(capsys, "plan", config, *labels)
+    answer = run_as_json(capsys, "plan", config, *labels)
     assert answer["epsilon_y"] == 4.0
     assert answer["steps"] == 3 + 6 + 6  # of 355 rows, half of them in the first epoch
     private = ["--set", "guard={mechanism: gaussian, epsilon: 2.0}", "--set", "dp_sgd={epsilon: 6}"]
-    answer = told(capsys, "plan", config, *private)
+    answer = run_as_json(capsys, "plan", config, *private)
     assert answer["epsilon_x"] == pytest.approx(2.0)
     assert answer["epsilon_model"] == pytest.approx(6.0)
     assert 0 < answer["epsilon_y"] < 6.0
@@ -132,7 +134,7 @@ def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     changed = [f"--set={one}" for one in (f"method={method}", *changes)]
-    planned = told(capsys, "plan", config, *changed)["epsilon_passives"]
+    planned = run_as_json(capsys, "plan", config, *changed)["epsilon_passives"]
     folder = tmp_path / "run"
     arguments = ["run", str(config), *changed, "--output", str(folder), "--no-baselines"]
     assert execute(arguments) == 0
@@ -148,7 +150,7 @@ def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
 @pytest.mark.slow
 def test_it_warns_of_unsafe_and_costly_choices(config: Path, capsys: Capture) -> None:
     wide = "model={hidden: [8], representation: 2000, projection: none}"
-    warned = " ".join(told(capsys, "plan", config, "--set", wide)["warnings"])
+    warned = " ".join(run_as_json(capsys, "plan", config, "--set", wide)["warnings"])
     assert "this sends 2,000 numbers a row; with model.projection: 64 it would be 31" in warned
     assert "epsilon is infinite" in warned
     assert "the aggregator reads every gradient" in warned
@@ -167,7 +169,7 @@ def test_it_warns_of_noise_whose_seed_somebody_knows(
 ) -> None:
     for noise, told_of in (("reproducible_insecure", True), ("secret", False)):
         changes = (f"method={method}", private, f"guard.noise={noise}")
-        answer = told(capsys, "plan", config, *(f"--set={change}" for change in changes))
+        answer = run_as_json(capsys, "plan", config, *(f"--set={change}" for change in changes))
         assert any("knows the seed" in one for one in answer["warnings"]) is told_of
 
 
@@ -177,12 +179,12 @@ def test_what_the_disk_cannot_hold_is_told(
     keep: str, told_of: bool, config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1e5))
-    warned = told(capsys, "plan", config, "--set", f"transcript.keep={keep}")["warnings"]
+    warned = run_as_json(capsys, "plan", config, "--set", f"transcript.keep={keep}")["warnings"]
     assert any("this folder has 0 MB free" in one for one in warned) is told_of
 
 
 def test_of_the_active_alone_nothing_is_sent(config: Path, capsys: Capture) -> None:
-    answer = told(capsys, "plan", config, "--set=method=single_view")
+    answer = run_as_json(capsys, "plan", config, "--set=method=single_view")
     assert (answer["wire_bytes"], answer["links"]) == (0, [])
     assert (answer["epsilon_x"], answer["releases"]) == (0.0, 0)
     # Nobody receives anything, but the model is fitted to the labels.
@@ -199,15 +201,15 @@ def test_what_an_answer_takes_whatever_the_rows_is_forecast_once(
     """Two seconds, and a hundredth for each batch: the first rehearsal alone would say more."""
     rehearse, played = forecast._rehearse, list[int]()
 
-    def timed(config: Config, template: VerticalData, steps: int, **more: Any) -> Any:
+    def time_rehearsal(config: Config, template: VerticalData, steps: int, **more: Any) -> Any:
         played.append(steps)
         seconds = 2.0 + 0.01 * steps
         found = rehearse(config, template, steps, **more)
         return replace(found, step_seconds=seconds / forecast.STEPS, evaluation_seconds=0.0)
 
-    monkeypatch.setattr(forecast, "_rehearse", timed)
+    monkeypatch.setattr(forecast, "_rehearse", time_rehearsal)
     votes = ["--set", "method={name: votes, labeller: logistic}", "--set", "train.batch_size=4"]
-    answer = told(
+    answer = run_as_json(
         capsys,
         "plan",
         config,
@@ -231,18 +233,18 @@ def test_baselines_are_forecast_by_those_of_two_samples(
     """A second, and a hundredth for each row; of all classes some have a label."""
     now, taught = 0.0, list[OwnData]()
 
-    def compared(config: Config, data: OwnData, said: object) -> None:
+    def compare_baselines(config: Config, data: OwnData, said: object) -> None:
         nonlocal now
         taught.append(data)
         now += 1.0 + 0.01 * len(data.train_rows)
 
-    monkeypatch.setattr(solo, "_compare_baselines", compared)
+    monkeypatch.setattr(solo, "_compare_baselines", compare_baselines)
     monkeypatch.setattr(solo, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(solo, "_SAMPLES", (20, 40))
     few = ["--set", "data.labelled=30"]
     answer: dict[str, Any] = {}
     for more, count in ((), [20, 40]), (few, [20, 30]):
-        answer = told(capsys, "plan", config, "--baselines", *more)
+        answer = run_as_json(capsys, "plan", config, "--baselines", *more)
         assert answer["seconds"]["baselines"] == pytest.approx(1.0 + 0.01 * answer["train_rows"])
         first, second = taught[-2:]
         assert [len(own.labelled_rows) for own in (first, second)] == pytest.approx(count, abs=1)
@@ -252,19 +254,19 @@ def test_baselines_are_forecast_by_those_of_two_samples(
             assert set(own.table.labels[own.labelled_rows].tolist()) == {0, 1}
             assert torch.equal(own.train_rows, own.train_rows.unique())
     monkeypatch.setattr(solo, "_SAMPLES", (2000, 40000))
-    assert "baselines" in told(capsys, "plan", config, "--baselines")["seconds"]
+    assert "baselines" in run_as_json(capsys, "plan", config, "--baselines")["seconds"]
     assert len(taught[-1].train_rows) == len(taught[-1].labelled_rows) == answer["train_rows"]
     assert execute(["plan", str(config), "--baselines"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "(run --no-baselines spares them)" in shown
     assert "start, attacks, report" in shown
     private = ["--set", "dp_sgd={noise_multiplier: 2, clip: 1}"]
-    assert told(capsys, "plan", config, "--baselines", *private)["seconds"]["baselines"] == 0
+    assert run_as_json(capsys, "plan", config, "--baselines", *private)["seconds"]["baselines"] == 0
 
 
 @pytest.mark.slow
 def test_links_are_summed_by_kind_unless_they_are_asked_for(config: Path, capsys: Capture) -> None:
-    answer = told(capsys, "plan", config)
+    answer = run_as_json(capsys, "plan", config)
     assert answer["epsilon_passives"] == {}
     links = answer["links"]
     kinds = {link["kind"] for link in links}

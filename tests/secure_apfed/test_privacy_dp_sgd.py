@@ -200,8 +200,10 @@ def parameters(party: LoneActive) -> Tensor:
     return nn.utils.parameters_to_vector(party.role.trainer.networks.parameters()).detach()
 
 
-def by_hand(parts: ActiveNetworks, party: LoneActive, gradient_AD: Tensor, clip: float) -> Tensor:
-    """The clipped gradients of the batch, one example at a time, in the order of `parameters`."""
+def clip_gradients(
+    parts: ActiveNetworks, party: LoneActive, gradient_AD: Tensor, clip: float
+) -> Tensor:
+    """Sum clipped gradients of the batch, one example at a time, in the order of `parameters`."""
     modules = dict(parts.named_children())
     every = [*parts.parameters()]
     total = torch.zeros(sum(one.numel() for one in every), dtype=torch.float64)
@@ -228,7 +230,7 @@ def test_each_example_is_clipped_with_the_passives_row_in_it(clip: float) -> Non
     party = active(updates(clip))
     parts = networks().double()
     before = parameters(party)
-    expected = by_hand(parts, party, gradient_AD, clip)
+    expected = clip_gradients(parts, party, gradient_AD, clip)
     play(party, gradient_AD)
     moved = (before - parameters(party)) / TRAIN.learning_rate * len(BATCH)
     torch.testing.assert_close(moved, expected, rtol=1e-9, atol=1e-9 * clip)
@@ -250,7 +252,7 @@ def test_a_huge_clip_and_no_noise_is_the_plain_step_with_dropout_and_all() -> No
 def test_one_record_moves_the_update_by_no_more_than_twice_the_clip(size: float) -> None:
     clip, gradient_AD = 0.25, random(3, SIZE, seed=4)
 
-    def moved(scale: float, label: int, row: Tensor) -> Tensor:
+    def measure_move(scale: float, label: int, row: Tensor) -> Tensor:
         party = active(updates(clip))
         party.role.trainer.features_N[9] *= scale
         party.role.trainer.labels_N[9] = label
@@ -258,8 +260,8 @@ def test_one_record_moves_the_update_by_no_more_than_twice_the_clip(size: float)
         play(party, torch.cat([row[None], gradient_AD[1:]]))
         return (before - parameters(party)) / TRAIN.learning_rate * len(BATCH)
 
-    one = moved(1.0, 0, gradient_AD[0])
-    other = moved(size, 1, 1e6 * gradient_AD[0])
+    one = measure_move(1.0, 0, gradient_AD[0])
+    other = measure_move(size, 1, 1e6 * gradient_AD[0])
     assert 0 < float((one - other).norm()) <= 2 * clip * (1 + 1e-9)
 
 

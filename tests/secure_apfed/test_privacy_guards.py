@@ -46,13 +46,13 @@ def batch(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(128, 64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def made(name: str) -> RepresentationGuard:
+def make_named_guard(name: str) -> RepresentationGuard:
     return make_guard(settings_of(name), delta=1e-5, releases=5, key=KEY)
 
 
 @pytest.fixture(params=sorted(GUARDS))
 def guard(request: pytest.FixtureRequest) -> RepresentationGuard:
-    return made(request.param)
+    return make_named_guard(request.param)
 
 
 class TestEveryGuard:
@@ -66,14 +66,14 @@ class TestEveryGuard:
         self, dtype: torch.dtype, guard: RepresentationGuard
     ) -> None:
         h_BD = batch(dtype=dtype).requires_grad_()
-        z_BD = made(guard.name).release(h_BD, step=0, rows=ROWS)
+        z_BD = make_named_guard(guard.name).release(h_BD, step=0, rows=ROWS)
         assert (z_BD.shape, z_BD.dtype) == (h_BD.shape, dtype)
         z_BD.sum().backward()
         assert h_BD.grad is not None
 
     def test_what_it_keeps_makes_another_release_the_same(self, guard: RepresentationGuard) -> None:
         guard.release(batch(), step=0, rows=ROWS)
-        again = made(guard.name)
+        again = make_named_guard(guard.name)
         again.load_tensors(guard.tensors())
         assert torch.equal(again.repeats(ROWS + 1), guard.repeats(ROWS + 1))
         assert again.count_charges(9) == guard.count_charges(9) <= 9
@@ -134,7 +134,7 @@ class TestGaussianGuard:
     ) -> torch.Tensor:
         return guard.release(h_BD, step=step, rows=rows) - clip_rows(h_BD, guard.clip)
 
-    def correlated(self, first: torch.Tensor, second: torch.Tensor) -> bool:
+    def is_correlated(self, first: torch.Tensor, second: torch.Tensor) -> bool:
         stacked = torch.stack([first.flatten(), second.flatten()])
         return abs(float(torch.corrcoef(stacked)[0, 1])) > 5 / math.sqrt(first.numel())
 
@@ -142,20 +142,20 @@ class TestGaussianGuard:
         h_BD = batch(dtype=torch.float64)
         first = self.noise(gaussian, h_BD, 0)
         other = GaussianGuard(clip=1.5, sigma=0.5, key=bytes(32))
-        assert self.correlated(first, self.noise(gaussian, h_BD, 0))
-        assert not self.correlated(first, self.noise(gaussian, h_BD, 1))
-        assert not self.correlated(first, self.noise(gaussian, h_BD, 0, ROWS.flip(0)))
-        assert not self.correlated(first, self.noise(other, h_BD, 0))
+        assert self.is_correlated(first, self.noise(gaussian, h_BD, 0))
+        assert not self.is_correlated(first, self.noise(gaussian, h_BD, 1))
+        assert not self.is_correlated(first, self.noise(gaussian, h_BD, 0, ROWS.flip(0)))
+        assert not self.is_correlated(first, self.noise(other, h_BD, 0))
         changed = h_BD.clone()
         changed[5, 3] += 1e-9
-        assert not self.correlated(first, self.noise(gaussian, changed, 0))
+        assert not self.is_correlated(first, self.noise(gaussian, changed, 0))
 
     def test_reproducible_noise_depends_on_the_step_and_not_on_content(self) -> None:
         guard = GaussianGuard(clip=1.5, sigma=0.5, key=KEY, noise="reproducible_insecure")
         h_BD = batch(dtype=torch.float64)
         other = batch(1, dtype=torch.float64)
         assert torch.allclose(self.noise(guard, h_BD, 0), self.noise(guard, other, 0), atol=1e-12)
-        assert not self.correlated(self.noise(guard, h_BD, 0), self.noise(guard, h_BD, 1))
+        assert not self.is_correlated(self.noise(guard, h_BD, 0), self.noise(guard, h_BD, 1))
         assert "does not know the run's seed" in guard.describe_guarantee()
 
     def test_the_key_is_in_no_text_and_no_pickle(self, gaussian: GaussianGuard) -> None:

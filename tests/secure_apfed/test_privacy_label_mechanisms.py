@@ -47,12 +47,12 @@ def keep_probability(epsilon: float) -> float:
     return math.exp(epsilon) / (math.exp(epsilon) + CLASSES - 1)
 
 
-def kept_as_often_as(answers: torch.Tensor, probability: float) -> bool:
+def is_kept_as_often(answers: torch.Tensor, probability: float) -> bool:
     deviation = math.sqrt(len(LABELS) * probability * (1 - probability))
     return abs(int((answers == LABELS).sum()) - len(LABELS) * probability) < 5 * deviation
 
 
-def correlated(first: torch.Tensor, second: torch.Tensor) -> bool:
+def is_correlated(first: torch.Tensor, second: torch.Tensor) -> bool:
     return abs(float(torch.corrcoef(torch.stack([first, second]).double())[0, 1])) > 0.03
 
 
@@ -62,11 +62,11 @@ def test_labels_are_kept_as_often_as_stated_and_not_as_at_other_epsilons(
     epsilon: float, name: str
 ) -> None:
     answers = mechanism(name, epsilon).randomise_labels(LABELS, key=KEY)
-    assert kept_as_often_as(answers, keep_probability(epsilon))
+    assert is_kept_as_often(answers, keep_probability(epsilon))
     for wrong in (2 / 3, 3 / 2):
-        assert not kept_as_often_as(answers, keep_probability(epsilon * wrong))
+        assert not is_kept_as_often(answers, keep_probability(epsilon * wrong))
         bad = mechanism(name, epsilon * wrong).randomise_labels(LABELS, key=KEY)
-        assert not kept_as_often_as(bad, keep_probability(epsilon))
+        assert not is_kept_as_often(bad, keep_probability(epsilon))
 
 
 def test_no_mechanism_gives_labels_away_and_says_so() -> None:
@@ -96,7 +96,7 @@ def test_the_same_labels_and_key_give_the_same_answers_and_others_others(name: s
     # One other label changes all chances.
     changed = LABELS.clone()
     changed[0] = 1
-    assert not correlated(
+    assert not is_correlated(
         first != LABELS, mechanism(name).randomise_labels(changed, key=KEY) != changed
     )
 
@@ -182,12 +182,12 @@ PRIORS = {
 }
 
 
-def staged(epsilon: float = 1.0) -> MultiStageResponse:
+def make_response(epsilon: float = 1.0) -> MultiStageResponse:
     return MultiStageResponse(epsilon=epsilon, classes=4)
 
 
-def stated(prior: list[float], epsilon: float) -> np.ndarray:
-    """P(answer | label) as Algorithms 1 and 2 of Ghazi et al. 2021 say, written out anew."""
+def compute_probabilities(prior: list[float], epsilon: float) -> np.ndarray:
+    """Compute P(answer | label) by Algorithms 1 and 2 of Ghazi et al. 2021, written anew."""
     order = sorted(range(len(prior)), key=lambda y: (-prior[y], y))
 
     def right(k: int) -> float:
@@ -212,11 +212,11 @@ def test_every_answer_has_the_chance_that_the_algorithm_states(
     epsilon: float, prior: list[float]
 ) -> None:
     prior_NK = torch.tensor(prior, dtype=torch.float64).expand(ROWS, 4)
-    table = stated(prior, epsilon)
+    table = compute_probabilities(prior, epsilon)
     for one, other in itertools.permutations(table, 2):
         assert (one <= math.exp(epsilon) * other + 1e-12).all()
     for label in range(4):
-        answers = staged(epsilon).randomise_labels(
+        answers = make_response(epsilon).randomise_labels(
             torch.full((ROWS,), label), key=KEY, prior_NK=prior_NK
         )
         counts = torch.bincount(answers, minlength=4).numpy()
@@ -226,16 +226,20 @@ def test_every_answer_has_the_chance_that_the_algorithm_states(
 
 def test_a_prior_belongs_to_its_row_and_another_gives_independent_chances() -> None:
     rows = torch.eye(4)[[2, 0, 3]]
-    assert staged().randomise_labels(torch.tensor([0, 1, 2]), key=KEY, prior_NK=rows).tolist() == [
+    assert make_response().randomise_labels(
+        torch.tensor([0, 1, 2]), key=KEY, prior_NK=rows
+    ).tolist() == [
         2,
         0,
         3,
     ]
     labels = torch.zeros(ROWS, dtype=torch.int64)
     prior = torch.full((ROWS, 4), 0.25)
-    moved = staged().randomise_labels(labels, key=KEY, prior_NK=prior) != 0
+    moved = make_response().randomise_labels(labels, key=KEY, prior_NK=prior) != 0
     prior[0] = torch.tensor([0.26, 0.25, 0.25, 0.24])
-    assert not correlated(moved, staged().randomise_labels(labels, key=KEY, prior_NK=prior) != 0)
+    assert not is_correlated(
+        moved, make_response().randomise_labels(labels, key=KEY, prior_NK=prior) != 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -251,7 +255,7 @@ def test_a_prior_belongs_to_its_row_and_another_gives_independent_chances() -> N
 )
 def test_what_is_no_prior_is_refused(wrong: torch.Tensor) -> None:
     with pytest.raises(ModelError, match="gives no probabilities"):
-        staged().randomise_labels(torch.tensor([0, 1]), key=KEY, prior_NK=wrong)
+        make_response().randomise_labels(torch.tensor([0, 1]), key=KEY, prior_NK=wrong)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +265,7 @@ def test_what_is_no_prior_is_refused(wrong: torch.Tensor) -> None:
 )
 def test_a_prior_of_another_shape_is_refused(shaped: torch.Tensor) -> None:
     with pytest.raises(LocalProtocolError, match=r"a prior has shape \(2, 4\)"):
-        staged().randomise_labels(torch.tensor([0, 1]), key=KEY, prior_NK=shaped)
+        make_response().randomise_labels(torch.tensor([0, 1]), key=KEY, prior_NK=shaped)
 
 
 def test_what_is_said_of_labels_without_label_dp() -> None:

@@ -470,7 +470,7 @@ def test_a_release_is_not_computed_again_by_backward() -> None:
 
 
 def test_the_layer_leaves_the_global_generators_and_dtypes_alone() -> None:
-    def read_state() -> list[object]:
+    def list_state() -> list[object]:
         numpy_state: Any = np.random.get_state()  # noqa: NPY002
         return [
             torch.get_rng_state().tolist(),
@@ -481,9 +481,9 @@ def test_the_layer_leaves_the_global_generators_and_dtypes_alone() -> None:
             torch.is_grad_enabled(),
         ]
 
-    before = read_state()
+    before = list_state()
     guard = make_guard()
     guard.check_encoder(nn.Identity(), torch.randn(4, 3, generator=torch.Generator()))
     release_batch(copy.deepcopy(guard))
     guard.load_state_dict(guard.state_dict())
-    assert read_state() == before
+    assert list_state() == before

@@ -16,7 +16,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy import accountants
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import VoteResponse
-from tests.memory import traced
+from tests.memory import trace_memory
 
 DELTA = 1e-5
 NOISY = accountants.GaussianRelease(noise_multiplier=5.0)
@@ -339,8 +339,8 @@ class TestDamage:
         assert log.read_bytes() == torn
 
 
-def chained(*lines: dict[str, Any]) -> bytes:
-    """A log whose running hash holds: whoever can write the file can compute it."""
+def chain_lines(*lines: dict[str, Any]) -> bytes:
+    """Return a log whose running hash holds: whoever writes the file can compute it."""
     chain = b""
     content = b""
     for fields in lines:
@@ -353,7 +353,7 @@ def chained(*lines: dict[str, Any]) -> bytes:
 HEADER = {"accountant": "gdp", "format": 1, "noise_multiplier": 5.0, "rows": 10}
 
 
-def packed(content: bytes, count: int, /, **changes: Any) -> dict[str, Any]:
+def pack_rows(content: bytes, count: int, /, **changes: Any) -> dict[str, Any]:
     rows = base64.b64encode(zlib.compress(content, 9)).decode()
     return {"step": 0, "digest": "00", "count": count, "rows": rows, **changes}
 
@@ -365,9 +365,9 @@ class TestHostileLog:
     ) -> None:
         """A line of 2.8 MB took 10.5 GB."""
         log.parent.mkdir()
-        packed_rows = packed(bytes(80_000_000), 0)
-        log.write_bytes(chained(HEADER, {**packed_rows, "count": count}))
-        with traced() as peak:
+        packed_rows = pack_rows(bytes(80_000_000), 0)
+        log.write_bytes(chain_lines(HEADER, {**packed_rows, "count": count}))
+        with trace_memory() as peak:
             with pytest.raises(CheckpointError, match="not as a ledger wrote it from line 2"):
                 ledger_at(log)
             assert peak() < 5e6
@@ -375,28 +375,28 @@ class TestHostileLog:
     def test_releases_are_read_one_by_one(self, log: Path) -> None:
         rows = 20_000
         times = 400
-        every = packed(np.ones(rows, dtype="<u4").tobytes(), rows)
+        every = pack_rows(np.ones(rows, dtype="<u4").tobytes(), rows)
         lines = ({**every, "step": step} for step in range(times))
         log.parent.mkdir()
-        log.write_bytes(chained({**HEADER, "rows": rows + 1}, *lines))
-        with traced() as peak:
+        log.write_bytes(chain_lines({**HEADER, "rows": rows + 1}, *lines))
+        with trace_memory() as peak:
             assert ledger_at(log, rows=rows + 1).get_privacy_spent().releases == times
             assert peak() < 20e6  # all at once: 64 MB
 
     @pytest.mark.parametrize(
         "line",
         [
-            packed(bytes(4), 1, step=math.inf),
-            packed(bytes(4), 1, step=math.nan),
-            packed(bytes(4), 1, step=[]),
-            packed(bytes(4), 1, digest=3),
-            packed(bytes(4), 1, count="1"),
-            packed(bytes(4), -1),
-            packed(bytes(3), 1),
-            packed(bytes(8), 1),
-            packed(bytes(4), 1, rows="AAAA"),
-            packed(bytes(4), 1, rows=3),
-            packed(bytes(44), 11),
+            pack_rows(bytes(4), 1, step=math.inf),
+            pack_rows(bytes(4), 1, step=math.nan),
+            pack_rows(bytes(4), 1, step=[]),
+            pack_rows(bytes(4), 1, digest=3),
+            pack_rows(bytes(4), 1, count="1"),
+            pack_rows(bytes(4), -1),
+            pack_rows(bytes(3), 1),
+            pack_rows(bytes(8), 1),
+            pack_rows(bytes(4), 1, rows="AAAA"),
+            pack_rows(bytes(4), 1, rows=3),
+            pack_rows(bytes(44), 11),
         ],
         ids=range(11),
     )
@@ -404,7 +404,7 @@ class TestHostileLog:
         self, line: dict[str, Any], log: Path
     ) -> None:
         log.parent.mkdir()
-        log.write_bytes(chained(HEADER, line))
+        log.write_bytes(chain_lines(HEADER, line))
         with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
             ledger_at(log)
 
@@ -416,7 +416,7 @@ class TestHostileLog:
 def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: Path) -> None:
     """Noise from the seed depends on the step alone: the difference of the two carries none."""
 
-    def opened(*, seeded: bool, budget: float | None = None) -> PrivacyLedger:
+    def open_ledger(*, seeded: bool, budget: float | None = None) -> PrivacyLedger:
         mechanism = accountants.GaussianRelease(noise_multiplier=2.0)
         log = tmp_path / f"{seeded}.jsonl"
         return PrivacyLedger(mechanism, delta=1e-5, budget=budget, rows=4, log=log, seeded=seeded)
@@ -424,18 +424,18 @@ def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: 
     rows = torch.tensor([1, 2])
     nobody = torch.tensor([], dtype=torch.int64)
     for seeded in (True, False):
-        ledger = opened(seeded=seeded)
+        ledger = open_ledger(seeded=seeded)
         ledger.charge(step=0, rows=rows, digest=b"first")
         ledger.charge(step=0, rows=rows, digest=b"first")
         ledger.charge(step=0, rows=nobody, digest=b"of nobody")
         ledger.charge(step=1, rows=rows, digest=b"next")
         assert ledger.get_privacy_spent().epsilon_x < math.inf
     with pytest.raises(BudgetExhaustedError, match="epsilon inf"):
-        opened(seeded=True, budget=50.0).charge(step=0, rows=rows, digest=b"second")
-    assert opened(seeded=True).get_privacy_spent().epsilon_x < math.inf
+        open_ledger(seeded=True, budget=50.0).charge(step=0, rows=rows, digest=b"second")
+    assert open_ledger(seeded=True).get_privacy_spent().epsilon_x < math.inf
     for seeded in (True, False):
-        opened(seeded=seeded).charge(step=0, rows=rows, digest=b"second")
-        again = opened(seeded=seeded).get_privacy_spent()
+        open_ledger(seeded=seeded).charge(step=0, rows=rows, digest=b"second")
+        again = open_ledger(seeded=seeded).get_privacy_spent()
         assert (again.releases, math.isinf(again.epsilon_x), math.isinf(again.mu)) == (
             3,
             seeded,
@@ -444,16 +444,16 @@ def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: 
 
 
 def test_a_repeated_step_stays_repeated_in_a_checkpoint_without_a_log() -> None:
-    def opened(state: dict[str, torch.Tensor] | None = None) -> PrivacyLedger:
+    def open_ledger(state: dict[str, torch.Tensor] | None = None) -> PrivacyLedger:
         ledger = PrivacyLedger(NOISY, delta=DELTA, budget=None, rows=4, log=None, seeded=True)
         if state is not None:
             ledger.load_state_dict(state)
         return ledger
 
-    once = opened()
+    once = open_ledger()
     charge(once, 0, 1, digest=b"first")
-    assert opened(once.state_dict()).get_privacy_spent().epsilon_x < math.inf
-    later = opened(once.state_dict())  # the same step with other bytes, after resuming
+    assert open_ledger(once.state_dict()).get_privacy_spent().epsilon_x < math.inf
+    later = open_ledger(once.state_dict())  # the same step with other bytes, after resuming
     charge(later, 0, 1, digest=b"second")
     assert later.get_privacy_spent().epsilon_x == math.inf
-    assert opened(later.state_dict()).get_privacy_spent().epsilon_x == math.inf
+    assert open_ledger(later.state_dict()).get_privacy_spent().epsilon_x == math.inf

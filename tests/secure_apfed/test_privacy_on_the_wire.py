@@ -26,7 +26,7 @@ from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from tests.secure_apfed.seats import own_of
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import interrupt_run, small_config
 from tests.secure_apfed.test_privacy_guards import scale_fits
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -60,14 +60,14 @@ def config_of(method: str, mechanism: str) -> Config:
 
 
 @cache
-def played(method: str, mechanism: str, run_number: int = 0) -> RunResult:
-    """A run whose clip is so small beside its noise that noise is all that can be seen."""
+def run_noisy(method: str, mechanism: str, run_number: int = 0) -> RunResult:
+    """Run with a clip so small beside the noise that noise is all that can be seen."""
     del run_number  # names one of several runs that are alike
     return run(config_of(method, mechanism), None)
 
 
-def received(result: RunResult) -> dict[tuple[str, str], list[tuple[int, Tensor, Tensor]]]:
-    """By sender and receiver: step, rows and representations of every message, in order."""
+def list_messages(result: RunResult) -> dict[tuple[str, str], list[tuple[int, Tensor, Tensor]]]:
+    """List step, rows and representations of every message, by sender and receiver."""
     expected = {
         "rows": TensorSpec(torch.int64, (None,)),
         "z": TensorSpec(torch.float32, (None, D)),
@@ -85,8 +85,8 @@ def received(result: RunResult) -> dict[tuple[str, str], list[tuple[int, Tensor,
 @pytest.mark.sampled(every=4)
 @each_run
 def test_every_message_carries_the_noise_that_is_charged(method: str, mechanism: str) -> None:
-    result = played(method, mechanism)
-    links = received(result)
+    result = run_noisy(method, mechanism)
+    links = list_messages(result)
     assert len(links) == 2
     for messages in links.values():
         first: dict[int, Tensor] = {}
@@ -107,8 +107,8 @@ def test_every_message_carries_the_noise_that_is_charged(method: str, mechanism:
 @each_run
 def test_the_account_counts_what_was_received(method: str, mechanism: str) -> None:
     """T is read off the messages: the different releases of the row that was sent most often."""
-    result = played(method, mechanism)
-    for messages in received(result).values():
+    result = run_noisy(method, mechanism)
+    for messages in list_messages(result).values():
         different: dict[int, set[bytes]] = {}
         sent: Counter[int] = Counter()
         for _, rows_B, z_BD in messages:
@@ -133,8 +133,8 @@ def test_a_bound_that_leaves_nothing_of_a_row_is_refused(clip: float) -> None:
 @pytest.mark.slow
 def test_two_runs_alike_share_no_noise() -> None:
     first, second = (
-        torch.cat([z_BD for _, _, z_BD in next(iter(received(result).values()))])
-        for result in (played("apfed_c", "gaussian"), played("apfed_c", "gaussian", 1))
+        torch.cat([z_BD for _, _, z_BD in next(iter(list_messages(result).values()))])
+        for result in (run_noisy("apfed_c", "gaussian"), run_noisy("apfed_c", "gaussian", 1))
     )
     together = torch.stack([first.flatten(), second.flatten()])
     assert abs(float(torch.corrcoef(together)[0, 1])) < 5 / math.sqrt(together.shape[1])
@@ -148,17 +148,17 @@ def test_a_resumed_run_goes_on_with_its_frozen_rows(at_step: int, tmp_path: Path
     guard = {"mechanism": "frozen_gaussian", "epsilon": 2.0}
     config = Config.model_validate(config.model_dump() | {"guard": guard})
 
-    interrupted(config, tmp_path / "run", at_step=at_step)
+    interrupt_run(config, tmp_path / "run", at_step=at_step)
     result = run(config, tmp_path / "run", resume=True)
     assert result.privacy.releases == 1
-    (messages, _) = received(result).values()
+    (messages, _) = list_messages(result).values()
     frozen: dict[int, bytes] = {}
     for _, rows_B, z_BD in messages:
         for row, z_D in zip(rows_B.tolist(), z_BD, strict=True):
             assert frozen.setdefault(row, z_D.numpy().tobytes()) == z_D.numpy().tobytes()
 
 
-def under_sums(
+def make_summed_config(
     method: str = "apfed_r", noise: dict[str, Any] | None = None, **changes: Any
 ) -> Config:
     usual: dict[str, Any] = {
@@ -183,7 +183,7 @@ def result_of(config: Config, folder: Path) -> dict[str, Any]:
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("method", "rows"), [("apfed_r", 1), ("apfed_c", 64)])
 def test_every_passive_accounts_apart_from_actives(method: str, rows: int, tmp_path: Path) -> None:
-    result = result_of(under_sums(method), tmp_path / "run")
+    result = result_of(make_summed_config(method), tmp_path / "run")
     steps = result["sum"]["noise"]["steps"]
     assert steps == 3 * 32767
     sensitivity = sensitivity_in_steps(levels=32767, columns=4, rows=rows)
@@ -205,7 +205,7 @@ def test_every_passive_accounts_apart_from_actives(method: str, rows: int, tmp_p
 
 @pytest.mark.slow
 def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(tmp_path: Path) -> None:
-    result = result_of(under_sums(noise={"epsilon": 8.0}), tmp_path / "run")
+    result = result_of(make_summed_config(noise={"epsilon": 8.0}), tmp_path / "run")
     assert all(7.9 < account["epsilon"] <= 8.0 for account in result["contributions"].values())
     read = load_run(tmp_path / "run")
     assert read.facts.noisy
@@ -222,7 +222,7 @@ def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(tmp_path
 def test_colluders_and_a_defence_that_mixes_rows_cost_noise(
     changes: dict[str, Any], times: float, honest: int
 ) -> None:
-    configs = [under_sums(noise={"epsilon": 8.0}, **one) for one in ({}, changes)]
+    configs = [make_summed_config(noise={"epsilon": 8.0}, **one) for one in ({}, changes)]
     data = load_data(configs[0].data, seed=0)
     noises: list[Any] = [open_session(config, data).secure_sum["noise"] for config in configs]
     usual, more = noises
@@ -233,8 +233,8 @@ def test_colluders_and_a_defence_that_mixes_rows_cost_noise(
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["reproducible_insecure", "secret"])
 def test_a_stopped_run_resumes_and_pays_for_what_it_plays_again(noise: str, tmp_path: Path) -> None:
-    config = under_sums(guard={"mechanism": "gaussian", "sigma": 1.0, "noise": noise})
-    interrupted(config, tmp_path / "run", at_step=8)
+    config = make_summed_config(guard={"mechanism": "gaussian", "sigma": 1.0, "noise": noise})
+    interrupt_run(config, tmp_path / "run", at_step=8)
     run(config, tmp_path / "run", resume=True)
     result = json.loads((tmp_path / "run" / "result.json").read_bytes())
     assert {one["releases"] for one in result["contributions"].values()} == {4}
@@ -248,7 +248,7 @@ def test_a_stopped_run_resumes_and_pays_for_what_it_plays_again(noise: str, tmp_
 @pytest.mark.slow
 def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
     """The write-ahead log remembers what was sent, whatever checkpoint is loaded."""
-    config = under_sums(noise={"epsilon": 4.0})
+    config = make_summed_config(noise={"epsilon": 4.0})
     result = result_of(config, tmp_path)
     agreed = result["sum"]["noise"]
     folder = tmp_path / "parties" / "passive-1"
@@ -267,7 +267,7 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_before_training() -> None:
     without_clip = {"scheme": "plain", "clip": None, "noise": NOISE}
     with pytest.raises(ConfigError, match="needs a bound on rows"):
-        run(under_sums(secure_sum=without_clip), None)
+        run(make_summed_config(secure_sum=without_clip), None)
 
 
 @pytest.mark.parametrize(
@@ -282,4 +282,4 @@ def test_noise_that_does_not_fit_is_refused_before_training(
     noise: dict[str, Any], colluders: int, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        run(under_sums(noise=noise, colluders=colluders), None)
+        run(make_summed_config(noise=noise, colluders=colluders), None)

@@ -33,7 +33,7 @@ SUMMED: dict[str, Any] = {"numbers": 6, "moved": 1, "honest": 3}
 quiet = pytest.mark.filterwarnings("ignore:PrivateRelease.disable_noise")
 
 
-def made(**changed: Any) -> PrivateRelease:
+def make_release(**changed: Any) -> PrivateRelease:
     return PrivateRelease(**{"clip": 1, **BUDGET, **changed})
 
 
@@ -43,7 +43,7 @@ def made(**changed: Any) -> PrivateRelease:
 def test_kind_and_shape_are_kept_and_the_gradient_is_of_the_clip(
     shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    guard = made()
+    guard = make_release()
     h = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     noisy = h.clone().requires_grad_()
     clipped = h.clone().requires_grad_()
@@ -55,13 +55,13 @@ def test_kind_and_shape_are_kept_and_the_gradient_is_of_the_clip(
     assert torch.equal(noisy.grad, clipped.grad)  # type: ignore[arg-type]  # both are there
     assert not len(h) or not torch.equal(z, c)
     if dtype != torch.bfloat16:
-        array = made()(h.numpy(), rows=slice(len(h)))
+        array = make_release()(h.numpy(), rows=slice(len(h)))
         assert (type(array), array.dtype) == (np.ndarray, h.numpy().dtype)
 
 
 @quiet
 def test_noise_is_as_large_as_said_and_the_budget_is_used_up_to_the_end() -> None:
-    guard = made()
+    guard = make_release()
     h = 5 * torch.randn(N, 8, dtype=torch.float64)
     with guard.disable_noise():
         clipped = guard(h)
@@ -79,12 +79,12 @@ def test_noise_is_as_large_as_said_and_the_budget_is_used_up_to_the_end() -> Non
 
 
 def test_off_is_of_one_guard_in_one_thread_counts_nothing_and_says_so() -> None:
-    guard, h, elsewhere = made(), 5 * torch.ones(2, 4), list[torch.Tensor]()
+    guard, h, elsewhere = make_release(), 5 * torch.ones(2, 4), list[torch.Tensor]()
     with ExitStack() as evaluation:
         with pytest.warns(UnsafeChoiceWarning, match="whoever receives these reads them"):
             evaluation.enter_context(guard.disable_noise())
         assert guard(h).tolist() == [pytest.approx([0.5] * 4)] * 2
-        assert made()(h, rows=[0, 1]).std() > 0.1
+        assert make_release()(h, rows=[0, 1]).std() > 0.1
         thread = threading.Thread(target=lambda: elsewhere.append(guard(h, rows=[0, 1])))
         thread.start()
         thread.join()
@@ -92,13 +92,13 @@ def test_off_is_of_one_guard_in_one_thread_counts_nothing_and_says_so() -> None:
     assert guard.get_privacy_spent().releases == 1
     report = guard.report()
     assert report.startswith("no guarantee for the 2 rows that went through disable_noise(), ")
-    assert "nothing was released yet" in made(epochs=40).report()
+    assert "nothing was released yet" in make_release(epochs=40).report()
 
 
 def test_threads_take_turns_and_copies_and_forks_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    guard, charge, steps = made(epochs=40), PrivacyLedger.charge, list[int]()
+    guard, charge, steps = make_release(epochs=40), PrivacyLedger.charge, list[int]()
 
     def slowly(ledger: PrivacyLedger, *, step: int, **charged: Any) -> None:
         charge(ledger, step=step, **charged)
@@ -128,14 +128,14 @@ def test_threads_take_turns_and_copies_and_forks_are_refused(
 
 
 def test_a_compiled_step_draws_noise_each_time() -> None:
-    guard, h = made(), torch.zeros(2, 9)
+    guard, h = make_release(), torch.zeros(2, 9)
     step = torch.compile(lambda h: guard(2 * h, rows=[0, 1]), backend="eager")
     assert not torch.equal(step(h), step(h))
     assert guard.get_privacy_spent().releases == 2
 
 
 def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
-    guard = made()
+    guard = make_release()
     h = torch.zeros(2, 3)
     for values, rows, message in (
         (h, None, "say with rows= which of the 512 rows these are"),
@@ -181,7 +181,7 @@ def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
 )
 def test_settings_out_of_range_are_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        made(**changed)
+        make_release(**changed)
 
 
 def test_contributions_have_the_noise_of_all_in_their_sum_and_an_account_each() -> None:
@@ -220,7 +220,7 @@ def test_noise_is_drawn_for_rows_of_the_account_alone(shape: tuple[int, ...], mo
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_row_that_occurs_twice_is_released_twice(times: int) -> None:
     """The published bound of T Gaussian releases together (Dong et al. 2022), solved anew here."""
-    guard = made()
+    guard = make_release()
     z = guard(torch.zeros(times, 64), rows=[9] * times)
     assert len({row.numpy().tobytes() for row in z}) == times
     mu = np.sqrt(times) * 2 / guard.sigma
@@ -239,7 +239,7 @@ def test_a_row_that_occurs_twice_is_released_twice(times: int) -> None:
 
 
 def test_batches_drawn_with_replacement_run_until_the_budget_of_one_row_is_spent() -> None:
-    guard = made(epochs=8)
+    guard = make_release(epochs=8)
     drawn = np.random.default_rng(0)
     counts = np.zeros(N, int)
     for _ in range(24):

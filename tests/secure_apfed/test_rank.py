@@ -251,7 +251,9 @@ class Played:
 
 
 @cache
-def played(method: str, columns: int, classes: int, changes: tuple[tuple[str, Any], ...]) -> Played:
+def play_run(
+    method: str, columns: int, classes: int, changes: tuple[tuple[str, Any], ...]
+) -> Played:
     said: dict[str, Any] = {"name": method}
     other = dict(changes)
     if METHODS[method].public_facts.opens_votes is not None:
@@ -274,8 +276,8 @@ def played(method: str, columns: int, classes: int, changes: tuple[tuple[str, An
     return Played(config, data, result.recording)
 
 
-def opened_of(run: Played) -> tuple[Tensor, NDArray[np.float64]] | None:
-    """Positions (N,) and all that the active opened of them over the run, (N, C)."""
+def collect_sums(run: Played) -> tuple[Tensor, NDArray[np.float64]] | None:
+    """Return positions (N,) and all sums that the active opened of them in the run, (N, C)."""
     knowledge = Knowledge(classes=len(run.data.classes), victim="passive-1")
     view = recorded.view_of(
         run.recording, ("active",), knowledge=knowledge, behaviour="curious", iterations=1
@@ -293,7 +295,7 @@ def opened_of(run: Played) -> tuple[Tensor, NDArray[np.float64]] | None:
 
 def most_read(run: Played) -> float:
     """R2 of the passive whose columns least squares from 30 known people read best; 0: nothing."""
-    found = opened_of(run)
+    found = collect_sums(run)
     if found is None:
         return 0.0
     positions, opened_NC = found
@@ -329,12 +331,12 @@ WORDS: dict[Any, Any] = {
 }
 
 
-def with_words(changes: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+def replace_words(changes: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
     return tuple((key, WORDS.get(value, value)) for key, value in changes)
 
 
 def test_summed_linear_representations_tell_most_of_narrow_tables() -> None:
-    run = played("split_nn_sum", 2, 4, (("network", "linear"),))
+    run = play_run("split_nn_sum", 2, 4, (("network", "linear"),))
     assert not is_below_rank(run)
     assert most_read(run) > 0.8  # weights move from batch to batch, and rows are clipped
 
@@ -346,14 +348,14 @@ def test_summed_linear_representations_tell_most_of_narrow_tables() -> None:
 def test_numbers_that_reach_the_rank_tell_everything(
     method: str, columns: int, classes: int, changes: tuple[tuple[str, Any], ...]
 ) -> None:
-    run = played.__wrapped__(method, columns, classes, with_words(changes))
+    run = play_run.__wrapped__(method, columns, classes, replace_words(changes))
     assert not is_below_rank(run)
     assert most_read(run) > 0.999
 
 
 @pytest.mark.slow
 def test_the_products_own_attack_reads_everything_then_and_its_score_says_so() -> None:
-    run = played.__wrapped__("apfed_code", 3, 4, with_words(EVERYTHING[0][3]))
+    run = play_run.__wrapped__("apfed_code", 3, 4, replace_words(EVERYTHING[0][3]))
     choice = AttackChoice(name="sum_regression", options={"shadow_rows": 30, "iterations": 20})
     for result in run_attacks(run.recording, [choice], seed=0):
         assert result.applicable
@@ -389,17 +391,17 @@ CASES = [
 def test_what_is_declared_below_rank_is_not_read(
     method: str, columns: int, classes: int, changes: tuple[tuple[str, Any], ...]
 ) -> None:
-    run = played(method, columns, classes, changes)
+    run = play_run(method, columns, classes, changes)
     numbers = run.config.method.linear_numbers(run.config, classes)
     read = most_read(run)
     assert read <= READ or not is_below_rank(run), (method, numbers, read)
-    assert opened_of(run) is None or numbers > 0 or read <= READ
+    assert collect_sums(run) is None or numbers > 0 or read <= READ
 
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("columns", [8, 12])
 def test_a_code_within_the_bound_is_not_read(columns: int) -> None:
-    run = played("apfed_code", columns, 4, ())
+    run = play_run("apfed_code", columns, 4, ())
     assert is_below_rank(run)
     assert most_read(run) < 0.5
 

@@ -87,18 +87,18 @@ def test_every_function_of_the_table_is_there(file: str) -> None:
     assert len(FOUND) >= 18
 
 
-def finished(folder: Path) -> None:
+def resume_finished_run(folder: Path) -> None:
     (folder / "result.json").write_text("{}")
     with RunFolder(folder).open_for_run(small_config(), resume=True):
         pass
 
 
-def never_begun(folder: Path) -> None:
+def resume_run_without_checkpoint(folder: Path) -> None:
     with RunFolder(folder).open_for_run(small_config(), resume=True):
         pass
 
 
-def begun(folder: Path) -> None:
+def begin_begun_run(folder: Path) -> None:
     active = folder / "parties" / "active"
     active.mkdir(parents=True)
     (active / "checkpoint-3.bin").write_bytes(b"")
@@ -106,29 +106,29 @@ def begun(folder: Path) -> None:
         pass
 
 
-def over(folder: Path) -> None:
+def lock_ended_folder(folder: Path) -> None:
     (folder / "ended.json").write_text("{}")
     with PartyFolder(folder).lock_for_run(resume=True):
         pass
 
 
-def damaged(folder: Path) -> None:
+def load_damaged_checkpoint(folder: Path) -> None:
     path = folder / "checkpoint-3.bin"
     path.write_bytes(b"12")
     load_with_checksum(path)
 
 
-def without_folder(folder: Path) -> None:
+def resume_without_folder(folder: Path) -> None:
     del folder
     run(small_config(), None, resume=True)
 
 
-def of_other_keys(folder: Path) -> None:
+def load_with_other_keys(folder: Path) -> None:
     mine = {"party": "lab", "identity": b"", "keys": "1", "config": "2", "table": "3"}
     keeper._check_content(folder / "checkpoint-3.bin", {**mine, "keys": "4"}, mine)
 
 
-def of_other_settings(folder: Path) -> None:
+def load_with_other_settings(folder: Path) -> None:
     mine = {"party": "lab", "identity": b"", "keys": "1", "config": "2", "table": "3"}
     keeper._check_content(folder / "checkpoint-3.bin", {**mine, "config": "4"}, mine)
 
@@ -136,14 +136,26 @@ def of_other_settings(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("do", "first", "cause"),
     [
-        (finished, "nothing to do: ", "holds a finished run"),
-        (never_begun, "start the run without --resume: ", "there is no checkpoint"),
-        (begun, "resume the run (--resume), or choose another folder: ", "holds a run already"),
-        (over, "choose another folder: ", "part of a finished run"),
-        (damaged, "restore ", "truncated or altered"),
-        (without_folder, "name the folder of the run, ", "has no checkpoint"),
-        (of_other_keys, "finish the run with the version that began it", "other keys"),
-        (of_other_settings, "resume with the config.yaml of that run: ", "another configuration"),
+        (resume_finished_run, "nothing to do: ", "holds a finished run"),
+        (
+            resume_run_without_checkpoint,
+            "start the run without --resume: ",
+            "there is no checkpoint",
+        ),
+        (
+            begin_begun_run,
+            "resume the run (--resume), or choose another folder: ",
+            "holds a run already",
+        ),
+        (lock_ended_folder, "choose another folder: ", "part of a finished run"),
+        (load_damaged_checkpoint, "restore ", "truncated or altered"),
+        (resume_without_folder, "name the folder of the run, ", "has no checkpoint"),
+        (load_with_other_keys, "finish the run with the version that began it", "other keys"),
+        (
+            load_with_other_settings,
+            "resume with the config.yaml of that run: ",
+            "another configuration",
+        ),
     ],
 )
 def test_what_a_person_reads(

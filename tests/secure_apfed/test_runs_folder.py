@@ -42,7 +42,7 @@ from secure_apfed.runs.outcome import RunResult, load_recording
 from secure_apfed.runs.run import PastAlignment, run, share_alignments
 from secure_apfed.runs.solo import Predictions, RowComparison, load_model
 from tests.secure_apfed.seats import contract, own_of
-from tests.secure_apfed.small_runs import interrupted, said_to_people, small_config
+from tests.secure_apfed.small_runs import interrupt_run, read_stderr, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 ONE_EPOCH = {"epochs": 1, "batch_size": 64, "device": "cpu"}
@@ -133,7 +133,7 @@ def test_what_was_changed_on_purpose_is_accepted_as_the_error_says(
     old = folder.config.read_text()
     folder.config.write_text(old.replace("name: test", "name: renamed", 1))
     assert execute(["report", str(folder.path)]) == 3
-    assert "sha256sum config.yaml" in said_to_people(capsys)
+    assert "sha256sum config.yaml" in read_stderr(capsys)
 
     told = f"{hashlib.sha256(folder.config.read_bytes()).hexdigest()}  config.yaml\n"
     lines = folder.digests.read_text().splitlines(keepends=True)
@@ -247,7 +247,7 @@ def test_parameters_that_somebody_wrote_are_checked(
         load_model(copied)
 
 
-def _in_place_of(path: Path, kind: str) -> None:
+def replace_file(path: Path, kind: str) -> None:
     path.unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(path)
@@ -272,7 +272,7 @@ def test_only_plain_files_of_a_finished_run_are_read(
 ) -> None:
     """An endless or silent file would take all memory or all time."""
     path = copied / name
-    _in_place_of(path, kind)
+    replace_file(path, kind)
     with pytest.raises(CheckpointError, match=f"{name}: is no plain file"):
         read(copied)
     path.rmdir() if kind == "folder" else path.unlink()
@@ -408,7 +408,7 @@ def test_a_report_and_a_study_write_behind_no_link(
 def test_a_resumed_run_follows_no_link(tmp_path: Path, elsewhere: Path, open_mask: None) -> None:
     config = small_config(labels={"mechanism": "randomised_response", "epsilon": 1.0})
     folder = tmp_path / "runs" / "sent"
-    interrupted(config, folder, at_step=9)
+    interrupt_run(config, folder, at_step=9)
     assert mode(folder) == 0o700
     party = folder / "parties" / "active"
     for path in (
@@ -418,7 +418,7 @@ def test_a_resumed_run_follows_no_link(tmp_path: Path, elsewhere: Path, open_mas
         party / "labels-active.log",  # read at the run's end, whose checkpoint is another one
     ):
         whole = path.read_bytes()
-        _in_place_of(path, "pipe")
+        replace_file(path, "pipe")
         with pytest.raises(CheckpointError, match=path.name):
             run(config, folder, resume=True)
         path.unlink()
@@ -446,7 +446,7 @@ def test_the_lock_is_a_plain_file(kind: str, tmp_path: Path, elsewhere: Path) ->
     folder.mkdir(mode=0o700)
     lock = folder / ".lock"
     if kind in ("pipe", "folder"):
-        _in_place_of(lock, kind)
+        replace_file(lock, kind)
     else:
         lock.symlink_to(precious if kind == "link" else elsewhere / "absent")
     with pytest.raises(CheckpointError, match=r"\.lock"):
@@ -562,7 +562,7 @@ def test_what_is_no_regular_file_is_refused_whatever_it_is(
     (tmp_path / "link").symlink_to(precious)
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
     for kind in ("pipe", "folder"):
-        _in_place_of(tmp_path / kind, kind)
+        replace_file(tmp_path / kind, kind)
     with pytest.raises(CheckpointError, match=message):
         files.open_regular(tmp_path / name, create=True)
     assert precious.read_text() == "precious"
@@ -673,13 +673,13 @@ def test_runs_on_the_same_tables_stand_in_one_order_count_its_bytes_and_find_the
 def test_tables_that_are_brought_share_an_alignment_where_their_ids_are_the_same() -> None:
     config = small_config("votes", **SHORT)
     tables, again = (load_data(config.data, seed=config.seed) for _ in range(2))
-    features_changed = changed(config, "passive-1", negated)
+    features_changed = change_table(config, "passive-1", negate_features)
     with share_alignments({}):
         first = run(config, None, data=tables)
         for same_people in (tables, again, features_changed):
             assert torch.equal(rows_of(first), rows_of(run(config, None, data=same_people)))
         others = [
-            run(config, None, data=changed(config, "passive-1", turned)),
+            run(config, None, data=change_table(config, "passive-1", reverse_rows)),
             run(config, None),
         ]
     for other in others:
@@ -689,32 +689,34 @@ def test_tables_that_are_brought_share_an_alignment_where_their_ids_are_the_same
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_in_its_own_order(tmp_path: Path) -> None:
     config = small_config("apfed_c")
-    interrupted(config, tmp_path / "run", at_step=9)
+    interrupt_run(config, tmp_path / "run", at_step=9)
     with share_alignments({}):
         shared = run(small_config("votes", **SHORT), None)
         resumed = run(config, tmp_path / "run", resume=True)
     assert not torch.equal(rows_of(shared), rows_of(resumed))
 
 
-def changed(config: Config, party: str, change: Callable[[PartyTable], PartyTable]) -> VerticalData:
-    """The run's tables, one of them changed."""
+def change_table(
+    config: Config, party: str, change: Callable[[PartyTable], PartyTable]
+) -> VerticalData:
+    """Return the run's tables, one of them changed."""
     data = load_data(config.data, seed=config.seed)
     tables = [change(one) if one.name == party else one for one in data.tables]
     return replace(data, table=tables[0], passives=tuple(tables[1:]))
 
 
-def turned(table: PartyTable) -> PartyTable:
+def reverse_rows(table: PartyTable) -> PartyTable:
     labels = None if table.labels is None else table.labels.flip(0)
     return replace(table, ids=table.ids[::-1], features=table.features.flip(0), labels=labels)
 
 
-def negated(table: PartyTable) -> PartyTable:
+def negate_features(table: PartyTable) -> PartyTable:
     return replace(table, features=-table.features)
 
 
 OTHERS: list[tuple[str, Callable[[PartyTable], PartyTable]]] = [
-    ("active", turned),
-    ("passive-1", turned),
+    ("active", reverse_rows),
+    ("passive-1", reverse_rows),
     (
         "passive-2",
         lambda table: replace(
@@ -732,10 +734,10 @@ OTHERS: list[tuple[str, Callable[[PartyTable], PartyTable]]] = [
 @pytest.mark.parametrize("mechanism", ["gaussian", "frozen_gaussian"])
 def test_other_people_or_labels_are_refused(mechanism: str, tmp_path: Path) -> None:
     config = small_config(guard={"mechanism": mechanism, "sigma": 1.0})
-    interrupted(config, tmp_path, at_step=9)
+    interrupt_run(config, tmp_path, at_step=9)
     for party, change in OTHERS:
         with pytest.raises(CheckpointError, match=f"the table of {party} .* positions"):
-            run(config, tmp_path, resume=True, data=changed(config, party, change))
+            run(config, tmp_path, resume=True, data=change_table(config, party, change))
 
 
 @pytest.mark.sampled(every=2)
@@ -755,11 +757,11 @@ def test_changed_features_are_charged(
 ) -> None:
     """The noise depends on what it hides: the steps after the checkpoint are played anew."""
     config = small_config(**changes)
-    interrupted(config, tmp_path, at_step=9)
+    interrupt_run(config, tmp_path, at_step=9)
     ledger = tmp_path / "parties" / "active" / f"ledger-{log}.jsonl"
     before = ledger.read_bytes()
     with pytest.raises(BudgetExhaustedError, match=refusal):
-        run(config, tmp_path, resume=True, data=changed(config, "active", negated))
+        run(config, tmp_path, resume=True, data=change_table(config, "active", negate_features))
     assert ledger.read_bytes().startswith(before)
 
 
@@ -772,8 +774,8 @@ def test_noise_of_the_seed_ends_every_claim(
     """The steps that are played anew have the same noise: their difference has none."""
     guard = {"mechanism": "gaussian", "sigma": 20.0, "noise": noise}
     config = small_config(method, guard=guard, dp_sgd={"noise_multiplier": 20.0})
-    interrupted(config, tmp_path, at_step=9)
-    data = changed(config, "active", negated)
+    interrupt_run(config, tmp_path, at_step=9)
+    data = change_table(config, "active", negate_features)
     privacy = run(config, tmp_path, resume=True, data=data).privacy
     sent = method == "apfed_c"
     assert math.isinf(privacy.epsilon_x) is (ends and sent)

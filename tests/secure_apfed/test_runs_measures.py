@@ -52,7 +52,7 @@ def config_of(**settings: Any) -> Config:
     )
 
 
-def kept_in(folder: Path, threshold: float | None = None) -> Scored:
+def load_kept_scores(folder: Path, threshold: float | None = None) -> Scored:
     kept = load_scores(RunFolder(folder), "single_view", threshold=threshold)
     assert kept is not None
     return kept
@@ -69,7 +69,7 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
     assert dict(told) == lines[-1]["measures"]["single_view"] == card["measures"]["single_view"]
     assert outcome.scores == result.scores == {"single_view": told["auc"]}
     assert told["accuracy"] == outcome.accuracy["single_view"]
-    kept = kept_in(folder.path)
+    kept = load_kept_scores(folder.path)
     assert measure_all(kept) == pytest.approx(told)
     assert stat.S_IMODE(folder.scored.stat().st_mode) == 0o600
     data = result.recording.data
@@ -91,7 +91,7 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
 def test_a_threshold_is_kept_and_decides(tmp_path: Path) -> None:
     run(config_of(threshold=1e-9), tmp_path / "number")
     lines = (tmp_path / "number/metrics.jsonl").read_text().splitlines()
-    kept = kept_in(tmp_path / "number")
+    kept = load_kept_scores(tmp_path / "number")
     share = float(kept.truth.mean())
     assert [json.loads(line)["accuracy"]["single_view"] for line in lines] == [share] * 3
     result = run(config_of(threshold="f1"), tmp_path / "run")
@@ -101,7 +101,7 @@ def test_a_threshold_is_kept_and_decides(tmp_path: Path) -> None:
     shares = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     shares[1] = torch.tensor([1 - result.threshold - 1e-3, result.threshold + 1e-3])
     assert model.decide_classes(shares).tolist() == [1, 1]
-    kept = kept_in(tmp_path / "run", result.threshold)
+    kept = load_kept_scores(tmp_path / "run", result.threshold)
     assert ACCURACY.compute_value(kept) == result.accuracy["single_view"]
 
 
@@ -198,7 +198,7 @@ def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:
 def test_a_training_that_diverged_is_reported_as_such(tmp_path: Path) -> None:
     config = config_of(measure="auc", train={"learning_rate": 1e30})
     assert math.isnan(run(config, tmp_path / "run").scores["single_view"])
-    kept = kept_in(tmp_path / "run")
+    kept = load_kept_scores(tmp_path / "run")
     assert np.isnan(kept.scores).any()
     assert "its training diverged" in write_report(tmp_path / "run").read_text()
 

@@ -40,7 +40,7 @@ from secure_apfed.runs.outcome import RunResult, load_recording
 from secure_apfed.runs.run import run
 from tests.contracts.sum_parties import SealKeys, find_secrets, secrets_alive
 from tests.secure_apfed.seats import actives_own
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import interrupt_run, small_config
 from tests.waiting import wait_until
 from tests.with_crypten import pair_of, usable_secure_sums
 
@@ -116,7 +116,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
     assert len(sessions) == 1  # a stage of labels begins within the session
     for at_step in stops:
         folder = tmp_path / f"stopped at {at_step}"
-        interrupted(config, folder, at_step=at_step)
+        interrupt_run(config, folder, at_step=at_step)
         run(config, folder, resume=True)
         assert_same_run(whole, folder)
 
@@ -150,7 +150,7 @@ def test_a_run_that_broke_off_at_its_end_keeps_its_last_epoch(
 def test_rare_checkpoints_find_the_same(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
     rare = small_config(checkpoint_every=2)
     folder = tmp_path / "run"
-    interrupted(rare, folder, at_step=23)
+    interrupt_run(rare, folder, at_step=23)
     steps = sorted(int(path.stem.split("-")[1]) for path in folder.rglob("checkpoint-*.bin"))
     assert set(steps) == {0, steps[-1]}
     run(rare, folder, resume=True)
@@ -169,7 +169,7 @@ PRIVATE: dict[str, Any] = {"dp_sgd": {"clip": 0.5, "epsilon": 12.0}}
 def test_private_training_resumes_and_refunds_nothing(method: str, tmp_path: Path) -> None:
     config = small_config(method, **PRIVATE)
     run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "run", at_step=15)
+    interrupt_run(config, tmp_path / "run", at_step=15)
     ledger = tmp_path / "run" / "parties" / "active" / "ledger-active+updates.jsonl"
     charged = len(ledger.read_text().splitlines())
     assert charged == 1 + 15  # beyond the checkpoint, which lies at step 12
@@ -186,7 +186,7 @@ def test_private_training_resumes_and_refunds_nothing(method: str, tmp_path: Pat
 def test_secret_noise_is_the_same_after_a_resume(tmp_path: Path) -> None:
     """Steps after the last checkpoint were sent already: sending other noise would cost more."""
     config = small_config(guard={"mechanism": "gaussian", "epsilon": 8.0})
-    interrupted(config, tmp_path / "run", at_step=9)
+    interrupt_run(config, tmp_path / "run", at_step=9)
     shutil.copytree(tmp_path / "run", tmp_path / "twin")
     for name in ("run", "twin"):
         run(config, tmp_path / name, resume=True)
@@ -238,7 +238,7 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
 @pytest.mark.slow
 def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
     config = small_config(guard={"mechanism": "gaussian", "epsilon": 8.0})
-    interrupted(config, tmp_path / "run", at_step=9)
+    interrupt_run(config, tmp_path / "run", at_step=9)
     for name in ("active", "passive-1", "passive-2"):
         party = tmp_path / "run" / "parties" / name
         assert (party / "checkpoint-6.bin").stat().st_mode & 0o077 == 0
@@ -254,7 +254,7 @@ def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_damage_is_told_before_training_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    interrupted(small_config(), folder, at_step=9)
+    interrupt_run(small_config(), folder, at_step=9)
     with pytest.raises(CheckpointError, match="no finished run"):
         load_recording(folder)
     with pytest.raises(CheckpointError, match="another configuration"):
@@ -319,7 +319,7 @@ def test_settings_for_nobody_are_an_error() -> None:
 
 def test_nothing_begins_anew_over_what_was_released(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    interrupted(small_config(), folder, at_step=9)
+    interrupt_run(small_config(), folder, at_step=9)
     for checkpoint in (folder / "parties" / "active").glob("checkpoint-*"):
         checkpoint.unlink()
     kept = {path: path.read_bytes() for path in (folder / "parties").rglob("*-*.*")}
@@ -417,15 +417,15 @@ def key_holders(monkeypatch: pytest.MonkeyPatch) -> list[KeyHolder]:
     made: list[KeyHolder] = []
     genuine = KeyHolder.__init__
 
-    def remembered(self: KeyHolder, *args: Any) -> None:
+    def remember_holder(self: KeyHolder, *args: Any) -> None:
         genuine(self, *args)
         made.append(self)
 
-    monkeypatch.setattr(KeyHolder, "__init__", remembered)
+    monkeypatch.setattr(KeyHolder, "__init__", remember_holder)
     return made
 
 
-def refused_at(step: int, config: Config, folder: Path, *, resume: bool = False) -> None:
+def require_refusal(step: int, config: Config, folder: Path, *, resume: bool = False) -> None:
     genuine = Links.send
 
     def altering(links: Links, receiver: str, kind: Kind, at: int, payload: bytes = b"") -> None:
@@ -447,7 +447,7 @@ def allowing(refused: int, **changes: Any) -> Config:
 
 @pytest.mark.slow
 def test_a_refused_sum_needs_another_key(key_holders: list[KeyHolder], tmp_path: Path) -> None:
-    refused_at(9, allowing(0), tmp_path / "run")
+    require_refusal(9, allowing(0), tmp_path / "run")
     (first,) = key_holders
     with pytest.raises(LocalProtocolError, match="refused the sum of step 9"):
         first.decode(b"", (1, 1), Any)  # type: ignore[call-overload]  # nothing is looked at any more
@@ -463,11 +463,11 @@ def test_a_refused_sum_needs_another_key(key_holders: list[KeyHolder], tmp_path:
 def test_a_run_goes_on_after_refused_sums_only_as_often_as_its_user_allows(tmp_path: Path) -> None:
     """Each session may tell bits of the same numbers; the refusals count over all of them."""
     folder = tmp_path / "run"
-    refused_at(9, allowing(0), folder)
+    require_refusal(9, allowing(0), folder)
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"refused 1 sum of this run.*refused_sums is 0"):
             run(allowing(0), folder, resume=True)
-    refused_at(12, allowing(1), folder, resume=True)
+    require_refusal(12, allowing(1), folder, resume=True)
     with pytest.raises(CheckpointError, match=r"refused 2 sums of this run.*refused_sums is 1"):
         run(allowing(1), folder, resume=True)
     noted = folder / "parties" / "active" / "refused-active.jsonl"
@@ -483,7 +483,7 @@ def test_a_run_goes_on_after_refused_sums_only_as_often_as_its_user_allows(tmp_p
 def test_a_note_that_nobody_can_read_counts_as_a_refused_sum(tmp_path: Path) -> None:
     """Torn by a kill, or damaged: it was written since a sum was refused."""
     config = small_config()
-    interrupted(config, tmp_path / "run", at_step=3)
+    interrupt_run(config, tmp_path / "run", at_step=3)
     assert not list((tmp_path / "run").rglob("refused-active.jsonl"))
     note = tmp_path / "run" / "parties" / "active" / "refused-active.jsonl"
     for content in (b"{", b"\xff\xfe", b"\n\n[]", b"x" * 100):
@@ -544,7 +544,7 @@ class Probe:
         for party, asks in ((ApfedActive, "forward"), (TvflActive, "train_on_parts")):
             patch.setattr(party, asks, self._asking(getattr(party, asks)))
         patch.setattr(TvflPassive, "represent", self._counting(TvflPassive.represent))
-        patch.setattr(PassiveSum, "protect_answer", self._summed(PassiveSum.protect_answer))
+        patch.setattr(PassiveSum, "protect_answer", self.wrap_answer(PassiveSum.protect_answer))
 
     def _asking(self, honest: Callable[..., Any]) -> Callable[..., Any]:
         def ask(party: Any, *args: Any) -> Any:
@@ -568,7 +568,7 @@ class Probe:
 
         return answer
 
-    def _summed(self, honest: Callable[..., bytes]) -> Callable[..., bytes]:
+    def wrap_answer(self, honest: Callable[..., bytes]) -> Callable[..., bytes]:
         def answer(sum_end: PassiveSum, admitted: Admitted, values_BD: Any) -> bytes:
             sent = honest(sum_end, admitted, values_BD)
             self._note(sum_end.name, admitted.step, admitted.rows, values_BD.tobytes())
@@ -589,7 +589,7 @@ def test_breaking_off_and_resuming_gets_no_more_answers(
 ) -> None:
     config = bare(method)
     probe = Probe(monkeypatch)
-    interrupted(config, tmp_path, at_step=4)
+    interrupt_run(config, tmp_path, at_step=4)
     agreed = EPOCHS + config.rules.spare_answers + extra_answers
     refusal = f"asked passive-[12] for a row more than {agreed} times, all sessions"
     with pytest.raises(RemoteProtocolError, match=refusal):
@@ -599,7 +599,7 @@ def test_breaking_off_and_resuming_gets_no_more_answers(
 
 def break_off(config: Config, folder: Path, *, times: int) -> None:
     for _ in range(times):
-        interrupted(config, folder, at_step=4, resume=True)
+        interrupt_run(config, folder, at_step=4, resume=True)
 
 
 @pytest.mark.slow
@@ -607,7 +607,7 @@ def break_off(config: Config, folder: Path, *, times: int) -> None:
 def test_an_honest_run_that_breaks_off_often_answers_alike(protocol: str, tmp_path: Path) -> None:
     rules = {"spare_answers": 0}
     config = bare("apfed_c", secure_sum=pair_of(protocol), rules=rules)
-    interrupted(config, tmp_path, at_step=4)
+    interrupt_run(config, tmp_path, at_step=4)
     break_off(config, tmp_path, times=3)
     run(config, tmp_path, resume=True)
     steps = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"]

@@ -29,7 +29,7 @@ from secure_apfed.privacy.randomised_response import (
 from secure_apfed.runs.folder import load_with_checksum, save_tensors, write_with_checksum
 from secure_apfed.runs.run import run
 from secure_apfed.runs.training_labels import TrainingLabels
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import interrupt_run, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -38,7 +38,7 @@ RESPONSE = {"mechanism": "randomised_response", "epsilon": 1.0}
 STAGES = {"mechanism": "lp_mst", "epsilon": 1.0}
 
 
-def held_of(config: Config) -> OwnData:
+def load_active_data(config: Config) -> OwnData:
     held = load_data(config.data, seed=0).select_party("active")
     assert held is not None
     return held
@@ -151,7 +151,7 @@ def test_labels_are_answered_once_and_saved_before_they_train(
     answer = create_autospec(kind.randomise_labels, side_effect=kind.randomise_labels)
     monkeypatch.setattr(kind, "randomise_labels", answer)
     # Two epochs of four steps, then a step with all labels.
-    interrupted(config, tmp_path / "run", at_step=9)
+    interrupt_run(config, tmp_path / "run", at_step=9)
     rows = len(load_data(config.data, seed=0).train_rows)
     answered = [len(labels_N) for (_, labels_N), _ in answer.call_args_list]
     assert answered == [len(part) for part in torch.arange(rows).tensor_split(parts)]
@@ -203,7 +203,7 @@ def test_stages_begin_at_even_spans(stages: int, first: list[int]) -> None:
 
 def test_a_model_that_diverged_gives_no_prior() -> None:
     config = config_of("single_view", labels=STAGES)
-    labels = TrainingLabels(config, held_of(config), key=KEY)
+    labels = TrainingLabels(config, load_active_data(config), key=KEY)
     labels.answer_stage(None)
     broken = torch.nn.Linear(10, 2)
     torch.nn.init.constant_(broken.weight, float("nan"))
@@ -217,7 +217,7 @@ def test_a_model_that_diverged_gives_no_prior() -> None:
 def test_an_older_checkpoint_draws_the_same_answers_or_none(altered: bool, tmp_path: Path) -> None:
     """Put back from before the second stage: the same bits go on, other bits are refused."""
     config = config_of(labels=STAGES, guard={"mechanism": "none"})
-    interrupted(config, tmp_path, at_step=10)
+    interrupt_run(config, tmp_path, at_step=10)
     active = tmp_path / "parties" / "active"
     log = active / "labels-active.log"
     assert len(log.read_text().split()) == 2
@@ -239,7 +239,7 @@ def test_an_older_checkpoint_draws_the_same_answers_or_none(altered: bool, tmp_p
 
 def test_answers_that_are_not_of_this_run_are_refused() -> None:
     config = config_of(labels=STAGES)
-    labels = TrainingLabels(config, held_of(config), key=KEY)
+    labels = TrainingLabels(config, load_active_data(config), key=KEY)
     labels.answer_stage(None)
     good = labels.tensors()["answers"].clone()
     of_no_class = good.where(good < 0, 2)
@@ -258,7 +258,7 @@ def test_a_fast_audit_of_the_labels_that_reach_a_method(factor: float, caught: b
     assert data.active.labels is not None
     true = data.active.labels[data.train_rows]
     said = torch.zeros(2, 2)
-    held = held_of(config)
+    held = load_active_data(config)
     for at in range(100):
         labels = TrainingLabels(config, held, key=at.to_bytes(32, "big"))
         labels.answer_stage(None)

@@ -25,7 +25,7 @@ from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, COMBINATIONS, SoloTask, find_baseline
 from secure_apfed.solo.fitted import KINDS, FittedModel
 from secure_apfed.solo.interface import cache_fits
-from tests.secure_apfed.small_runs import interrupted
+from tests.secure_apfed.small_runs import interrupt_run
 from tests.secure_apfed.test_methods_votes import OPENINGS, config_of, noisy
 
 ALL = [name for name in BASELINES if name != "network"]
@@ -110,11 +110,11 @@ TAUGHT: Mapping[str, Mapping[str, Any]] = {
 def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let labelled rows doubt that votes are help, whatever these are."""
 
-    def doubted(*of: Any, **more: Any) -> tuple[np.ndarray, Help]:
+    def pool_with_doubt(*of: Any, **more: Any) -> tuple[np.ndarray, Help]:
         likely_UK, found = pool_opinions(*of, **more)
         return likely_UK, replace(found, gain=-1.0)
 
-    monkeypatch.setattr(student, "pool_opinions", doubted)
+    monkeypatch.setattr(student, "pool_opinions", pool_with_doubt)
 
 
 def averaging(**more: Any) -> Config:
@@ -183,11 +183,11 @@ def test_an_average_is_calibrated(
     kept = Student.refit_excluding
     without: list[Any] = []
 
-    def noted(own: Student, rows: torch.Tensor) -> Any:
+    def refit_and_note(own: Student, rows: torch.Tensor) -> Any:
         without.append(kept(own, rows))
         return without[-1]
 
-    monkeypatch.setattr(Student, "refit_excluding", noted)
+    monkeypatch.setattr(Student, "refit_excluding", refit_and_note)
     result = run(averaging(calibration=0.2, **TAUGHT[name]), tmp_path / "run")
     assert len(without) == 3
     assert all(torch.nn.Linear in map(type, one.head.modules()) for one in without)
@@ -202,7 +202,7 @@ def test_an_average_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Monk
     unsure(monkeypatch)
     config = averaging(checkpoint_every=1, **TAUGHT["network"])
     run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "parts", at_step=5)
+    interrupt_run(config, tmp_path / "parts", at_step=5)
     run(config, tmp_path / "parts", resume=True)
     whole, parts = (
         load(RunFolder(tmp_path / one).model.read_bytes()) for one in ("whole", "parts")
@@ -262,10 +262,10 @@ def test_where_votes_are_no_help_the_best_solo_model_is_kept(
     """Its file, its ONNX file and what the run measured say the same, whoever taught it."""
     found = Help(30, 1.0 if used else -1.0, 0.1, 0.9, 0.5)
 
-    def judged(*of: object, **more: object) -> object:
+    def pool_with_verdict(*of: object, **more: object) -> object:
         return pool_opinions(*of, **more)[0], found  # type: ignore[arg-type]  # as it was asked
 
-    monkeypatch.setattr(student, "pool_opinions", judged)
+    monkeypatch.setattr(student, "pool_opinions", pool_with_verdict)
     data = {"dataset": "breast_cancer", "active_view": 2, "labelled": 30}
     result = run(config_of(method={"name": "votes", "help": "judged"}, data=data), tmp_path / "run")
     assert result.help is not None

@@ -44,8 +44,14 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.simulation import describe_obstacles
 from secure_apfed.runs.solo import load_model, predict_file, predict_into, row_writer
 from secure_apfed.settings.data import DataSettings, PartySettings
-from tests.memory import traced
-from tests.secure_apfed.small_runs import Said, interrupted, said_to_people, small_config, told
+from tests.memory import trace_memory
+from tests.secure_apfed.small_runs import (
+    Said,
+    interrupt_run,
+    read_stderr,
+    run_as_json,
+    small_config,
+)
 from tests.secure_apfed.whole_files import load_features
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -239,11 +245,11 @@ def test_a_broken_off_run_goes_on_alike(tmp_path: Path) -> None:
     brief = {"epochs": 4, "batch_size": 64, "learning_rate": 0.02, "device": "cpu"}
     config = config_of(train=brief)
     whole = run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "part", at_step=7)
+    interrupt_run(config, tmp_path / "part", at_step=7)
     assert run(config, tmp_path / "part", resume=True).scores == whole.scores
 
 
-def in_onnx(folder: Path) -> dict[str, Any]:
+def predict_by_graph(folder: Path) -> dict[str, Any]:
     """Return what the model's graph tells of the active's file, by output."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -267,7 +273,7 @@ def test_predict_and_onnx_tell_numbers_in_the_unit(tmp_path: Path) -> None:
     assert list(frame) == ["id", "prediction"]
     assert frame["prediction"].to_numpy() == pytest.approx(told.outputs.numpy())
     assert told.as_json()["predictions"][0]["id"] == "p0"
-    said = in_onnx(tmp_path)["output_prediction"]
+    said = predict_by_graph(tmp_path)["output_prediction"]
     assert said == pytest.approx(told.outputs.numpy(), rel=1e-5)
 
 
@@ -457,14 +463,14 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(trained: Path, tmp_path: 
 def test_predict_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["predict", "--model", str(trained / "run"), "--data"]
     arguments = [*command, str(trained / "active.csv"), "--output", str(tmp_path / "told.csv")]
-    whole = told(capsys, *arguments)
+    whole = run_as_json(capsys, *arguments)
     assert (whole["rows"], [one["name"] for one in whole["columns"]]) == (120, ["a", "b"])
     assert execute(arguments) == 0
     assert "120 rows written" in capsys.readouterr().err
     rows = pd.read_csv(trained / "active.csv").iloc[:5].assign(a=1e3)
     rows.to_csv(tmp_path / "rows.csv", index=False)
     assert execute([*command, str(tmp_path / "rows.csv")]) == 0
-    said = said_to_people(capsys)
+    said = read_stderr(capsys)
     assert "column 'a': a row lies" in said
     jointly = [*command, str(tmp_path / "rows.csv"), "--jointly", "own.yaml", "--id-column", "id"]
     assert execute(jointly) == 2
@@ -481,7 +487,7 @@ def test_memory_does_not_grow_with_the_rows(
     peaks = []
     for rows in (2_500, 10_000):
         row.loc[[0] * rows].assign(id=range(rows)).to_csv(tmp_path / "rows.csv", index=False)
-        with traced() as peak:
+        with trace_memory() as peak:
             predict_into(trained / "run", tmp_path / "rows.csv", tmp_path / "out.csv")
             peaks.append(peak())
     assert peaks[1] < 1.5 * peaks[0]

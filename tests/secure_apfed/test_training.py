@@ -278,12 +278,12 @@ def test_labels_may_be_words_and_some_unknown() -> None:
 def test_an_optimizer_of_ones_own_trains_alone_what_it_groups() -> None:
     active = make_active()
 
-    def in_groups(parameters: Any) -> torch.optim.Optimizer:
+    def make_grouped_sgd(parameters: Any) -> torch.optim.Optimizer:
         first, *rest = parameters
         return torch.optim.SGD([{"params": [first], "lr": 0.0}, {"params": rest}], lr=0.1)
 
     before = [parameter.detach().clone() for parameter in active.encoder.parameters()]
-    train(active, [make_passive(), make_passive("b")], **{**QUICK, "optimizer": in_groups})
+    train(active, [make_passive(), make_passive("b")], **{**QUICK, "optimizer": make_grouped_sgd})
     after = list(active.encoder.parameters())
     assert torch.equal(before[0], after[0])
     assert not torch.equal(before[2], after[2])

@@ -38,7 +38,7 @@ from tests.secure_apfed.test_training import (
 )
 
 
-def with_batch_norm() -> nn.Module:
+def make_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
 
 
@@ -192,7 +192,7 @@ def freeze(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False)
 
 
-def with_hook() -> nn.Module:
+def make_hooked_layer() -> nn.Module:
     layer = nn.Linear(4, 6)
     layer.register_forward_hook(lambda module, inputs, result: result * 2)
     return layer
@@ -362,7 +362,7 @@ MISUSES: Mapping[
         "no weights that gradients reach",
     ),
     "BatchNorm under a guard": (
-        {"encoder": with_batch_norm()},
+        {"encoder": make_batch_norm()},
         {},
         {"guard": FrozenGaussian(epsilon=8)},
         PromiseError,
@@ -1221,7 +1221,7 @@ WORKS: Mapping[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
         {"guard": FrozenGaussian(epsilon=8)},
     ),
-    "a hook": ({"encoder": with_hook()}, {}, {}),
+    "a hook": ({"encoder": make_hooked_layer()}, {}, {}),
     "a lazy encoder": ({"encoder": nn.LazyLinear(6)}, {}, {}),
     "a lazy head": ({"head": nn.LazyLinear(2)}, {}, {}),
     "a lazy encoder of a loss": ({}, {"loss": Contrastive(encoder=nn.LazyLinear(5))}, {}),
@@ -1298,7 +1298,7 @@ WORKS: Mapping[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
         {},
     ),
-    "BatchNorm without a guard": ({"encoder": with_batch_norm()}, {}, {}),
+    "BatchNorm without a guard": ({"encoder": make_batch_norm()}, {}, {}),
     "LayerNorm under a guard": (
         {"encoder": nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6))},
         {},

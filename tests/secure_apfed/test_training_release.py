@@ -312,14 +312,14 @@ def play_authors_clients(
     contrasts = models.projection is not None
     clients = import_beside(folder, f"utils.clients_apfed{'c' if contrasts else 'r'}")
     active = clients.ActiveClient()
-    projections = [] if models.projection is None else [with_optimizer(models.projection)]
-    networks = [with_optimizer(models.encoder), with_optimizer(models.head), *projections]
+    projections = [] if models.projection is None else [add_optimizer(models.projection)]
+    networks = [add_optimizer(models.encoder), add_optimizer(models.head), *projections]
     active.set_model(*networks, trade_off=TRADE_OFF)
     active.set_loss_fun(nn.NLLLoss())
     passives = {}
     for name, module in models.passives.items():
         passives[name] = clients.PassiveClient()
-        passives[name].set_model(*(with_optimizer(part) for part in module.children()))
+        passives[name].set_model(*(add_optimizer(part) for part in module.children()))
         passives[name].set_loss_fun(module.loss if contrasts else nn.MSELoss())
     for step, rows_B in enumerate(batches):
         active.set_data(images_N[rows_B], labels_N[rows_B])
@@ -332,7 +332,7 @@ def play_authors_clients(
             active.train(gradients)
 
 
-def with_optimizer(module: nn.Module) -> list[Any]:
+def add_optimizer(module: nn.Module) -> list[Any]:
     """Return a module with its optimiser and no schedule, as the authors' clients take them."""
     return [module, SGD(module.parameters()), None]
 

@@ -56,7 +56,7 @@ class Tied(nn.Module):
         return scores
 
 
-def make_tied() -> tuple[nn.Sequential, Tied]:
+def make_tied_networks() -> tuple[nn.Sequential, Tied]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         last = nn.Linear(8, 6)
@@ -71,7 +71,7 @@ def make_two() -> list[Passive]:
 
 
 def test_shared_weights_are_trained_once_and_stay_shared() -> None:
-    encoder, head = make_tied()
+    encoder, head = make_tied_networks()
     before = parameters_of(encoder[-1])
     result = train(make_active(encoder=encoder, head=head), make_two(), **QUICK)
     trained: Any = result.model
@@ -80,15 +80,15 @@ def test_shared_weights_are_trained_once_and_stay_shared() -> None:
 
 
 def test_shared_weights_get_the_gradients_of_both_parts() -> None:
-    encoder, head = make_tied()
-    twin_encoder, twin_head = make_tied()
+    encoder, head = make_tied_networks()
+    twin_encoder, twin_head = make_tied_networks()
     active = make_active(encoder=encoder, head=head)
     train(active, [], **{**SAME, "batch_size": 90, "optimizer": partial(torch.optim.SGD, lr=0.1)})
     result = train(make_active(encoder=twin_encoder, head=twin_head), [], **{**SAME, "epochs": 1})
     assert result.model is not None
     rows = active.rows[[*set(range(120)) - set(result.test_rows.tolist())]]
     labels = active.labels[[*set(range(120)) - set(result.test_rows.tolist())]]
-    fresh_encoder, fresh_head = make_tied()
+    fresh_encoder, fresh_head = make_tied_networks()
     weights = [*dict.fromkeys([*fresh_encoder.parameters(), *fresh_head.parameters()])]
     nn.functional.cross_entropy(fresh_head(fresh_encoder(rows)), labels).backward()
     torch.optim.SGD(weights, lr=0.1).step()
@@ -97,9 +97,9 @@ def test_shared_weights_get_the_gradients_of_both_parts() -> None:
 
 
 def test_the_local_baseline_shares_them_too() -> None:
-    encoder, head = make_tied()
+    encoder, head = make_tied_networks()
     active = make_active(encoder=encoder, head=head)
-    twin_encoder, twin_head = make_tied()
+    twin_encoder, twin_head = make_tied_networks()
     result = train(active, make_two(), **{**SAME, "baselines": True})
     alone = train(make_active(encoder=twin_encoder, head=twin_head), [], **SAME)
     assert result.alone == alone.score
@@ -115,7 +115,7 @@ def test_the_local_baseline_shares_them_too() -> None:
 
 
 def test_a_run_with_shared_weights_is_stored_and_loaded(tmp_path: Path) -> None:
-    encoder, head = make_tied()
+    encoder, head = make_tied_networks()
     result = train(
         make_active(encoder=encoder, head=head),
         make_two(),
@@ -123,7 +123,7 @@ def test_a_run_with_shared_weights_is_stored_and_loaded(tmp_path: Path) -> None:
         checkpoint_every=1,
         **QUICK,
     )
-    made = make_tied()
+    made = make_tied_networks()
     loaded = load_model(tmp_path / "run", encoder=made[0], head=made[1])
     rows = ROWS[:9, :4]
     torch.testing.assert_close(loaded.network(rows), result.model(rows))
@@ -157,7 +157,7 @@ def test_private_updates_read_both_uses_of_a_shared_weight() -> None:
     watched.forget_batch()
 
 
-@pytest.mark.parametrize("make", [make_tied, make_twice])
+@pytest.mark.parametrize("make", [make_tied_networks, make_twice])
 def test_private_updates_refuse_a_weight_that_is_read_past_its_layer(make: Any) -> None:
     encoder, head = make()
     private: Mapping[str, Any] = {"dp_sgd": {"noise_multiplier": 1.0, "clip": 1.0}}
@@ -171,12 +171,12 @@ def test_private_updates_refuse_a_weight_that_is_read_past_its_layer(make: Any) 
 def test_weights_of_another_party_are_refused_in_a_function_too() -> None:
     active = make_active()
 
-    def read_others(z: Tensor, x: Tensor) -> Tensor:
+    def use_others_weights(z: Tensor, x: Tensor) -> Tensor:
         hidden: Tensor = active.encoder(x)
         return (hidden[:, :2] - z).square().mean()
 
     with pytest.raises(ModelError, match=r"lab: its code reads 4 weights that are no part of what"):
-        train(active, [make_passive(loss=read_others), make_passive("b")], **QUICK)
+        train(active, [make_passive(loss=use_others_weights), make_passive("b")], **QUICK)
 
 
 def test_a_frozen_network_may_be_read_by_a_function() -> None:
@@ -222,7 +222,7 @@ def test_frozen_parts_take_no_part_in_private_updates() -> None:
 # Groups.
 
 
-def in_groups(modules: Mapping[str, nn.Module]) -> torch.optim.Optimizer:
+def make_grouped_adamw(modules: Mapping[str, nn.Module]) -> torch.optim.Optimizer:
     slow: dict[str, Any] = {"params": [*modules["encoder"].parameters()], "lr": 0.0}
     rest = [module for name, module in modules.items() if name != "encoder"]
     return torch.optim.AdamW(
@@ -231,7 +231,7 @@ def in_groups(modules: Mapping[str, nn.Module]) -> torch.optim.Optimizer:
 
 
 def test_groups_are_made_of_modules_by_name() -> None:
-    active = make_active(optimizer=in_groups)
+    active = make_active(optimizer=make_grouped_adamw)
     before = parameters_of(active.encoder), parameters_of(active.head)
     result = train(active, make_two(), **{**QUICK, "baselines": True})
     assert torch.equal(before[0], parameters_of(active.encoder))
@@ -503,11 +503,14 @@ def test_networks_run_in_the_precision_that_is_asked_for(precision: str) -> None
     lab = Noting()
     seen = []
 
-    def read(z: Tensor, x: Tensor) -> Tensor:
+    def record_precision(z: Tensor, x: Tensor) -> Tensor:
         seen.append((torch.is_autocast_enabled("cpu"), z.dtype))
         return agree(z, x)
 
-    passives = [make_passive(loss=read), make_passive("b", loss=Contrastive(encoder=lab))]
+    passives = [
+        make_passive(loss=record_precision),
+        make_passive("b", loss=Contrastive(encoder=lab)),
+    ]
     train(make_active(encoder=encoder), passives, train={"precision": precision}, **QUICK)
     is_half = precision == "bfloat16"
     inside = getattr(torch, precision)
@@ -642,18 +645,18 @@ def make_by_epoch() -> tuple[Any, list[Passive], Mapping[str, Any]]:
     return active, passives, {**settings, **changes}
 
 
-def in_two_groups(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+def make_grouped_adam(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
     fast: dict[str, Any] = {"params": weights[:2], "lr": 0.1}
     return torch.optim.Adam([fast, {"params": weights[2:]}])
 
 
-def make_shared() -> tuple[Any, list[Passive], Mapping[str, Any]]:
-    encoder, head = make_tied()
-    active = make_active(encoder=encoder, head=head, optimizer=in_two_groups)
+def make_shared_networks() -> tuple[Any, list[Passive], Mapping[str, Any]]:
+    encoder, head = make_tied_networks()
+    active = make_active(encoder=encoder, head=head, optimizer=make_grouped_adam)
     return active, make_two(), {**SAME, "epochs": 3, "checkpoint_every": 2}
 
 
-@pytest.mark.parametrize("make", [make_all, make_shared, make_by_epoch])
+@pytest.mark.parametrize("make", [make_all, make_shared_networks, make_by_epoch])
 def test_a_run_goes_on_bit_for_bit(
     make: Callable[[], tuple[Any, list[Passive], Mapping[str, Any]]], tmp_path: Path
 ) -> None:

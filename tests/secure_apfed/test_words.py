@@ -52,7 +52,7 @@ Planted = Mapping[str, tuple[Any, str]]
 """By what is wrong: a liar, and what must be said of it."""
 
 
-def planted(liars: Planted) -> pytest.MarkDecorator:
+def parametrize_liars(liars: Planted) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("liar", "said"), liars.values(), ids=liars)
 
 
@@ -410,7 +410,7 @@ GUARD_LIARS: Planted = {
 }
 
 
-@planted(GUARD_LIARS)
+@parametrize_liars(GUARD_LIARS)
 @pytest.mark.parametrize("sigma", [0.5, 20.0])
 def test_a_guard_that_says_too_much_is_found(liar: Any, said: str, sigma: float) -> None:
     with pytest.raises(PromiseError, match=said):
@@ -518,7 +518,7 @@ LABELLER_LIARS: Planted = {
 
 
 @pytest.mark.sampled(every=2)
-@planted(LABELLER_LIARS)
+@parametrize_liars(LABELLER_LIARS)
 def test_a_labeller_that_says_too_much_is_found(liar: Any, said: str) -> None:
     with pytest.raises(PromiseError, match=said):
         testing.check_labeller(labeller_of(liar))
@@ -581,7 +581,7 @@ DEFENCE_LIARS: Planted = {
 }
 
 
-@planted(DEFENCE_LIARS)
+@parametrize_liars(DEFENCE_LIARS)
 def test_a_defence_that_says_too_much_is_found(liar: Any, said: str) -> None:
     with pytest.raises(PromiseError, match=said):
         testing.check_defence(defence_of(liar))
@@ -628,7 +628,7 @@ MECHANISM_LIARS: Planted = {
 }
 
 
-@planted(MECHANISM_LIARS)
+@parametrize_liars(MECHANISM_LIARS)
 def test_a_label_mechanism_that_says_too_much_is_found(liar: Any, said: str) -> None:
     with pytest.raises(PromiseError, match=said):
         testing.check_label_mechanism(liar(classes=3, epsilon=2.0))
@@ -713,11 +713,11 @@ VOTES = np.concatenate([np.eye(3), np.full((1, 3), 1 / 3), [[0.5, 0.5, 0]], np.z
 SIGNED = np.concatenate([VOTES, -np.eye(3), [[0.5, -0.5, 0]], [[-0.3, 0.3, 0.4]]])
 
 
-def in_steps(row_D: Any) -> Any:
+def quantise_row(row_D: Any) -> Any:
     return QUANTISER.quantise_rows(np.asarray(row_D)[None], None).astype(np.int64)
 
 
-def clipped_gradient(row_P: Any) -> Any:
+def clip_gradient(row_P: Any) -> Any:
     return sum_clipped_gradients(
         [torch.as_tensor(row_P)[None], torch.ones(1, 2, dtype=torch.float64)], 1.0
     )
@@ -725,31 +725,31 @@ def clipped_gradient(row_P: Any) -> Any:
 
 SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
     "a row under a sum": (
-        in_steps,
+        quantise_row,
         [far * row for far in (1, 1e6, 1e-6) for row in AXES],
         sensitivity_in_steps(levels=LEVELS, columns=3, rows=1),
         1.0,
     ),
     "a batch under a sum": (
-        lambda rows: np.stack([in_steps(row) for row in rows]),
+        lambda rows: np.stack([quantise_row(row) for row in rows]),
         [np.tile(1e3 * row, (4, 1)) for row in AXES],
         sensitivity_in_steps(levels=LEVELS, columns=3, rows=4),
         1.0,
     ),
     "votes": (
-        in_steps,
+        quantise_row,
         list(VOTES),
         distance_in_steps(steps=LEVELS, numbers=3, signed=False),
         1.0,
     ),
     "signed votes": (
-        in_steps,
+        quantise_row,
         list(SIGNED),
         distance_in_steps(steps=LEVELS, numbers=3, signed=True),
         1.0,
     ),
     "hard votes": (
-        lambda row: in_steps(harden_votes(row[None])[0]),
+        lambda row: quantise_row(harden_votes(row[None])[0]),
         list(VOTES),
         build_vote_release(
             Spreading(), hard=True, deviation=1, honest=1, steps=LEVELS, classes=3
@@ -771,7 +771,7 @@ SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
         1.0,
     ),
     "an example's gradient": (
-        clipped_gradient,
+        clip_gradient,
         [far * row for far in (1, 1e6) for row in AXES],
         GradientGuard(clip=1.0, noise_multiplier=1.0, key=bytes(32)).sensitivity(),
         1.0,

@@ -102,7 +102,7 @@ class HalfOfTheNoise(GaussianGuard):
         return clipped_BD + (noisy_BD - clipped_BD) / 2
 
 
-def centred_loss(
+def compute_centred_loss(
     task: Classification, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
 ) -> Tensor:
     return F.cross_entropy(outputs_BK - outputs_BK.mean(0), labels_B)
@@ -221,14 +221,14 @@ BROKEN: Mapping[str, tuple[Plant, dict[str, Any], str]] = {
         "active: its network mixes the rows of a batch",
     ),
     "apfed, loss under DP-SGD": (
-        (Classification, "loss", centred_loss),
+        (Classification, "loss", compute_centred_loss),
         DP | {"method": "apfed_c"},
         "active: the loss of Classification mixes the rows of a batch",
     ),
 }
 
 
-def changed(settings: dict[str, Any]) -> Config:
+def make_changed_config(settings: dict[str, Any]) -> Config:
     settings = dict(settings)
     method = settings.pop("method")
     return config_of(method, **settings)
@@ -253,7 +253,7 @@ def test_a_run_stops_at_its_first_batch_where_a_word_is_broken(
     planted, settings, said = BROKEN[name]
     plant(monkeypatch, planted)
     with pytest.raises(PromiseError, match=said):
-        run(changed(settings), None)
+        run(make_changed_config(settings), None)
 
 
 # What nobody counts an epsilon for is nobody's promise, and trains as it is.
@@ -276,7 +276,7 @@ WITHOUT_A_BOUND: Mapping[str, tuple[Plant, dict[str, Any]]] = {
 def test_without_a_bound_nothing_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted, settings = WITHOUT_A_BOUND[name]
     plant(monkeypatch, planted)
-    assert run(changed(settings), None).scores
+    assert run(make_changed_config(settings), None).scores
 
 
 def test_an_objective_that_admits_to_mix_rows_is_charged_for_a_batch(
@@ -285,7 +285,7 @@ def test_an_objective_that_admits_to_mix_rows_is_charged_for_a_batch(
     class Honest(CentredReconstruction):
         row_wise: ClassVar[bool] = False
 
-    config = changed(APFED | {"method": "apfed_r"})
+    config = make_changed_config(APFED | {"method": "apfed_r"})
     plan = accounts.NoisePlan(steps=2_000_000, honest=2)
     alone = accounts.make_sum_release(config, "passive-1", (4,), plan)
     monkeypatch.setitem(dict_of(OBJECTIVES), "reconstruction", Honest)
@@ -340,7 +340,7 @@ def numpy_state() -> bytes:
     [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in EVERYTHING],
 )
 def test_measuring_changes_no_parameter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = changed(EVERYTHING[name])
+    config = make_changed_config(EVERYTHING[name])
     before = torch.get_rng_state(), numpy_state()
     measured_words = parameters_digest(config)
     assert torch.equal(before[0], torch.get_rng_state())

@@ -48,7 +48,9 @@ class Clock:
         return self.now
 
 
-def left_after(seconds: Sequence[float], total: float, *, on_it: float = 0.0) -> float | None:
+def estimate_time_left(
+    seconds: Sequence[float], total: float, *, on_it: float = 0.0
+) -> float | None:
     """Return the estimate after parts that took so long, so many seconds into the next."""
     clock = Clock()
     time_left = TimeLeft(clock)
@@ -77,7 +79,7 @@ def left_after(seconds: Sequence[float], total: float, *, on_it: float = 0.0) ->
 def test_the_rest_is_estimated_by_the_later_half(
     seconds: Sequence[float], total: float, on_it: float, left: float | None
 ) -> None:
-    assert left_after(seconds, total, on_it=on_it) == (
+    assert estimate_time_left(seconds, total, on_it=on_it) == (
         None if left is None else pytest.approx(left)
     )
 
