@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -35,7 +36,7 @@ from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import TableShape
 from tests.docs.pages import blocks
 from tests.secure_apfed.small_runs import read_stderr, run_as_json
-from tests.waiting import LONG_S
+from tests.waiting import LONG_S, wait_until
 
 TUTORIAL = "docs/tutorial.md"
 PAGE = "docs/between-organisations.md"
@@ -957,10 +958,10 @@ def test_patterns_that_cannot_match_are_no_readiness(case: str) -> None:
     assert len(found) == 2 + bool(advice)
 
 
-def begun(
+def start_command(
     words: Sequence[str], folder: Path, request: pytest.FixtureRequest
 ) -> "subprocess.Popen[bytes]":
-    """A printed command in a terminal of its own."""
+    """Start a printed command as in a terminal of its own."""
     command = [sys.executable, "-m", "secure_apfed.cli", *words[1:]]
     process = subprocess.Popen(command, cwd=folder)
     request.addfinalizer(process.wait)
@@ -1006,7 +1007,7 @@ def test_the_guide_runs_as_printed_between_four_organisations(
         if len(waiting) == len(PARTIES):
             wait_for_processes()
         if "--meet" in words or words[1] == "party":  # all four at once
-            waiting.append(begun(words, home, request))
+            waiting.append(start_command(words, home, request))
             continue
         monkeypatch.chdir(home)
         assert execute(words[1:]) == 0, line
@@ -1033,12 +1034,12 @@ def test_the_tutorial_runs_as_printed_from_an_invitation_to_joint_predictions(
     waiting: list[subprocess.Popen[bytes]] = []
     for words in filter(None, map(str.split, printed.splitlines())):
         if words[1] == "party":  # all four at once
-            waiting.append(begun(words, tmp_path, request))
+            waiting.append(start_command(words, tmp_path, request))
             continue
         assert [process.wait(LONG_S) for process in waiting] == [0] * len(waiting)
         waiting.clear()
         if words[1] == "serve":
-            begun(words, tmp_path, request)
+            start_command(words, tmp_path, request)
         else:
             assert execute(words[1:]) == 0, words
     reached = json.loads(Path("bank/result.json").read_text())["measures"]
@@ -1046,3 +1047,104 @@ def test_the_tutorial_runs_as_printed_from_an_invitation_to_joint_predictions(
     by = pd.read_csv("scores.csv")["by"].value_counts()
     assert (by["jointly"], by["alone"]) == (834, 166)
     assert len(pd.read_csv("alone.csv")) == 1000
+
+
+THREE = ("bank", "shop", "aggregator")
+EPOCHS = 12
+OVER_GRPC = f"""
+name: late-payers
+method: apfed_r
+data:
+  dataset: tables
+  active: bank
+  id_column: customer
+  label_column: late
+  parties: {{bank: {{file: bank.csv}}, shop: {{}}}}
+model: {{projection: 1}}
+guard: {{mechanism: none, noise: reproducible_insecure}}
+secure_sum: {{scheme: bfv, clip: 4.0, allow_single_passive: true}}
+train: {{epochs: {EPOCHS}, batch_size: 32, device: cpu}}
+party_seeds: shared_for_comparison
+rules: {{silent_passive: wait, patience_s: 600, restarts: 20}}
+"""
+
+
+@pytest.fixture(scope="module")
+def sealed_over_grpc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seal a project of three parties by the guide's commands; return the folder of all."""
+    base = tmp_path_factory.mktemp("grpc")
+    tables(base)
+    (base / "aggregator").mkdir()
+    (base / "bank" / "run.yaml").write_text(OVER_GRPC)
+    addresses = dict(zip(THREE, free_addresses(3), strict=True))
+    at = " ".join(f"--at {name}={address}" for name, address in addresses.items())
+    commands = [
+        ("bank", f"new run.yaml --as bank --over grpc {at} --run-by aggregator=Sums"),
+        ("shop", "join proposal.json --as shop --table shop.csv"),
+        ("aggregator", "join proposal.json --as aggregator"),
+        ("bank", "seal answer-shop.json answer-aggregator.json --folder bank"),
+        ("shop", "join sealed.json --as shop"),
+        ("aggregator", "join sealed.json --as aggregator"),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, command in commands:
+            for sent in base.glob("*/*/*.json"):  # the mail
+                shutil.copy(sent, base / name / sent.name)
+            patch.chdir(base / name)
+            assert execute(["project", *command.split()]) == 0, command
+    return base
+
+
+class PartyProcesses:
+    """The three parties of a copy of the sealed project, each in a process of its own."""
+
+    def __init__(self, base: Path, request: pytest.FixtureRequest) -> None:
+        self.base = base
+        self.request = request
+        self.processes = {name: self.start(name) for name in THREE}
+
+    def start(self, name: str) -> "subprocess.Popen[bytes]":
+        command = f"secure-apfed party --config {name}/party.yaml --no-baselines"
+        return start_command(command.split(), self.base / name, self.request)
+
+    def count_epochs(self) -> int:
+        metrics = self.base / "bank" / "bank" / "metrics.jsonl"
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    def wait_for_digests(self) -> dict[str, str]:
+        """Return each party's digest of the parameters with which it ended."""
+        codes = {name: process.wait(LONG_S) for name, process in self.processes.items()}
+        assert codes == dict.fromkeys(THREE, 0)
+        ended = {name: self.base / name / name / "ended.json" for name in THREE}
+        return {name: json.loads(file.read_text())["model_sha256"] for name, file in ended.items()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed_digests(
+    sealed_over_grpc: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    return PartyProcesses(shutil.copytree(sealed_over_grpc, folder), request).wait_for_digests()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5 * LONG_S)
+@pytest.mark.parametrize("killed", ["shop", "bank"])
+def test_a_killed_party_of_a_project_over_grpc_goes_on_by_the_same_command(
+    killed: str,
+    sealed_over_grpc: Path,
+    undisturbed_digests: dict[str, str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    parties = PartyProcesses(shutil.copytree(sealed_over_grpc, tmp_path / "run"), request)
+    wait_until(lambda: parties.count_epochs() >= 2, "that two epochs are trained")
+    parties.processes[killed].kill()
+    assert parties.processes[killed].wait(LONG_S) == -signal.SIGKILL
+    assert parties.count_epochs() < EPOCHS, "it was killed in training"
+    parties.processes[killed] = parties.start(killed)
+    assert parties.wait_for_digests() == undisturbed_digests
+    result = json.loads((parties.base / "bank" / "bank" / "result.json").read_text())
+    assert result["sessions"] >= 2
