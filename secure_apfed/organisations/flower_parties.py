@@ -83,7 +83,7 @@ def run_own_party(environment: Mapping[str, str]) -> int:
     The process ends where this one ends, since its standard input does.
 
     Raises:
-        ConfigError: the site's environment names no party.
+        ConfigError: the site's environment names no party, or a log that cannot be written.
     """
     if not (path := environment.get(PARTY_FILE)):
         raise ConfigError(
@@ -104,14 +104,25 @@ def run_own_party(environment: Mapping[str, str]) -> int:
             try:
                 return process.wait()
             finally:
-                process.terminate()
+                # A party of another user (sudo) takes no signal from here, and ends by its input.
+                with contextlib.suppress(PermissionError):
+                    process.terminate()
 
 
 @contextlib.contextmanager
 def _open_log(path: str | None) -> Iterator[int]:
-    """Yield a descriptor for the party's messages; without a path they are dropped."""
+    """Yield a descriptor for the party's messages; without a path they are dropped.
+
+    Raises ConfigError: the user of this SuperNode cannot write there.
+    """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600) if path else os.open(os.devnull, os.O_WRONLY)
+    try:
+        descriptor = os.open(path, flags, 0o600) if path else os.open(os.devnull, os.O_WRONLY)
+    except OSError as error:
+        raise ConfigError(
+            f"the party's messages cannot be written to {path} ({error.strerror}): set {LOG} in "
+            "the SuperNode's environment to a file that its user may write, or leave it empty"
+        ) from error
     try:
         yield descriptor
     finally:

@@ -495,6 +495,36 @@ def test_a_site_runs_its_own_command_and_ends_it(tmp_path: Path) -> None:
         run_own_party({})
 
 
+def test_a_party_of_another_user_ends_by_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under sudo: who started it may send it no signal."""
+    script = "import sys; sys.exit(len(sys.stdin.read()))"
+    own = {PARTY_FILE: "party.yaml", COMMAND: shlex.join([sys.executable, "-c", script])}
+    ended: list[int | None] = []
+    wait = subprocess.Popen.wait
+
+    def interrupt(process: Any, timeout: float | None = None) -> int:
+        if not ended:
+            ended.append(process.poll())
+            raise RuntimeError("the SuperNode ends")
+        ended.append(wait(process, timeout))
+        return 0
+
+    def refuse(process: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupt)
+    monkeypatch.setattr(subprocess.Popen, "terminate", refuse)
+    with pytest.raises(RuntimeError, match="the SuperNode ends"):
+        run_own_party(own)
+    assert ended == [None, 0]
+
+
+def test_a_log_that_cannot_be_written_names_its_variable(tmp_path: Path) -> None:
+    own = {PARTY_FILE: "party.yaml", LOG: str(tmp_path / "nowhere" / "log.txt")}
+    with pytest.raises(ConfigError, match=r"nowhere.*set SECURE_APFED_LOG in the SuperNode's"):
+        run_own_party(own)
+
+
 def test_without_flower_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.modules import forget_modules
 
