@@ -46,7 +46,7 @@ def test_an_organisation_with_several_parties_is_named(tmp_path: Path) -> None:
     made = Organisations(tmp_path)
     pair = [["bank", "aggregator"]]
     proposal = made.propose(run_by={"aggregator": "Bank"}, together=pair)
-    answers = [made.answer(name, proposal, together=pair) for name in OTHERS]
+    answers = [made.answer(name, proposal, colluding_groups=pair) for name in OTHERS]
     project.seal_project(answers, made.home("bank"))
     (first, *_) = describe_shared_organisations(made.home("bank"))
     assert first.startswith("one organisation, 'Bank', runs bank and aggregator: together they")
