@@ -751,12 +751,11 @@ def _ballot(method: str, *, true_labels: bool = True) -> OfSeed:
 def _play_hijack(trial: Trial) -> Trial:
     """Play the attack against a victim that releases what was recorded, whatever it hears."""
     assert isinstance(trial.attack, AnsweringAttack)
-    knowledge, truth = trial.reveal_knowledge()
+    knowledge, _ = trial.reveal_knowledge()
     view = trial.build_view(knowledge)
     terms = RepresentationTerms(shape=(6,), dtype="float32", minimum_norm=0, maximum_norm=1e4)
-    strategy = trial.attack.start_answering(
-        terms, knowledge, truth.features[trial.parties[0]], trial.seed
-    )
+    own_AF = truth_of(trial.recording).features[trial.parties[0]]
+    strategy = trial.attack.start_answering(terms, knowledge, own_AF, trial.seed)
     for epoch in view.epochs:
         for step, rows_B, z_BD in iter_batches(view, epoch):
             strategy.forge_gradient(step, rows_B, z_BD)
