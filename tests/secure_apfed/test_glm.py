@@ -204,6 +204,27 @@ def test_each_party_has_its_own_columns_alone(tmp_path: Path) -> None:
         assert not any(column in text for column in others)
 
 
+@pytest.mark.slow
+def test_parties_in_processes_report_their_own(tmp_path: Path) -> None:
+    """Each party has a process and a folder of its own; the active's result has no other table."""
+    folder = tmp_path / "run"
+    config = make_config(
+        tmp_path,
+        LABELS["regression"],
+        "regression",
+        train={"epochs": 5, "evaluate_every": 5},
+        secure_sum={"scheme": "plain", "masks": "pairwise", "clip": 8, "bits": 24},
+    )
+    result = run(config, folder, transport="local", timeout_s=300)
+    (own,) = result.coefficients
+    assert [one.column for one in own.coefficients] == COLUMNS["clinic"]
+    for name, columns in COLUMNS.items():
+        page = write_report(folder / "parties" / name).read_text()
+        for other in COLUMNS:
+            for column in COLUMNS[other]:
+                assert (f'<td data-name="column">{column}</td>' in page) == (column in columns)
+
+
 def test_units_predict_raw_rows(tmp_path: Path) -> None:
     """Intercept and unit coefficients of raw columns give the predictions of the run."""
     result = run(make_config(tmp_path, LABELS["regression"], "regression"), None)
