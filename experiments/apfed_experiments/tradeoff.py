@@ -595,7 +595,7 @@ def _draw_points(
             leak.mean,
             100 * accuracy.mean,
             xerr=leak.compute_error_bars(),
-            yerr=accuracy.compute_error_bars(100, least=0.0, most=1.0),
+            yerr=accuracy.compute_error_bars(100, minimum=0.0, maximum=1.0),
             fmt=marker,
             color=colour,
             markersize=7,

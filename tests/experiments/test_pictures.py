@@ -95,7 +95,7 @@ def test_error_bars_of_a_share_end_where_shares_do(
 @pytest.mark.parametrize(("count", "style"), [(1, "None"), (2, "-")])
 def test_a_single_point_is_no_line(count: int, style: str, axes: Axes) -> None:
     intervals = [Interval(0.9, 0.8, 1.1)] * count
-    draw_line(axes, [1.0, 2.0][:count], intervals, scale=100, most=1.0, fmt="o-", color="red")
+    draw_line(axes, [1.0, 2.0][:count], intervals, scale=100, maximum=1.0, fmt="o-", color="red")
     line = axes.lines[0]
     assert line.get_linestyle() == style
     assert line.get_marker() == "o"

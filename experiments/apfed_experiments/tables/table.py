@@ -484,7 +484,13 @@ def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
                 places, intervals_drawn = zip(*points, strict=True)
                 highest = _find_most(table)
                 draw_line(
-                    axes, places, intervals_drawn, color=colour, markersize=5, most=highest, **look
+                    axes,
+                    places,
+                    intervals_drawn,
+                    color=colour,
+                    markersize=5,
+                    maximum=highest,
+                    **look,
                 )
     axes.set(xlabel=table.axis, ylabel=table.unit)
     axes.set_xticks(ticks, [table.ticks.get(tick, f"{tick:g}") for tick in ticks])
