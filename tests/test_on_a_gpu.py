@@ -97,7 +97,8 @@ def _table(number: int) -> Callable[[], Config]:
 
 
 def _network(name: str) -> Config:
-    model = {"network": name, "hidden": [8], "representation": 4, "projection": 4}
+    numbers = 10 if name == "glm" else 4  # as many as there are digits
+    model = {"network": name, "hidden": [8], "representation": numbers, "projection": 4}
     return config_of("single_view", model=model, data=IMAGES)
 
 
