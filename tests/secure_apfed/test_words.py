@@ -200,7 +200,8 @@ def test_encoders_and_heads_read_each_row_alone(name: str, training: bool) -> No
     encoder = NETWORKS[name].make_encoder(shape, settings)
     testing.check_row_wise(encoder, x_B, training=training)
     h_BD = encoder(x_B)
-    head = NETWORKS[name].make_head(math.prod(h_BD.shape[1:]), 3, settings)
+    classes = 4 if name == "glm" else 3  # whose representation is the scores
+    head = NETWORKS[name].make_head(math.prod(h_BD.shape[1:]), classes, settings)
     testing.check_row_wise(head, h_BD.flatten(1), training=training)
     testing.check_graph(head(h_BD.flatten(1)))
 
@@ -692,6 +693,9 @@ def test_losses_of_tasks_read_each_row_alone(name: str) -> None:
         for error in ("squared", "absolute", "huber"):
             task = Regression(targets=targets, error=error)
             testing.check_loss(task, OUTPUTS[:, :1], torch.randn(12))
+    elif TASKS[name].learns_numbers:
+        counts = TASKS[name].from_targets(TargetScale(mean=3.0, scale=1.0))
+        testing.check_loss(counts, OUTPUTS[:, :1], torch.randn(12))
     else:
         testing.check_loss(TASKS[name].from_targets(None), OUTPUTS, CLASSES_OF)
 
