@@ -33,7 +33,7 @@ ARRAY_FILES = (".npy", ".npz", ".safetensors")
 """How files end that hold arrays."""
 
 IN_MEMORY = 2**28
-"""Bytes of a .npy file that is read as a whole; a larger one is read row by row."""
+"""Bytes of a .npy file that is read as a whole; a larger one is memory-mapped."""
 _GREYS = ("1", "L", "LA")
 """What Pillow calls images without colours."""
 _ROWS = "rows"
