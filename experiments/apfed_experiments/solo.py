@@ -269,8 +269,10 @@ def settings_digest(config: Config) -> str:
     Which code of one's own the network is, only its party knows; it counts as any.
     """
     shared, _ = split_code(config, config.data.active_name, ())
+    # A mapped table's baselines learn from a sample.
+    unsampled = {"memory_map"} if config.data.memory_map == "auto" else set()
     relevant = {
-        "data": config.data.model_dump(mode="json"),
+        "data": config.data.model_dump(mode="json", exclude=unsampled),
         "seed": config.seed,
         "model": shared.model.model_dump(mode="json", exclude={"head_network"}),
         # No baseline weighs classes, or takes another loss.

@@ -116,6 +116,9 @@ def draw_scored_rows(task: str, draw: np.random.Generator) -> Scored:
     """Return rows that a model says something extreme, or anything, of."""
     if task == "regression":
         return Scored(truth=draw.normal(size=9), scores=100 * draw.normal(size=9))
+    if task == "poisson":
+        counts = draw.poisson(3.0, 9).astype(np.float64)
+        return Scored(truth=counts, scores=100 * draw.exponential(size=9), are_counts=True)
     sure_BK = np.eye(2)[draw.integers(0, 2, 9)]
     truth = np.array([0, 1, *draw.integers(0, 2, 7)])
     return Scored.from_probabilities(truth, sure_BK)

@@ -13,6 +13,7 @@ from secure_apfed.runs.outcome import (
     Calibration,
     MeasureInterval,
     Outcome,
+    PartyCoefficients,
     Ranking,
     RunResult,
     Stated,
@@ -22,7 +23,7 @@ from secure_apfed.runs.outcome import (
 from secure_apfed.runs.run import run_in_memory
 from tests.secure_apfed.small_runs import small_config
 
-ELSEWHERE = {"folder", "trained", "recorded", "said", "own_networks"}
+ELSEWHERE = {"folder", "trained", "recorded", "test_scores", "own_networks"}
 """Fields of what the process holds that played the active."""
 CHANGED = {"wire_bytes", "privacy", "promises"}
 """Fields that count what every party sent and spent."""
@@ -43,6 +44,7 @@ NONE_OF_THIS_RUN: dict[str, Any] = {
         intervals={"auc": MeasureInterval(value=0.9)},
     ),
     "never_predicted": {"benign": 0.1},
+    "coefficients": (PartyCoefficients(party="active", link="log-odds", coefficients=()),),
     "help": Help(rows=9, gain=0.1, deviation=0.05, right=0.9, alone=0.8),
     "stated": {"passive-1": Stated(step=3)},
     "contributions": {"passive-1": {"epsilon": 2.0, "delta": 1e-5, "releases": 3}},

@@ -333,7 +333,7 @@ def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
     session.train_step(0, active.training_rows)
     assert active.last_sum is not None
     moved = active.last_sum.numpy() - 0.75 * asked  # the three passives' equal shares of Z
-    pull: multiview.Pull = holder.trainer.pull  # type: ignore[attr-defined]
+    pull: multiview.Pull = holder.trainer.label_term  # type: ignore[attr-defined]
     told = pull.eta_N1[rows, 0] > 0
     assert 0 < told.sum() < len(rows) / 2
     lengths = np.linalg.norm(moved, axis=1)

@@ -284,7 +284,8 @@ def test_a_record_that_overflows_stops_nothing_and_moves_no_more_than_any_other(
         assert sent is not None
         z_AD = unpack_tensors(sent, SENT, sender="active")[0]["z"]
         assert bool(z_AD.isfinite().all())
-        assert (float(z_AD[0].norm()) < 1e-7) is overflows
+        # A row of zeros is lengthened to what the contract of these tests takes.
+        assert (float(z_AD[0].norm()) < 2e-6) is overflows
         party.update(answer(sent, torch.tensor([2, 0, 4]), gradient_AD))
         moved.append((before - parameters(party)) / TRAIN.learning_rate * len(BATCH))
     assert bool(moved[1].isfinite().all())
