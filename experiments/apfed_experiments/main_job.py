@@ -471,7 +471,6 @@ def lines_of(table: Table) -> list[ComparedLine]:
             for kind, leak in row["summary"].leakage.items()
             if kind in _KINDS
         }
-        config = row["config"]
         lines.append(
             ComparedLine(
                 name=f"{row['method']} ({row['protection']})",
@@ -481,13 +480,19 @@ def lines_of(table: Table) -> list[ComparedLine]:
                 p_holm=row.get("p_holm", math.nan),
                 leaks=leaks,
                 missing={
-                    kind: missing_leak(config, kind)
+                    kind: missing_leak(_get_config(row), kind)
                     for kind, _ in _DIRECTIONS.values()
                     if kind not in leaks
                 },
             )
         )
     return lines
+
+
+def _get_config(row: Row) -> Config:
+    """Return the settings of a row's runs."""
+    config: Config = row["config"]
+    return config
 
 
 def front_of(table: Table) -> list[FrontLine]:
@@ -498,7 +503,7 @@ def front_of(table: Table) -> list[FrontLine]:
             name=line.name,
             gain=line.gain,
             read=line.leaks[kind],
-            shows_labels="labels are shown" in row["config"].method.happens,
+            shows_labels="labels are shown" in _get_config(row).method.facts,
         )
         for row, line in zip(table.rows, lines_of(table), strict=True)
         if line.gain is not None and kind in line.leaks
