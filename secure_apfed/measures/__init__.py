@@ -1,1 +1,1 @@
-"""How good a model is: the table of measures, intervals over test rows, tasks."""
+"""Measures of model quality: the table of measures, intervals over test rows, tasks."""

@@ -1,4 +1,4 @@
-"""How far a measure may lie from its value on all people: intervals by resampling of the test rows.
+"""Confidence intervals of measures, by resampling of the test rows.
 
 They cover the variation over draws of test rows; not the spread over seeds, and not the variation
 over draws of training rows. Measures of many resamples are computed at once, from how often each
@@ -399,4 +399,4 @@ REDRAWN: Mapping[str, Callable[[Resamples], FloatArray]] = MappingProxyType(
         "poisson_deviance": _compute_poisson_deviance,
     }
 )
-"""By the name of the measure, its value (R,) in each resample."""
+"""Functions that compute a measure's value in each resample, (R,), by the measure's name."""

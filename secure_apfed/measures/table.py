@@ -1,4 +1,4 @@
-"""How good a model is on rows whose truth is known: one table of measures for all who ask.
+"""Table of the measures of predictions on rows whose truth is known.
 
 Run by: the active on its own rows, in training, in a report and in `predict`, and by studies;
 nothing of it leaves. A new measure is one line in the table. scikit-learn computes them. With
@@ -154,7 +154,7 @@ def probabilities_of(scores_BK: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One measure.
+    """A measure of predictions on rows whose truth is known.
 
     Attributes:
         name: its key in the table; title: for people.
@@ -400,10 +400,10 @@ _ALL = (
 )
 
 MEASURES: Mapping[str, Measure] = MappingProxyType({measure.name: measure for measure in _ALL})
-"""By name, in the order in which they are shown."""
+"""Measures by name, in display order."""
 
 ACCURACY = MEASURES["accuracy"]
-"""What runs are judged by unless their settings say another."""
+"""Measure by which runs are judged unless their settings name another."""
 
 
 def task_of(scored: Scored) -> Task:

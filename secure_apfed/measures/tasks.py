@@ -315,4 +315,4 @@ TASKS: PluginTable[type[Task]] = PluginTable(
     kind="tasks",
     prepare=_require_task,
 )
-"""By name, as `task` of a run's settings has them."""
+"""Task classes by the name that `task` of a run's settings gives them."""

@@ -62,7 +62,7 @@ _REQUEST = pack_tensors({})
 _UNBOUNDED = 1e9
 Floats = NDArray[np.float64]
 _PARTS = 5
-"""Of the rows, whose forecasts are fitted to the others."""
+"""Number of parts of the rows; the forecast for each part is fitted to the other parts."""
 
 
 class ApfedCodeSettings(MethodSettings):

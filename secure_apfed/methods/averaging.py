@@ -65,7 +65,7 @@ from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
 
 _ONE = torch.zeros(1, dtype=torch.int64)
-"""What an answer counts for: there are no rows in common, of which each would be asked for."""
+"""Position that every answer is counted for, since the parties have no rows in common."""
 
 _Weight: TypeAlias = Literal["beta", "zeta"]
 
@@ -346,7 +346,7 @@ class LinearViews:
 
 
 AveragedModel: TypeAlias = LinearViews | SequenceViews
-"""One party's copy of a model that all have; its weights are a matrix, (R, W), float64."""
+"""A party's copy of the averaged model, whose weights are one matrix (R, W), float64."""
 
 
 class Stages:

@@ -41,7 +41,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ballot:
-    """One request for votes: the rows, and which of them are labelled.
+    """A request for votes: the rows, and which of them are labelled.
 
     Attributes:
         rows: (U,), alignment positions, each once.

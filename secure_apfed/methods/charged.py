@@ -26,7 +26,7 @@ _PURPOSE = b"charged v1"
 
 
 class ChargedAccount(BaseModel):
-    """What one party spent on one privacy figure so far.
+    """An account of what one party spent on one privacy figure so far.
 
     Attributes:
         figure: what epsilon is called, as in `secure_apfed.settings.promises.FIGURES`.

@@ -63,7 +63,7 @@ Combine: TypeAlias = Literal["mean", "mean_of_three", "best"]
 _MOST: Mapping[Combine, int | None] = MappingProxyType(
     {"mean": None, "mean_of_three": 3, "best": 1}
 )
-"""How many models are averaged, the best by held-out labels; None: all."""
+"""Largest number of averaged models by combination, the best on held-out labels; None: all."""
 Input: TypeAlias = Literal["x", "h", "x and h"]
 
 

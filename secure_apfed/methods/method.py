@@ -1,4 +1,4 @@
-"""What a method is: its settings, the terms that its parties agree on, and a role for each of them.
+"""Base classes of learning methods: the terms that their parties agree on, and each party's role.
 
 A role is built from its own party's data and secrets and from the contract, which is public, and
 from nothing else. Its script is an `async def` over its links (see `secure_apfed.exchange`).
@@ -38,7 +38,7 @@ HELD_OUT = 0.1
 """Share of the labelled training rows that say when training ends."""
 
 Lockstep: TypeAlias = Callable[[int, Tensor], object]
-"""One training step of all parties without messages, from its number and rows as `Learner.step`."""
+"""Function that computes a training step of all parties without messages, by number and rows."""
 
 Save: TypeAlias = Callable[[int], bytes]
 """Writes one party's checkpoint before the step of this number; returns what the active is told of
@@ -266,7 +266,7 @@ class ActiveRole(Role, ABC):
 
 
 class Method(ABC):
-    """One learning procedure: the terms that its parties agree on, and the role of each party.
+    """A learning procedure: the terms that its parties agree on, and the role of each party.
 
     Attributes:
         settings: the class of its settings, with facts on what it reveals to whom.

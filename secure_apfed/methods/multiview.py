@@ -694,7 +694,7 @@ class Pull:
 
 @dataclass(eq=False)
 class ViewModel:
-    """One party's view of the aligned people: its weights and pseudo-labels, and their updates.
+    """A party's view of the aligned people: its weights and pseudo-labels, and their updates.
 
     Attributes:
         x_NF: its features, float64.

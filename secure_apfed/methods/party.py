@@ -1,4 +1,4 @@
-"""One party in a session: its inputs, its role, and its storage.
+"""Inputs, role and storage of one party in a session.
 
 Run by: each party, for itself. `PartyContext` is a method's only access to the party whose role it
 builds: its part of the data, its settings, keys and seed, and what follows from these. That is its
@@ -144,7 +144,7 @@ class Role:
 
 
 class CheckpointStore(Protocol):
-    """One party's storage: its signed contract, its checkpoints, and how its part of
+    """A party's storage: its signed contract, its checkpoints, and how its part of
     the run ended.
     """
 
@@ -214,7 +214,7 @@ def fresh_secrets(
 
 @dataclass(frozen=True, kw_only=True)
 class PartyContext:
-    """One party's inputs to a session: settings, secrets, data and code. All but the public
+    """A party's inputs to a session: settings, secrets, data and code. All but the public
     settings stays with that party.
 
     Attributes:

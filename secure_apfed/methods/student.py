@@ -79,7 +79,7 @@ _PARTS = 3
 """Rows at most, by which trees are compared, and from which they learn."""
 BEST_SOLO = "best_solo"
 PRIORS = (BEST_SOLO, "labeller", *BASELINES)
-"""What the active may believe before it reads votes, by name; see `find_prior`."""
+"""Names of the active's priors, its predictions before it reads votes; see `find_prior`."""
 RANGES = 8
 """K. More ranges describe a target more finely, each with fewer labelled rows."""
 
@@ -477,7 +477,7 @@ class Belief:
 
 
 Prior: TypeAlias = Callable[[SoloTask], Belief]
-"""Whose belief that is, which a task's labels may choose."""
+"""Function that returns the active's belief for a task; labels of the task may choose which."""
 
 
 def make_labeller_prior(labeller: Labeller) -> Prior:

@@ -894,7 +894,7 @@ class Allowance:
 
 
 class DurableLog:
-    """One party's list of events that must survive sessions and crashes. Each is a line, on the
+    """A party's list of events that must survive sessions and crashes. Each is a line, on the
     disk before its effect is visible; only the owner can read the file. A partly written line
     counts too.
 

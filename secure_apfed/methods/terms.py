@@ -1,4 +1,4 @@
-"""From settings to what the parties agree on: objectives, representations, sums."""
+"""Terms that parties agree on, derived from settings: request limits, objectives, sums, steps."""
 
 import math
 from collections.abc import Sequence

@@ -38,7 +38,7 @@ from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.solo.interface import cache_fits
 
 _STEPS = 1024
-"""Of fixed point, of one row."""
+"""Number of fixed-point steps per row in the reported number of right votes."""
 
 
 class RehearsalSettings(NoisedVoteSettings):

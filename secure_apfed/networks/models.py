@@ -33,8 +33,8 @@ _MIN_SCALE = 1e-6
 _A_THREAD = 200_000_000
 """Multiplications of a step, about ten milliseconds."""
 _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}
-"""By channels: the convolutions, and the least side of an image that they leave some map of
-(three rows for MNIST's two layers, one for CIFAR's three)."""
+"""Automatic networks by channels of an image: a network's name, and the smallest side, in pixels,
+of which its convolutions leave a map (three rows for MNIST's two layers, one for CIFAR's three)."""
 
 
 def _make_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
@@ -259,7 +259,7 @@ def _stack_layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[
 
 
 class Linear(Perceptron):
-    """One layer to the representation, one from there to the classes; the perceptron's decoder.
+    """A linear encoder and a linear head, one layer each, with the perceptron's decoder.
 
     For few labels, for which deeper networks have too many weights. Together the parties' layers
     are a regularised softmax regression on all features.

@@ -1,4 +1,4 @@
-"""What a passive optimises, given the active's representations and its own features.
+"""Objectives of passives, given the active's representations and their own features.
 
 A new objective is one class, its settings in `secure_apfed.settings.training`, and one line in
 `OBJECTIVES`.

@@ -24,7 +24,8 @@ _MAX_ROWS = 4096
 """Rows that are read, evenly spread; fewer rows never have a higher rank."""
 _MIN_SCALE = 1e-6
 _MIN_VARIANCE = 1e-4
-"""Of the direction that varies most: what varies less counts as a copy of other columns."""
+"""Smallest variance that counts, as a share of the largest direction's; below it a direction is
+taken for a copy of other columns."""
 
 
 def count_columns(rows_NF: Tensor) -> int:

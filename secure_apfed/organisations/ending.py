@@ -70,7 +70,7 @@ DELETED: tuple[Leftover, ...] = (
     Leftover("relay-key.pem", "the key of the relay's TLS"),
     Leftover("authority-key.pem", "the key of the project's authority"),
 )
-"""In the order of deletion: first what answers requests, last what peers connect with."""
+"""Kinds of files to delete, in this order: first what answers requests, last the keys for peers."""
 
 KEPT: Mapping[str, str] = {
     "contract.json": "what was agreed, with everybody's signature",

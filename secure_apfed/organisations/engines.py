@@ -65,7 +65,7 @@ _CONNECTION = "apfed"
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlan:
-    """What the files are made of.
+    """A plan of an engine's files: the facts of a project from which they are written.
 
     Attributes:
         party: whose folder it is; organiser: who proposed the project.
@@ -423,7 +423,7 @@ def _start_superlink(plan: EnginePlan) -> "_Step":
 
 @dataclass(frozen=True)
 class _Step:
-    """What to do, and the commands for it: words to be quoted, or a line of the shell."""
+    """A step of the instructions: its text, and commands as words to quote or as a shell line."""
 
     text: str
     commands: Sequence[_Words | str]

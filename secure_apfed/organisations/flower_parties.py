@@ -1,4 +1,4 @@
-"""What Flower's processes do for the parties of a project; no module of Flower's is used here.
+"""Start of a project's parties by Flower's processes; no module of Flower's is imported here.
 
 Run by: at a site, whoever starts its party by the site's own command; at the SuperLink, who asks
 each site for that start, and again where a SuperNode came back. The latter has no key and no data.
@@ -60,7 +60,7 @@ _WORDS_OF_CODES = {
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back to a question: values, untrusted, or the number of an error of Flower's."""
+    """A reply to a question: untrusted values, or the number of an error of Flower's."""
 
     asked: str
     values: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""One run with each party in a process of its own on this machine, over loopback.
+"""Runs with each party in a process of its own on this machine, over loopback.
 
 Run by: the experimenter, who prepares a folder for each party (its key, its rows, its file of
 settings), starts one process a party, which opens no folder but its own, and gathers the results
@@ -398,7 +398,7 @@ def _prepare_peers(run: RunFolder, names: Sequence[str], way: Way) -> dict[str, 
 
 
 class _Process:
-    """One party's process, which reports events on stdout; `reported_error`: the error that it
+    """A party's process, which reports events on stdout; `reported_error`: the error that it
     reported.
     """
 

@@ -45,7 +45,7 @@ ALLOWED_CLASSES = (
     "secure_apfed.organisations.nvflare_site.",
     "secure_apfed.commands.nvflare_check.",
 )
-"""What `class_allow_list` has to hold at every site and at the server."""
+"""Prefixes of classes that `class_allow_list` must contain at every site and at the server."""
 
 _LIST = "class_allow_list"
 _NAME = "secure-apfed"

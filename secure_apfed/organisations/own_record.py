@@ -1,4 +1,4 @@
-"""One party's record of a session for its own report: the flows of all its messages, and the
+"""Record of a session by one party for its own report: the flows of all its messages, and the
 content of those that it sent.
 
 Run by: every party that runs in a process of its own, for itself. It counts messages and bytes that
@@ -27,7 +27,7 @@ _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class SentBatch:
-    """One batch that left this party: a value (B, ...) of each alignment position (B,)."""
+    """A batch that this party sent or contributed: values (B, ...) of alignment positions (B,)."""
 
     kind: Kind
     receiver: str

@@ -86,7 +86,7 @@ def _check_address(text: str) -> str:
 
 PARTY_FILE = "party.yaml"
 ANSWERED = "answer-{}.json"
-"""In a party's folder, what it answered where a project was proposed."""
+"""Name of the file in a party's folder with its answer to a proposed project; "{}": the party."""
 _NOTHING = "nothing to do: "
 _MIN_A_DAY = 100
 _DAYS_OF_A_TABLE = 10

@@ -1,4 +1,4 @@
-"""From an invitation to the parties' files: a proposal, an answer of each party, a sealed project.
+"""Project files before a run: a proposal, an answer of each party, a sealed project.
 
 Run by: each organisation in its own folder. They exchange three kinds of files, which are public
 and may go by mail. Each is one JSON object: a document, and the Ed25519 signature of its author.
@@ -70,7 +70,7 @@ PROPOSAL = "proposal.json"
 SEALED = "sealed.json"
 RUN = "run.yaml"
 AUTHORITY_KEY = "authority-key.pem"
-"""In the organiser's folder, what issues certificates of the project."""
+"""Name of the file in the organiser's folder with the key that signs project certificates."""
 _TABLE = "table.safetensors"
 _CA = "ca.pem"
 _CERTIFICATE = "certificate.pem"

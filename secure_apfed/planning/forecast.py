@@ -823,7 +823,7 @@ def _contribute_zeros(step: int, rows: NDArray[np.int64], z: NDArray[Any]) -> ND
 
 
 class _RehearsalLoop:
-    """One timed epoch of a few steps; see `secure_apfed.methods.TrainingLoop`."""
+    """A loop that times one epoch of a few steps; see `secure_apfed.methods.TrainingLoop`."""
 
     def __init__(self, session: Simulation, batch: int) -> None:
         """Make the training loop of a rehearsal, which measures each step's seconds.

@@ -1,4 +1,4 @@
-"""From a mechanism and a number of releases to epsilon, and back: Gaussian DP, and cross-checks.
+"""Accountants of Gaussian DP: epsilon from a mechanism and its releases, and back; cross-checks.
 
 Run by: the ledger, before each release, the planner, the tests and the report. A mechanism states
 its noise relative to its own sensitivity under replace-one adjacency, so that no accountant has to
@@ -68,7 +68,7 @@ MAX_GRID_POINTS = 2**22
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianRelease:
-    """One row with Gaussian noise added, its neighbour being any other row.
+    """A release of one row with Gaussian noise added, its neighbour being any other row.
 
     The noise multiplier is its standard deviation over the replace-one L2 sensitivity: sigma / (2C)
     for a row clipped to norm C.
@@ -209,7 +209,7 @@ class NoFigureError(ConfigError):
 
 
 class Accountant:
-    """One way of bounding what several releases of a row cost together.
+    """An accountant, which computes epsilon for several releases of a row together.
 
     `gaussian` maps (noise multiplier, releases, delta) to epsilon with a library that does not
     cover all values.

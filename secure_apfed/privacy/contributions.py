@@ -80,7 +80,7 @@ def excess_of_sum(deviation: int, honest: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SummedRelease:
-    """One batch's sum with discrete Gaussian noise from several parties.
+    """A batch's sum with discrete Gaussian noise from several parties.
 
     Attributes:
         deviation: s of each party's noise, steps; honest: n, parties whose noise counts.

@@ -297,7 +297,7 @@ def _require_no_mixing_layers(owner: str, model: nn.Module) -> None:
 
 
 class WholeTraining:
-    """One budget over the releases and the updates of the same records.
+    """A common privacy budget of the releases and the updates of the same records.
 
     Their ledgers' largest counts are taken as one record's. The budget is the largest
     epsilon_model; None never stops. Noise derived from the run's seed (`seeded`) is reported.

@@ -80,7 +80,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Release:
-    """One batch that was sent: its step, the digest of its bytes, its sorted row positions."""
+    """A batch that was sent: its step, the digest of its bytes, its sorted row positions."""
 
     step: int
     digest: bytes
@@ -125,7 +125,7 @@ class Release:
 
 
 class _Log:
-    """One party's write-ahead log of releases, new or continued; stored releases are replayed,
+    """A party's write-ahead log of releases, new or continued; stored releases are replayed,
     oldest first.
 
     Raises:

@@ -153,8 +153,8 @@ def clip_gradients(gradient_BP: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 class NoiseSource:
-    """One party's noise for one purpose, derived from its 32 secret bytes; the module says from
-    what else.
+    """A source of a party's noise for one purpose, derived from a 32-byte key, the step and, if
+    `secret`, the rows and values that it is added to.
 
     Raises:
         LocalProtocolError: a key of the wrong length.

@@ -504,7 +504,7 @@ def _require_running(h: object) -> None:
 
 
 class PrivateContributions(_Charged):
-    """One contributor's discrete Gaussian noise for a secure sum, and its privacy account.
+    """A contributor's discrete Gaussian noise for a secure sum, and its privacy account.
 
     Each contributor creates one with the same arguments; all agree on
     `SumAgreement(noise=its.noise)` and add the noise that `draw_noise` returns. Guarantee and

@@ -1,4 +1,4 @@
-"""One party's audit log: every envelope that it sent or received, each line chained to the last.
+"""Audit log of a party: every envelope that it sent or received, each line chained to the last.
 
 Run by: every party that runs in a process of its own, for itself; and, to verify a log or hold two
 parties' logs of one link against each other, whoever was handed them. A log holds kinds, sizes and

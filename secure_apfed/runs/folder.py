@@ -69,7 +69,7 @@ _TORN = re.compile(
 
 
 PROJECT_ENDED = "project-ended.json"
-"""In a party's folder, that its project was ended there, and what was deleted."""
+"""Name of the file in a party's folder that records its project's end and the deleted files."""
 
 
 class FolderInUseError(CheckpointError):
@@ -325,7 +325,7 @@ class RunFolder:
 
 
 class PartyFolder(RunFolder):
-    """One party's own folder: its identity, checkpoints, write-ahead logs, and how its part ended.
+    """A party's own folder: its identity, checkpoints, write-ahead logs, and how its part ended.
 
     Run by: each party, alone in its folder. Of other parties it holds only what is public (the
     contract, public identities). If one process simulates all parties, the folders lie below the

@@ -43,7 +43,7 @@ from secure_apfed.runs.solo import load_model
 from secure_apfed.settings.promises import Figure, Promise, State, describe_epsilon, promises_of
 
 RANKED = ("auc", "average_precision", "ks")
-"""What a ranking of two classes is told by."""
+"""Names of the measures that a report on the ranking of two classes contains."""
 
 
 def _parse_epsilon(value: Any) -> Any:
@@ -107,7 +107,7 @@ class Contributions(Written):
 
 
 class Promised(Written):
-    """One promise of the run, for programs; see `secure_apfed.settings.promises.Promise`."""
+    """A promise of the run, for programs; see `secure_apfed.settings.promises.Promise`."""
 
     state: State
     figure: Figure
@@ -213,7 +213,7 @@ _MOST_SHOWN = 8
 
 
 class Coefficient(Written):
-    """One coefficient of a generalised linear model.
+    """A coefficient of a generalised linear model.
 
     Attributes:
         score: the class whose log-odds it moves; "" where there is one number or count.
@@ -228,7 +228,7 @@ class Coefficient(Written):
 
 
 class PartyCoefficients(Written):
-    """One party's coefficients, by column.
+    """A party's coefficients of a generalised linear model, and the active's intercepts.
 
     Attributes:
         link: what they add up to, as "log-odds".

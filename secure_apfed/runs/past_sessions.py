@@ -65,7 +65,7 @@ NONE_BEFORE = PastSessions()
 
 @dataclass
 class _Session:
-    """One opening of a log, while it is read."""
+    """A session in an audit log, begun when the log was opened, while the log is read."""
 
     first: int = 0
     next_step: int = 0

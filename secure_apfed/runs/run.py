@@ -1,4 +1,4 @@
-"""One run, over any transport; in memory one process simulates all parties.
+"""Entry point of runs over any transport; in memory one process simulates all parties.
 
 Run by: the experimenter. Files are complete even if the process is killed: see `folder` and
 `keeper`.
@@ -310,9 +310,9 @@ class _SimulationCallbacks(RunCallbacks):
 
 
 Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
-"""How parties in processes of their own reach each other."""
+"""Name of the connection between parties in processes of their own."""
 WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
-"""By transport, how its parties reach each other."""
+"""Connections between the parties' processes, by the name of the transport."""
 
 
 def _run_in_processes(way: Way, *args: Any, **options: Any) -> RunResult:

@@ -26,7 +26,7 @@ __all__ = [
 
 _MAX_SHOWN = 80
 SilentPassive: TypeAlias = Literal["stop", "wait", "recover"]
-"""What the silence of a passive does to a run; see `secure_apfed.contract.Contract`."""
+"""Reaction of a run to a passive that falls silent; see `secure_apfed.contract.Contract`."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class DecidedBy:
 
 
 THE_ACTIVE = DecidedBy("the active")
-"""Of a key that moves nothing at other parties but by what the active sends them."""
+"""Mark of a key that affects other parties only by what the active sends them."""
 
 EACH_ALONE = DecidedBy("each party")
-"""Of a key of one party's own data, machine or speed."""
+"""Mark of a key of one party's own data, machine or speed."""
 
 
 class Settings(BaseModel):

@@ -24,7 +24,7 @@ IdRule: TypeAlias = Literal[
     "unicode_nfc", "strip", "case_fold", "whole_numbers", "drop_punctuation"
 ]
 ID_RULES: tuple[IdRule, ...] = get_args(IdRule)
-"""What may count as equal in IDs; see `apfed_protocols.ids.IdNormalisation`."""
+"""Names of the rules that may normalise IDs; see `apfed_protocols.ids.IdNormalisation`."""
 
 
 class AlignmentSettings(Settings):

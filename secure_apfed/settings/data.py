@@ -17,21 +17,19 @@ from secure_apfed.settings.plugins import CODE_NAME, note_code
 from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
 
 TABLES = "tables"
-"""What `dataset` says of the parties' own files."""
+"""Value of `dataset` for the parties' own tables."""
 
 OWN_ROWS = "own"
-"""What `rows` says of code that the party names in its own file."""
+"""Value of `rows` for code that the party names in its own file."""
 
 BUILT_IN_ACTIVE = "active"
 """The active's name where the set is built in."""
 
-"""Of a run whose training rows are normal alone."""
-
 MAX_PARTIES = 1024
-"""Of a run, at most: each has links to the others."""
+"""Largest number of parties of a run, since each has links to the others."""
 
 MAX_CATEGORIES = 256
-"""Of one column, at most."""
+"""Largest number of categories of one column that get a feature each."""
 
 # Where a database's password may be.
 _CREDENTIALS = "{env: NAME}, or {file: PATH} of a file of mode 600"
@@ -155,7 +153,7 @@ class Database(Settings):
 
 
 class PartySettings(Settings):
-    """One party's own table, for `dataset: tables`.
+    """A party's own table, for `dataset: tables`.
 
     Attributes:
         file: a CSV, Parquet or Arrow file, a folder of such files, or a pattern. An example is

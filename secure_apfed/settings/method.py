@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
 Side: TypeAlias = Literal["active", "passives"]
 VoteOpening: TypeAlias = Literal["sum", "randomised", "encrypted", "count"]
-"""How the active reads passives' votes on rows: their secure sum; each passive's under randomised
-response; the sum, of labels that no passive
-sees; or of each passive on how many labelled rows it is right, and no vote."""
+"""Form in which the active reads the passives' votes on rows: their secure sum; each passive's
+votes under randomised response; the sum, for labels that no passive sees; or, without the votes,
+the number of labelled rows on which each passive is right."""
 
 Teacher: TypeAlias = Literal["joint model", "joint representations", "shared singular vectors"]
-"""What the active's student learns from: labels that a model on all parties' representations gives;
-a code of all parties' representations, which its own is to resemble; or, in its place, the left
-singular vectors of all parties' tables, which a server decomposes under masks."""
+"""Targets of the active's student: labels predicted by a model on all parties' representations; a
+code of all parties' representations, which its own is to resemble; or the left singular vectors of
+all parties' tables, which a server decomposes under masks."""
 
 Averaged: TypeAlias = Literal["pseudo-labels", "weights"]
-"""What goes round: the active sends it, every party makes its own from its data, and the active
-reads the secure weighted sum of what passives made. Pseudo-labels are of the aligned rows, weights
-of a model that all parties have, each trained on people and labels of its own."""
+"""Quantity that parties average in rounds: the active sends it, every party makes its own from its
+data, and the active reads the secure weighted sum of what passives made. Pseudo-labels are of the
+aligned rows, weights of a model that all parties have, each trained on people and labels of its
+own."""
 
 Released: TypeAlias = Literal["contributions", "returned gradients"]
 """Gradients that training lets out of a party, or what passives sum in their place."""

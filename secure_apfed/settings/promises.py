@@ -41,7 +41,7 @@ State: TypeAlias = Literal["bounded", "no guarantee", "nothing is sent"]
 
 NO_GUARANTEE: Literal["no guarantee"] = "no guarantee"
 NO_ACCOUNT = "no account, since no noise of its own is agreed"
-"""What stands for the accounts of a passive that let nothing noisy out."""
+"""Text in place of the accounts of a passive that has none, as it adds no noise of its own."""
 NOTHING_SENT: Literal["nothing is sent"] = "nothing is sent"
 
 FIGURES: Mapping[str, tuple[str, str]] = {
@@ -51,7 +51,7 @@ FIGURES: Mapping[str, tuple[str, str]] = {
     "epsilon_y": ("one training label", ""),
     "epsilon_model": ("one whole record", ""),
 }
-"""By its name everywhere, of what a privacy figure speaks, and what it holds fixed."""
+"""Meaning of each privacy figure by its name, and the part of the model that it holds fixed."""
 
 _WITHOUT_NOISE: Mapping[str, str] = {
     "representations are summed": "sums of representations are opened without noise",
@@ -62,20 +62,21 @@ _WITHOUT_NOISE: Mapping[str, str] = {
     "tables are decomposed": "singular vectors of all parties' rows are opened without noise",
     "passives vote": "votes are opened without noise",
 }
-"""By what happens, why the epsilon of what passives let out is infinite where they add no noise."""
+"""Reasons why the passives' epsilon is infinite where they add no noise, by fact of the method."""
 _LABELS_LEAVE: Mapping[str, str] = {
     "labels are shown": "labels are shown to the passives as they are",
     "votes of encrypted labels are summed": "labels leave encrypted, without noise",
     "gradients are returned": "gradients that depend on labels are returned without noise",
     "pseudo-labels are averaged": "pseudo-labels that depend on labels are sent without noise",
 }
-"""By what happens, why the active's epsilon of a label is infinite without a label mechanism."""
+"""Reasons why the active's epsilon of a label is infinite without a label mechanism, by fact of
+the method."""
 
 
 _UNGUARDED = "representations are sent without a guard"
 _NOT_YET = "nothing was sent yet"
 _OWN_ROWS_OF_ALL = frozenset({"weights are averaged", "tables are decomposed"})
-"""What happens where the active lets something of its own features out as passives do."""
+"""Facts of methods by which the active also releases data of its own features, as passives do."""
 
 
 class Spent(Protocol):

@@ -50,7 +50,7 @@ PASSIVES: Whom = "the passives"
 ACTIVE: Whom = "the active"
 EVERYBODY: Whom = "everybody"
 NO_DEFAULT = object()
-"""What stands for the default of a key without one."""
+"""Placeholder for the default of a key that must be set."""
 _UNKNOWN = "nobody said whom this setting protects; ask who wrote the method"
 # Settings of one party that all parties learn: they choose the intersection.
 _SHARED_ALL_THE_SAME = frozenset({"dealer", "pairwise_overlaps"})
@@ -138,7 +138,7 @@ def other_is_less(whom: Whom, means: str, *order: Any, **how: Any) -> Protection
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """One key of settings as they are.
+    """A key of given settings: its value, its default and its mark.
 
     Attributes:
         path: dotted; value, default: as the mark reads them.

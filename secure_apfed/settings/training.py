@@ -46,10 +46,11 @@ __all__ = [
 
 Width = Annotated[int, Field(ge=1, le=65536)]
 MAX_PARAMETERS = 2**28
-"""Of a network's layers between each other, or of one layer: 1 GiB of float32."""
+"""Largest number of parameters of one layer, or of a network between layers of configured widths:
+1 GiB of float32."""
 _AUTO_NUMBERS = 32
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
-"""Where a party computes, in its settings."""
+"""Pattern of the device on which a party computes, as its settings name it."""
 # As model.projection is read where it names no number, for comparisons.
 _PROJECTIONS: Mapping[str, float] = {"auto": 64, "none": math.inf}
 # What null takes, of 8 numbers a row or more.
@@ -416,7 +417,7 @@ class TrainSettings(Settings):
 
 
 class PassiveSettings(Settings):
-    """One passive's settings, which all parties agree on.
+    """A passive's settings, which all parties agree on.
 
     Attributes:
         objective: the passive's loss; null takes that of the method (apfed_r, apfed_c). Or a loss

@@ -97,7 +97,7 @@ _ALL: tuple[Baseline, ...] = (
 )
 
 BASELINES: Mapping[str, Baseline] = MappingProxyType({baseline.name: baseline for baseline in _ALL})
-"""In the order in which equals are preferred."""
+"""Local baselines by name; of equally good ones the first is preferred."""
 TEACHERS = tuple(baseline for name, baseline in BASELINES.items() if name != "network")
 """Baselines that may read others' numbers beside own features: all but the run's own network."""
 _RESAMPLES = 200
@@ -106,7 +106,8 @@ MAX_APART = 0.4
 _MIN_UNLABELLED = 30
 """Rows needed to detect a collapse."""
 _MIN_LIKELY = 1e-6
-"""Below it a probability counts as this one: a single row that is sure and wrong decides no tie."""
+"""Smallest probability in a log-likelihood, so that one row predicted with certainty and wrongly
+decides no tie."""
 
 
 def list_local_models() -> tuple[Baseline, ...]:
@@ -317,7 +318,7 @@ _MEANS = (
 COMBINATIONS: Mapping[str, MeanOfModels] = MappingProxyType(
     {combination.name: combination for combination in _MEANS}
 )
-"""What is averaged of the local models, beside each of them."""
+"""Means of local models by name, which are candidates in addition to each model."""
 
 
 def find_baseline(name: str) -> Baseline:

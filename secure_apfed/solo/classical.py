@@ -51,7 +51,7 @@ _FOLDS = 3
 _STEPS = 5_000
 _SURE = 0.9
 _MAX_STRENGTH = 1.0
-"""Of the regression: a looser one is sure of everything at once."""
+"""Largest C of the regression in self-training, since a larger one is sure of all rows at once."""
 _TEACHING_ROUNDS = 10
 _MAX_IN_A_LEAF = 20
 _BOOSTING_ROUNDS = 60
@@ -66,7 +66,7 @@ _ALPHA = 0.2
 _NEAR = (5, 10, 20)
 _ALPHAS = (0.2, 0.5, 0.8)
 _BLIND = 0.1
-"""How far a row's labels may be wrong at random, so that one that is sure does not decide."""
+"""Share of uniform probabilities mixed into predictions, so that no single error decides."""
 _TREES = 200
 _BOOSTING_PARTS = 2
 

@@ -27,7 +27,7 @@ from secure_apfed.networks.models import WithFeatures
 LEAST = 1e-12
 """Probability of a class that a model never saw."""
 UNSEEN = -40.0
-"""Of its score before a softmax."""
+"""Score before a softmax of a class that a model never saw."""
 _DEEPEST = 4096
 _MAX_MEMBERS = 256
 _MIN_DEVIATION = 1e-9
@@ -267,7 +267,7 @@ def shares_of_one(shares_BK: Tensor) -> Tensor:
 
 
 class Member(nn.Module):
-    """One of the models that are averaged: it reads some columns of a row, standardised.
+    """A member of an average of models, which reads some columns of a row, standardised.
 
     Attributes:
         columns: (2,), the first column that it reads and the one behind the last.

@@ -38,11 +38,11 @@ from secure_apfed.settings.training import ModelSettings, TrainSettings
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 MAX_ROWS = 20_000
-"""From which baselines learn: more cost more than they tell."""
+"""Number of training rows above which baselines leave out rows without a label, to save time."""
 MIN_CLASSES = 2
-"""Of the labelled rows of a task."""
+"""Smallest number of classes among the labelled rows of a task."""
 ENOUGH_LABELS = 400
-"""From so many labels on, one part of them judges well enough and the others are not held out."""
+"""Smallest number of labels for which validation on one part replaces cross-validation."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -105,7 +105,7 @@ def _train_until_learning(task: SoloTask) -> "_Attempt":
 
 
 class _Attempt:
-    """One training from fresh weights at one rate."""
+    """A training of the network from fresh weights at one learning rate."""
 
     def __init__(self, task: SoloTask, rate: float) -> None:
         """Build a fresh network with this learning rate, and place the labelled
