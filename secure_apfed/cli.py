@@ -46,7 +46,7 @@ _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 
 TransportName = StrEnum("TransportName", ["memory", "local", "grpc", "relay"])
-"""How the parties of a run reach each other; the keys of `secure_apfed.runs.run.TRANSPORTS`."""
+"""Names of transports between a run's parties: the keys of `secure_apfed.runs.run.TRANSPORTS`."""
 
 app = typer.Typer(
     name="secure-apfed",

@@ -33,7 +33,7 @@ PartyRole: TypeAlias = Literal["active", "passive", "aggregator", "dealer"]
 
 
 class Participant(Settings):
-    """One party.
+    """A party of the contract: its name, role and public keys.
 
     Attributes:
         identity: its long-term Ed25519 public key, hex, which signs the contract.

@@ -87,7 +87,7 @@ def fingerprint_ids(
 
 
 class BucketedIds:
-    """One party's IDs as keyed digests, divided into buckets by digest and read bucket by bucket.
+    """A party's IDs as keyed digests, divided into buckets by digest and read bucket by bucket.
 
     Args:
         key: 32 random bytes to which all parties contributed; buckets: the agreed number of

@@ -1,4 +1,4 @@
-"""How many of its people a party found at the others, and which of its IDs hardly ever matched.
+"""A party's report on its aligned people: how many there are, and ID patterns that rarely match.
 
 Run by: each party on its own IDs, once its rows are aligned. It learns nothing beyond the
 alignment, and sends nothing.

@@ -21,7 +21,7 @@ _YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "n
 
 @dataclass(frozen=True)
 class SettingLine:
-    """One setting of a run's file: its path, its value, and a remark.
+    """A setting of a run's file: its path, its value, and a remark.
 
     Examples:
         >>> str(SettingLine(("data", "parties", "bank", "categorical"), ("cylinders",)))
@@ -54,7 +54,7 @@ class Fault:
 
 
 class TableError(DataError):
-    """One or several parties' tables cannot be used; contains all detected faults."""
+    """An error for unusable tables of one or several parties; contains all detected faults."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         """Join the messages of all faults, one a line."""

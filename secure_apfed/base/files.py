@@ -36,11 +36,11 @@ _DIGITS = 20
 _CHUNK = 2**20
 PartT = TypeVar("PartT")
 PathLike = str | os.PathLike[str]
-"""What every public function takes for a file or folder."""
+"""Type of the path of a file or folder in every public function."""
 PARQUET = (".parquet", ".pq")
-"""How names of Parquet files end."""
+"""Suffixes of Parquet files."""
 ARROW = (".arrow", ".feather", ".ipc")
-"""How names of Arrow's files end, the uncompressed kind among them."""
+"""Suffixes of files in Arrow's IPC format, compressed or not."""
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 # A run of what may separate or be skipped, taken whole, and the sign of a formula behind it; the
 # last signs are as wide as Chinese characters.
@@ -50,7 +50,7 @@ _RESTORE = "restore it from a copy"
 VERSIONS = "versions.json"
 """The file of a run that says which versions of all libraries wrote it."""
 PAYLOADS = "transcript-*.bin"
-"""How files of a run are named that hold the payloads of an epoch."""
+"""Name pattern of a run's files that contain the payloads of one epoch each; `*`: the epoch."""
 
 
 def _explain_missing(folder: Path) -> str:

@@ -36,7 +36,7 @@ _DISTRIBUTION = "secure-apfed"
 
 @dataclass(frozen=True, kw_only=True)
 class FileFormat:
-    """One kind of file that people keep.
+    """A versioned format of a file that people keep.
 
     Attributes:
         title: what it is called in messages.
@@ -193,7 +193,7 @@ FORMATS: Mapping[str, FileFormat] = {
     "joint.safetensors": JOINT_NETWORK,
     "audit.log": AUDIT_LOG,
 }
-"""By the name of the file."""
+"""Format of each versioned file, by the file's name."""
 
 
 def find_installed_version() -> str:

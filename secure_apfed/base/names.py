@@ -39,7 +39,7 @@ RESERVED = ("aggregator", "dealer", "default")
 
 
 DateFormat: TypeAlias = Annotated[str, AfterValidator(check_date_format)]
-"""How dates are written, such as %d.%m.%Y."""
+"""A format of dates as in `strptime`: %d, %m and %Y once each, such as %d.%m.%Y."""
 
 
 def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
@@ -94,7 +94,7 @@ def _check_party_keys(by_party: dict[str, _T]) -> dict[str, _T]:
 Name: TypeAlias = Annotated[str, AfterValidator(check_name)]
 PartyName: TypeAlias = Annotated[str, AfterValidator(_check_party_name)]
 ColumnName: TypeAlias = Annotated[str, AfterValidator(column_name)]
-"""As settings have it, compared with those of files."""
+"""A column's name in settings: text in Unicode's form NFC, compared with the names in files."""
 RunName: TypeAlias = Annotated[str, AfterValidator(partial(check_name, at_most=_RUN_LETTERS))]
 ByParty: TypeAlias = Annotated[dict[str, _T], AfterValidator(_check_party_keys)]
 

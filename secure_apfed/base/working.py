@@ -28,7 +28,7 @@ _MAX_MARKS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One piece of long work, and how far it is.
+    """A piece of long work, and its progress.
 
     Attributes:
         name: what is done, such as "solo baselines".

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from secure_apfed.organisations.party import Connect
 
 CHECKED = "check.txt"
-"""In a party's folder, what the last check inside a job found."""
+"""Name of the file with the findings of the last check inside a job, in a party's folder."""
 _MEET_S = 120.0
 
 

@@ -1,4 +1,4 @@
-"""One run, described completely: one YAML file, one frozen object whose settings fit together.
+"""Complete configuration of a run: one YAML file, one frozen object whose settings fit together.
 
 The settings are declared in `secure_apfed.settings.run`, those of a method in its own file. A
 `Config` that exists is one that fits: when it is made, the tables are looked up that its names are

@@ -54,8 +54,10 @@ CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "guard": _keep_settings(lambda guard: GUARDS.take_name(guard.mechanism, key="mechanism")),
     "defences": _keep_settings(lambda choices: [*map(take_defence, choices)]),
 }
-"""By section, what returns it with the names that its tables hold, or raises a `ConfigError` for a
-name that is in none, with the nearest.
+"""Checks of a run's settings, by name of the section or setting.
+
+Each returns the value, with names as they stand in the tables of choices; it raises `ConfigError`
+for an unknown name, with the nearest.
 """
 
 

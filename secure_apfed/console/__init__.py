@@ -1,1 +1,1 @@
-"""What a terminal shows: questions, live progress, events as JSON lines."""
+"""Terminal output: results, errors, live progress, events as JSON lines."""

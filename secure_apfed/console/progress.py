@@ -402,8 +402,8 @@ def _format_metrics(board: Board) -> str:
 
 
 class _Events:
-    """One JSON object a line: `{"progress": {...}}`, `{"work": {...}}`, and `{"status": {...}}` of
-    each party that changed.
+    """A writer of events, one JSON object a line: `{"progress": {...}}`, `{"work": {...}}`, and
+    `{"status": {...}}` of each party that changed.
     """
 
     def __init__(self, board: Board) -> None:

@@ -1,4 +1,4 @@
-"""What the command line shows: results on stdout, errors on stderr, exit codes.
+"""Output of the command line: results on stdout, errors on stderr, exit codes.
 
 An error that is meant for people becomes one panel and one exit code, or one JSON object;
 anything else is a fault of this program and keeps its traceback.
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 RESEARCH_MODULES = ("matplotlib", "jinja2", "adjustText", "joblib", "dp_accounting")
-"""What the extra `experiments` brings: reports and research need it, runs do not."""
+"""Names of modules that reports and research import and runs do not; where one is missing, errors
+name the extra `experiments`."""
 _WIDEST = 100_000
 _BLANKS = str.maketrans("\u202f\u00a0", "  ")
 _USAGE = 2
@@ -46,7 +47,7 @@ _BUDGET = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One error: a panel with a title for people, a kind for programs, and the exit code."""
+    """An error as the user gets it: a title for people, a kind for programs, and the exit code."""
 
     code: int
     title: str

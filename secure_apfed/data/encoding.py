@@ -63,7 +63,8 @@ from secure_apfed.settings import Settings
 from secure_apfed.settings.data import MAX_CATEGORIES, Missing, ViewColumns
 
 MAX_IMAGE_NUMBERS = 2**22
-"""Of one image, over all channels: one of 1,182 x 1,182 pixels in colour."""
+"""Largest number of values of one image or row of an array, over all channels, such as an image of
+1,182 x 1,182 pixels in three colours."""
 NO_FEATURES = (
     "{source}: no feature columns are left beside IDs, labels and what is under ignore; take a "
     "column out of ignore, or name a table with features"
@@ -159,7 +160,7 @@ def _parse_numbers(
 
 
 class CategoricalColumn(Settings):
-    """One-hot over `categories`; an unknown cell is a row of zeros, as an empty one is.
+    """A column in one-hot encoding over `categories`; an unknown or empty cell is a row of zeros.
 
     Attributes:
         words: the texts that are categories here although they usually mark an empty cell (such as

@@ -53,7 +53,7 @@ _SHIPPED = Path(__file__).parent
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set, by its official name, uncompressed; `name.gz` is taken as well.
+    """A file of a data set, by its official name, uncompressed; `name.gz` is read as well.
 
     Attributes:
         size: uncompressed bytes; nothing is inflated beyond them.
@@ -316,12 +316,12 @@ MADE_HERE: Mapping[str, Any] = {
     "citation": "none",
     "how": "synthetic: made by this library from a fixed seed",
 }
-"""What is said of every synthetic set."""
+"""Fields of `DataSet` that are equal for every synthetic set, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """One entry of `DATASETS`.
+    """A data set of `DATASETS`: its files, licence, classes and natural views.
 
     Attributes:
         how: how to get the files, in one sentence.

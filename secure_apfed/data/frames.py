@@ -56,7 +56,7 @@ TRUTHS: Mapping[str, bool] = {
 """Texts that are true or false, as programs write them."""
 
 BLANK = frozenset({""})
-"""What is empty in every column, whatever was learnt."""
+"""Texts that mark an empty cell in every column, also where words such as NA are categories."""
 
 LINES = "lines of the file"
 """Attribute of a frame whose rows are lines of CSV files: of each its first row, its name where
@@ -109,7 +109,7 @@ _DATE_FORMATS = (
     *(f"%Y{sign}%m{sign}%d" for sign in "./"),
 )
 FEW_CATEGORIES = 64
-"""So many categories are proposed where a column has too many."""
+"""Number of most frequent categories that errors propose to keep where a column has too many."""
 
 # As texts, of which a blank one alone is empty.
 _TEXTS: Any = {"dtype": str, "keep_default_na": False, "na_values": [""], "index_col": False}

@@ -29,7 +29,7 @@ from secure_apfed.base.faults import Fault, Remedy, SettingLine, TableError, des
 from secure_apfed.errors import DataError, SuspectColumnWarning
 
 UNLABELLED = -100
-"""In place of a label that is not known, or that training may not know."""
+"""Value in place of a label that is unknown, or that training may not use."""
 # of what Python reads as a number, no digits of other scripts and no underscores
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _FARTHEST = 99.0  # deviations; UNLABELLED is no target

@@ -160,8 +160,8 @@ def _find_column(available: Sequence[str], column: int | str, party: str) -> str
 
 
 class Holdings(NamedTuple):
-    """How the pool's training rows are divided: rows of all parties, further rows of the active,
-    and strangers (rows of passives that the active lacks); in no party's order.
+    """A division of the pool's training rows: rows of all parties, further rows of the active, and
+    strangers (rows of passives that the active lacks); in no party's order.
 
     Strangers are the same for all passives, so that these know people in common whom the active
     must not learn of.

@@ -38,7 +38,7 @@ def _is_finite(features_NF: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class PartyTable:
-    """One party's own rows.
+    """A party's table: IDs, features, and labels if it has them.
 
     Attributes:
         name: the party.
@@ -101,7 +101,7 @@ class PartyTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnData:
-    """One party's part of a run's data.
+    """A party's data for a run: its table, and the division of its rows into training and test.
 
     Attributes:
         table: its rows.

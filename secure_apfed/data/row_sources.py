@@ -30,12 +30,12 @@ from secure_apfed.data.lazy_rows import LazyRows, MappedRows
 from secure_apfed.errors import ConfigError, DataError
 
 ARRAY_FILES = (".npy", ".npz", ".safetensors")
-"""How files end that hold arrays."""
+"""Suffixes of files that contain arrays."""
 
 IN_MEMORY = 2**28
 """Bytes of a .npy file that is read as a whole; a larger one is memory-mapped."""
 _GREYS = ("1", "L", "LA")
-"""What Pillow calls images without colours."""
+"""Pillow's modes of images without colours."""
 _ROWS = "rows"
 _IDS = "ids"
 _LABELS = "labels"

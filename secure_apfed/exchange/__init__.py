@@ -1,4 +1,4 @@
-"""How parties exchange anything: envelope, codec, links, drivers, transcript, status."""
+"""Messages between parties: envelope, codec, links, drivers, transcript, status."""
 
 from typing import TYPE_CHECKING
 

@@ -40,7 +40,7 @@ _ROOM_S = 10.0
 
 
 class Calls:
-    """One party's connections to all its peers; of two, the one whose name comes later dials."""
+    """A party's connections to all its peers; of two parties, the one with the later name dials."""
 
     def __init__(self, me: LocalEnd, carry: Carry) -> None:
         """Prepare connections to all peers; those with a later name dial this party."""
@@ -184,7 +184,7 @@ class Calls:
 
 
 class _Called(Pipe):
-    """One connection of numbered calls, a few of them under way at once."""
+    """A connection of numbered calls, a few of them under way at once."""
 
     def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
         """Make a connection that is carried by calls, with the frame limit of an unproven peer.

@@ -85,7 +85,7 @@ _PHASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """One message.
+    """A message from one party to another: its session, step, kind and number, and its payload.
 
     Attributes:
         step: of training, from 0; -1 before it.

@@ -79,7 +79,7 @@ def require_grpc() -> None:
 
 
 class GrpcConnection(Pipe):
-    """One stream as a `Carrier`."""
+    """A gRPC stream as a `Carrier`."""
 
     def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
         """Prepare a stream; `cancel` ends the call when the connection is closed."""

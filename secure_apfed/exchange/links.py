@@ -37,14 +37,15 @@ _PART = struct.Struct(">IQQ")  # number of the message, its bytes, where the par
 PART_HEADER_BYTES = _PART.size
 
 UNNAMED_SESSION = "unnamed"
-"""What envelopes name before all agreed on a session; then nothing is sealed yet."""
+"""Session name of envelopes that are sent before all parties agreed on a session and sealed their
+links."""
 _LENGTH_BYTES = 2
 _TAG_BYTES = 16  # of AES-GCM
 _REASON_LETTERS = 500
 _LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 Frame: TypeAlias = tuple[str, bytes]
-"""Who sent it, and the sealed bytes."""
+"""A received frame: the sender's name, and the sealed bytes."""
 _MORE = "; its own log says more"
 _FOR_GOOD = tuple(
     f"{kind}Error{_MORE}"

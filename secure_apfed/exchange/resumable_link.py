@@ -98,8 +98,8 @@ class Connection(Protocol):
 
 @dataclass(eq=False)
 class _Wire:
-    """One connection and how many threads use it; the last one closes it, since a thread may hang
-    in a write, and the number of a closed file may be given to another one.
+    """A connection and the number of threads that use it; the last one closes it, since a thread
+    may hang in a write, and the number of a closed file may be given to another one.
     """
 
     connection: Connection

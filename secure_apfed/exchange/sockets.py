@@ -33,7 +33,7 @@ _BACKLOG = 64
 
 
 class SocketConnection:
-    """One socket as a `Carrier`."""
+    """A socket as a `Carrier`."""
 
     def __init__(self, wire: socket.socket) -> None:
         """Take a connected socket, with the frame limit of an unproven peer."""

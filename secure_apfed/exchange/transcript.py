@@ -42,8 +42,8 @@ KEPT_KINDS = frozenset(
     }
 )
 MAX_CONTRIBUTED = 8 * 2**20
-"""Of an epoch, how many bytes of contributions to sums are kept: ciphertexts take hundreds of
-kilobytes each, and a few of them show what the aggregator holds."""
+"""Largest number of bytes of contributions to sums that are stored of one epoch: ciphertexts take
+hundreds of kilobytes each, and a few of them show what the aggregator holds."""
 
 
 _Way = tuple[str, str, Kind]

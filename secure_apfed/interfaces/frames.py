@@ -1,4 +1,4 @@
-"""One call from frames to a result: align, train, and compare with the best local model.
+"""Runs on data frames by one call: align, train, and compare with the best local model.
 
 Run by: a user with all parties' frames in one process, to measure the gain by the passives' help.
 Parties that do not share their frames take part in a run (`secure-apfed party`). Frames are of any

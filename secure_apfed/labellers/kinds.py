@@ -236,10 +236,12 @@ _TOLERANCE = 1e-5
 _PRIVATE_TOLERANCE = 1e-9
 _COSINES = 300
 _LAMBDA = 0.1
-"""Of ridge: R, random features beside x and a constant; rows of all are about 3 long, squared."""
+"""Regularisation strength lambda of ridge regression on a constant, x and random cosine features,
+whose rows have a squared norm of about 3."""
 _STRENGTH = 1.0
-"""Of logistic regression: n Lambda, of |weights|^2 / 2 beside the sum of the n losses, rows having
-norm sqrt(F) in the mean: the usual choice for standardised columns."""
+"""Regularisation strength n Lambda of logistic regression: the factor of |weights|^2 / 2 that is
+added to the sum of the n losses. It is the usual choice for standardised columns, whose rows have
+norm sqrt(F) in the mean."""
 # Twice the tolerance, for what floating point adds to a gradient; and norms that exceed 1 by 1e-15.
 _T = 2 * _PRIVATE_TOLERANCE
 _ROUNDING = 1 + 1e-9

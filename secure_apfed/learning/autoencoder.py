@@ -29,7 +29,7 @@ _ADAM = make_eager_class(torch.optim.Adam)
 _LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss}
 Floats = NDArray[np.float64]
 Score: TypeAlias = Literal["accuracy", "f1", "f1_macro", "f1_weighted"]
-"""What a fold is scored by; f1 is that of class 1 of two."""
+"""Names of scores of a cross-validation fold; f1 is that of class 1 of two."""
 _ITERATIONS = 5000
 
 

@@ -18,8 +18,10 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 SKEWED = 1 / 3
-"""Of two classes the rarer has a smaller share: probabilities are calibrated unless settings say
-otherwise, and fewer than 30 rows of it are warned of."""
+"""Share of rows below which the rarer of two classes counts as rare.
+
+Then probabilities are calibrated unless settings say otherwise, and fewer than 30 rows of the class
+cause a warning."""
 
 _USUAL = 0.3
 _SPREAD = 0.3

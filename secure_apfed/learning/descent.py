@@ -1,4 +1,4 @@
-"""What one party trains: its networks, where and how precisely it computes, and how it descends.
+"""Training of a party's networks: the networks, device and precision, optimizer and scheduler.
 
 `ActiveNetworks` is the active's model, whatever method trains it; `Compute` the device, precision
 and dropout of a step; `OwnSteps` an optimizer and a scheduler of the party's own; `Trainer` a
@@ -49,7 +49,7 @@ _LEARNING = ("encoder", "objective")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSteps:
-    """How a party descends by code of its own; None: as the run's settings say.
+    """An optimizer and a scheduler by a party's own code; None: those of the run's settings.
 
     Attributes:
         optimizer: makes its optimizer; it keeps its own rates and groups.
@@ -222,8 +222,9 @@ def rate_after(train: TrainSettings, done: int) -> float:
 
 
 class Descent:
-    """One of the optimizers; the L2 terms of Eqs. (6) and (7) are its weight decay. Or the party's
-    own optimizer, which keeps its own rates. Parameters with `requires_grad=False` stay.
+    """An optimizer of a party's networks, with its schedule: the configured one, whose weight
+    decay is the L2 terms of Eqs. (6) and (7), or the party's own, which keeps its own rates.
+    Parameters with `requires_grad=False` stay.
 
     Args:
         own_steps: an optimizer and a scheduler of the party's own.

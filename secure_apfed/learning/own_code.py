@@ -103,7 +103,7 @@ class CodeSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnCode:
-    """One party's own networks, loss and optimiser; None: those of the run's settings.
+    """A party's own networks, loss and optimiser; None: those of the run's settings.
 
     Attributes:
         encoder: makes the representation; head: scores it, (B, K); None: one linear layer.
@@ -591,7 +591,8 @@ _EXPECTED: Mapping[str, str] = {
     "optimizer": "a function of the parameters, as torch.optim.AdamW or functools.partial of it",
     "scheduler": "a function of the optimizer, as lambda optimizer: StepLR(optimizer, 100)",
 }
-"""By part of a party's code, what it is; others are modules."""
+"""Expected kind of each part of a party's code, in words, by name of the part; others are modules
+or functions (`_A_MODULE`)."""
 
 
 def _require_trainable(name: str, module: nn.Module) -> None:

@@ -407,7 +407,7 @@ class PassiveTrainer(Trainer):
 
 
 PassiveDescent: TypeAlias = PassiveTrainer | BlackBox
-"""What a passive of APFed answers by: its networks, or code that nobody else sees inside."""
+"""Trainer with which a passive of APFed answers: of its networks, or of black-box code."""
 
 
 class HeadTrainer(LabelTrainer):

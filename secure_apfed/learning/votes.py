@@ -1,5 +1,5 @@
-"""From votes to labels that the active's model learns: the weight of the votes, and whether they
-are used.
+"""Labels that the active's model learns from votes: the weight of the votes, and whether they are
+used.
 
 Run by: the active, on the decoded votes of the passives, its own model's predictions for the
 rows, and its labels. Votes on labelled rows were cast without the row's own label
