@@ -30,7 +30,7 @@ from secure_apfed.labellers import Spreading
 _ROUNDS = 4
 _TO_SPARE = 10
 TRUST = (0.03, 0.1, 0.3, 1.0)
-"""How far `correct_priors` trusts releases, one variant for each."""
+"""Powers of the releases' likelihood in `correct_priors`, one variant of an attack for each."""
 _EM_ROUNDS = 5
 _UNLABELLED_WEIGHT = 0.3  # weight of a row whose label is not known
 _MIN_VARIANCE = 1e-3

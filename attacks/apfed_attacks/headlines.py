@@ -1,4 +1,4 @@
-"""What attacks found, by direction: who reads whose what.
+"""Headlines of attack results by direction: which reader learns which data of which victim.
 
 Run by: everything that shows results of attacks. A headline speaks of one direction alone, since an
 attack of another direction says nothing of it. Where no attack of a direction ran, it says "not
@@ -29,7 +29,7 @@ State: TypeAlias = Literal["found", "nothing found", "not attacked", "not applic
 NOT_ATTACKED: Literal["not attacked"] = "not attacked"
 _REASONS_SHOWN = 3
 _READ_BY = {"active": "passives", "passive": "active"}
-"""By the role of the reader, who alone has something that it does not have itself."""
+"""Victims as titles name them, by the role of the reader; any other role reads `others`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ _LEAVES: Mapping[Direction, frozenset[str]] = {
         }
     ),
 }
-"""By direction, the facts of a method under any of which something leaves that way."""
+"""Facts of a method, by direction; under any of them something leaves in that direction."""
 
 
 def list_directions(config: RunSettings) -> dict[Direction, str]:

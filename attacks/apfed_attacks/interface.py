@@ -1,4 +1,4 @@
-"""What an attack is, what it guesses, and what its result says.
+"""Interface of attacks: their settings, their guesses and their results.
 
 An attack is one file with one class and one line in `apfed_attacks.ATTACKS`. The object itself is
 frozen settings: its fields are the options of a config file. It reads an `AdversaryView` and
@@ -37,7 +37,7 @@ _COUNTED = ("labels_per_class", "shadow_rows")  # options of which the knowledge
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """One guess for N rows.
+    """A guess for N rows.
 
     Attributes:
         values: (N, K) class scores, (N, F) features, or (N, 1) scores of membership; of scores of
@@ -170,7 +170,7 @@ class Attack(Settings, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """One attack by one adversary on one run; plain values only.
+    """The result of one attack by one adversary on one run; plain values only.
 
     A failed attack proves no privacy. A regression's `variant` is the one that predicts known rows
     best that it was not fitted to (`Prediction.held_out`), and so is its `baseline`: the rows that

@@ -1,4 +1,4 @@
-"""What one party let out of itself, attacked against its own truth.
+"""Attacks on what one party sent, scored against its own data.
 
 Run by: a party of a run whose parties run apart, after the run, on its own machine. It takes the
 place of whoever received its representations, contributions or gradients, and knows no more of

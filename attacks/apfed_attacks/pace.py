@@ -1,4 +1,4 @@
-"""How long `evaluate` takes: a forecast before it starts, the time left, and a budget of seconds.
+"""Duration of `evaluate`: a forecast before it starts, the time left, and a budget of seconds.
 
 Run by: whoever calls `evaluate`. Nothing here changes what an attack computes. One *pass* is one
 run of one attack: on what was sent, or on one exchange of releases between rows.
@@ -19,9 +19,9 @@ _SECONDS_PER_ITERATION: Mapping[str, float] = {
     "semi_supervised": 0.023,
     "unpaired_inversion": 0.029,
 }
-"""Of attacks that train networks: of one core, on 400 rows of 4 numbers."""
+"""Seconds of an iteration, by attack that trains networks: one core, 400 rows of 4 numbers."""
 _SECONDS_PER_PASS = 0.2
-"""Of every other attack, likewise; what was measured replaces both."""
+"""Seconds of a pass of every other attack, likewise; measured times replace both estimates."""
 _START_OF_LINE = "\r\x1b[K"
 
 

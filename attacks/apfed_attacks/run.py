@@ -157,7 +157,7 @@ _libraries = cache(ThreadpoolController)  # looked up once: it reads the list of
 
 @dataclass(frozen=True)
 class Trial:
-    """One attack by one adversary on one victim.
+    """An attack by one adversary on one victim.
 
     Attributes:
         parties: the adversary, and those that collude with it; victim: who holds what it is after.

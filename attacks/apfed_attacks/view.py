@@ -1,4 +1,4 @@
-"""What one adversary saw and knows: the only input that an attack ever gets.
+"""Views of adversaries: what one adversary saw and knows, the only input of an attack.
 
 Run by: the experimenter, who cuts the recording of a run into views (`apfed_attacks.recorded`), or
 code that is not ours, from its own messages. A view holds what the coalition itself sent or

@@ -1,4 +1,4 @@
-"""What parties cost beside one process: a step of training with messages, and apart.
+"""Cost of parties against one process: a training step with messages, and with parties apart.
 
 `PROTECTED`: one step of APFed-C through sealed envelopes, recorded, one thread, of perceptrons on a
 small table of three parties with ten columns each. Cases `SUM/GUARD/b64` and `/b256`: each sum with

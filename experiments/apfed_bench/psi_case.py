@@ -1,4 +1,4 @@
-"""One intersection, run as a script in an interpreter of its own by `apfed_bench.apart`.
+"""Benchmark of one intersection: a script that `apfed_bench.apart` runs in its own interpreter.
 
 Takes a case and a size, and prints one JSON object: `seconds` from a CSV file of IDs to the rows
 that both have, reading, encoding and the dealer's part included, as the peer's are;

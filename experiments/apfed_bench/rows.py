@@ -21,7 +21,7 @@ from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError
 
 Row: TypeAlias = dict[str, Any]
-"""One line of a bench, see `make_row`."""
+"""Figures of one line of a benchmark by name, see `make_row`."""
 
 
 def make_row(

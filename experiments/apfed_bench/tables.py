@@ -1,4 +1,4 @@
-"""What reading a party's own table costs: in memory, and memory-mapped by columns and blocks.
+"""Cost of reading a party's own table: in memory, and memory-mapped by columns and blocks.
 
 Cases `memory/N` and `mapped/N`: the active's Parquet table of N rows, with an ID, four numbers, a
 category and a label, up to features, labels and split. Each is read by a process of its own, since

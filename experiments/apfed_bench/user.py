@@ -1,4 +1,4 @@
-"""What a user waits for: whole runs by phase, the start of commands, and the encoding of IDs.
+"""Waiting times of users: whole runs by phase, the start of commands, and the encoding of IDs.
 
 `USER`, cases `METHOD/FORMAT/ROWS`: `secure-apfed run` of three parties with 20 columns each, all
 protection but the sum's cipher, baselines and report included, in a process of its own that may use

@@ -1,4 +1,4 @@
-"""Where the runs of a study are computed: processes of this machine, a Dask or a Ray cluster.
+"""Backends that compute a study's runs: processes of this machine, a Dask or a Ray cluster.
 
 joblib's own registry does the work. All workers need this package, and the study's folder at the
 same path, since each run is stored there as it ends. A run whose worker dies is played again, from

@@ -1,4 +1,4 @@
-"""How studies are written: a column says how a row is read and shown, and every form follows.
+"""Tables of studies: columns say how a row is read and shown, and every output format follows.
 
 A study makes rows of values by name; its columns say which of them people see and how, and under
 which names programs find them. Text, JSON, CSV and Markdown are made here alone. Nothing is written
@@ -20,7 +20,7 @@ from secure_apfed.settings.promises import epsilon_words
 from secure_apfed.settings.run import RunSettings
 
 Form: TypeAlias = Callable[[Any], str]
-"""How a value is written for people."""
+"""Function that writes a value for people."""
 
 
 def make_form(
@@ -44,7 +44,7 @@ def make_form(
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of a study's table.
+    """A column of a study's table.
 
     Attributes:
         name: under which a row holds its value; a row without it has no cell, and programs no key.

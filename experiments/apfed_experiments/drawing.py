@@ -1,4 +1,4 @@
-"""How every picture looks and is written: colours that keep their meaning, settings, margins."""
+"""Style and output of pictures: colours that keep their meaning, settings, margins."""
 
 import math
 from base64 import b64encode

@@ -32,7 +32,7 @@ from secure_apfed.settings.promises import Promise, worst_promise
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """One finished run.
+    """A finished run with its results.
 
     Attributes:
         config, outcome: what was asked, and what was reached.

@@ -1,4 +1,4 @@
-"""Where help pays: each method against the best local model, paired by seed.
+"""Gains of each method over the best local model, paired by seed.
 
 `secure-apfed study gains` runs what is missing. A case names method, data, labelled rows and
 epsilon. The best local model of a case is chosen by held-out labels of the active, never by test
@@ -170,7 +170,7 @@ _ONE_EPOCH: Mapping[str, Any] = {
     **LABELS_AFTER,
     "train": {**LABELS_AFTER["train"], "epochs": 1, "evaluate_every": 1},
 }
-"""Each row is answered once, so that its noise is the least that an epsilon allows."""
+"""Settings that answer each row once, so that its noise is the least that an epsilon allows."""
 _GUARDED: Mapping[str, str] = {
     **_GUARDS,
     **dict.fromkeys((*_AFTER, *_AFTER_MIXED), "frozen_gaussian"),
@@ -197,13 +197,14 @@ _CONTROLS = {
     **{name: mixed for mixed, name in _AFTER_MIXED.items()},
     _NOISED: _NOISED_MIXED,
 }
-"""Of other methods it is no help."""
+"""Control of each method, the same run without help; of other methods it is `_NO_HELP`."""
 _CODED = {"network": "cross_view", "random_features": 1000}
 _NUMBERS = (4, 16, 64)
-"""Of a person, whatever passives allow; `_CODE` and `_MIXED` take what they allow."""
+"""Numbers of a person's code that are tried whatever passives allow; `_CODE` and `_MIXED` take what
+they allow."""
 _ALL_READ: Mapping[str, Any] = {"default": {"allow_reading_all": True}}
 _LOGISTIC = {"labeller": "logistic"}
-"""Whose votes a person without a label moves in no way but by the own one."""
+"""Settings of a labeller under which a person without a label changes no vote but its own."""
 _VOTES: Mapping[str, dict[str, Any]] = {
     "votes": {"name": "votes"},
     _RANDOMISED: {"name": "votes_randomised"},
@@ -302,7 +303,7 @@ def _measure_no_help(config: Config, data: VerticalData) -> TrialOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class GainCase:
-    """One line of the table: keys of the methods and data sets here, rows with a label (None: all),
+    """A line of the table: keys of the methods and data sets here, rows with a label (None: all),
     and epsilon of a person's vote, or projection, at one passive (None: no noise). `own`: what
     `data` is, where it is no key.
     """

@@ -1,4 +1,4 @@
-"""What seconds were measured on, for whoever reads them elsewhere."""
+"""Description of the machine that measured times, for readers on other machines."""
 
 import os
 import platform

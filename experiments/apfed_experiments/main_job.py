@@ -116,7 +116,7 @@ _DIRECTIONS: Mapping[str, tuple[str, str]] = {
     "features": ("active reads features of passives", "R2"),
     "features_of_active": ("passive reads features of active", "R2"),
 }
-"""By key for programs, who reads whose what, and in which metric."""
+"""Directions of leaks (who reads whose what) and their metrics, by key for programs."""
 
 
 _KINDS = frozenset(kind for kind, _ in _DIRECTIONS.values())

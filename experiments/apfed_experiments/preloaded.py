@@ -1,4 +1,4 @@
-"""What the server of `apfed_experiments.workers` imports before it forks: all that runs need."""
+"""Imports of the server of `apfed_experiments.workers` before it forks: all that runs need."""
 
 from apfed_experiments.workers import end_with_parent, pause_collection
 

@@ -20,7 +20,7 @@ from secure_apfed.settings.data import BUILT_IN_ACTIVE
 
 @dataclass(frozen=True)
 class Preset:
-    """One partition of a paper: what it is, and fields of `DataSettings`; others are open."""
+    """A partition of a paper: its description, and fields of `DataSettings`; others are open."""
 
     about: str
     settings: Mapping[str, Any] = field(repr=False)
@@ -28,9 +28,11 @@ class Preset:
 
 @dataclass(frozen=True)
 class _ApcVfl:
-    """One set of APC-VFL's Appendix A: people of the active, its five columns, those that it gives
-    away first in front; numbers of aligned people that were tried; how many of all test where the
-    model needs all parties.
+    """A data set of APC-VFL's Appendix A.
+
+    `rows`: people of the active; `columns`: its five columns, those that it gives away first in
+    front; `aligned`, `fewer`: numbers of aligned people that were tried, those of `fewer` only
+    where not all are aligned; `tested`: number of test rows where all are.
     """
 
     rows: int

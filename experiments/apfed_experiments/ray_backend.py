@@ -18,7 +18,7 @@ from ray.exceptions import RayTaskError
 __all__ = ["RayBackend"]
 
 _REPEATS = 3
-"""How often Ray plays a task again whose worker died."""
+"""Largest number of times that Ray repeats a task whose worker died."""
 
 
 def _play_task(task: Callable[[], Any]) -> Any:

@@ -54,7 +54,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """One run folder.
+    """A run folder in a list of runs.
 
     Attributes:
         name: the folder's, below the one that was listed.

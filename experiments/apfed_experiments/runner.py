@@ -21,7 +21,7 @@ PAGE = "index.html"
 
 
 class Measured(Protocol):
-    """What a study measured, and what of it failed."""
+    """A study's measurements, with the failures among them."""
 
     @property
     def failures(self) -> Sequence[Failure]: ...

@@ -25,7 +25,7 @@ NETWORK: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "clip": None},
     "passives": {"default": {"weight": 10.0}},
 }
-"""What such a run says beside its method and data."""
+"""Settings of a run of these methods, besides its method and data."""
 LABELS_AFTER: Mapping[str, Any] = {
     "model": {"hidden": [128], "representation": 64, "projection": 16, "dropout": 0.0},
     "train": {
@@ -47,4 +47,4 @@ MIXED_OBJECTIVES: Mapping[str, Any] = {
     "default": {"objective": {"name": "contrastive"}, "weight": 10.0},
     "passive-1": {"objective": {"name": "reconstruction"}, "weight": 10.0},
 }
-"""One passive reconstructs, the others contrast."""
+"""Settings of passives with mixed objectives: passive-1 reconstructs, the others contrast."""

@@ -1,4 +1,4 @@
-"""What the active would do alone, beside every run: all solo baselines, on the same data and rows.
+"""Local models of the active beside every run: all solo baselines, on the same data and rows.
 
 A run's help is worth what it adds to the best of these, chosen by the active's own labels
 (`secure_apfed.solo`). The file depends on data, seed, network and training alone, so that

@@ -70,11 +70,11 @@ Figures: TypeAlias = Iterator[Mapping[str, Any]]
 """Rows of one run; columns as `figures_of` has them."""
 MASKED: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
 STUDENT: Mapping[str, Any] = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
-"""What runs of several studies say: sums that hide a passive's part, and who learns from votes."""
+"""Settings that studies share: sums that hide a passive's part, and the student of votes."""
 
 PartySeeds: TypeAlias = Literal["secret", "shared_for_comparison"]
 _ALIGNED: dict[str, PastAlignment] = {}
-"""What this process aligned: the runs of a study on one data set and seed share it."""
+"""Alignments of this process: the runs of a study on one data set and seed share one."""
 
 
 def describe_missing_data(config: Config) -> str:
@@ -94,7 +94,7 @@ def base_config(name: str) -> Config:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Line:
-    """How the runs of one line of a study's table differ from those of the others.
+    """A line of a study's table, and how its runs differ from those of other lines.
 
     Attributes:
         key: for names of files; label: for people.
@@ -121,7 +121,7 @@ class Line:
 
 
 class TrialOutcome(Outcome):
-    """What is kept of a run whose folder is not; influence: of each test row on its figure."""
+    """An outcome of a run whose folder is not kept; `influence`: of each test row on its figure."""
 
     influence: tuple[float, ...] = ()
 
@@ -155,7 +155,7 @@ def measure_outcome(config: Config, data: VerticalData) -> TrialOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One setting of a study: what seeds are averaged over.
+    """A setting of a study, whose runs are averaged over seeds.
 
     Attributes:
         config: of its runs, but for their seeds; its name is the point's. folder: of the runs.
@@ -409,7 +409,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Found(Generic[_T]):
-    """What a study measured, and what of it failed."""
+    """The values that a study measured, and the failures among its measurements."""
 
     values: _T
     failures: Sequence[Failure] = ()

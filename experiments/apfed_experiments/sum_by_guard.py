@@ -38,7 +38,7 @@ OBJECTIVES: Mapping[str, tuple[str, ...]] = {
     "APFed-C": ("contrastive",),
     "mix": ("reconstruction", "contrastive"),
 }
-"""By name of a line, the objectives that passives take in turn."""
+"""Objectives that passives take in turn, by name of a line."""
 SUMS: Mapping[str, Mapping[str, Any]] = {
     "none": {"scheme": "plain", "masks": "none"},
     "masked": {"scheme": "plain", "masks": "pairwise"},
@@ -63,7 +63,7 @@ READERS: Mapping[str, Direction] = {
     "passive_features": Direction(reader="passive", target="features"),
     "passive_labels": Direction(reader="passive", target="labels"),
 }
-"""By key for programs, who reads whose what."""
+"""Directions of leaks (who reads whose what), by key for programs."""
 _TITLES: Mapping[str, str] = {
     "aggregator_features": "aggregator: features of a passive, R2",
     "active_features": "active: features of a passive, R2",

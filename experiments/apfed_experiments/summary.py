@@ -1,4 +1,4 @@
-"""From seeds to lines of tables: means with the one kind of interval, and worst leaks."""
+"""Summaries of seeds for lines of tables: means with the one kind of interval, and worst leaks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -305,7 +305,7 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One point over its seeds.
+    """A point of a study, summarised over its seeds.
 
     Attributes:
         accuracies: on the test rows, by way of inference, the method's own first.

@@ -66,7 +66,7 @@ _PLOT_INCHES = 4.6
 _LINE_INCHES = 0.2
 _MARKER_INCHES = 0.6
 _LETTERS_OF_LINE = 90
-"""Of a legend's text: what fits beside its marker into the width of the picture."""
+"""Largest number of characters in a line of a legend's text: so many fit beside its marker."""
 READING = (
     "Each point is one defence at one strength: mean and 95 % interval over the seeds (corrected "
     "resampled t). Up is accurate, left is private. Advantage: an attack by one adversary minus "
@@ -94,7 +94,7 @@ _REFERENCES: Mapping[Reference, tuple[str, Mapping[str, Any], bool]] = {
 
 
 class Defence(Settings):
-    """One defence, at one or several strengths.
+    """A defence, at one or several strengths.
 
     Attributes:
         name: for people; unique in the study.
@@ -159,8 +159,10 @@ class TradeOff(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DefencePoint(Point):
-    """One defence at one strength: the knob's value in words, or empty; a `reference` is drawn as a
-    line, and takes no part in the comparison.
+    """A defence at one strength.
+
+    `strength`: the knob's value in words, or empty; a `reference` is drawn as a line, and takes no
+    part in the comparison.
     """
 
     defence: str

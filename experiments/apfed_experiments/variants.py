@@ -19,7 +19,7 @@ _WAYS: Mapping[str, str] = {
     "alone": "{name}, the active left alone",
     "together": "{name}, all parties present",
 }
-"""By what follows the name of a method in a key, the title of that way to predict."""
+"""Titles of ways to predict, by what follows the name of a method in a key."""
 
 
 def title_variant(method: MethodSettings, variant: str) -> str:

@@ -46,7 +46,7 @@ _SIGNIFICANT = 0.05
 
 
 class VerdictLine(NamedTuple):
-    """One line: what it answers, and the answer."""
+    """A line of a verdict: the question that it answers, and the answer."""
 
     title: str
     text: str
@@ -284,7 +284,7 @@ def describe_seeds(several: "SeveralSeeds") -> tuple[VerdictLine, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedLine:
-    """One line of a comparison, as its verdict needs it.
+    """A line of a comparison, as its verdict needs it.
 
     Attributes:
         name: of the line, for people.

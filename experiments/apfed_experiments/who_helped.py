@@ -1,4 +1,4 @@
-"""Who helped: what each passive's help was worth, over seeds (`secure-apfed study who-helped`).
+"""Worth of each passive's help, over seeds (`secure-apfed study who-helped`).
 
 Run by: the experimenter, who plays all parties in one process. Each seed trains once with all
 passives and once without each, on the same rows, with the same initial weights; a worth is their

@@ -1,4 +1,4 @@
-"""How figures, settings and keys are written for people."""
+"""Text for people of figures, settings and keys."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What each passive's help was worth, as people read it: sentences, a table and a picture.
+"""Worth of each passive's help, as people read it: sentences, a table and a picture.
 
 Read by: the report of one run and the study over seeds (`who_helped`), which say the same.
 """

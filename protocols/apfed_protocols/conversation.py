@@ -28,7 +28,7 @@ class Outgoing:
 
 @runtime_checkable
 class Conversation(Protocol):
-    """One role's side of an interactive protocol.
+    """A role's side of an interactive protocol.
 
     `start` is called once, before any `receive`. `receive` raises
     `RemoteProtocolError` on a message that is malformed, unexpected or repeated. What they return

@@ -75,7 +75,7 @@ EMPTY = frozenset(
         "null",
     }
 )
-"""What a cell of a CSV file says that counts as empty, here and in pandas."""
+"""Texts of a CSV cell that count as empty, here and in pandas."""
 _NOBODY = EMPTY | {"NaT"}
 _ABSENT = frozenset({"NoneType", "NAType", "NaTType"})  # of pandas, too, which need not be here
 # Python refuses to write longer numbers in decimal, unless it is told otherwise.
@@ -306,7 +306,7 @@ KINDS = (
         _make_refusal("nested"),
     ),
 )
-"""What may stand in a column of IDs; kinds without a text are refused, and so are others."""
+"""Kinds of values in a column of IDs; kinds without a text are refused, as is every other type."""
 
 _OF_TYPE = {value_type: kind.text for kind in KINDS for value_type in kind.types}
 
@@ -648,7 +648,8 @@ FORMS: Mapping[str, re.Pattern[str]] = {
         ("other text", r"(?s:.*)"),
     )
 }
-"""How texts look; the first that fits counts. Texts of different looks are never equal."""
+"""Patterns of ID texts by name; the first that matches counts. Texts of different forms are never
+equal."""
 
 _NUMBERS = {"whole numbers", "numbers with leading zeros or a plus", "numbers with a decimal point"}
 

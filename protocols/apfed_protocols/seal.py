@@ -1,4 +1,4 @@
-"""Who a party is, and how two of them talk: long-term identities, and sealed links of one session.
+"""Long-term identities of parties, and sealed links between two parties for one session.
 
 An identity is an Ed25519 key pair (RFC 8032) of an organisation, which signs. Others know its
 public key from outside a session (a letter, a web page, a directory); what it signs then names who
@@ -166,7 +166,7 @@ def fresh_run_key() -> RunKey:
 
 
 class SealedLink:
-    """One party's end of the link to one peer.
+    """A party's end of the link to one peer.
 
     The ends send each other their `hello`, then `agree`. Sequence numbers count from 0 in each
     direction and are the nonces: a repeated, missing or reordered message is refused, and so is

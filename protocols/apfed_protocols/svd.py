@@ -45,9 +45,10 @@ from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key, keystrea
 from apfed_protocols.sums.roles import KeepsSecrets
 
 MAX_FEATURES = 2**13
-"""Of all owners together: the dealer decomposes a matrix of so many rows and columns."""
+"""Largest number of features of all owners together: the dealer decomposes a matrix of so many rows
+and columns."""
 MAX_MASK_ROWS = 2**13
-"""In one block of the mask of rows: a block takes half a gigabyte then."""
+"""Largest number of rows in one block of the mask of rows: such a block takes half a gigabyte."""
 _RANGES = {
     "vectors": (1, MAX_FEATURES),
     "mask_rows": (2, MAX_MASK_ROWS),

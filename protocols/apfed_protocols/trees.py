@@ -84,7 +84,7 @@ class Flattened:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """One array of a tree: its place, its numbers, the range of its type, and the way back."""
+    """An array of a tree: path, values, range of its type, and the function that restores it."""
 
     path: str
     values: NDArray[Any]

@@ -43,12 +43,12 @@ FORMS: Mapping[str, Form] = {
     "clustering": "affine",
     "contrastive": "cosine",
 }
-"""By objective, how its gradient depends on what the active sent."""
+"""Form in which an objective's gradient depends on what the active sent, by objective."""
 _RANK = 1e-9
 _STRENGTHS = tuple(10.0**power for power in range(-8, 3))
-"""Of the ridge, in units of the largest squared singular value."""
+"""Strengths of the ridge, in units of the largest squared singular value."""
 _MAX_OWN = 0.95
-"""Of a row's weight in its own fit: above it the leave-one-out residual says little."""
+"""Largest weight of a row in its own fit: above it the leave-one-out residual says little."""
 
 
 class GradientProjection(FeatureAttack):

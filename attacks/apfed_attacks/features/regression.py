@@ -41,12 +41,12 @@ _WEAKER_ALPHAS = np.logspace(-10, 4, 29)
 """Strengths of `LeastSquares`, from next to none: where columns determine features, any more
 keeps a part of them back."""
 _MIN_SINGULAR = 1e-13
-"""Of the largest singular value: below it a direction is rounding."""
+"""Smallest singular value that counts, in units of the largest: a smaller one is rounding."""
 _FREE = 0.05
-"""Of a row's weight in its own fit, the least that other rows have: below it its leave-one-out
+"""Smallest weight of the other rows in a row's own fit (1 - leverage): below it its leave-one-out
 error says little, and the least of many such errors is luck."""
 _HELD_OUT = 5
-"""One in so many known rows tells how well a network predicts the others."""
+"""Known rows for each one that is held out to measure how well a network predicts other rows."""
 _JUDGED = 10
 """Known rows, about, that are left out in turn where a fit has no closed form of that."""
 _BATCH = 200

@@ -31,7 +31,7 @@ HARMS: tuple[Harm, ...] = ("random", "reversed", "replayed", "backdoor")
 
 @dataclass(frozen=True, kw_only=True)
 class Steering:
-    """What a passive needs for its harm.
+    """The harm that a malicious passive does, and the inputs that it needs for it.
 
     Attributes:
         harm: what it answers.
@@ -97,7 +97,7 @@ def _keep_graph(forged_BD: Tensor, honest_BD: Tensor) -> Tensor:
 
 @dataclass(kw_only=True)
 class _ForgedAnswers(_Forger):
-    """What a passive of APFed answers; `honest` is (step, rows (B,), z (B, D)) -> gradient."""
+    """A forger of a passive's gradients; `honest` is (step, rows (B,), z (B, D)) -> gradient."""
 
     honest: Callable[[int, Tensor, Tensor], Tensor]
     _target_mean: Tensor | None = None
@@ -129,7 +129,7 @@ class _ForgedAnswers(_Forger):
 
 @dataclass(kw_only=True)
 class _ForgedRepresentations(_Forger):
-    """What a passive of a sum of representations sends.
+    """A forger of what a passive sends to a sum of representations.
 
     A backdoor sends one direction for the known people of the target class while the active learns,
     and for the chosen people when it predicts. The passive's encoder learns from honest rows only.

@@ -34,7 +34,7 @@ from secure_apfed.errors import DataError
 from secure_apfed.settings.alignment import AlignmentSettings
 
 _MOST = 2**24
-"""What who stuffs agrees to by itself: more than all candidates, and less than memory refuses."""
+"""Largest number of IDs that the adversary allows itself: above all candidates, within memory."""
 _DEALER = "dealer (in memory)"
 
 

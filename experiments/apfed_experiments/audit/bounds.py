@@ -1,4 +1,4 @@
-"""From scores of retrainings in two worlds to what they prove: a lower bound on mu.
+"""Lower bounds on mu, or epsilon, that scores of retrainings in two worlds prove.
 
 The score is any function of what a retraining showed. A third of the retrainings choose the
 threshold above which world 1 is guessed; the others, on which nothing was chosen, count.

@@ -315,8 +315,8 @@ def _repeat_weights(module: nn.Module, count: int) -> Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class Case(Claim):
-    """One audit; the claim is a mu. World 1 replaces the whole record, or its label; the score
-    reads the releases of all rows but the record's, or all releases, updates and parameters.
+    """An audit of training; the claim is a mu. World 1 replaces the whole record, or its label; the
+    score reads the releases of all rows but the record's, or all releases, updates and parameters.
     """
 
     replaced: bool

@@ -75,8 +75,10 @@ class NoisySum:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTables:
-    """One passive's table (U, F) in two worlds, which differ in the row `person`; who has which
-    label; `readable`: first of F rows that are unit vectors, or -1.
+    """A passive's table (U, F) in two worlds, which differ in the row `person`.
+
+    `labelled`: rows with a label; `labels`: their labels; `readable`: first of F rows that are unit
+    vectors, or -1.
     """
 
     features: tuple[Floats, Floats]
@@ -169,7 +171,7 @@ Private = Callable[[bytes], PrivateLogistic]
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """One world's readings of a private labeller.
+    """The readings of a private labeller in one world.
 
     `ratio`: log likelihood of world 1's weights over world 0's (R,); `votes`: the person's hard
     vote (R, K); `votes_by_world`: that vote under these weights in each world.
@@ -261,8 +263,8 @@ def weights_and_sum(
 
 @dataclass(frozen=True, kw_only=True)
 class VoteCase(Claim):
-    """One audit; the claim is an epsilon at `DELTA`; where `gaussian`, the bound on mu counts, too.
-    Scores are of (runs, seed, world).
+    """An audit of votes; the claim is an epsilon at `DELTA`; where `gaussian`, the bound on mu
+    counts, too. Scores are of (runs, seed, world).
     """
 
     gaussian: bool = False

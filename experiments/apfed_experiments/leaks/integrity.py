@@ -38,13 +38,13 @@ _GRADIENT = "a gradient"
 _REPRESENTATION = "a summed representation"
 _VOTE = "a vote"
 _ANSWERS = {_GRADIENT: "apfed_c", _REPRESENTATION: "split_nn_sum", _VOTE: "votes"}
-"""What a passive answers with, and the method in which it does."""
+"""Method by the kind of answer that its passives give."""
 _TARGET = 0
 _KNOWN = 20
 _EPOCHS = 10
 _PEOPLE = 600
 _LENGTH = 3.0
-"""Of a row of representations; where gradients are clipped, they are as long as the clip lets."""
+"""Norm of a forged row where the sum clips nothing; else the norm is that of the clip."""
 
 
 def integrity() -> Iterator[Setting]:

@@ -71,7 +71,7 @@ _ENDS: tuple[tuple[Role, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One line of a table: what a function measures, for every seed.
+    """A line of a table: what a function measures, for every seed.
 
     A party's refusal is a figure; one seed has no intervals, and its figures stay as they are;
     `ends` are figures whose least and greatest stand in the line, too.

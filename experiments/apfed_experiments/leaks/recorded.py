@@ -1,4 +1,4 @@
-"""What is read of finished runs: labels under APFed, votes beside joint training, other methods."""
+"""Leaks of finished runs: labels under APFed, votes beside joint training, other methods."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -244,7 +244,7 @@ def _measure_attack(
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One method, and what attacks it; `note`: settings that differ between cases of one method."""
+    """A method and the attacks on it; `note`: settings that differ between cases of one method."""
 
     method: str
     data: str

@@ -1,4 +1,4 @@
-"""What a report says of a run, as plain values: the page gives them their form, privacy.json none.
+"""Contents of a run's report as plain values: the page gives them their form, privacy.json none.
 
 What is said depends on facts of the run, never on its method's name.
 """

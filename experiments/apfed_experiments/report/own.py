@@ -1,4 +1,4 @@
-"""One party's own side of a run whose parties ran apart, read from its folder alone.
+"""A party's own side of a run whose parties ran apart, read from its folder alone.
 
 Nothing of another party's is there but what that one sent or what is public, so nothing else can
 stand in its report.

@@ -141,7 +141,7 @@ def _flatten_values(values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One part of a study's answer, such as a data set.
+    """A part of a study's answer, such as a data set.
 
     Attributes:
         name: of its files.

@@ -61,7 +61,7 @@ class _Contract(Written):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun(FinishedRun):
-    """One finished run, with all that a report is made from.
+    """A finished run, with all that a report is made from.
 
     Attributes:
         epochs, flows: what was measured and sent; seeds, versions: for repeating the run.

@@ -1,4 +1,4 @@
-"""Who can read what: the tables of who_learns.md, and the facts of a run by which their rows hold.
+"""Tables of who_learns.md on who can read what, and the facts of a run by which their rows hold.
 
 docs/threat-model.md repeats the last two word for word, and the site shows all. A rule says what
 the receiver of one kind of message reads of it by following the protocol, what protects the

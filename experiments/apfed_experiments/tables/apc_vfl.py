@@ -71,8 +71,8 @@ _MEASURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """How much of a scenario is measured: numbers of the active's columns and of aligned rows, and
-    seeds.
+    """A part of a scenario to measure: numbers of the active's columns and of aligned rows, and how
+    many seeds.
     """
 
     features: tuple[int, ...]
@@ -82,7 +82,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One data set.
+    """A data set, and what is measured on it.
 
     Attributes:
         rows: of the active, all with a label; test_fraction: of all people, which leaves as many.

@@ -81,8 +81,9 @@ _THREE_SEEDS = "two of five seeds"
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How every run of a table trains: the paper's own way, or a proxy of it; rows None: all;
-    schedule_steps None: the rate is constant.
+    """The training of every run of a table: the paper's own, or a proxy of it.
+
+    `rows` is None for all rows, `schedule_steps` for a constant learning rate.
     """
 
     key: str

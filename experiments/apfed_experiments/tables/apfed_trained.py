@@ -69,8 +69,8 @@ _DIFFERENCES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What is tried of every method: lambda, of those that are helped, and the batch size; and how
-    each of these points trains.
+    """A grid of what is tried of every method: lambda (only of methods with help) and batch size,
+    with the training of each point.
     """
 
     training: Training

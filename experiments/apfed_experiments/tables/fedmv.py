@@ -37,7 +37,7 @@ from secure_apfed.settings.training import ModelSettings
 
 Rows: TypeAlias = NDArray[np.int64]
 Weights: TypeAlias = Sequence[Floats]
-"""Of each view (F, C)."""
+"""Weights of each view, (F, C)."""
 
 _VIEWS = ("fou", "fac", "kar", "pix", "zer")
 _SEQUENCES = {"fou": (19, 4), "fac": (18, 12), "kar": (16, 4), "pix": (16, 15), "zer": (12, 4)}
@@ -86,7 +86,7 @@ _MMVFL = tuple(Choice(beta=beta, pull=_MMVFL_PULL) for beta in _BETAS)
 _SUPERVISED = tuple(Choice(beta=beta) for beta in _BETAS)
 
 Fit: TypeAlias = Callable[[Numerals, Sequence[int], Rows, Choice, int], Weights]
-"""Of these views' places and rows, by this choice and seed: their weights."""
+"""Function that fits the weights of views, from data, views' places, rows, choice and seed."""
 
 
 def measure_accuracy(

@@ -54,7 +54,7 @@ from secure_apfed.runs.simulation import describe_obstacles, simulate_run
 
 Clock: TypeAlias = Callable[[], float]
 Figures = Mapping[str, float]
-"""What a function measured, by name, in the table's unit."""
+"""Values that a function measured, by name, in the table's unit."""
 Measurements: TypeAlias = Found[dict[tuple[str, int], Figures]]
 """The figures of a table's jobs so far, by label and seed."""
 
@@ -125,7 +125,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Line:
-    """One line of a table.
+    """A line of a table, and how its values are computed.
 
     Attributes:
         cells: text by column; the same columns in all lines, and no two lines the same texts.
@@ -209,7 +209,7 @@ def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured of a table: its default part, or all of it."""
+    """The extent to which a table is measured: its default part, or all of it."""
 
     lines: Sequence[Line]
     seeds: int

@@ -121,7 +121,7 @@ def _refuse_conversion(*_args: object, **_options: object) -> NoReturn:
 
 @dataclass(frozen=True)
 class Seat:
-    """One party of a CrypTen computation.
+    """A party of a CrypTen computation.
 
     Attributes:
         communicator: satisfies of CrypTen's interface what is asked of it inside.

@@ -88,7 +88,7 @@ _SHIFT = np.dtype(">u2")
 
 @dataclass(frozen=True)
 class SumOfProducts(DescribedSum):
-    """One sum of products: parameters, blocks of people, how words travel, and each role's end.
+    """A sum of products: parameters, blocks of people, wire encoding of words, and each role's end.
 
     Raises LocalProtocolError: no secure parameters fit.
     """
@@ -503,7 +503,7 @@ class Candidates(KeepsSecrets):
 
 
 class PublicCoin(KeepsSecrets):
-    """One passive's end of the coin toss that names the request to keep (step 2 above)."""
+    """A passive's end of the coin toss that names the request to keep (step 2 above)."""
 
     def __init__(
         self, me: str, secure_sum: SumOfProducts, frames: AgreedFrames, commitment: bytes

@@ -1,4 +1,4 @@
-"""What a sum of products rests on: its agreement, and exact polynomials that fit it.
+"""Agreement of a sum of products, and exact arithmetic of polynomials that fit it.
 
 Polynomials modulo X^N + 1 and a power of two, by Fourier transforms of their digits.
 
@@ -34,7 +34,8 @@ Spectrum = NDArray[np.complex128]
 _WORD = np.dtype("<u8")
 _ROUND_OFF = 2.0**-53
 LARGEST_ERROR = 21
-"""Of one coefficient of an error: centred binomial of 21 pairs of bits, deviation 3.24."""
+"""Largest magnitude of a coefficient of an error: centred binomial of 21 pairs of bits, standard
+deviation 3.24."""
 _DEGREES = (4096, 8192, 16384)
 _KEPT = (32, 40, 48)
 _TAIL_BITS = 64

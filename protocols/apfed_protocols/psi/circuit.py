@@ -412,7 +412,7 @@ class CryptenCircuitIntersection(CircuitIntersection):
 
 
 Counted: TypeAlias = IntersectionResult | IntersectionTooSmallError | None
-"""What is known once the common IDs were counted; None where rows are to open."""
+"""Result of counting the common IDs; None where rows are still to open."""
 
 
 class HubHelper(Protocol):

@@ -578,7 +578,7 @@ class TransferMember:
 
 
 class Sealer:
-    """What seals the shares of a member for the first one; X25519, XSalsa20 and Poly1305.
+    """A sealer of a member's shares for the first member, by X25519, XSalsa20 and Poly1305.
 
     Args:
         secret: 32 bytes for this intersection alone; public: the first member's key.

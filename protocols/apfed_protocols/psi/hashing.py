@@ -205,7 +205,7 @@ def transpose_bits(words_64n: Words) -> None:
 
 @dataclass
 class TripleShares:
-    """One party's shares of triples a, b, c; each word is handed out once."""
+    """A party's shares of triples a, b, c; each word is handed out once."""
 
     words: Triple = field(repr=False)
     used: int = 0
@@ -255,7 +255,7 @@ def deal_triples(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
 
 
 class And(Protocol):
-    """One AND of shared words at one party, around the opening of d and e by all parties.
+    """A party's side of one AND of shared words, before and after all parties open d and e.
 
     Whatever computes it sends and returns the same bits, so parties may differ in it.
     """

@@ -1,4 +1,4 @@
-"""What every private set intersection offers, and what its backends are made of.
+"""Private set intersections: the interface of every backend, and the parts that backends share.
 
 Run by: the active as the hub, every passive as a member, for some backends a dealer without IDs.
 Guarantee asked of every backend: an ID outside the intersection stays unknown to every other
@@ -127,7 +127,7 @@ class Guesses:
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """One party's shares of which of the hub's IDs all parties have, for further protocols.
+    """A party's shares of which of the hub's IDs all parties have, for further protocols.
 
     The exclusive or of all parties' `shares` is True where the hub's ID in a place is common.
 
@@ -280,7 +280,7 @@ Script = Generator[Turn, Mapping[str, bytes], IntersectionResult | IntersectionT
 
 
 class Aligner:
-    """One party's side of an intersection: drives a script, as a `Conversation`.
+    """A party's side of an intersection: a `Conversation` that drives a script.
 
     What the agreed output gives is ready when `finished`. Its property raises
     IntersectionTooSmallError where the intersection is below the agreed minimum, and

@@ -61,7 +61,7 @@ BATCH_WORDS = 2**15
 """Words of choices in one batch at most, whose vector takes 1 KiB a word."""
 
 Numbers = NDArray[np.uint32]
-"""One number of each transfer, (R,)."""
+"""Array of one 32-bit number per transfer, (R,)."""
 
 _MASK_WORDS = COLUMNS // BITS  # of random choices after the others, the last block of a column
 _HASHED = 2**12

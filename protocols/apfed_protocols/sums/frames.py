@@ -51,7 +51,7 @@ _KINDS = frozenset(FrameKind)
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One message of a sum.
+    """A message of a sum, with the header that names what it belongs to.
 
     Attributes:
         name: of the sum, 1 to 32 printable ASCII characters.

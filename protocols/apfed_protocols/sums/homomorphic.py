@@ -68,9 +68,10 @@ LEAKS_WITHOUT_MASKS = SumLeaks(
     single="active and aggregator together, who read each contribution",
     altered="Each reaction to an altered sum tells of one contribution, " + ALTERED_CIPHERTEXT,
 )
-"""What is said of any scheme under the active's one key."""
+"""Leaks of a sum without masks, by any scheme whose only secret key is the active's."""
 ROUNDING_TOLERANCE = 0.25
-"""How far a decrypted slot may lie from an integer: half of what rounding could repair."""
+"""Distance of a decrypted slot from an integer at which it is refused: half of what rounding could
+repair."""
 # In standard deviations, each exceeded with probability below 2^-40. A slot of a product of two
 # random polynomials is Laplace: exp(-sqrt(2) t). With two such products of equal variance it
 # is (1 + t) exp(-2 t).
@@ -82,13 +83,13 @@ _WORD = np.dtype("<i8")
 Ring = tuple[int, tuple[int, ...]]
 """N, and the bits of the data prime and of the key-switching prime if any."""
 _BFV_RINGS: Sequence[Ring] = ((SMALL_DEGREE, (54,)), (DEGREE, (56,)), (DEGREE, (60,)))
-"""In order of preference: residues of 54 and of 56 bits travel in 7 bytes, not 8, and a step of few
-numbers takes half as many of the smaller ring."""
+"""Rings of BFV in order of preference: residues of 54 and of 56 bits travel in 7 bytes, not 8, and
+a step of few numbers takes half as many of the smaller ring."""
 _CKKS_RINGS: Sequence[Ring] = ((DEGREE, (60,)), (DEGREE, (60, 49)))
 """The second prime makes encryption slower and less noisy; additions need none. In the smaller ring
 two fields a slot hold 16 bits of two contributors and of no more, one field sends more bytes."""
 _MARGIN = 1 + 2**-10
-"""How far below 2^bits a prime of so many bits may lie."""
+"""Largest ratio of 2^bits to a prime of so many bits."""
 # In standard deviations, exceeded with probability below 2^-40: a coefficient is close to
 # Gaussian, and the margin is for free.
 _BFV_TAIL = 10.0

@@ -1,4 +1,5 @@
-"""What the parties of a sum fix before the first step, and what each contribution answers: public.
+"""Public terms of a sum: what its parties agree before the first step, the binding of each step to
+its message, and what the sum leaks.
 
 Run by: every role. Protects from: parties that add under different numbers, and contributions to
 different messages in one sum: frames carry the digests of both, and roles compare them.
@@ -294,7 +295,7 @@ ALTERED_CIPHERTEXT = (
     f"{_count_example_sessions(18, names_step=False)} at 18 (bfv), "
     f"{_count_example_sessions(USUAL_BITS, names_step=False)} at {USUAL_BITS}."
 )
-"""How `SumLeaks.altered` ends where it does not."""
+"""End of `SumLeaks.altered` where what is sent names no step."""
 
 
 def format_sum_name(scheme: str, masks: str) -> str:

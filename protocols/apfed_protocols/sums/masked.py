@@ -57,7 +57,7 @@ _RINGS: Mapping[int, Word] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 
 
 class PairwiseSeeds(KeepsSecrets):
-    """One party's conversation that agrees one seed with each peer, and the masks of them.
+    """A party's conversation that agrees one seed with each peer, and the masks derived from them.
 
     A mask is a PRF of (pair seed, session, step, rows, digest of what the active sent, shape), so
     that answers to different messages do not cancel and their sum is uniform noise. Pair seed:
@@ -161,7 +161,7 @@ class PairwiseSeeds(KeepsSecrets):
 
 
 class StepSeals(PairwiseSeeds):
-    """One party's seals past the aggregator; for the arguments see `PairwiseSeeds`.
+    """A party's seals, which the aggregator forwards unread; for the arguments see `PairwiseSeeds`.
 
     AES-256-GCM under a key for its direction, with the step as the nonce: each end sends the other
     one sealed message a step, and steps only go up. A seal opens for the step, message and shape

@@ -1,4 +1,4 @@
-"""Who can read one contribution of a sum: derived from its scheme, masks, threshold and parties.
+"""Readers of a single contribution to a sum, derived from its scheme, masks, threshold and parties.
 
 Run by: every party, before it takes part; `require_no_single_reader` where a role or a hub is made.
 Protects from: a sum whose settings let one computer read one party without anybody having said so.

@@ -144,7 +144,7 @@ class HolderShares(KeepsSecrets):
 
 
 class StepKeys(KeepsSecrets):
-    """One passive's secrets of one step, and all shares of them."""
+    """A passive's secrets of one step, and the shares of them for all contributors."""
 
     def __init__(self, agreement: SumAgreement, threshold: int, owner: str) -> None:
         """Draw the two secrets of one step and split each among all contributors (Bonawitz et al.

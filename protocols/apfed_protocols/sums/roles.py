@@ -1,4 +1,4 @@
-"""What every sum and its three roles are: the order of a step, one refusal, secrets that stay.
+"""Base classes of sums and their three roles: the order of a step, one refusal, secrets that stay.
 
 Run by: the active (`SumReceiver`), each passive (`SumContributor`), the aggregator (`SumCombiner`).
 Guarantee asked of every secure sum: the receiver learns the sum and nothing else of one
@@ -131,7 +131,7 @@ class DescribedSum:
 
 @dataclass(frozen=True)
 class SecureSum(DescribedSum, ABC):
-    """One way of adding, under one agreement.
+    """A scheme of secure summation under one agreement.
 
     Args:
         agreement: what all parties fixed.

@@ -85,9 +85,11 @@ _MAX_EARLY = 1024
 _FITS = 101
 _DOES_NOT_FIT = 102
 _HEADROOM_EXPONENTS = 2
-"""How far C lies above the largest row: values may grow fourfold before one is clipped."""
+"""Headroom of C, in powers of two, above the largest row that counts (see `_SWAY_EXPONENTS`):
+values may grow fourfold before one is clipped."""
 _SWAY_EXPONENTS = 6
-"""How far one contributor raises C above the lower median: the bits that it costs the others."""
+"""Largest rise of C before its headroom, in powers of two, above the lower median of the sizes: the
+bits that one contributor can cost the others."""
 Role = SumReceiver | SumCombiner | SumContributor | ReceivingCombiner
 
 
@@ -171,7 +173,7 @@ def secure_sum(
 
 
 class SumSession(KeepsSecrets):
-    """One sum, ready to be called, or to hand out its roles. Threads take turns.
+    """A sum, ready to be called, or to hand out its roles. Threads take turns.
 
     Attributes:
         secure_sum: the sum and its agreement.
