@@ -102,12 +102,13 @@ class ContrastiveInversion(FeatureAttack):
 
 def explain_not_contrastive(view: AdversaryView) -> str | None:
     """Return why the sums of this view are not of one contrastive objective, or None."""
-    objectives = {agreed.objective for agreed in view.terms_by_passive.values()}
+    # A list, since settings of objectives from elsewhere may have no hash.
+    objectives = [terms.objective for terms in view.terms_by_passive.values()]
     if not objectives:
         return "the view does not say what the passives contribute (agreed)"
-    if any(item.name != "contrastive" for item in objectives):
+    if any(objective.name != "contrastive" for objective in objectives):
         return "a passive contributes gradients of another objective than the contrastive one"
-    if len(objectives) > 1:
+    if any(objective != objectives[0] for objective in objectives):
         return "the passives' contrastive objectives differ, so no one set explains their sum"
     return None
 
