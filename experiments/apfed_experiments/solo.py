@@ -45,7 +45,7 @@ from secure_apfed.measures.table import (
     find_measure,
     probabilities_of,
 )
-from secure_apfed.measures.tasks import TASKS, Poisson
+from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import SimulationInputs, fresh_secrets
 from secure_apfed.methods.student import Student, train_student, weigh_votes
 from secure_apfed.methods.votes import prior_of
@@ -508,7 +508,7 @@ def _compare_baselines(
     if data.targets is not None:
         known_n, truth_B = map(data.targets.decode, (table.labels[sampled], labels_B))
         measure = MEASURES[config.measure]
-        are_counts = TASKS[config.task].measured_as == Poisson.measured_as
+        are_counts = TASKS[config.task].learns_counts
         if are_counts:  # a count of 0 is rounded as a standardised number
             known_n = known_n.clamp(min=0)
             truth_B = truth_B.clamp(min=0)

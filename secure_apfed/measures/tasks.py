@@ -39,6 +39,7 @@ class Task(ABC):
         measured_as: the task of its measures in `MEASURES`; the form of `scored` is of it.
         learns_numbers: whether its labels are numbers, standardised by a `TargetScale`; else they
             are classes.
+        learns_counts: whether these numbers are counts, which have a deviance, too.
         link: what a sum of coefficients is, as generalised linear models report it.
         not_attacked: attack target -> the reason why no attack on it applies.
         learnt_by: for a task outside of this package, the methods that learn it; built-in tasks are
@@ -51,6 +52,7 @@ class Task(ABC):
     tells: ClassVar[str]
     measured_as: ClassVar[str]
     learns_numbers: ClassVar[bool] = False
+    learns_counts: ClassVar[bool] = False
     link: ClassVar[str] = "score"
     not_attacked: ClassVar[Mapping[str, str]] = {}
     learnt_by: ClassVar[tuple[str, ...]] = ()
@@ -169,7 +171,48 @@ _NUMBERS_NOT_ATTACKED: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regression(Task):
+class _NumericTask(Task):
+    """A number for each row, predicted by one output; `predicts`: the numbers, for errors.
+
+    Attributes:
+        targets: how labels were standardised.
+    """
+
+    tells: ClassVar[str] = "prediction"
+    learns_numbers: ClassVar[bool] = True
+    not_attacked: ClassVar[Mapping[str, str]] = _NUMBERS_NOT_ATTACKED
+    predicts: ClassVar[str]
+
+    targets: TargetScale
+
+    @classmethod
+    def _require_targets(cls, targets: TargetScale | None) -> TargetScale:
+        """Return the scale of numeric labels. Raises DataError: the labels are classes."""
+        if targets is None:
+            raise DataError(
+                f"task: {cls.name} predicts {cls.predicts}, and these labels are classes; give a "
+                "table of numbers, or take task: classification"
+            )
+        return targets
+
+    def count_outputs(self, classes: int) -> int:
+        return 1
+
+    def compute_loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
+    ) -> Tensor:
+        """Return the mean error of the labelled rows; 0 if the batch has none."""
+        labelled_B = labels_B != UNLABELLED
+        error_B = self._compute_errors(outputs_BK[:, 0], labels_B)
+        return (error_B * labelled_B).sum() / labelled_B.sum().clamp(min=1)
+
+    @abstractmethod
+    def _compute_errors(self, outputs_B: Tensor, labels_B: Tensor) -> Tensor:
+        """Return the error of each row, (B,); of a row without a label any number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression(_NumericTask):
     """A number for each row: squared, absolute or Huber's error of one output.
 
     Targets are standardised by the labelled training rows, and a user gets predictions (B,) in the
@@ -184,13 +227,10 @@ class Regression(Task):
     name: ClassVar[str] = "regression"
     title: ClassVar[str] = "regression"
     headline: ClassVar[str] = "r2"
-    tells: ClassVar[str] = "prediction"
     measured_as: ClassVar[str] = "regression"
-    learns_numbers: ClassVar[bool] = True
     link: ClassVar[str] = "label"
-    not_attacked: ClassVar[Mapping[str, str]] = _NUMBERS_NOT_ATTACKED
+    predicts: ClassVar[str] = "numbers"
 
-    targets: TargetScale
     error: str = "squared"
 
     @classmethod
@@ -200,23 +240,10 @@ class Regression(Task):
         `targets`: scale of numeric labels; None: labels are classes. `loss`: its name in the
         settings.
         """
-        if targets is None:
-            raise DataError(
-                "task: regression predicts numbers, and these labels are classes; give a table of "
-                "numbers, or take task: classification"
-            )
-        return cls(targets=targets, error=loss)
+        return cls(targets=cls._require_targets(targets), error=loss)
 
-    def count_outputs(self, classes: int) -> int:
-        return 1
-
-    def compute_loss(
-        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
-    ) -> Tensor:
-        """Return the mean error of the labelled rows; 0 if the batch has none."""
-        labelled_B = labels_B != UNLABELLED
-        error_B = LOSSES[self.error](outputs_BK[:, 0], labels_B, reduction="none")
-        return (error_B * labelled_B).sum() / labelled_B.sum().clamp(min=1)
+    def _compute_errors(self, outputs_B: Tensor, labels_B: Tensor) -> Tensor:
+        return LOSSES[self.error](outputs_B, labels_B, reduction="none")
 
     def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
         return self.targets.decode(outputs_BK[:, 0])
@@ -227,7 +254,7 @@ class Regression(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Poisson(Task):
+class Poisson(_NumericTask):
     """A count for each row: Poisson's negative log-likelihood under a log link, of one output.
 
     The expected count is m exp(output), with m the mean label of the labelled training rows, so
@@ -241,23 +268,15 @@ class Poisson(Task):
     name: ClassVar[str] = "poisson"
     title: ClassVar[str] = "Poisson regression"
     headline: ClassVar[str] = "poisson_deviance"
-    tells: ClassVar[str] = "prediction"
     measured_as: ClassVar[str] = "poisson"
-    learns_numbers: ClassVar[bool] = True
+    learns_counts: ClassVar[bool] = True
     link: ClassVar[str] = "log of the expected count"
-    not_attacked: ClassVar[Mapping[str, str]] = _NUMBERS_NOT_ATTACKED
-
-    targets: TargetScale
+    predicts: ClassVar[str] = "counts"
 
     @classmethod
     def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
         """Return the task with this scale. Raises DataError: the labels are classes."""
-        if targets is None:
-            raise DataError(
-                "task: poisson predicts counts, and these labels are classes; give a table of "
-                "numbers, or take task: classification"
-            )
-        return cls(targets=targets)
+        return cls(targets=cls._require_targets(targets))
 
     def check_labels(self, labels_n: Tensor, *, party: str) -> None:
         """Refuse negative labels. Raises DataError: names the first one."""
@@ -269,21 +288,11 @@ class Poisson(Task):
                 f"are negative, such as {negative[0]:g}; mend them, or take task: regression"
             )
 
-    def count_outputs(self, classes: int) -> int:
-        return 1
-
-    def compute_loss(
-        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
-    ) -> Tensor:
-        """Return the mean of (mu - y log mu) / m over the labelled rows, up to a constant; 0 if
-        the batch has none.
-        """
-        labelled_B = labels_B != UNLABELLED
+    def _compute_errors(self, outputs_B: Tensor, labels_B: Tensor) -> Tensor:
+        """Return (mu - y log mu) / m of each row, up to a constant."""
         # y / m of standardised labels; of a row without a label any number.
         share_B = (1 + labels_B * (self.targets.scale / self.targets.mean)).clamp(min=0)
-        log_rate_B = outputs_BK[:, 0]
-        loss_B = log_rate_B.exp() - share_B * log_rate_B
-        return (loss_B * labelled_B).sum() / labelled_B.sum().clamp(min=1)
+        return outputs_B.exp() - share_B * outputs_B
 
     def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
         return self.targets.mean * outputs_BK[:, 0].double().exp()
