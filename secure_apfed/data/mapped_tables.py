@@ -174,18 +174,35 @@ class ColumnSource(Protocol):
         """Read one column as `load_frame` reads it."""
 
 
-class _PackedColumns:
+class _ConvertedColumns:
+    """The rules by which columns are converted as `load_frame` converts them."""
+
+    def __init__(
+        self, texts: Sequence[str], words: Sequence[str], source: str, called: str
+    ) -> None:
+        """Take the rules; for the arguments see `load_frame`."""
+        self._texts = texts
+        self._words = words
+        self._source = source
+        self._called = called
+
+    def _convert_column(self, frame: pd.DataFrame, name: str) -> "pd.Series":
+        """Return the only column of this frame, converted, whose name in Unicode NFC is `name`."""
+        converted = convert_cells(
+            frame, texts=self._texts, words=self._words, source=self._source, called=self._called
+        )
+        return converted[name]
+
+
+class _PackedColumns(_ConvertedColumns):
     """The columns of Parquet or Arrow files, or of a query's result."""
 
     def __init__(
         self, rows: "Dataset", texts: Sequence[str], words: Sequence[str], source: str, called: str
     ) -> None:
         """Count the rows, and name the columns."""
+        super().__init__(texts, words, source, called)
         self._rows = rows
-        self._texts = texts
-        self._words = words
-        self._source = source
-        self._called = called
         written = convert_to_pandas(rows.schema.empty_table()).columns
         self._written = {column_name(name): str(name) for name in written}
         self.names = tuple(self._written)
@@ -195,13 +212,10 @@ class _PackedColumns:
     def load_column(self, name: str) -> "pd.Series":
         """Read one column of all files."""
         frame = load_packed_columns(self._rows, self._texts, columns=[self._written[name]])
-        converted = convert_cells(
-            frame, texts=self._texts, words=self._words, source=self._source, called=self._called
-        )
-        return converted[name]
+        return self._convert_column(frame, name)
 
 
-class _TextColumns:
+class _TextColumns(_ConvertedColumns):
     """The columns of CSV files, whose texts were stored by columns while they were read once."""
 
     def __init__(
@@ -213,10 +227,7 @@ class _TextColumns:
         called: str,
     ) -> None:
         """Store all cells as texts, some rows at a time."""
-        self._texts = texts
-        self._words = words
-        self._source = source
-        self._called = called
+        super().__init__(texts, words, source, called)
         size = sum(file.stat().st_size for file in files)
         self._file = open_temporary(size, party=source, purpose="the cells")
         weakref.finalize(self, self._file.close)
@@ -244,10 +255,7 @@ class _TextColumns:
         table = parquet.ParquetFile(self._file).read(columns=[self._written[name]])
         frame: pd.DataFrame = table.replace_schema_metadata().to_pandas()
         frame.attrs.update(self.attrs)
-        converted = convert_cells(
-            frame, texts=self._texts, words=self._words, source=self._source, called=self._called
-        )
-        return converted[name]
+        return self._convert_column(frame, name)
 
 
 class _StoredColumns:
@@ -439,14 +447,12 @@ class ColumnFiles:
     def _iterate_blocks(self, names: Sequence[str], source: str) -> Iterator[pd.DataFrame]:
         """Yield the selected rows of these columns, `BLOCK_ROWS` rows of the source at a time."""
         names = [name for name in self._names if name in {column_name(name) for name in names}]
+        unstored = dict[str, pd.Series]()
         for name in names:
-            if name not in self._stored and name not in self._replaced:
-                self._load_column(name)
-        unstored = {
-            name: self._load_column(name)
-            for name in names
-            if name in self._replaced or name not in self._stored
-        }
+            if name in self._replaced or name not in self._stored:
+                column = self._load_column(name)
+                if name in self._replaced or name not in self._stored:
+                    unstored[name] = column
         rows = self.index.to_numpy()
         for block, start in enumerate(range(0, self._source.rows, BLOCK_ROWS)):
             first, end = np.searchsorted(rows, [start, start + BLOCK_ROWS])
