@@ -26,19 +26,11 @@ def grow_classifying_trees(
     from sklearn.ensemble import ExtraTreesClassifier
 
     classes, numbers_N = np.unique(labels_N, return_inverse=True)
+    forest = ExtraTreesClassifier(count, random_state=seed)
     per_split = max(1, int(np.sqrt(rows_NF.shape[1])))
-    try:
-        trees = _grow_trees(
-            rows_NF,
-            numbers_N.reshape(-1, 1),
-            classes=[len(classes)],
-            per_split=per_split,
-            count=count,
-            seed=seed,
-        )
-    except (ImportError, AttributeError, TypeError):  # another version's builder
-        forest = ExtraTreesClassifier(count, random_state=seed).fit(rows_NF, labels_N)
-        trees = [estimator.tree_ for estimator in forest.estimators_]
+    trees = _grow_trees(
+        forest, rows_NF, numbers_N.reshape(-1, 1), classes=[len(classes)], per_split=per_split
+    )
     return trees, classes
 
 
@@ -48,38 +40,41 @@ def grow_regressing_trees(
     """Return extra trees of these numbers, with at least `leaf` rows in each of their leaves."""
     from sklearn.ensemble import ExtraTreesRegressor
 
-    try:
-        return _grow_trees(
-            rows_NF,
-            targets_NT,
-            classes=None,
-            per_split=rows_NF.shape[1],
-            leaf=leaf,
-            count=count,
-            seed=seed,
-        )
-    except (ImportError, AttributeError, TypeError):
-        forest = ExtraTreesRegressor(count, min_samples_leaf=leaf, random_state=seed)
-        forest.fit(rows_NF, targets_NT)
-        return [estimator.tree_ for estimator in forest.estimators_]
+    forest = ExtraTreesRegressor(count, min_samples_leaf=leaf, random_state=seed)
+    return _grow_trees(forest, rows_NF, targets_NT, classes=None, per_split=rows_NF.shape[1])
 
 
 def _grow_trees(
+    forest: Any,
     rows_NF: NDArray[Any],
     targets_NT: NDArray[Any],
     *,
     classes: Sequence[int] | None,
     per_split: int,
-    count: int,
-    seed: int,
-    leaf: int = 1,
 ) -> list[Tree]:
-    """Grow each tree as the forest does, from the same random numbers.
+    """Return the trees that this forest would grow; by the forest itself where it builds otherwise.
 
     Args:
+        forest: scikit-learn's, not fitted.
         classes: how many each target has; None: targets are numbers.
         per_split: how many features a split is chosen among.
     """
+    try:
+        return _build_trees(forest, rows_NF, targets_NT, classes=classes, per_split=per_split)
+    except (ImportError, AttributeError, TypeError):  # another version's builder
+        forest.fit(rows_NF, targets_NT[:, 0] if classes is not None else targets_NT)
+        return [estimator.tree_ for estimator in forest.estimators_]
+
+
+def _build_trees(
+    forest: Any,
+    rows_NF: NDArray[Any],
+    targets_NT: NDArray[Any],
+    *,
+    classes: Sequence[int] | None,
+    per_split: int,
+) -> list[Tree]:
+    """Build each tree as the forest does, from the same random numbers; see `_grow_trees`."""
     from sklearn.tree._criterion import MSE, Gini
     from sklearn.tree._splitter import RandomSplitter
     from sklearn.tree._tree import DepthFirstTreeBuilder
@@ -89,10 +84,11 @@ def _grow_trees(
     double_NT = np.ascontiguousarray(targets_NT, dtype=np.float64)
     rows, features = single_NF.shape
     targets = double_NT.shape[1]
+    leaf = forest.min_samples_leaf
     classes_T = np.array([1] * targets if classes is None else classes, dtype=np.intp)
-    draw = np.random.RandomState(seed)
+    draw = np.random.RandomState(forest.random_state)
     trees: list[Tree] = []
-    for _ in range(count):
+    for _ in range(forest.n_estimators):
         state = np.random.RandomState(draw.randint(np.iinfo(np.int32).max))
         criterion = MSE(targets, rows) if classes is None else Gini(targets, classes_T)
         splitter = RandomSplitter(criterion, per_split, leaf, 0.0, state, None)

@@ -222,7 +222,7 @@ def test_trees_are_those_of_scikit_learn(
     x_NF, y_N = clusters(1, each=15)
     targets_NT = np.random.default_rng(0).dirichlet(np.ones(3), size=len(x_NF))
     if public:
-        monkeypatch.setattr(forests, "_grow_trees", raise_type_error)
+        monkeypatch.setattr(forests, "_build_trees", raise_type_error)
     if leaf:
         trees = forests.grow_regressing_trees(x_NF, targets_NT, count=9, leaf=leaf, seed=5)
         forest = ExtraTreesRegressor(9, min_samples_leaf=leaf, random_state=5)
@@ -238,7 +238,8 @@ def test_trees_are_those_of_scikit_learn(
 
 
 def test_the_installed_scikit_learn_has_the_builder() -> None:
-    trees = forests._grow_trees(np.eye(4), np.eye(4), classes=None, per_split=4, count=1, seed=0)
+    forest = ExtraTreesRegressor(1, random_state=0)
+    trees = forests._build_trees(forest, np.eye(4), np.eye(4), classes=None, per_split=4)
     assert trees[0].node_count == 7
 
 
