@@ -306,8 +306,12 @@ class Regression:
     @cached_property
     def _scaled_pairs(self) -> FloatArray:
         """The known features (n, F), of mean 0 in each column and variance 1 over all."""
-        scale = float(self.pairs.std()) or 1.0
-        return np.asarray((self.pairs - self.pairs.mean(axis=0)) / scale, dtype=np.float64)
+        return np.asarray((self.pairs - self.pairs.mean(axis=0)) / self._scale, dtype=np.float64)
+
+    @cached_property
+    def _scale(self) -> float:
+        """The deviation of all known features; 1 if they are constant."""
+        return float(self.pairs.std()) or 1.0
 
     def _scale_error(self, error: float) -> float:
         """Return 1 - error / variance for a mean squared error of scaled features."""
@@ -324,9 +328,7 @@ class Regression:
     def _predict_rows(self, model: Any, rows_NC: FloatArray) -> FloatArray:
         """Return a model's predictions in the victim's own units, (N, F)."""
         predicted_NF = model.predict(rows_NC).reshape(-1, self.pairs.shape[1])
-        return np.asarray(
-            predicted_NF * (self.pairs.std() or 1.0) + self.pairs.mean(axis=0), dtype=np.float64
-        )
+        return np.asarray(predicted_NF * self._scale + self.pairs.mean(axis=0), dtype=np.float64)
 
 
 def predict_by_ridge(
