@@ -108,17 +108,17 @@ def list_directions(config: RunSettings) -> dict[Direction, str]:
 
     That is "" where something does.
     """
-    happens = config.method.facts
+    method_facts = config.method.facts
     reasons = {}
     for direction, facts in _LEAVES.items():
         private_columns = "labels" if direction.target == "labels" else "features"
         sender = "passives'" if direction.reader == "active" else "active's"
         nothing_sent = f"nothing that depends on the {sender} {private_columns} is sent"
-        reasons[direction] = "" if facts & happens else nothing_sent
+        reasons[direction] = "" if facts & method_facts else nothing_sent
     through_aggregator = Direction(reader="aggregator", target="features")
     if config.method.sums:
         reasons[through_aggregator] = ciphertexts_of(sum_kind(config.secure_sum))
-    elif "tables are decomposed" in happens:
+    elif "tables are decomposed" in method_facts:
         reasons[through_aggregator] = ""
     return reasons
 

@@ -258,16 +258,16 @@ _OPENS: Mapping[str, Opened] = {
 
 def exchange_of(config: Config) -> Exchange:
     """Return what a run's parties exchange: only here do attacks ask what a method is."""
-    happens = config.method.facts
-    side: Side = "passives" if "passives send representations" in happens else "active"
-    labels: Sent = "shown" if "labels are shown" in happens else "encrypted"
+    method_facts = config.method.facts
+    side: Side = "passives" if "passives send representations" in method_facts else "active"
+    labels: Sent = "shown" if "labels are shown" in method_facts else "encrypted"
     return Exchange(
         name=config.method.name,
-        released_by=side if "representations are sent" in happens else None,
-        returns_gradients="gradients are returned" in happens,
-        opens=next((opened for word, opened in _OPENS.items() if word in happens), None),
-        labels=labels if "passives vote" in happens else None,
-        aligned="people are aligned" in happens,
+        released_by=side if "representations are sent" in method_facts else None,
+        returns_gradients="gradients are returned" in method_facts,
+        opens=next((opened for word, opened in _OPENS.items() if word in method_facts), None),
+        labels=labels if "passives vote" in method_facts else None,
+        aligned="people are aligned" in method_facts,
     )
 
 

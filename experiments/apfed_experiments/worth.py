@@ -111,8 +111,8 @@ def describe_cost(config: RunSettings, passives: int) -> str:
         f"Between organisations these were {passives} further sessions: each passive's account is "
         f"charged {passives} times in all, the active's {passives + 1} times, and epsilons add up."
     )
-    happens = config.method.facts
-    if not {"contributions are summed", "votes of encrypted labels are summed"} & happens:
+    method_facts = config.method.facts
+    if not {"contributions are summed", "votes of encrypted labels are summed"} & method_facts:
         return charged
     return (
         f"{charged} The active would open a sum of all passives and one without each: their "

@@ -691,8 +691,8 @@ def _find_warnings(
     config: Config, rehearsal: "_Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
     """Yield warnings for the user before the run: weak protection, and avoidable traffic."""
-    happens = config.method.facts
-    sends_representations = "representations are sent" in happens
+    method_facts = config.method.facts
+    sends_representations = "representations are sent" in method_facts
     guarded = config.guard.mechanism != "none" and sends_representations
     draws_noise = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
     if config.guard.noise != "secret" and draws_noise:
@@ -706,16 +706,16 @@ def _find_warnings(
         yield "there is no guard: representations leave as they are, epsilon is infinite"
     elif sends_representations and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
-    if "gradients are summed" in happens and config.guard.mechanism == "gaussian":
+    if "gradients are summed" in method_facts and config.guard.mechanism == "gaussian":
         yield (
             "noise that is drawn anew at each step takes off what the active learns (accuracy on "
             "digits, 50 labels: 37 to 39 %, against 47.9 % alone); take frozen_gaussian, or the "
             "method apfed_code, which tells nothing"
         )
-    if "tables are decomposed" in happens:
+    if "tables are decomposed" in method_facts:
         yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
-    if "contributions are summed" in happens:
-        addend = next(addend for word, addend in _SUMMED.items() if word in happens)
+    if "contributions are summed" in method_facts:
+        addend = next(addend for word, addend in _SUMMED.items() if word in method_facts)
         kind = sum_kind(config.secure_sum)
         if kind.unsafe:
             yield f"the sum is {kind.name}: the aggregator reads every {addend}"
@@ -726,16 +726,16 @@ def _find_warnings(
 
 def _warn_of_memory(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     """Warn if the disk is too small for the transcript."""
-    happens = config.method.facts
+    method_facts = config.method.facts
     # The same representations go to every passive, and are stored once.
     bytes_once: dict[tuple[str, str], int] = {}
     for link in links:
         if link.kind in _KEPT:
             is_representations = link.kind == Kind.REPRESENTATIONS
-            shared = is_representations and "the active sends representations" in happens
+            shared = is_representations and "the active sends representations" in method_facts
             receiver = "all" if shared else link.receiver
             bytes_once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
-            if shared and "gradients are summed" in happens:
+            if shared and "gradients are summed" in method_facts:
                 # Decoded sums are stored too, and are as large as the representations.
                 bytes_once[_OPENED, receiver] = link.wire_bytes
     epochs = config.train.epochs

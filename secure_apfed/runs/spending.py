@@ -96,10 +96,10 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
     """
     nothing = PrivacySpent.for_no_release(delta=delta)
     method = session.party_session.party.config.method
-    happens = method.facts
-    if "tables are decomposed" in happens:
+    method_facts = method.facts
+    if "tables are decomposed" in method_facts:
         reason = "singular vectors of all parties' rows were opened without noise"
-    elif "passives send representations" in happens and not session.helpers:
+    elif "passives send representations" in method_facts and not session.helpers:
         charged = {
             name: account
             for name, accounts in session.charged.items()

@@ -244,13 +244,13 @@ def _explain_label_exposure(config: "RunSettings") -> str:
 
 def _list_representation_promises(method: "MethodSettings", figures: Spent) -> Iterator[Promise]:
     """Yield the promise for representations, or that the active trains alone."""
-    happens = method.facts
-    if "representations are sent" in happens:
+    method_facts = method.facts
+    if "representations are sent" in method_facts:
         reason = "" if math.isfinite(figures.epsilon_x) else _UNGUARDED
         yield _make_promise(
             "epsilon_x", figures.epsilon_x, figures.delta, figures.releases, why=reason
         )
-    elif "passives take part" not in happens:
+    elif "passives take part" not in method_facts:
         yield Promise(figure="epsilon_x", epsilon=None, why="the active trains alone")
 
 
