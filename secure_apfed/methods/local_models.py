@@ -57,9 +57,11 @@ from secure_apfed.solo import (
     surely_better,
 )
 from secure_apfed.solo.fitted import FittedModel, View, average_of, modules_in
-from secure_apfed.solo.interface import FloatArray, cache_fits
+from secure_apfed.solo.interface import FloatArray, cache_fits, sample_rows
 
 Combine: TypeAlias = Literal["mean", "mean_of_three", "best"]
+_NOT_USED = -1
+"""The row of a position from which no local model learns."""
 _MOST: Mapping[Combine, int | None] = MappingProxyType(
     {"mean": None, "mean_of_three": 3, "best": 1}
 )
@@ -140,38 +142,43 @@ class _PupilCandidate(_Candidate):
 
 
 class ReceivedSums:
-    """The sums that came back, added up for each position of the alignment.
+    """The sums that came back, added up for the rows that local models learn from.
 
     Args:
-        people: positions of the alignment, N.
+        positions_U: the position of each of these rows in the alignment; -1 outside it.
+        people: how many positions the alignment has, N.
     """
 
-    def __init__(self, people: int) -> None:
-        self._sum_ND = torch.zeros((people, 0), dtype=torch.float64)
-        self._count_N = torch.zeros(people, dtype=torch.int64)
+    def __init__(self, positions_U: Tensor, *, people: int) -> None:
+        rows = len(positions_U)
+        is_aligned_U = positions_U >= 0
+        self._sum_UD = torch.zeros((rows, 0), dtype=torch.float64)
+        self._count_U = torch.zeros(rows, dtype=torch.int64)
+        self._row_by_position_N = torch.full((people,), _NOT_USED, dtype=torch.int64)
+        self._row_by_position_N[positions_U[is_aligned_U]] = is_aligned_U.nonzero().flatten()
 
-    def add_sums(self, rows_A: Tensor, sum_AD: Tensor) -> None:
-        """Add the received sums (A, D) to their positions (A,), which are distinct."""
-        if not self._sum_ND.shape[1]:
-            self._sum_ND = self._sum_ND.new_zeros((len(self._sum_ND), sum_AD.shape[1]))
-        self._sum_ND[rows_A] += sum_AD.detach().double().cpu()
-        self._count_N[rows_A] += 1
+    def add_sums(self, positions_A: Tensor, sum_AD: Tensor) -> None:
+        """Add the received sums (A, D) of these positions (A,), which are distinct."""
+        if not self._sum_UD.shape[1]:
+            self._sum_UD = self._sum_UD.new_zeros((len(self._sum_UD), sum_AD.shape[1]))
+        rows_A = self._row_by_position_N[positions_A]
+        is_used_A = rows_A != _NOT_USED
+        rows = rows_A[is_used_A]
+        self._sum_UD[rows] += sum_AD.detach().double().cpu()[is_used_A]
+        self._count_U[rows] += 1
 
-    def average_sums(self, positions_U: Tensor) -> NDArray[np.float64]:
-        """Return the mean received sum at each position, (U, D); NaN at -1, and where none was
-        received.
-        """
-        sum_UD = self._sum_ND[positions_U]
-        count_U1 = torch.where(positions_U < 0, 0, self._count_N[positions_U])[:, None]
-        average_UD = torch.where(count_U1 > 0, sum_UD / count_U1, torch.nan)
+    def average_sums(self) -> NDArray[np.float64]:
+        """Return the mean received sum of each row, (U, D); NaN where none was received."""
+        count_U1 = self._count_U[:, None]
+        average_UD = torch.where(count_U1 > 0, self._sum_UD / count_U1, torch.nan)
         return average_UD.numpy()
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"sum": self._sum_ND, "count": self._count_N}
+        return {"sum": self._sum_UD, "count": self._count_U}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._sum_ND = tensors["sum"].clone()
-        self._count_N = tensors["count"].clone()
+        self._sum_UD = tensors["sum"].clone()
+        self._count_U = tensors["count"].clone()
 
 
 class LocalEnding:
@@ -192,15 +199,13 @@ class LocalEnding:
 
         `people`: alignment position of each person.
         """
-        self.received = ReceivedSums(len(people))
         self.fitted: LocalModels | None = None
         self._own = party
         self._family = party.fresh_networks  # as they are before the exchange trains them
-        train = party.config.train
-        self._rows_U = rows_among(party.data.train_rows, None if train.use_unaligned else people)
-        position_N = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
-        position_N[people] = torch.arange(len(people))
-        self._positions_U = position_N[self._rows_U]
+        self._rows_U = _sample_training_rows(party, people)
+        position_by_row = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
+        position_by_row[people] = torch.arange(len(people))
+        self.received = ReceivedSums(position_by_row[self._rows_U], people=len(people))
 
     @property
     def networks(self) -> ActiveNetworks | None:
@@ -240,7 +245,7 @@ class LocalEnding:
             task,
             combine=train.combine,
             inputs=train.local_models,
-            received_UD=self.received.average_sums(self._positions_U),
+            received_UD=self.received.average_sums(),
         )
 
     def score_rows(self, rows: Tensor, labels_N: Tensor) -> Scored:
@@ -258,6 +263,19 @@ class LocalEnding:
         """
         if state:
             self.fitted = LocalModels(networks=restore_networks(state, template), used=())
+
+
+def _sample_training_rows(party: PartyContext, people: Tensor) -> Tensor:
+    """Return the training rows that local models learn from: of very many a sample, with all
+    labelled ones.
+
+    `people`: the active's row at each position of the alignment, (N,).
+    """
+    config, data = party.config, party.data
+    rows_U = rows_among(data.train_rows, None if config.train.use_unaligned else people)
+    labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
+    sample = sample_rows(len(rows_U), labelled.numpy(), seed=config.seed)
+    return rows_U[torch.from_numpy(sample)]
 
 
 def fit_local_models(

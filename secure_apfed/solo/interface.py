@@ -185,15 +185,8 @@ class SoloTask:
 
     @property
     def few_rows(self) -> IntArray:
-        """The indices of the rows in `few`, in its order, at most (N,)."""
-        rows = len(self.features)
-        labelled_count = len(self.labelled)
-        if rows <= MAX_ROWS or labelled_count == rows:
-            return np.arange(rows)
-        others = np.setdiff1d(np.arange(rows), self.labelled)
-        draw = np.random.default_rng(self.derive_random_state("few rows"))
-        sample = draw.permutation(others)[: max(0, MAX_ROWS - labelled_count)]
-        return np.concatenate([self.labelled, np.sort(sample)])
+        """The indices of the rows of `with_few_rows`, in its order, at most (N,)."""
+        return sample_rows(len(self.features), self.labelled, seed=self.seed)
 
     def select_rows(self, rows: IntArray) -> Self:
         """Return the task of these rows, distinct and ascending, with their labels."""
@@ -212,7 +205,29 @@ class SoloTask:
 
     def derive_random_state(self, *purpose: str | int) -> int:
         """Return a 32-bit seed for scikit-learn, for one purpose of this task."""
-        return derive_seed(self.seed, "solo", *purpose) % 2**32
+        return _derive_random_state(self.seed, *purpose)
+
+
+def _derive_random_state(seed: int, *purpose: str | int) -> int:
+    return derive_seed(seed, "solo", *purpose) % 2**32
+
+
+def sample_rows(rows: int, labelled: IntArray, *, seed: int) -> IntArray:
+    """Return the indices of at most `MAX_ROWS` rows: all labelled ones, then some of the others.
+
+    All rows in their order if they are few enough, or if each has a label.
+
+    Args:
+        rows: how many there are.
+        labelled: indices of the labelled ones, (n,).
+        seed: of the run; equal arguments give an equal sample.
+    """
+    if rows <= MAX_ROWS or len(labelled) == rows:
+        return np.arange(rows)
+    others = np.setdiff1d(np.arange(rows), labelled)
+    draw = np.random.default_rng(_derive_random_state(seed, "few rows"))
+    sample = draw.permutation(others)[: max(0, MAX_ROWS - len(labelled))]
+    return np.concatenate([labelled, np.sort(sample)])
 
 
 def measure_of_classes(config: RunSettings) -> Measure:

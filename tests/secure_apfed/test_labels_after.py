@@ -395,6 +395,21 @@ def test_a_task_is_what_a_run_learns_from() -> None:
     assert np.array_equal(few.labels, 1 - labels[known])
 
 
+def test_local_models_read_a_sample_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secure_apfed.solo.interface.MAX_ROWS", 100)
+    config = config_of(data=FEW)
+    data = load_data(config.data, seed=0)
+    ending = active_of(open_session(config, data)).ending
+    assert ending is not None
+    assert data.active.labels is not None
+    task = ending.make_task(data.active.labels)
+    every = SoloTask.from_run(config, data, data.train_rows)
+    assert len(every.features) > len(task.features) == 100
+    assert np.array_equal(task.features, every.with_few_rows.features)
+    assert np.array_equal(task.labels, every.labels)
+    assert len(ending.received.average_sums()) == 100
+
+
 # Calibration.
 
 

@@ -161,24 +161,31 @@ def test_regressions_that_are_fitted_together_are_those_of_stacked_targets() -> 
 
 
 def test_received_sums_are_averaged_over_the_answers_of_a_row() -> None:
-    received = ReceivedSums(5)
+    received = ReceivedSums(torch.tensor([3, 0, 1, 2, -1]), people=5)
     received.add_sums(torch.tensor([0, 3]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     received.add_sums(torch.tensor([3, 1]), torch.tensor([[5.0, 8.0], [7.0, 7.0]]))
-    average = received.average_sums(torch.tensor([3, 0, 1, 2, -1]))
     nothing = [np.nan, np.nan]
-    np.testing.assert_array_equal(average, [[4, 6], [1, 2], [7, 7], nothing, nothing])
+    expected = [[4, 6], [1, 2], [7, 7], nothing, nothing]
+    np.testing.assert_array_equal(received.average_sums(), expected)
+
+
+def test_sums_of_rows_that_no_model_learns_from_are_dropped() -> None:
+    received = ReceivedSums(torch.tensor([4, 1]), people=6)
+    received.add_sums(torch.tensor([0, 4, 5]), torch.tensor([[1.0], [2.0], [3.0]]))
+    np.testing.assert_array_equal(received.average_sums(), [[2], [np.nan]])
+    assert {tensor.shape[0] for tensor in received.tensors().values()} == {2}
 
 
 def test_received_sums_go_through_a_checkpoint() -> None:
-    received = ReceivedSums(3)
-    received.add_sums(torch.tensor([0, 2]), torch.ones(2, 4))
-    again = ReceivedSums(3)
-    again.load_tensors(received.tensors())
     positions = torch.arange(3)
-    np.testing.assert_array_equal(again.average_sums(positions), received.average_sums(positions))
-    empty = ReceivedSums(3)
+    received = ReceivedSums(positions, people=3)
+    received.add_sums(torch.tensor([0, 2]), torch.ones(2, 4))
+    again = ReceivedSums(positions, people=3)
+    again.load_tensors(received.tensors())
+    np.testing.assert_array_equal(again.average_sums(), received.average_sums())
+    empty = ReceivedSums(positions, people=3)
     again.load_tensors(empty.tensors())
-    assert again.average_sums(positions).shape == (3, 0)
+    assert again.average_sums().shape == (3, 0)
 
 
 # Models of the features alone stay where they are surely better.
