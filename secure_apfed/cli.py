@@ -267,13 +267,13 @@ def _check_attacks_and_study(config: "Config", folder: Path) -> None:
     if not config.tradeoff:
         return
     try:
-        from apfed_experiments.tradeoff import points_of, tradeoff_of
+        from apfed_experiments.tradeoff import make_tradeoff, points_of
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"tradeoff: {error.name}, which draws it, is not installed; leave it out, or run: "
             f"{install_extra('experiments')}"
         ) from None
-    points_of(tradeoff_of(config), folder)
+    points_of(make_tradeoff(config), folder)
 
 
 def _run_training(

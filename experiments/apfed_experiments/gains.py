@@ -33,7 +33,7 @@ from apfed_experiments.own_tables import sets_in
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
 from apfed_experiments.shown import LABELS_AFTER, NETWORK
-from apfed_experiments.solo import round_influences, taught_alone
+from apfed_experiments.solo import round_influences, train_without_votes
 from apfed_experiments.study import (
     MASKED,
     STUDENT,
@@ -70,29 +70,32 @@ READING = (
 SEEDS = 10
 QUICK_SEEDS = 3
 _EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
-_ALONE = "votes"
+_DEFAULT_VOTES = "votes"
 _NO_HELP = "no-help"
 _LAMBDA_0 = "lambda-0"
-_BOUNDED = "lambda-0-bounded"
-_RANDOMISED = "votes-randomised"
-_UNJUDGED = {_ALONE: "votes-always", _RANDOMISED: "votes-randomised-always"}
-"""Votes that are used whatever validation says: what they would have brought."""
-_JUDGED = {_ALONE: "votes-judged", _RANDOMISED: "votes-randomised-judged"}
-"""Votes only where labelled rows let them in; else the best local model stays."""
-_PAIRED = tuple((_JUDGED[opening], _UNJUDGED[opening]) for opening in _JUDGED)
+_LAMBDA_0_CLIPPED = "lambda-0-bounded"
+_RANDOMISED_VOTES = "votes-randomised"
+_ALWAYS_USED = {_DEFAULT_VOTES: "votes-always", _RANDOMISED_VOTES: "votes-randomised-always"}
+"""By vote method: the same with help enabled whatever validation says."""
+_VALIDATED = {_DEFAULT_VOTES: "votes-judged", _RANDOMISED_VOTES: "votes-randomised-judged"}
+"""By vote method: help only where validation enables it, else the best local model."""
+_VALIDATED_AND_ALWAYS = tuple((_VALIDATED[method], _ALWAYS_USED[method]) for method in _VALIDATED)
+"""Pairs of methods that differ only in validation, for the count of its decisions."""
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _DataSet:
-    """A data set, and what its runs say beside it.
+    """A data set, and the settings of the runs on it.
 
     Attributes:
-        settings: of all its runs; votes: of `method`, where passives vote; network: of the methods
-            that train one, APFed and TVFL.
-        projection: the numbers of a row that leave where APFed's exchange uses no label.
-        known: the share of the active's training people that each passive knows, drawn for itself:
-            with M passives all share about known^M of them; None: all know all.
+        data: settings under `data`.
+        settings: top-level settings of all its runs.
+        votes: settings under `method`, where passives vote.
+        network: settings `model` and `train` of the methods that train a network, APFed and TVFL.
+        projection: how many numbers of a row are sent where APFed's exchange uses no label.
+        known: the share of the active's training people that each passive knows, sampled
+            independently; None: each knows all.
     """
 
     data: Mapping[str, Any]
@@ -128,12 +131,12 @@ _CREDIT_CARD = _DataSet(
 )
 _DIGITS = {"dataset": "digits", "views": 4}
 _ERRORS = {"dataset": "breast_cancer", "active_view": 2}
-_APART: Mapping[str, Any] = {
+_PAIRWISE_ALIGNMENT: Mapping[str, Any] = {
     "alignment": {"protocol": "circuit", "mode": "pairwise"},
     "secure_sum": {"scheme": "plain", "allow_single_passive": True},
 }
-_KNOWN = {
-    f"{name}-known-{known}": _DataSet(data=data, settings=_APART, known=known / 100)
+_PARTLY_KNOWN_SETS = {
+    f"{name}-known-{known}": _DataSet(data=data, settings=_PAIRWISE_ALIGNMENT, known=known / 100)
     for name, data in (("digits", {**_DIGITS, "limit": 800}), ("breast-cancer-errors", _ERRORS))
     for known in (20, 50, 80)
 }
@@ -154,34 +157,37 @@ _SETS: Mapping[str, _DataSet] = {
     "fashion-mnist-3-1": _DataSet(data={"dataset": "fashion_mnist", "views": 3, "limit": 3000}),
     "credit-card": _CREDIT_CARD,
     "diabetes": _DIABETES,
-    **_KNOWN,
+    **_PARTLY_KNOWN_SETS,
 }
-_JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
-_NETWORKS = ("apfed_c", "apfed_r", "tvfl")
-_GUARDS = {"apfed_r-frozen": "frozen_gaussian", "apfed_r-fresh": "gaussian"}
-_AFTER: Mapping[str, str] = {"apfed_r-after": "apfed_r", "apfed_c-after": "apfed_c"}
+_JOINT_TRAINING = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
+_NETWORK_METHODS = ("apfed_c", "apfed_r", "tvfl")
+_LABEL_GUARDS = {"apfed_r-frozen": "frozen_gaussian", "apfed_r-fresh": "gaussian"}
+"""APFed-R under local differential privacy, whose exchange uses labels: the guard's mechanism."""
+_LABELS_AFTER: Mapping[str, str] = {"apfed_r-after": "apfed_r", "apfed_c-after": "apfed_c"}
 """APFed whose exchange uses no label, by its method; local models learn the labels afterwards."""
-_AFTER_MIXED: Mapping[str, str] = {f"{name}-mixed-rows": name for name in _AFTER}
-"""The same where the passives' rows are of other people: what is left is no help of theirs."""
-_NOISED = "apfed_r-after-noise"
-"""Labels after, epsilon_x 1, and noise under the sum: a case's epsilon bounds a passive's row."""
-_NOISED_MIXED = f"{_NOISED}-mixed-rows"
+_LABELS_AFTER_SHUFFLED: Mapping[str, str] = {f"{name}-mixed-rows": name for name in _LABELS_AFTER}
+"""Their ablation: the passives' rows are shuffled, so that they carry no information."""
+_LABELS_AFTER_NOISE = "apfed_r-after-noise"
+"""APFed-R without labels in its exchange, at epsilon_x 1, and noise in the secure sum; the case's
+epsilon bounds what the sums reveal of a passive's row."""
+_LABELS_AFTER_NOISE_SHUFFLED = f"{_LABELS_AFTER_NOISE}-mixed-rows"
 _ONE_EPOCH: Mapping[str, Any] = {
     **LABELS_AFTER,
     "train": {**LABELS_AFTER["train"], "epochs": 1, "evaluate_every": 1},
 }
-"""Settings that answer each row once, so that its noise is the least that an epsilon allows."""
-_GUARDED: Mapping[str, str] = {
-    **_GUARDS,
-    **dict.fromkeys((*_AFTER, *_AFTER_MIXED), "frozen_gaussian"),
+"""Settings of `_LABELS_AFTER_NOISE`: one epoch, so each row is released once, with least noise."""
+_MECHANISM_BY_METHOD: Mapping[str, str] = {
+    **_LABEL_GUARDS,
+    **dict.fromkeys((*_LABELS_AFTER, *_LABELS_AFTER_SHUFFLED), "frozen_gaussian"),
 }
+"""Methods whose epsilon is that of the guard on representations: the guard's mechanism."""
 _CODE = "apfed_code"
-_MIXED = "mixed-rows"
+_CODE_SHUFFLED = "mixed-rows"
 _TEACHER_SUM = "joint_teacher_sum"
-_WIDE = f"{_CODE}-64"
-_WIDE_MIXED = f"{_MIXED}-64"
-_DEVELOPED = ("digits", "handwritten-zer", "handwritten-fou")
-_SETTLED: Mapping[str, int] = {
+_CODE_64 = f"{_CODE}-64"
+_CODE_64_SHUFFLED = f"{_CODE_SHUFFLED}-64"
+_TUNING_SETS = ("digits", "handwritten-zer", "handwritten-fou")
+_LABELLED_BY_SET: Mapping[str, int] = {
     "digits": 50,
     **{f"handwritten-{view}": 50 for view in ("zer", "fou", "mor", "kar")},
     "breast-cancer-errors": 20,
@@ -189,31 +195,31 @@ _SETTLED: Mapping[str, int] = {
 }
 """Rows with a label of the sets on which it was settled how votes are used."""
 _CONTROLS = {
-    _CODE: _MIXED,
-    _WIDE: _WIDE_MIXED,
+    _CODE: _CODE_SHUFFLED,
+    _CODE_64: _CODE_64_SHUFFLED,
     "apfed_c": _LAMBDA_0,
     "apfed_r": _LAMBDA_0,
-    **dict.fromkeys(_GUARDS, _BOUNDED),
-    **{name: mixed for mixed, name in _AFTER_MIXED.items()},
-    _NOISED: _NOISED_MIXED,
+    **dict.fromkeys(_LABEL_GUARDS, _LAMBDA_0_CLIPPED),
+    **{name: mixed for mixed, name in _LABELS_AFTER_SHUFFLED.items()},
+    _LABELS_AFTER_NOISE: _LABELS_AFTER_NOISE_SHUFFLED,
 }
 """Control of each method, the same run without help; of other methods it is `_NO_HELP`."""
-_CODED = {"network": "cross_view", "random_features": 1000}
-_NUMBERS = (4, 16, 64)
-"""Numbers of a person's code that are tried whatever passives allow; `_CODE` and `_MIXED` take what
-they allow."""
-_ALL_READ: Mapping[str, Any] = {"default": {"allow_reading_all": True}}
-_LOGISTIC = {"labeller": "logistic"}
+_CODE_MODEL = {"network": "cross_view", "random_features": 1000}
+_CODE_SIZES = (4, 16, 64)
+"""Numbers of a person's code that are tried whatever passives allow; `_CODE` and `_CODE_SHUFFLED`
+take what they allow."""
+_ALLOW_READING_ALL: Mapping[str, Any] = {"default": {"allow_reading_all": True}}
+_LOGISTIC_LABELLER = {"labeller": "logistic"}
 """Settings of a labeller under which a person without a label changes no vote but its own."""
 _VOTES: Mapping[str, dict[str, Any]] = {
     "votes": {"name": "votes"},
-    _RANDOMISED: {"name": "votes_randomised"},
+    _RANDOMISED_VOTES: {"name": "votes_randomised"},
     "votes-encrypted": {"name": "votes_encrypted"},
-    "votes-randomised-logistic": {"name": "votes_randomised", **_LOGISTIC},
-    _UNJUDGED[_ALONE]: {"name": "votes", "help": "always"},
-    _UNJUDGED[_RANDOMISED]: {"name": "votes_randomised", "help": "always"},
-    _JUDGED[_ALONE]: {"name": "votes", "help": "judged"},
-    _JUDGED[_RANDOMISED]: {"name": "votes_randomised", "help": "judged"},
+    "votes-randomised-logistic": {"name": "votes_randomised", **_LOGISTIC_LABELLER},
+    _ALWAYS_USED[_DEFAULT_VOTES]: {"name": "votes", "help": "always"},
+    _ALWAYS_USED[_RANDOMISED_VOTES]: {"name": "votes_randomised", "help": "always"},
+    _VALIDATED[_DEFAULT_VOTES]: {"name": "votes", "help": "judged"},
+    _VALIDATED[_RANDOMISED_VOTES]: {"name": "votes_randomised", "help": "judged"},
     _NO_HELP: {"name": "votes"},
 }
 _METHODS: Mapping[str, dict[str, Any]] = {
@@ -221,7 +227,7 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     _TEACHER_SUM: {
         "method": {"name": _TEACHER_SUM, "labels": "spreading"},
         **STUDENT,
-        "train": _JOINTLY,
+        "train": _JOINT_TRAINING,
     },
     **{
         f"{name}{suffix}": {
@@ -234,32 +240,39 @@ _METHODS: Mapping[str, dict[str, Any]] = {
             ("-strongest", {"classifier": "strongest"}, "enriched"),
         )
     },
-    **{name: {"method": {"name": name}} for name in _NETWORKS},
-    **{name: {"method": {"name": "apfed_r"}} for name in _GUARDS},
-    **{name: {"method": {"name": method}} for name, method in _AFTER.items()},
-    **{name: {"method": {"name": _AFTER[of]}} for name, of in _AFTER_MIXED.items()},
-    **{name: {"method": {"name": "apfed_r"}} for name in (_NOISED, _NOISED_MIXED)},
-    **{name: {"method": {"name": "apfed_c"}} for name in (_LAMBDA_0, _BOUNDED)},
+    **{name: {"method": {"name": name}} for name in _NETWORK_METHODS},
+    **{name: {"method": {"name": "apfed_r"}} for name in _LABEL_GUARDS},
+    **{name: {"method": {"name": method}} for name, method in _LABELS_AFTER.items()},
     **{
-        name: {"method": {"name": _CODE}, "model": _CODED, "train": {"epochs": 1}}
-        for name in (_CODE, _MIXED)
+        name: {"method": {"name": _LABELS_AFTER[of]}} for name, of in _LABELS_AFTER_SHUFFLED.items()
+    },
+    **{
+        name: {"method": {"name": "apfed_r"}}
+        for name in (_LABELS_AFTER_NOISE, _LABELS_AFTER_NOISE_SHUFFLED)
+    },
+    **{name: {"method": {"name": "apfed_c"}} for name in (_LAMBDA_0, _LAMBDA_0_CLIPPED)},
+    **{
+        name: {"method": {"name": _CODE}, "model": _CODE_MODEL, "train": {"epochs": 1}}
+        for name in (_CODE, _CODE_SHUFFLED)
     },
     **{
         name: {
             "method": {"name": _CODE},
-            "model": {**_CODED, "representation": numbers},
+            "model": {**_CODE_MODEL, "representation": numbers},
             "train": {"epochs": 1},
-            "passives": _ALL_READ,
+            "passives": _ALLOW_READING_ALL,
         }
-        for numbers in _NUMBERS
-        for name in (f"{_CODE}-{numbers}", f"{_MIXED}-{numbers}")
+        for numbers in _CODE_SIZES
+        for name in (f"{_CODE}-{numbers}", f"{_CODE_SHUFFLED}-{numbers}")
     },
 }
 
 
 def _load_case_tables(case: "GainCase", seed: int) -> VerticalData:
-    """Load a case's tables of one seed: with fewer common people, and passives' rows shuffled for
-    an ablation, where the case says so.
+    """Return the tables of a case for one seed.
+
+    Passives know fewer people where the data set says so, and their rows are shuffled in an
+    ablation.
     """
     data = load_seed_tables(case.config.data, seed)
     known = case.data_set.known
@@ -269,15 +282,17 @@ def _load_case_tables(case: "GainCase", seed: int) -> VerticalData:
 
 
 def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalData:
-    """Leave each passive its own share of the active's training people, and all test people.
+    """Return the data where each passive knows only some of the active's training people.
 
-    `known`: the share.
+    `known`: the share of them that each passive keeps, sampled independently, 0 to 1. Test people
+    all stay.
     """
-    train = [data.active.ids[row] for row in data.train_rows.tolist()]
+    train_people = [data.active.ids[row] for row in data.train_rows.tolist()]
+    kept = round(known * len(train_people))
     passives = []
     for table in data.passives:
         draw = np.random.default_rng(derive_seed(seed, "overlap", table.name))
-        dropped = set(draw.permutation(train)[round(known * len(train)) :].tolist())
+        dropped = set(draw.permutation(train_people)[kept:].tolist())
         rows = [row for row, person in enumerate(table.ids) if person not in dropped]
         passives.append(rows_of(table, rows))
     return replace(data, passives=tuple(passives))
@@ -286,7 +301,7 @@ def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalDat
 def _measure_no_help(config: Config, data: VerticalData) -> TrialOutcome:
     """Measure the student of votes without any votes, trained from its prior only."""
     began = time.monotonic()
-    scored = taught_alone(config, data).score_rows(data.test_rows)
+    scored = train_without_votes(config, data).score_rows(data.test_rows)
     measure = MEASURES[config.measure]
     reached = {measure.name: measure.compute_value(scored)}
     return TrialOutcome(
@@ -303,9 +318,14 @@ def _measure_no_help(config: Config, data: VerticalData) -> TrialOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class GainCase:
-    """A line of the table: keys of the methods and data sets here, rows with a label (None: all),
-    and epsilon of a person's vote, or projection, at one passive (None: no noise). `own`: what
-    `data` is, where it is no key.
+    """A case of the study, which is one line of its table.
+
+    Attributes:
+        method: a key of `_METHODS`.
+        data: a key of `_SETS`, or the name of a table of the user's own.
+        labelled: number of labelled rows; None: all.
+        epsilon: of a person's vote or projection at one passive; None: no noise.
+        own: the data set of `data` where that is the user's own; None: `_SETS` has it.
     """
 
     method: str
@@ -316,7 +336,7 @@ class GainCase:
 
     @property
     def data_set(self) -> _DataSet:
-        """Return the data set, which may be one of the user's own."""
+        """Return the data set that `data` names."""
         return self.own or _SETS[self.data]
 
     @property
@@ -328,25 +348,41 @@ class GainCase:
 
     @property
     def solo_config(self) -> Config:
-        """Return the run by which the local models are measured, the same for all methods on these
-        rows.
+        """Return the settings that measure the local models: the same for all methods on a data set
+        with equally many labelled rows, so that they are measured once.
         """
-        return replace(self, method=_ALONE, epsilon=None).config
+        return replace(self, method=_DEFAULT_VOTES, epsilon=None).config
 
     @property
     def control(self) -> "GainCase":
-        """Return the case of the same run without the passives' help."""
+        """Return the ablation: the case of the same run without the passives' help.
+
+        Its noise is the same where passives still send; elsewhere it has none.
+        """
         method = _CONTROLS.get(self.method, _NO_HELP)
-        has_noise = method in (_MIXED, _NOISED_MIXED, *_AFTER_MIXED)
+        has_noise = method in (
+            _CODE_SHUFFLED,
+            _LABELS_AFTER_NOISE_SHUFFLED,
+            *_LABELS_AFTER_SHUFFLED,
+        )
         return replace(self, method=method, epsilon=self.epsilon if has_noise else None)
 
     @property
     def is_shuffled(self) -> bool:
-        """Return whether the passives' rows are shuffled, so that nothing is left of their help."""
-        return self.method in (_MIXED, _WIDE_MIXED, _NOISED_MIXED, *_AFTER_MIXED)
+        """Return whether the passives' rows are shuffled, so that they carry no information."""
+        return self.method in (
+            _CODE_SHUFFLED,
+            _CODE_64_SHUFFLED,
+            _LABELS_AFTER_NOISE_SHUFFLED,
+            *_LABELS_AFTER_SHUFFLED,
+        )
 
     def make_point(self, folder: Path) -> Point:
-        """Return the point of this case, whose runs keep figures and no folders."""
+        """Return this case as a point of a study: settings to run once for each seed.
+
+        `folder`: the study's folder, where each run stores its figures only and no run folder. The
+        student without help is trained on the spot; every other case runs the whole method.
+        """
         return Point(
             config=self.config,
             folder=folder,
@@ -357,16 +393,24 @@ class GainCase:
         )
 
     @property
-    def _network(self) -> Mapping[str, Any]:
-        """Return the settings of training of methods that train a network of the run's own."""
-        if self.method in (*_AFTER, *_AFTER_MIXED):
+    def _network_settings(self) -> Mapping[str, Any]:
+        """Return the settings that describe and train the parties' networks, by key of a run file.
+
+        Empty for methods that train no network in the exchange, such as votes and public codes.
+        """
+        if self.method in (*_LABELS_AFTER, *_LABELS_AFTER_SHUFFLED):
             model = {**LABELS_AFTER["model"], "projection": self.data_set.projection}
             return {**LABELS_AFTER, "model": model}
-        if self.method in (_NOISED, _NOISED_MIXED):
+        if self._adds_sum_noise:
             return _ONE_EPOCH
-        if self.method in (*_NETWORKS, *_GUARDS, _LAMBDA_0, _BOUNDED):
+        if self.method in (*_NETWORK_METHODS, *_LABEL_GUARDS, _LAMBDA_0, _LAMBDA_0_CLIPPED):
             return self.data_set.network
         return {}
+
+    @property
+    def _adds_sum_noise(self) -> bool:
+        """Return whether this is APFed without labels in its exchange and with noise in the sum."""
+        return self.method in (_LABELS_AFTER_NOISE, _LABELS_AFTER_NOISE_SHUFFLED)
 
     @property
     def config(self) -> Config:
@@ -382,45 +426,54 @@ class GainCase:
         settings |= {**data_set.settings, "data": {**data_set.data, "labelled": self.labelled}}
         if self.method in _VOTES:
             settings["method"] = {**settings["method"], **data_set.votes}
-        settings |= self._network
-        if self.method in (_LAMBDA_0, _BOUNDED):
+        settings |= self._network_settings
+        if self.method in (_LAMBDA_0, _LAMBDA_0_CLIPPED):
             settings["passives"] = {"default": {"weight": 0.0}}
-        if self.method in (*_GUARDS, _BOUNDED):  # decoders of fresh noise diverge without
+        if self.method in (
+            *_LABEL_GUARDS,
+            _LAMBDA_0_CLIPPED,
+        ):  # decoders of fresh noise diverge without
             settings["train"] = {**settings["train"], "max_gradient_norm": 1.0}
         if self.method == _TEACHER_SUM:  # a bound of 1 cuts what linear networks make
             settings["secure_sum"] = {**settings["secure_sum"], "clip": 8.0}
-        if self.method in (_NOISED, _NOISED_MIXED):
+        if self._adds_sum_noise:
             settings["guard"] = {**usual["guard"], "mechanism": "frozen_gaussian", "epsilon": 1.0}
-        if self.epsilon is not None and self.method in (_CODE, _MIXED, _NOISED, _NOISED_MIXED):
-            settings["secure_sum"] = {
-                **settings["secure_sum"],
-                "noise": {"epsilon": self.epsilon},
-            }
-        elif self.method in _GUARDED and self.epsilon is not None:
-            guard = {"mechanism": _GUARDED[self.method], "epsilon": self.epsilon}
-            settings["guard"] = {**usual["guard"], **guard}
-        elif self.epsilon is not None:
-            settings["method"] = {**settings["method"], "epsilon": self.epsilon}
+        if self.epsilon is not None:
+            group, epsilon_settings = self._epsilon_settings(self.epsilon)
+            settings[group] = {**settings[group], **epsilon_settings}
         return Config.model_validate(settings)
 
+    def _epsilon_settings(self, epsilon: float) -> tuple[str, Mapping[str, Any]]:
+        """Return the group of a run file that holds this method's epsilon, and its keys there.
 
-_Wanted: TypeAlias = Iterator[tuple[str, str, int | None, float | None]]
-"""Cases to come: method, data, rows with a label (None: all), epsilon (None: no noise)."""
+        Noise is added to the secure sum, to representations by the guard, or to votes by the
+        method.
+        """
+        if self._adds_sum_noise or self.method in (_CODE, _CODE_SHUFFLED):
+            return "secure_sum", {"noise": {"epsilon": epsilon}}
+        if self.method in _MECHANISM_BY_METHOD:
+            mechanism = _MECHANISM_BY_METHOD[self.method]
+            return "guard", {"mechanism": mechanism, "epsilon": epsilon}
+        return "method", {"epsilon": epsilon}
+
+
+_CaseKeys: TypeAlias = Iterator[tuple[str, str, int | None, float | None]]
+"""Cases as (method, data set, labelled rows or None for all, epsilon or None for no noise)."""
 _TWO_SETS = ("digits", "handwritten-zer")
 _UNLIMITED = (None,)
 """The one choice of an epsilon where no noise is added."""
 
 
-def _list_vote_cases() -> _Wanted:
-    """Yield the cases of votes, with help as by default, always used and judged."""
+def _list_vote_cases() -> _CaseKeys:
+    """Yield the cases of votes: with help as by default, always enabled, and validated."""
     yield from product(("votes",), _TWO_SETS, (20, 50, 200, None), _UNLIMITED)
-    names = (_UNJUDGED[_ALONE], _JUDGED[_ALONE])
+    names = (_ALWAYS_USED[_DEFAULT_VOTES], _VALIDATED[_DEFAULT_VOTES])
     yield from product(names, _TWO_SETS, (20, 50, 200), _UNLIMITED)
-    for name, (data, labelled) in product(names, _SETTLED.items()):
+    for name, (data, labelled) in product(names, _LABELLED_BY_SET.items()):
         if data not in _TWO_SETS:
             yield name, data, labelled, None
-    randomised = (_RANDOMISED, _UNJUDGED[_RANDOMISED], _JUDGED[_RANDOMISED])
-    for name, (data, labelled) in product(randomised, _SETTLED.items()):
+    randomised = (_RANDOMISED_VOTES, _ALWAYS_USED[_RANDOMISED_VOTES], _VALIDATED[_RANDOMISED_VOTES])
+    for name, (data, labelled) in product(randomised, _LABELLED_BY_SET.items()):
         yield name, data, labelled, 4.0
     views = ("handwritten-mor", "handwritten-fou", "handwritten-kar")
     yield from product(("votes",), views, (50,), _UNLIMITED)
@@ -428,12 +481,12 @@ def _list_vote_cases() -> _Wanted:
     yield from product(("votes",), ("mnist-3-1", "fashion-mnist-3-1"), (50,), _UNLIMITED)
     yield "votes", "breast-cancer-errors", 20, None
     yield "votes", "wine", 9, None
-    yield from product((_RANDOMISED,), ("handwritten-zer", "digits"), (20,), _EPSILONS)
+    yield from product((_RANDOMISED_VOTES,), ("handwritten-zer", "digits"), (20,), _EPSILONS)
     yield "votes-encrypted", "digits", 50, None
     yield "votes-randomised-logistic", "digits", 50, 4.0
 
 
-def _list_joint_cases() -> _Wanted:
+def _list_joint_cases() -> _CaseKeys:
     """Yield the cases of methods whose active learns from what all parties computed jointly."""
     yield from product((_TEACHER_SUM, "apc_vfl"), _TWO_SETS, (20, 50), _UNLIMITED)
     for data, method, suffix in product(
@@ -442,32 +495,32 @@ def _list_joint_cases() -> _Wanted:
         yield f"{method}{suffix}", data, 50, None
 
 
-def _list_apfed_cases() -> _Wanted:
+def _list_apfed_cases() -> _CaseKeys:
     """Yield the cases of APFed whose exchange uses labels, then those whose exchange does not."""
     yield from product(("apfed_c", "apfed_r"), ("handwritten-zer",), (50, None), _UNLIMITED)
     yield "apfed_r", "handwritten-fou", 50, None
     guarded_views = ("handwritten-fou", "handwritten-zer")
-    yield from product(_GUARDS, guarded_views, (50,), (0.1, 1.0, 8.0))
-    wide_sets = (*_DEVELOPED, "handwritten-mor", "handwritten-kar")
-    for method, labelled, data in product(_AFTER, (20, 50, 200), wide_sets):
+    yield from product(_LABEL_GUARDS, guarded_views, (50,), (0.1, 1.0, 8.0))
+    wide_sets = (*_TUNING_SETS, "handwritten-mor", "handwritten-kar")
+    for method, labelled, data in product(_LABELS_AFTER, (20, 50, 200), wide_sets):
         yield method, data, labelled, 1.0
-    yield from product(_AFTER, ("breast-cancer-errors",), (20, 50), (1.0,))
-    yield from product(_AFTER, ("wine",), (9,), (1.0,))
+    yield from product(_LABELS_AFTER, ("breast-cancer-errors",), (20, 50), (1.0,))
+    yield from product(_LABELS_AFTER, ("wine",), (9,), (1.0,))
     narrow_sets = (("digits", 50), ("breast-cancer-errors", 50), ("wine", 9))
-    for method, (data, labelled) in product(_AFTER, narrow_sets):
+    for method, (data, labelled) in product(_LABELS_AFTER, narrow_sets):
         yield method, f"{data}-narrow", labelled, 1.0
-    yield from product(_AFTER, _DEVELOPED, (50,), (0.1, 8.0, None))
-    yield from product((_NOISED,), _DEVELOPED, (50,), _UNLIMITED)
-    yield from product((_NOISED,), _DEVELOPED, (50,), (4.0, 8.0, 16.0, 32.0))
+    yield from product(_LABELS_AFTER, _TUNING_SETS, (50,), (0.1, 8.0, None))
+    yield from product((_LABELS_AFTER_NOISE,), _TUNING_SETS, (50,), _UNLIMITED)
+    yield from product((_LABELS_AFTER_NOISE,), _TUNING_SETS, (50,), (4.0, 8.0, 16.0, 32.0))
 
 
-def _list_code_cases() -> _Wanted:
+def _list_code_cases() -> _CaseKeys:
     """Yield the cases of public codes."""
     three_sets = (*_TWO_SETS, "handwritten-fou")
     yield from product((_CODE,), _TWO_SETS, (20, 50, 200), _UNLIMITED)
     views = ("handwritten-fou", "handwritten-kar", "handwritten-mor")
     yield from product((_CODE,), views, (50,), _UNLIMITED)
-    codes = [f"{_CODE}-{numbers}" for numbers in _NUMBERS]
+    codes = [f"{_CODE}-{numbers}" for numbers in _CODE_SIZES]
     yield from product(codes, three_sets, (50,), _UNLIMITED)
     yield from product((_CODE,), ("mnist-3-1", "fashion-mnist-3-1"), (50,), _UNLIMITED)
     yield _CODE, "breast-cancer-errors", 20, None
@@ -476,13 +529,13 @@ def _list_code_cases() -> _Wanted:
     yield from product((_CODE,), noised_sets, (50,), (1.0, 2.0, 4.0, 8.0))
 
 
-def _list_further_cases() -> _Wanted:
+def _list_other_task_cases() -> _CaseKeys:
     """Yield the cases of another measure, of regression, and of people whom few passives know."""
     credit_methods = ("votes", "apfed_r", "apfed_c", "tvfl")
     yield from product(credit_methods, ("credit-card",), (200, None), _UNLIMITED)
     yield from product(("votes",), ("credit-card",), (200, None), (4.0,))
     yield from product(("votes", "apfed_r"), ("diabetes",), (60, None), _UNLIMITED)
-    for name in _KNOWN:
+    for name in _PARTLY_KNOWN_SETS:
         yield "votes", name, 50 if "digits" in name else 20, None
 
 
@@ -493,7 +546,7 @@ def _make_cases() -> dict[str, GainCase]:
         _list_joint_cases(),
         _list_apfed_cases(),
         _list_code_cases(),
-        _list_further_cases(),
+        _list_other_task_cases(),
     )
     cases = [
         GainCase(method=method, data=data, labelled=labelled, epsilon=epsilon)
@@ -505,8 +558,11 @@ def _make_cases() -> dict[str, GainCase]:
 CASES: Mapping[str, GainCase] = _make_cases()
 
 
-def cases_on(folder: Path) -> Mapping[str, GainCase]:
-    """Return the same cases for tables of one's own; see `own_tables`."""
+def list_own_cases(folder: Path) -> Mapping[str, GainCase]:
+    """Return the cases on the user's own tables in a folder, by name; see `own_tables`.
+
+    Votes, public codes and APFed without labels in its exchange, for 20, 50, 200 and all labels.
+    """
     cases = [
         GainCase(
             method=method,
@@ -520,29 +576,29 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
         for method, epsilon in (
             ("votes", None),
             ("votes-encrypted", None),
-            (_UNJUDGED[_ALONE], None),
+            (_ALWAYS_USED[_DEFAULT_VOTES], None),
             (_CODE, None),
-            (_JUDGED[_ALONE], None),
+            (_VALIDATED[_DEFAULT_VOTES], None),
             *(
-                (opening, epsilon)
-                for opening in (
-                    _RANDOMISED,
-                    _UNJUDGED[_RANDOMISED],
-                    _JUDGED[_RANDOMISED],
+                (vote_method, epsilon)
+                for vote_method in (
+                    _RANDOMISED_VOTES,
+                    _ALWAYS_USED[_RANDOMISED_VOTES],
+                    _VALIDATED[_RANDOMISED_VOTES],
                     "votes",
                 )
                 for epsilon in (1.0, 2.0, 4.0, 8.0)
             ),
-            *((method, 1.0) for method in _AFTER),
+            *((method, 1.0) for method in _LABELS_AFTER),
         )
     ]
     return {case.name: case for case in cases}
 
 
-def cases_like(patterns: Sequence[str], cases: Mapping[str, GainCase] = CASES) -> list[GainCase]:
-    """Return the cases whose names match one of these globs; ConfigError: one matches none.
+def select_cases(patterns: Sequence[str], cases: Mapping[str, GainCase] = CASES) -> list[GainCase]:
+    """Return the cases whose names match at least one of these globs, such as "votes/*".
 
-    `patterns`: globs such as votes/*.
+    Raises ConfigError: a glob matches no case.
     """
     chosen: dict[str, GainCase] = {}
     for pattern in patterns:
@@ -615,7 +671,10 @@ def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFr
     """Return the table's row of one case: gains over the best local model, over the oracle and over
     the ablation.
 
-    `seeds`: how many seeds.
+    Args:
+        seeds: number of seeds that were run.
+        runs: figures of the case's runs, with those of the local models on the same seeds.
+        control: figures of the runs of its ablation.
     """
     summary = Summary.from_rows(runs)
     gain = Gain.from_rows(runs, control)
@@ -646,7 +705,9 @@ def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFr
 
 
 def _describe_use(runs: pd.DataFrame) -> str | None:
-    """Return in how many runs the model learnt from votes, and in how many it is averaged."""
+    """Return in how many runs the model learnt from votes, and in how many of them it was averaged
+    with the local model, such as "7 of 10, averaged in 2"; None for methods without votes.
+    """
     seed_runs = runs.drop_duplicates("seed")
     help_used = seed_runs["help_used"].dropna()
     if not len(help_used):
@@ -657,23 +718,33 @@ def _describe_use(runs: pd.DataFrame) -> str | None:
     )
 
 
-def compare_validation(judged: pd.DataFrame, always: pd.DataFrame) -> pd.DataFrame:
-    """Return by seed whether validation enabled help (`used`), and the gain on the test rows that
-    help would have brought over the best local model (`gain`).
+def compare_validation(validated: pd.DataFrame, always: pd.DataFrame) -> pd.DataFrame:
+    """Compare validation's decision with what help would have brought, for each seed.
+
+    Args:
+        validated: figures of runs that enable help by validation, and of their local models.
+        always: figures of the same runs with help always enabled.
+
+    Returns:
+        A frame by seed: `used`, whether validation enabled help; `gain`, the gain of `always` over
+        the best local model on the test rows.
     """
-    local_models = judged[judged["target"] == "solo"]
+    local_models = validated[validated["target"] == "solo"]
     measure = MEASURES[str(local_models["metric"].iloc[0])]
     sign = 1.0 if measure.higher_is_better else -1.0
     held_out = (sign * local_models["baseline"]).fillna(-math.inf)
-    best_local = local_models.loc[held_out.groupby(local_models["seed"]).idxmax()].set_index(
-        "seed"
-    )["score"]
-    used = judged.drop_duplicates("seed").set_index("seed")["help_used"].astype(bool)
+    best_rows = local_models.loc[held_out.groupby(local_models["seed"]).idxmax()]
+    best_local = best_rows.set_index("seed")["score"]
+    used = validated.drop_duplicates("seed").set_index("seed")["help_used"].astype(bool)
     return pd.DataFrame({"used": used, "gain": sign * (accuracy_of(always) - best_local)})
 
 
 def count_verdicts(verdicts: pd.DataFrame) -> Table:
-    """Count runs by the decision of validation and by the gain on the test rows."""
+    """Count runs by the decision of validation and by the sign of the gain on the test rows.
+
+    `verdicts`: as `compare_validation` returns them. A cell is the number of runs and, for gains
+    other than 0, their mean in hundredths of the measure.
+    """
     rows: list[Row] = []
     for used, answer in ((True, "used"), (False, "not used")):
         gains = verdicts["gain"][verdicts["used"] == used]
@@ -698,7 +769,7 @@ def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Stu
     For cases that are run with and without validation, a second table counts how often validation
     decided well.
 
-    `seeds`: how many seeds.
+    `folder`: of the stored figures and the report. `seeds`: number of seeds.
     """
     missing = {case.name: describe_missing_data(case.config) for case in cases}
     available = [case for case in cases if not missing[case.name]]
@@ -724,7 +795,8 @@ def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Stu
             compare_validation(runs[case.name], runs[other.name])
             for case in available
             for other in available
-            if (case.method, other.method) in _PAIRED and case == replace(other, method=case.method)
+            if (case.method, other.method) in _VALIDATED_AND_ALWAYS
+            and case == replace(other, method=case.method)
         ]
         parts = [Part(name="gains", table=table, pictures=pictures)]
         if verdicts:
@@ -741,7 +813,10 @@ def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Stu
 
 
 def _draw_gains(path: Path, rows: Sequence[Row]) -> list[Picture]:
-    """Draw the gains of methods with several epsilons; nothing where there are none."""
+    """Draw gain by epsilon, a line for each method, data set and number of labels.
+
+    Returns no picture where no line has two epsilons.
+    """
     lines: dict[str, list[Row]] = {}
     for row in rows:
         if "gain" in row and row["of"].epsilon is not None:

@@ -467,7 +467,7 @@ def lines_of(table: Table) -> list[ComparedLine]:
     lines = []
     for row in table.rows:
         leaks = {
-            kind: leak.cut_advantage
+            kind: leak.clipped_advantage
             for kind, leak in row["summary"].leakage.items()
             if kind in _KINDS
         }

@@ -28,7 +28,7 @@ from apfed_experiments.study import (
     list_trials,
     run_points,
 )
-from apfed_experiments.summary import Gain, Interval, Row, Summary, accuracy_of, cut_difference
+from apfed_experiments.summary import Gain, Interval, Row, Summary, accuracy_of, clip_difference
 from apfed_experiments.verdict import describe_seeds
 from secure_apfed.base.files import to_json
 from secure_apfed.config import Config
@@ -89,7 +89,7 @@ class SeveralSeeds:
             title = MEASURES[ranked.measure].title
             gained = ""
             if ranked.gain is not None:
-                gain = cut_difference(ranked.gain, ranked.measure)
+                gain = clip_difference(ranked.gain, ranked.measure)
                 gained = f"; {gain.format_text(form='+.3f')} over the same baseline"
             rows.append(
                 (title, _format_interval(MEASURES[ranked.measure], ranked.reached) + gained)
@@ -104,7 +104,7 @@ class SeveralSeeds:
         largest = epsilon_words(summary.epsilon_of(self.config.method) or None)
         rows.append(("largest epsilon", largest))
         rows += [
-            (kind, f"{leak.cut_advantage.format_text(form='+.3f')} ({leak.name})")
+            (kind, f"{leak.clipped_advantage.format_text(form='+.3f')} ({leak.name})")
             for kind, leak in summary.leakage.items()
         ]
         rows += self.missing_attacks.items()

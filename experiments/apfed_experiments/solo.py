@@ -6,9 +6,9 @@ the runs of a study that share these share it, too.
 
 What is written beside a promise is part of it. Where a run answers its training labels through a
 mechanism, its baselines learn from those answers, and are chosen by them; where it trains by DP-SGD
-they would tell of rows what its noise does not cover, and there are none (`beside_run`). A study
-measures the active alone without any privacy, since nothing is sent: its baselines know the labels
-as they are (`keep_solo`), and it is no part of what its runs promise.
+they would reveal what its noise does not cover, and there are none (`measure_run_baselines`). A
+study measures the active alone without any privacy, since nothing is sent: its baselines learn from
+the true labels (`load_or_measure_baselines`), and they are no part of what its runs promise.
 """
 
 import hashlib
@@ -99,14 +99,14 @@ NOT_IN_MEMORY = (
 OTHER_ROWS = "the run and its baselines were not measured on the same test rows"
 
 RANKINGS = ("auc", "average_precision")
-"""Told of each baseline of two classes, whatever it is chosen by."""
-_LAMBDAS = tuple(10.0**power for power in range(-3, 5))
-_COSINES = 300
+"""Measures that are reported of each baseline with two classes, whatever it is chosen by."""
+_RIDGE_PENALTIES = tuple(10.0**power for power in range(-3, 5))
+_COSINES = 300  # random Fourier features
 _FOLDS = 5
-_FEWEST = 4
-_BASELINES = "solo baselines"
-_SAMPLES = (500, 5000)
-_MAX_TESTED = 100_000  # rows of a mapped table that baselines predict
+_FEWEST_LABELS = 4  # to choose a regression by
+_WORK_NAME = "solo baselines"  # in messages of progress
+_TIMING_SAMPLES = (500, 5000)  # rows on which the time of all rows is estimated
+_MAX_TEST_ROWS = 100_000  # of a memory-mapped table that baselines predict
 REGRESSORS: Mapping[str, str] = {
     "ridge": "Ridge regression",
     "cosines": "Ridge on random features",
@@ -119,13 +119,17 @@ REGRESSORS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineResult:
-    """The result of one baseline, by the measure on held-out labels and on test rows.
+    """The result of one baseline.
 
-    The first is None where none could be held out, since every class has one, or where they do not
-    define it. `ranked`: of two classes AUC and average precision on test rows. `influence`: of each
-    test row on `test`, where a study keeps it. `likelihood`: the mean log probability of the
-    held-out labels, which decides between equals. `apart`: how far the classes that it predicts lie
-    from those of the labels, in total variation; None of both: an older version's.
+    Attributes:
+        validation: the measure on held-out labels; None where no label can be held out, since every
+            class has only one, or where the labels do not define it.
+        test: the measure on test rows.
+        ranked: AUC and average precision on test rows, for two classes.
+        influence: of each test row on `test`; empty where a study does not store it.
+        likelihood: mean log probability of the held-out labels, which decides ties of `validation`.
+        apart: total variation distance between the predicted classes and those of the labels, 0 to
+            1; like `likelihood` None in files of older versions.
     """
 
     name: str
@@ -139,23 +143,24 @@ class BaselineResult:
 
     @property
     def has_collapsed(self) -> bool:
-        """Return whether the classes that it predicts lie too far from those of the labels."""
+        """Return whether the predicted classes differ too much from those of the labels."""
         return self.apart is not None and self.apart > MAX_APART
 
 
 def pick_best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
-    """Return the one with the best validation; of equals the likelier, and then the first.
+    """Return the result with the best `validation`; ties go to the higher likelihood, then to the
+    first.
 
-    One that has collapsed is passed over, unless all have.
+    Results that have collapsed are ignored, unless all have.
     """
-    every = list(results)
-    standing = [result for result in every if not result.has_collapsed] or every
+    all_results = list(results)
+    candidates = [result for result in all_results if not result.has_collapsed] or all_results
 
     def rank_result(result: BaselineResult) -> tuple[float, float]:
         likelihood = -math.inf if result.likelihood is None else result.likelihood
         return measure.rank_value(result.validation), likelihood
 
-    return max(standing, key=rank_result)
+    return max(candidates, key=rank_result)
 
 
 class RunGain(Written):
@@ -194,18 +199,29 @@ class RunGain(Written):
 
     @property
     def text(self) -> str:
-        """Return the gain with its baseline, its test rows and its interval."""
-        over = f"{self.points} against {self.baseline} on the same {self.rows:,} test rows"
-        return f"{over}, 95 % over them, paired: {self.interval}" if self.interval else over
+        """Return the gain with its baseline, its number of test rows and its interval."""
+        gain_text = f"{self.points} against {self.baseline} on the same {self.rows:,} test rows"
+        if not self.interval:
+            return gain_text
+        return f"{gain_text}, 95 % over them, paired: {self.interval}"
 
 
 class SoloRecord(Written):
-    """The file: digests of the settings and of the active's own table, the measure, each
-    baseline's, and whether labels are true or what a run's label mechanism answered for training
-    rows. `people`: who tests, where influences are kept. `sample`: of how many rows the baselines
-    learnt, where not of all `learnt` ones (None: an older version's). `rows`: of how many test rows
-    `test` is: beside a run those that its model was measured on; None: an older version's, of all.
-    `gain`: of that run over the best.
+    """A file of baselines.
+
+    Attributes:
+        settings: digest of the settings that baselines depend on.
+        baselines: their results.
+        files: digest of the active's own table; empty: the data are no files.
+        labels: whether baselines learnt from true labels, or from the answers of a run's label
+            mechanism for training rows.
+        measure: that chooses the best, by name.
+        people: IDs of the test rows, where influences are stored.
+        sample: number of rows that baselines learnt from; None: all.
+        learnt: number of rows of which `sample` is a sample; None: no sample, or an older file.
+        rows: number of test rows; beside a run those that its model predicts. None in older files:
+            all test rows.
+        gain: of that run over the best baseline.
     """
 
     settings: str
@@ -234,11 +250,11 @@ class SoloRecord(Written):
 
     @property
     def chosen(self) -> str:
-        """Return how the best was chosen: by true labels, or by a label mechanism's answers."""
+        """Return in words how the best was chosen: by true labels, or by a mechanism's answers."""
         return "by its own labels" if self.labels == "true" else "by the answers for its labels"
 
     def describe_best(self) -> str:
-        """Say which baseline is the best, how it was chosen, and on which rows it was tested."""
+        """Return a sentence that names the best baseline, how it was chosen, and its test rows."""
         learnt = "" if self.labels == "true" else ", taught by the same answers,"
         if self.sample:
             learnt += f" fitted on {self.sample:,}"
@@ -251,9 +267,9 @@ class SoloRecord(Written):
         )
 
     def describe_gain(self, gain: RunGain | None) -> str:
-        """Say what help added in one run, or why that is not known; one run shows no more.
+        """Return a sentence on what help added in one run, or on why that is not known.
 
-        `gain`: None: not measured.
+        `gain`: of the run; None: model and baselines were measured on different rows.
         """
         if gain is None:
             return f"no gain can be told over {self.best.title}: {OTHER_ROWS}"
@@ -264,9 +280,9 @@ class SoloRecord(Written):
 
 
 def settings_digest(config: Config) -> str:
-    """Hash all that solo baselines depend on: SHA-256, in hex.
+    """Return the SHA-256 digest, in hex, of all settings that solo baselines depend on.
 
-    Which code of one's own the network is, only its party knows; it counts as any.
+    The user's own network counts as any other, since only its party knows which code it is.
     """
     shared, _ = split_code(config, config.data.active_name, ())
     # A mapped table's baselines learn from a sample.
@@ -284,28 +300,33 @@ def settings_digest(config: Config) -> str:
 
 
 def solo_file(config: Config, folder: Path) -> Path:
-    """Return the path of the local models' file, which runs with the same data and
-    training share.
+    """Return the path of the file of baselines in a study's folder.
+
+    Runs with the same data, seed, network and training have the same file.
     """
     return folder / f"solo-{settings_digest(config)[:16]}.json"
 
 
-def scores_beside(path: Path) -> Path:
-    """Return the path of all baselines' scores beside a study's solo file."""
+def baseline_scores_file(path: Path) -> Path:
+    """Return the path of all baselines' test predictions, given a study's file of baselines."""
     return path.with_suffix(".safetensors")
 
 
 @isolate_torch_modes()
-def keep_solo(
+def load_or_measure_baselines(
     config: Config, path: Path, *, data: VerticalData | None = None, with_scores: bool = False
 ) -> SoloRecord:
-    """Measure the baselines of labels as they are and write the file, unless it is there.
+    """Return the baselines that learn from true labels: stored ones, or measured and then stored.
 
-    `with_scores`: what each says of test rows is kept beside it, for `restrict_solo`.
+    Args:
+        config: a run whose data, network and training they share.
+        path: of their file (`solo_file`).
+        data: of the run, if loaded already.
+        with_scores: whether their test predictions are stored beside it, for `restrict_solo`.
 
     Raises:
-        ConfigError: the labels are private: then they are for a finished run (`beside_run`).
-        CheckpointError: what lies there is of other settings, or of a table that was edited.
+        ConfigError: the labels are private; `measure_run_baselines` serves such runs.
+        CheckpointError: the stored baselines are of other settings, or of a table since edited.
     """
     if config.labels_are_private:
         raise ConfigError(
@@ -323,54 +344,60 @@ def keep_solo(
         return stored
     own = (data or load_data(config.data, seed=config.seed)).select_party(config.data.active_name)
     assert own is not None
-    scores_path = scores_beside(path) if with_scores else None
-    return _measure_baselines(config, path, own, files=files, every=scores_path)
+    scores_path = baseline_scores_file(path) if with_scores else None
+    return _measure_baselines(config, path, own, files=files, all_predictions=scores_path)
 
 
 def restrict_solo(solo: SoloRecord, path: Path, tested: Tensor) -> SoloRecord | None:
-    """Return the baselines of a study as they are on some of its test rows.
+    """Return a study's baselines, measured again on some of its test rows.
 
     Args:
-        path: the study's solo file.
-        tested: of all test rows whether each is among them, bool.
+        solo: the baselines on all test rows.
+        path: of their file.
+        tested: a boolean for each test row: whether it is used.
 
     Returns:
-        None where the scores of the baselines were not kept, or are of other rows.
+        None if the baselines' test predictions were not stored, or are of other rows.
     """
-    scores = scores_beside(path)
-    if not scores.is_file():
+    scores_path = baseline_scores_file(path)
+    if not scores_path.is_file():
         return None
-    places = tested.nonzero().flatten().numpy()
+    positions = tested.nonzero().flatten().numpy()
     baselines = []
     for baseline in solo.baselines:
-        scored = load_scores_file(scores, baseline.name, threshold=None)
-        if len(scored.truth) != len(tested):
+        all_scored = load_scores_file(scores_path, baseline.name, threshold=None)
+        if len(all_scored.truth) != len(tested):
             return None
-        some = scored.select_rows(places)
-        moved = (
-            compute_influence(some, solo.headline_measure) if baseline.influence else np.empty(0)
+        scored = all_scored.select_rows(positions)
+        influence = (
+            compute_influence(scored, solo.headline_measure) if baseline.influence else np.empty(0)
         )
         baselines.append(
             replace(
                 baseline,
-                test=solo.headline_measure.compute_value(some),
-                ranked={name: MEASURES[name].compute_value(some) for name in baseline.ranked},
-                influence=tuple(moved.tolist()) if np.isfinite(moved).all() else (),
+                test=solo.headline_measure.compute_value(scored),
+                ranked={name: MEASURES[name].compute_value(scored) for name in baseline.ranked},
+                influence=tuple(influence.tolist()) if np.isfinite(influence).all() else (),
             )
         )
-    people = tuple(solo.people[place] for place in places) if solo.people else ()
-    changed = {"baselines": tuple(baselines), "people": people, "rows": len(places)}
+    people = tuple(solo.people[position] for position in positions) if solo.people else ()
+    changed = {"baselines": tuple(baselines), "people": people, "rows": len(positions)}
     return solo.model_copy(update=changed)
 
 
 def measure_run_baselines(
     config: Config, folder: Path, trained: OwnData | None
 ) -> SoloRecord | None:
-    """Return a finished run's baselines, of the very rows and labels that it trained on.
+    """Measure or read the baselines of a finished run, on the rows and labels that it trained on.
 
-    `trained` is that of its `RunResult`; None: only what was written is read. None where nobody
-    measured them, under DP-SGD (`LEFT_OUT`), and of rows that are read when a step needs them
-    (`NOT_IN_MEMORY`).
+    Args:
+        config: of the run.
+        folder: of the run, where they are stored.
+        trained: the active's data, from the run's `RunResult`; None: only stored ones are read.
+
+    Returns:
+        None if none are stored, under DP-SGD (`LEFT_OUT`), and for rows that are not in memory
+        (`NOT_IN_MEMORY`).
     """
     path = RunFolder(folder).solo
     if config.dp_sgd is not None:
@@ -381,10 +408,10 @@ def measure_run_baselines(
         return None
     files = RunFolder(folder)
     own = _select_test_rows(trained, files)
-    places = _sample_test_rows(own, config.seed)
-    own = replace(own, test_rows=own.test_rows[places])
-    record = _measure_baselines(config, path, own, scored=files.solo_scored)
-    gain = measure_gain(files, config, record, places) if files.result.is_file() else None
+    positions = _sample_test_rows(own, config.seed)
+    own = replace(own, test_rows=own.test_rows[positions])
+    record = _measure_baselines(config, path, own, best_predictions=files.solo_scored)
+    gain = measure_gain(files, config, record, positions) if files.result.is_file() else None
     if gain is not None:
         record = record.model_copy(update={"gain": gain})
         _write_solo(path, record)
@@ -397,19 +424,20 @@ def has_baselines(data: OwnData) -> bool:
 
 
 def _sample_test_rows(data: OwnData, seed: int) -> Tensor:
-    """Return the places of the test rows that baselines predict: all, or a sample of mapped
-    ones.
+    """Return the positions, among the test rows, of those that baselines predict.
+
+    These are all test rows, or a random sample of a memory-mapped table, in ascending order.
     """
     rows = len(data.test_rows)
-    if not is_sampled(data.table.features) or rows <= _MAX_TESTED:
+    if not is_sampled(data.table.features) or rows <= _MAX_TEST_ROWS:
         return torch.arange(rows)
     draw = np.random.default_rng(derive_seed(seed, "solo", "test rows"))
-    return torch.from_numpy(draw.permutation(rows)[:_MAX_TESTED]).sort().values
+    return torch.from_numpy(draw.permutation(rows)[:_MAX_TEST_ROWS]).sort().values
 
 
 def _select_test_rows(data: OwnData, files: RunFolder) -> OwnData:
-    """Return the data with the test rows that the run's model predicts; with all of them if it
-    predicts none.
+    """Return the data with only the test rows that the run's model predicts; all if it predicts
+    none.
     """
     tested = load_tested_rows(files) if files.scored.exists() else None
     if tested is None or len(tested) != len(data.test_rows) or not bool(tested.any()):
@@ -428,23 +456,27 @@ def _measure_baselines(
     data: OwnData,
     *,
     files: str = "",
-    scored: Path | None = None,
-    every: Path | None = None,
+    best_predictions: Path | None = None,
+    all_predictions: Path | None = None,
 ) -> SoloRecord:
-    """Measure and write the baselines.
+    """Measure the baselines on one thread, write their file and return them.
 
     Args:
-        files: digest of the tables' files.
-        scored: file for the best baseline's test predictions; None: the influence of each test row
-            is kept of every baseline instead.
-        every: file for all baselines' test predictions.
+        config: the run whose data, network and training they share.
+        path: of their file.
+        data: the active's.
+        files: digest of the active's table.
+        best_predictions: file for the best baseline's test predictions; None: the record stores the
+            influence of each test row on every baseline instead.
+        all_predictions: file for all baselines' test predictions; None: they are not stored.
     """
     predictions_by_name: dict[str, Scored] = {}
     with one_thread():
         results = _compare_baselines(config, data, predictions_by_name)
     people: tuple[str, ...] = ()
-    learnt = _select_learnt_rows(data)
-    if scored is None:
+    training_rows = len(_select_training_rows(data))
+    is_sample = training_rows > MAX_ROWS
+    if best_predictions is None:
         people = tuple(data.table.ids[row] for row in data.test_rows.tolist())
         measure = MEASURES[config.measure]
         results = [
@@ -461,16 +493,17 @@ def _measure_baselines(
         files=files,
         labels="answered" if config.labels_are_private else "true",
         people=people,
-        sample=MAX_ROWS if len(learnt) > MAX_ROWS else None,
-        learnt=len(learnt) if len(learnt) > MAX_ROWS else None,
+        sample=MAX_ROWS if is_sample else None,
+        learnt=training_rows if is_sample else None,
         rows=len(data.test_rows),
     )
-    if every is not None:
-        every.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        save_scores(every, predictions_by_name)
+    if all_predictions is not None:
+        all_predictions.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        save_scores(all_predictions, predictions_by_name)
     _write_solo(path, record)
-    if scored is not None:
-        save_scores(scored, {record.best.name: predictions_by_name[record.best.name]})
+    if best_predictions is not None:
+        best = record.best.name
+        save_scores(best_predictions, {best: predictions_by_name[best]})
     return record
 
 
@@ -483,19 +516,22 @@ def round_influences(data: DataSettings, scored: Scored, measure: Measure) -> tu
     if data.dataset in DATASETS and DATASETS[data.dataset].split:
         return ()
     influence = compute_influence(scored, measure)
-    return tuple(map(float, np.char.mod("%.4g", influence))) if np.isfinite(influence).all() else ()
+    if not np.isfinite(influence).all():
+        return ()
+    return tuple(float(text) for text in np.char.mod("%.4g", influence))
 
 
 def _compare_baselines(
     config: Config, data: OwnData, predictions_by_name: dict[str, Scored]
 ) -> list[BaselineResult]:
-    """Compare regressions in the unit of the labels, or classifiers.
+    """Return the result of every baseline: of regressions in the unit of the labels, or of
+    classifiers.
 
-    `predictions_by_name`: filled with each model's predictions.
+    `predictions_by_name`: is filled with each baseline's test predictions.
     """
     table = data.table
     rows = data.train_rows
-    known = data.labelled_rows
+    labelled = data.labelled_rows
     seed = config.seed
     assert table.labels is not None
 
@@ -506,15 +542,16 @@ def _compare_baselines(
     test_BF = flatten_rows(data.test_rows)
     labels_B = table.labels[data.test_rows]
     if data.targets is not None:
-        known_n, truth_B = map(data.targets.decode, (table.labels[sampled], labels_B))
+        targets_n = data.targets.decode(table.labels[sampled])
+        truth_B = data.targets.decode(labels_B)
         measure = MEASURES[config.measure]
         are_counts = TASKS[config.task].learns_counts
         if are_counts:  # a count of 0 is rounded as a standardised number
-            known_n = known_n.clamp(min=0)
+            targets_n = targets_n.clamp(min=0)
             truth_B = truth_B.clamp(min=0)
-        return compare_numbers(
+        return compare_regressions(
             flatten_rows(sampled),
-            known_n,
+            targets_n,
             test_BF,
             truth_B,
             measure=measure,
@@ -522,15 +559,16 @@ def _compare_baselines(
             are_counts=are_counts,
             predictions_by_name=predictions_by_name,
         )
-    rows = rows[~torch.isin(rows, known) | torch.isin(rows, sampled)]
+    # Labelled rows outside the sample are left out; rows without a label remain.
+    rows = rows[~torch.isin(rows, labelled) | torch.isin(rows, sampled)]
     if is_sampled(table.features) and len(rows) > MAX_ROWS:
         rows = _sample_unlabelled_rows(rows, sampled, seed)
     task = SoloTask.from_run(config, replace(data, labelled=sampled), rows)
     baselines = dict(every_baseline())
     if config.model.is_own:
         # The run that trained this network imported it into this process.
-        _, named = split_code(config, data.table.name, ())
-        networks = OwnCode.from_file(named[data.table.name]).copy_networks()
+        _, code_by_party = split_code(config, data.table.name, ())
+        networks = OwnCode.from_file(code_by_party[data.table.name]).copy_networks()
         task = replace(task, family=networks)
         if networks is None:  # it was handed in, and nothing makes it anew
             del baselines["network"]
@@ -540,19 +578,19 @@ def _compare_baselines(
 
 
 def find_best_local(config: Config, data: OwnData) -> tuple[str, float]:
-    """Return the best local model by validation, and its headline measure on the test rows."""
+    """Return the title of the best local model by validation, and its measure on the test rows."""
     with one_thread():
         results = _compare_baselines(config, data, {})
     best = pick_best(results, measure=MEASURES[config.measure])
     return best.title, best.test
 
 
-def seconds_alone(config: Config, data: VerticalData) -> float:
-    """Estimate the seconds that the baselines beside such a run take on this machine.
+def estimate_baseline_seconds(config: Config, data: VerticalData) -> float:
+    """Estimate the seconds that the baselines of a run take on this machine.
 
-    Two samples of its rows are measured, of which the larger takes some ten seconds; 0 where there
-    are no baselines (`LEFT_OUT`, `NOT_IN_MEMORY`). Fits that the method shares with them are
-    counted, too.
+    Two samples of its rows are timed, of which the larger takes some ten seconds, and a line
+    through both is extended to all rows. Fits that the method shares with the baselines are
+    counted, too. Returns 0 where there are no baselines (`LEFT_OUT`, `NOT_IN_MEMORY`).
     """
     if config.dp_sgd is not None:
         return 0.0
@@ -561,60 +599,59 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
     if not has_baselines(own):
         return 0.0
     own = replace(own, test_rows=own.test_rows[_sample_test_rows(own, config.seed)])
-    learnt = _select_learnt_rows(own)
-    others = learnt[~torch.isin(learnt, own.labelled_rows)]
-    rows = min(len(learnt), MAX_ROWS)
-    took = dict[int, float]()
+    training_rows = _select_training_rows(own)
+    unlabelled = training_rows[~torch.isin(training_rows, own.labelled_rows)]
+    rows = min(len(training_rows), MAX_ROWS)
+    seconds_by_rows = dict[int, float]()
     with one_thread():
-        for size in sorted({min(rows, size) for size in _SAMPLES}):
-            sampled = _sample_rows(own, config.seed, size)
-            training_rows = (
-                torch.cat([sampled, others[: max(0, size - len(sampled))]]).sort().values
-            )
-            tested = own.test_rows[: math.ceil(len(own.test_rows) * size / rows)]
+        for size in sorted({min(rows, size) for size in _TIMING_SAMPLES}):
+            labelled = _sample_rows(own, config.seed, size)
+            unlabelled_count = max(0, size - len(labelled))
+            sample_rows = torch.cat([labelled, unlabelled[:unlabelled_count]]).sort().values
+            test_rows = own.test_rows[: math.ceil(len(own.test_rows) * size / rows)]
+            sample = replace(own, train_rows=sample_rows, labelled=labelled, test_rows=test_rows)
             began = time.perf_counter()
-            _compare_baselines(
-                config,
-                replace(own, train_rows=training_rows, labelled=sampled, test_rows=tested),
-                {},
-            )
-            took[len(training_rows)] = time.perf_counter() - began
-    line = np.polyfit(list(took), list(took.values()), len(took) - 1)
-    return max(*took.values(), float(np.polyval(line, rows)))
+            _compare_baselines(config, sample, {})
+            seconds_by_rows[len(sample_rows)] = time.perf_counter() - began
+    seconds = list(seconds_by_rows.values())
+    line = np.polyfit(list(seconds_by_rows), seconds, len(seconds) - 1)
+    return max(*seconds, float(np.polyval(line, rows)))
 
 
-def _select_learnt_rows(data: OwnData) -> Tensor:
+def _select_training_rows(data: OwnData) -> Tensor:
     """Return the rows that baselines learn from; a regression learns from labelled ones only."""
     return data.train_rows if data.targets is None else data.labelled_rows
 
 
 def _sample_rows(data: OwnData, seed: int, maximum: int) -> Tensor:
-    """Draw about `maximum` labelled rows, or take all; of each class its share, and one at
-    least.
+    """Return about `maximum` random labelled rows, ascending, or all if they are fewer.
+
+    Every class keeps its share, and at least one row; a regression counts as one class.
     """
-    known_n = data.labelled_rows
-    if len(known_n) <= maximum or data.table.labels is None:
-        return known_n
+    labelled_n = data.labelled_rows
+    if len(labelled_n) <= maximum or data.table.labels is None:
+        return labelled_n
     draw = np.random.default_rng(derive_seed(seed, "solo", "sample"))
-    order_n = torch.from_numpy(draw.permutation(len(known_n)))
-    kinds_n = torch.zeros_like(known_n) if data.targets else data.table.labels[known_n]
-    classes = pd.Series(kinds_n[order_n].numpy())
-    groups = classes.groupby(classes)
-    share = maximum / len(known_n)
-    is_chosen = groups.cumcount() < np.ceil(share * groups.transform("size"))
-    return known_n[order_n[torch.tensor(is_chosen.to_numpy())]].sort().values
+    order_n = torch.from_numpy(draw.permutation(len(labelled_n)))
+    class_n = torch.zeros_like(labelled_n) if data.targets else data.table.labels[labelled_n]
+    shuffled_classes = pd.Series(class_n[order_n].numpy())
+    classes = shuffled_classes.groupby(shuffled_classes)
+    share = maximum / len(labelled_n)
+    class_sample_sizes = np.ceil(share * classes.transform("size"))
+    is_chosen = classes.cumcount() < class_sample_sizes
+    return labelled_n[order_n[torch.tensor(is_chosen.to_numpy())]].sort().values
 
 
 def _sample_unlabelled_rows(rows: Tensor, labelled: Tensor, seed: int) -> Tensor:
-    """Return the labelled rows among these, and so many others that they are `MAX_ROWS`."""
-    others = rows[~torch.isin(rows, labelled)]
+    """Return all labelled rows and random others of `rows`, `MAX_ROWS` in all, ascending."""
+    unlabelled = rows[~torch.isin(rows, labelled)]
     draw = np.random.default_rng(derive_seed(seed, "solo", "unlabelled"))
-    order = torch.from_numpy(draw.permutation(len(others)))
-    chosen = others[order[: max(0, MAX_ROWS - len(labelled))]]
+    order = torch.from_numpy(draw.permutation(len(unlabelled)))
+    chosen = unlabelled[order[: max(0, MAX_ROWS - len(labelled))]]
     return torch.cat([labelled, chosen]).sort().values
 
 
-def compare_numbers(
+def compare_regressions(
     features_nF: ArrayLike,
     targets_n: ArrayLike,
     test_features_BF: ArrayLike,
@@ -625,10 +662,18 @@ def compare_numbers(
     are_counts: bool = False,
     predictions_by_name: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:
-    """Compare every regression of all labelled rows, and of folds of them.
+    """Return the results of all regressions: validation by five-fold predictions, test by a fit on
+    all labelled rows.
 
-    Rows are of any shape. Counts have Poisson regression, too. Raises DataError where too few rows
-    have a label.
+    Args:
+        features_nF: of labelled rows; rows of any shape are flattened.
+        targets_n: their labels.
+        test_features_BF, test_targets_B: of test rows.
+        measure: that judges predictions.
+        are_counts: whether labels are counts; then Poisson regression is compared, too.
+        predictions_by_name: is filled with each regression's test predictions.
+
+    Raises DataError: too few rows have a label.
     """
     from sklearn.dummy import DummyRegressor
     from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
@@ -645,16 +690,16 @@ def compare_numbers(
     x_nF = x_nF.reshape(len(x_nF), -1)
     x_BF = x_BF.reshape(len(x_BF), -1)
     count = len(y_n)
-    if count < _FEWEST:
+    if count < _FEWEST_LABELS:
         raise DataError(
             f"solo: {count} labelled rows are too few to choose a regression by; label "
-            f"{_FEWEST} or more"
+            f"{_FEWEST_LABELS} or more"
         )
 
     def derive_state(purpose: str) -> int:
         return derive_seed(seed, "solo", purpose) % 2**32
 
-    ridge = RidgeCV(alphas=_LAMBDAS)
+    ridge = RidgeCV(alphas=_RIDGE_PENALTIES)
     cosines = RBFSampler(gamma="scale", n_components=_COSINES, random_state=derive_state("cosines"))
     models: dict[str, Any] = {
         "ridge": make_pipeline(StandardScaler(), ridge),
@@ -679,21 +724,21 @@ def compare_numbers(
     results = []
     score = partial(Scored, are_counts=are_counts)
     for done, (name, title) in enumerate(titles.items()):
-        report_work(_BASELINES, done, len(titles), title)
+        report_work(_WORK_NAME, done, len(titles), title)
         predicted_n = cross_val_predict(models[name], x_nF, y_n, cv=folds)
-        value = measure.compute_value(score(truth=y_n, scores=predicted_n))
-        test_B = models[name].fit(x_nF, y_n).predict(x_BF)
+        validation = measure.compute_value(score(truth=y_n, scores=predicted_n))
+        predicted_B = models[name].fit(x_nF, y_n).predict(x_BF)
+        scored = score(truth=y_B, scores=predicted_B)
+        _store_predictions(predictions_by_name, name, scored)
         results.append(
             BaselineResult(
                 name=name,
                 title=title,
-                validation=None if math.isnan(value) else value,
-                test=measure.compute_value(
-                    _store_predictions(predictions_by_name, name, score(truth=y_B, scores=test_B))
-                ),
+                validation=None if math.isnan(validation) else validation,
+                test=measure.compute_value(scored),
             )
         )
-    report_work(_BASELINES, len(titles), len(titles))
+    report_work(_WORK_NAME, len(titles), len(titles))
     return results
 
 
@@ -705,28 +750,30 @@ def compare_baselines(
     *,
     predictions_by_name: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:
-    """Compare every baseline on the test rows, and by parts of all labels for the choice.
+    """Return the results of all classifiers: validation by cross-validation, test by a fit on all
+    labelled rows.
 
-    `predictions_by_name` is filled with the test predictions of each. Raises ModelError where the
-    run's own network diverged or cannot take such rows.
+    Args:
+        task: training rows and labels of the active, and the measure.
+        test_BF, labels_B: test rows and their classes.
+        baselines: by name.
+        predictions_by_name: is filled with each baseline's test predictions.
+
+    Raises ModelError: the run's own network diverged or cannot take such rows.
     """
     results = []
     task = task.with_few_rows
     with cache_fits():
         for done, (name, baseline) in enumerate(baselines.items()):
-            report_work(_BASELINES, done, len(baselines), baseline.title)
+            report_work(_WORK_NAME, done, len(baselines), baseline.title)
             held_out = score_out_of_fold(baseline, task)
             predictor = fit_once(baseline, task)
             scores_BK = probabilities_of(predictor.compute_scores(test_BF))
-            scored = _store_predictions(
-                predictions_by_name, name, Scored(truth=labels_B, scores=scores_BK)
-            )
-            ranked = {
-                ranking: value
-                for ranking in RANKINGS
-                if task.classes == 2
-                and not math.isnan(value := MEASURES[ranking].compute_value(scored))
-            }
+            scored = Scored(truth=labels_B, scores=scores_BK)
+            _store_predictions(predictions_by_name, name, scored)
+            rankings = RANKINGS if task.classes == 2 else ()
+            ranked = {ranking: MEASURES[ranking].compute_value(scored) for ranking in rankings}
+            ranked = {ranking: value for ranking, value in ranked.items() if not math.isnan(value)}
             results.append(
                 BaselineResult(
                     name=name,
@@ -738,30 +785,35 @@ def compare_baselines(
                     apart=measure_collapse(predictor, task),
                 )
             )
-    report_work(_BASELINES, len(baselines), len(baselines))
+    report_work(_WORK_NAME, len(baselines), len(baselines))
     return results
 
 
 def _store_predictions(
     predictions_by_name: dict[str, Scored] | None, name: str, scored: Scored
-) -> Scored:
-    """Store the test predictions of one baseline if they are kept, and return them."""
+) -> None:
+    """Store the test predictions of one baseline unless the caller wants none (None)."""
     if predictions_by_name is not None:
         predictions_by_name[name] = scored
-    return scored
 
 
 def measure_gain(
-    folder: RunFolder, config: Config, solo: SoloRecord, places: Tensor | None = None
+    folder: RunFolder, config: Config, solo: SoloRecord, positions: Tensor | None = None
 ) -> RunGain | None:
-    """Return what help added, by the scores of the model and of the best baseline on the same rows.
+    """Return the gain of a run's model over the best baseline on the same test rows.
 
-    `places`: of the run's tested rows that the baselines predicted, too; None: all. Where scores
-    were not kept there is no interval, and a gain only where both were measured on as many test
-    rows of one split.
+    If predictions were not stored, the gain has no interval, and exists only if both were measured
+    on equally many test rows of one split.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        solo: its baselines.
+        positions: of the baselines' test rows among those that the model predicts; None: all.
 
     Returns:
-        None: both were measured on other rows or by other measures, or nothing defines it.
+        None: the two were measured on other rows or by other measures, or the rows do not define
+        the measure.
     """
     outcome = load_outcome(folder)
     variant = next(iter(outcome.accuracy))
@@ -769,37 +821,43 @@ def measure_gain(
     measure = solo.headline_measure
     if solo.measure != outcome.measure:
         return None
-    reached = load_scores(folder, variant, threshold=outcome.threshold)
-    other = load_scores(folder, best.name, threshold=None, alone=True)
-    if reached is None or other is None:
-        return _compute_figure_gain(config, outcome, solo)
-    if places is not None and len(places) == len(other.truth) < len(reached.truth):
-        reached = reached.select_rows(places.numpy())
+    model = load_scores(folder, variant, threshold=outcome.threshold)
+    baseline = load_scores(folder, best.name, threshold=None, alone=True)
+    if model is None or baseline is None:
+        return _compute_gain_without_scores(config, outcome, solo)
+    if positions is not None and len(positions) == len(baseline.truth) < len(model.truth):
+        model = model.select_rows(positions.numpy())
     tested = load_tested_rows(folder)
-    if tested is not None and len(tested) == len(other.truth) > len(reached.truth):
-        other = other.select_rows(tested.nonzero().flatten().numpy())
-    gain = gain_between(reached, other, measure)
+    if tested is not None and len(tested) == len(baseline.truth) > len(model.truth):
+        baseline = baseline.select_rows(tested.nonzero().flatten().numpy())
+    gain = gain_between(model, baseline, measure)
     if gain is None:
         return None
     return RunGain(
         measure=measure.name,
         baseline=best.title,
-        rows=len(other.truth),
-        reached=measure.compute_value(reached),
-        alone=measure.compute_value(other),
+        rows=len(baseline.truth),
+        reached=measure.compute_value(model),
+        alone=measure.compute_value(baseline),
         value=gain.value,
         low=None if math.isnan(gain.low) else gain.low,
         high=None if math.isnan(gain.high) else gain.high,
     )
 
 
-def _compute_figure_gain(config: Config, outcome: Outcome, solo: SoloRecord) -> RunGain | None:
-    """Return the difference of two figures of the same rows, without an interval."""
+def _compute_gain_without_scores(
+    config: Config, outcome: Outcome, solo: SoloRecord
+) -> RunGain | None:
+    """Return the gain from the stored measures alone, without an interval.
+
+    None if model and baseline were measured on different numbers of test rows, or the number is
+    not known.
+    """
     variant = next(iter(outcome.accuracy))
     rows = count_measured_rows(config, outcome, variant)
-    rows_of_baseline = outcome.test_rows if solo.rows is None else solo.rows
+    baseline_rows = outcome.test_rows if solo.rows is None else solo.rows
     value = solo.headline_measure.compute_gain(outcome.scores[variant], solo.best.test)
-    if rows is None or rows != rows_of_baseline or math.isnan(value):
+    if rows is None or rows != baseline_rows or math.isnan(value):
         return None
     return RunGain(
         measure=solo.measure,
@@ -811,22 +869,25 @@ def _compute_figure_gain(config: Config, outcome: Outcome, solo: SoloRecord) -> 
     )
 
 
-def taught_alone(config: Config, data: VerticalData) -> Student:
-    """Train the student of a run with votes without help, on the active's prior only."""
+def train_without_votes(config: Config, data: VerticalData) -> Student:
+    """Train the student of a run with votes, on the active's prior only, and return it.
+
+    This is the ablation without help: the same student, with no votes of passives.
+    """
     name = data.active.name
-    own = SimulationInputs(config=config, data=data).build_context(
-        name, fresh_secrets(config, name), {}
-    )
-    student = Student(own, torch.arange(len(data.active.ids)))
-    student.fit_to_labels(weigh_votes(None, student, prior_of(config), seed=config.seed).likely)
+    inputs = SimulationInputs(config=config, data=data)
+    context = inputs.build_context(name, fresh_secrets(config, name), {})
+    student = Student(context, torch.arange(len(data.active.ids)))
+    weighed = weigh_votes(None, student, prior_of(config), seed=config.seed)
+    student.fit_to_labels(weighed.likely)
     train_student(student, config)
     return student
 
 
 def load_solo(config: Config, path: Path) -> SoloRecord:
-    """Read what `keep_solo` wrote.
+    """Read a file of baselines.
 
-    Raises CheckpointError: it is of other data or settings, or none of ours.
+    Raises CheckpointError: it is of other data or settings, or no such file.
     """
     record = load_json(path, SoloRecord)
     if record.settings != settings_digest(config):
@@ -836,11 +897,12 @@ def load_solo(config: Config, path: Path) -> SoloRecord:
     return record
 
 
-def fits_beside(folder: Path) -> FitStore:
-    """Keep fits that several of a study's runs ask for in a folder `fits` of theirs.
+def make_fit_store(folder: Path) -> FitStore:
+    """Return a store of fitted models in the subfolder `fits` of a study's folder.
 
-    The code is not in their names, as it is not in a finished run's: a study after a change of a
-    baseline begins in another folder. Two processes that ask at once both fit, and find the same.
+    Runs of the study share a fit by its name, which covers data and settings but not the code:
+    after a change of a baseline's code, begin a study in another folder. Two processes that need
+    the same fit at once both compute it, with the same result.
     """
 
     def load_or_fit(name: str, make: Callable[[], bytes]) -> bytes:

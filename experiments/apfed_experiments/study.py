@@ -27,9 +27,9 @@ from apfed_attacks.headlines import Direction
 from apfed_experiments.finished import FinishedRun, load_finished_run, mount_attacks
 from apfed_experiments.solo import (
     SoloRecord,
-    fits_beside,
-    keep_solo,
+    load_or_measure_baselines,
     load_solo,
+    make_fit_store,
     restrict_solo,
     round_influences,
     solo_file,
@@ -302,7 +302,7 @@ def _use_one_thread(folder: Path) -> Iterator[None]:
     """Run the block on one thread, with fits stored in the folder and without warnings, which the
     study's tables show instead.
     """
-    with one_thread(), warnings.catch_warnings(), use_fit_store(fits_beside(folder)):
+    with one_thread(), warnings.catch_warnings(), use_fit_store(make_fit_store(folder)):
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         warnings.simplefilter("ignore", NoHelpWarning)  # what help is worth is what studies tell
         warnings.simplefilter("ignore", NarrowTableWarning)  # and what attacks read
@@ -357,8 +357,8 @@ def finish_trial(trial: Trial) -> FinishedRun:
 
 def _store_solo(config: Config, path: Path, *, with_scores: bool) -> None:
     """Measure the local models and store them, with fits that the folder's runs share."""
-    with use_fit_store(fits_beside(path.parent)):
-        keep_solo(
+    with use_fit_store(make_fit_store(path.parent)):
+        load_or_measure_baselines(
             config, path, data=load_seed_tables(config.data, config.seed), with_scores=with_scores
         )
 

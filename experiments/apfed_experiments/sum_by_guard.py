@@ -185,7 +185,7 @@ def _describe_reading(config: Config, summary: Summary, key: str) -> str:
     leak = summary.leakage.get(kind)
     if leak is None:
         return missing_leak(config, kind)
-    return f"{leak.score:.2f} ({leak.cut_advantage.format_text(form='+.2f')})"
+    return f"{leak.score:.2f} ({leak.clipped_advantage.format_text(form='+.2f')})"
 
 
 def _export_reading(summary: Summary, key: str) -> Any:

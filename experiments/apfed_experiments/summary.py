@@ -21,34 +21,42 @@ _CONFIDENCE = 0.95
 
 
 def estimate_seed_correlation(data: DataSettings | None, *, train: int, test: int) -> float:
-    """Return the correlation that two seeds' figures are taken to have, 0 to 1.
+    """Return the assumed correlation between the figures of two seeds, 0 to 1.
 
-    Seeds split one table of people again. Nadeau and Bengio (2003, Inference for the generalization
-    error, section 3) give such re-splits the share of test rows. Where a set has its own test rows,
-    seeds draw no others, and the interval speaks of these rows alone: 0; without `data` test rows
-    were drawn again.
+    Each seed splits the same people into training and test rows, so figures of two seeds are not
+    independent. Nadeau and Bengio (2003, Inference for the generalization error, section 3) assume
+    that they correlate by the share of test rows. A data set with a fixed test set is not split
+    again: the correlation is 0, and the interval covers these test rows alone.
 
-    `train`: number of training rows.
+    Args:
+        data: settings of the data; None: rows were split again for each seed.
+        train, test: number of training rows and of test rows.
     """
-    if data and data.dataset in DATASETS and DATASETS[data.dataset].split:
+    has_fixed_test_set = (
+        data is not None and data.dataset in DATASETS and DATASETS[data.dataset].split
+    )
+    if has_fixed_test_set:
         return 0.0
     return test / (test + train)
 
 
 def estimate_covariance(influences: "Sequence[pd.Series[float]]") -> float:
-    """Return how far two seeds' figures vary together by the people who test both of them.
+    """Return the mean covariance of two seeds' figures that comes from test people in common.
 
-    Each series gives by person how much that test row moves the figure of one seed
-    (`secure_apfed.measures.intervals.compute_influence`). A figure varies by their mean; so two
-    covary by the products of whom they share, summed, over both numbers of rows. The result is the
-    mean over all pairs of seeds, not below 0.
+    Each series holds, by person, the influence of that test row on the figure of one seed
+    (`secure_apfed.measures.intervals.compute_influence`). A figure varies as the mean influence of
+    its test rows. The covariance of two seeds is therefore the sum, over the people who test both,
+    of the products of their two influences, each divided by the number of test rows of its seed.
+    The mean is over all pairs of seeds; a negative one counts as 0.
     """
     seeds = len(influences)
+    # (P, J): person, seed; 0 where a person does not test that seed.
     influence_PJ = (
         pd.concat([influence / len(influence) for influence in influences], axis=1)
         .fillna(0.0)
         .to_numpy()
     )
+    # The square of a sum is the sum of squares and, twice, of the products of all pairs.
     pair_products = (influence_PJ.sum(axis=1) ** 2).sum() - (influence_PJ**2).sum()
     return max(0.0, float(pair_products) / (seeds * (seeds - 1)))
 
@@ -65,14 +73,17 @@ class Interval:
     def from_values(
         cls, values: Sequence[float], *, shared: float = 0.0, common: float | None = None
     ) -> "Interval":
-        """Return the interval of seeds' figures that covary by `common`, or correlate by `shared`.
+        """Return mean and 95 % interval of one figure per seed, with Student's t.
 
-        The variance of a mean of J figures is 1 / J of their sample variance, plus their covariance
-        (`estimate_covariance`). Where no influences are given it is 1 / J + rho / (1 - rho) of the
-        sample variance: the corrected resampled t interval (Nadeau and Bengio 2003), which is wide
-        where most of the spread comes from few labelled rows; Student's at 0. Values are paired
-        differences where runs are compared. tests/experiments/test_coverage.py counts how often
-        each interval holds the true gain.
+        The variance of a mean of J figures is their sample variance / J plus their covariance.
+        tests/experiments/test_coverage.py counts how often each interval holds the true gain.
+
+        Args:
+            values: one figure, or paired difference, for each seed.
+            shared: correlation rho of two seeds' figures, used where `common` is None: the
+                covariance is then variance * rho / (1 - rho), the corrected resampled t interval
+                (Nadeau and Bengio 2003). It is wide where few labelled rows cause most spread.
+            common: covariance of two seeds' figures (`estimate_covariance`).
         """
         mean = float(np.mean(values))
         if len(values) < 2:
@@ -87,35 +98,39 @@ class Interval:
         return cls(mean, mean - arm, mean + arm)
 
     def p_value(self, seeds: int) -> float:
-        """Return the two-sided p-value of the mean over this number of seeds being 0; NaN of one
-        seed.
+        """Return the two-sided p-value for a true mean of 0, by Student's t; NaN for one seed.
+
+        `seeds`: number of values of the interval, so `seeds` - 1 degrees of freedom.
         """
         if math.isnan(self.low):
             return math.nan
         if self.high <= self.low:
             return float(self.mean == 0)
-        arms = 2 * abs(self.mean) / (self.high - self.low)
-        return float(2 * t.sf(arms * t.ppf((1 + _CONFIDENCE) / 2, seeds - 1), seeds - 1))
+        freedom = seeds - 1
+        half_width = (self.high - self.low) / 2  # quantile times standard error
+        statistic = abs(self.mean) / half_width * t.ppf((1 + _CONFIDENCE) / 2, freedom)
+        return float(2 * t.sf(statistic, freedom))
 
     def clip_ends(self, minimum: float, maximum: float) -> "Interval":
-        """Return the interval without what the value cannot be, below `minimum` or above
-        `maximum`.
-        """
+        """Return the interval with its ends clipped to the possible values of what it measures."""
         return replace(self, low=max(self.low, minimum), high=min(self.high, maximum))
 
     def format_text(self, *, scale: float = 1.0, form: str = ".1f") -> str:
-        """Return a text such as "95.2 [94.8, 95.6]"; `form` is that of one number."""
+        """Return a text such as "95.2 [94.8, 95.6]", or the mean alone for one seed.
+
+        `scale`: factor of all numbers. `form`: format specification of one number.
+        """
         mean, low, high = (f"{scale * value:{form}}" for value in (self.mean, self.low, self.high))
         return mean if math.isnan(self.low) else f"{mean} [{low}, {high}]"
 
     def compute_error_bars(
         self, scale: float = 1.0, *, minimum: float = -math.inf, maximum: float = math.inf
     ) -> list[list[float]]:
-        """Return how far the ends lie from the mean, as matplotlib's error bars take them.
+        """Return the lengths of error bars in the form that matplotlib expects.
 
         Args:
-            scale: of both, in units of the interval.
-            minimum, maximum: that the value can be, in units of the interval; bars end there.
+            scale: factor of the lengths.
+            minimum, maximum: least and greatest possible value, before scaling; bars end there.
 
         Returns:
             Lengths below and above the mean; 0 where there is no interval.
@@ -129,10 +144,10 @@ class Interval:
         return [[scale * max(0.0, below)], [scale * max(0.0, above)]]
 
 
-def cut_difference(interval: Interval, metric: str) -> Interval:
-    """Return an interval of differences of a metric, cut at the most that two values differ by.
+def clip_difference(interval: Interval, metric: str) -> Interval:
+    """Return an interval of differences of a metric, clipped to the largest possible difference.
 
-    A metric that is no measure of `secure_apfed.measures.table` has no bounds here.
+    `metric`: name of a measure of `secure_apfed.measures.table`; others have no bounds here.
     """
     measure = MEASURES.get(metric)
     width = math.inf if measure is None else measure.most - measure.least
@@ -159,8 +174,10 @@ class Leakage:
 
     @classmethod
     def from_attacks(cls, attacks: pd.DataFrame, *, target: str, seeds: int) -> "Leakage":
-        """Return the leakage from all attacks' figures on one target: of the attack whose mean
-        advantage over the seeds is highest.
+        """Return the leakage of the attack whose mean advantage over the seeds is highest.
+
+        `attacks`: figures of every attack of one adversary on `target`, a row for each attack and
+        seed. `seeds`: number of seeds of the point.
         """
         worst = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
         rows = attacks[attacks["name"] == worst]
@@ -177,11 +194,9 @@ class Leakage:
         )
 
     @property
-    def cut_advantage(self) -> Interval:
-        """Return the advantage for display, cut at the most that two values of the metric differ
-        by.
-        """
-        return cut_difference(self.advantage, self.metric)
+    def clipped_advantage(self) -> Interval:
+        """Return the advantage for display, clipped to the metric's largest possible difference."""
+        return clip_difference(self.advantage, self.metric)
 
     @property
     def name(self) -> str:
@@ -235,7 +250,10 @@ class Gain:
 
     @classmethod
     def from_rows(cls, rows: pd.DataFrame, control: pd.DataFrame | None = None) -> "Gain | None":
-        """Return the gain from a point's rows and its control's; None: no baseline was measured."""
+        """Return the gain from the figures of a point, or None if no local model was measured.
+
+        `rows`: figures of the point's runs and local models. `control`: those of its ablation.
+        """
         local_models = rows[rows["target"] == "solo"]
         if local_models.empty:
             return None
@@ -271,9 +289,9 @@ class Gain:
         )
 
     def format_gain(self, gain: Interval) -> str:
-        """Return a gain with its unit: points of a share, otherwise the measure's own."""
+        """Return a gain with its unit: percentage points for a share, else the measure's title."""
         measure = MEASURES[self.measure]
-        gain = cut_difference(gain, self.measure)
+        gain = clip_difference(gain, self.measure)
         if measure.share:
             return f"{gain.format_text(scale=100, form='+.1f')} points"
         return f"{gain.format_text(form='+.3f')} {measure.title}"
@@ -289,7 +307,7 @@ class Gain:
 
     @property
     def sentence(self) -> str:
-        """Return whether help paid, cost or shows nothing, by the 95 % interval."""
+        """Return a sentence on whether help paid, cost or shows nothing, by the 95 % interval."""
         gain = self.over_chosen
         gain_text = (
             f"{self.format_gain(gain)} over {self.baseline}, the best local model{self._rows_note}"
@@ -327,10 +345,10 @@ class Summary:
     epsilon_passives: float = math.inf
 
     def epsilon_of(self, method: MethodSettings) -> float:
-        """Return the epsilon of a row's releases, or of a person's contributions at one passive.
+        """Return the epsilon that bounds what this method reveals.
 
-        The former holds where representations are sent. A person's contributions are its vote, or
-        its parts of the sums.
+        For methods that send representations it covers all releases of one row. For others it
+        covers what one passive sends about a person: its vote, or its shares of the sums.
         """
         return self.epsilon_x if method.figure == "epsilon_x" else self.epsilon_passives
 
@@ -341,7 +359,11 @@ class Summary:
 
     @classmethod
     def from_rows(cls, rows: pd.DataFrame) -> "Summary":
-        """Return one point's summary from the figures of its runs."""
+        """Return the summary of one point.
+
+        `rows`: figures of its runs, a row for each seed, target (`task`, `solo` or what an attack
+        infers) and name (way of inference, local model or attack).
+        """
         runs = rows.drop_duplicates("seed")
         rows_by_target = {
             str(target): target_rows for target, target_rows in rows.groupby("target", sort=False)
@@ -372,8 +394,8 @@ class Summary:
 def measure_difference(rows: pd.DataFrame, other: pd.DataFrame) -> Interval | None:
     """Return how much better the runs of one point are than those of another on the same seeds.
 
-    Returns:
-        None: some seed was measured on other numbers of test rows by the two.
+    Returns None if the two used different numbers of test rows for some seed, so that they cannot
+    be paired.
     """
     headline = _select_headline(rows)
     other_headline = _select_headline(other).loc[headline.index]
@@ -396,7 +418,7 @@ def _select_headline(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_rows(rows: pd.DataFrame) -> tuple[int, int] | None:
-    """Return the fewest and the most test rows of a seed; None where one does not say."""
+    """Return the fewest and the most test rows of a seed; None if some seed lacks the number."""
     if "rows" not in rows or rows["rows"].isna().any():
         return None
     return int(rows["rows"].min()), int(rows["rows"].max())
@@ -410,10 +432,8 @@ def _compute_difference(
     Args:
         runs, other: a row for each seed; those of `other` hold the seeds of `runs`.
         sign: -1 where a lower score is better, else 1.
-        shared: the correlation of two seeds' scores that test rows in common make.
-
-    Where every run stored the influence of each person, their covariance takes the place of
-    `shared`.
+        shared: the correlation of two seeds' scores. It is used only if some run did not store the
+            influence of each person on its score.
     """
     other = other.loc[runs.index]
     other_influences = _list_influences(other)
@@ -435,25 +455,29 @@ def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
 def _make_interval(
     values: "pd.Series[float]", shared: float, influences: "Sequence[pd.Series[float]]"
 ) -> Interval:
-    """Return mean and interval of figures over the seeds; `influences`: of each person on each
-    figure.
+    """Return mean and interval of one figure per seed.
 
-    `shared`: correlation of two seeds' figures.
+    `influences`: of each person on each figure; empty where unknown. `shared`: correlation of two
+    seeds' figures, used where `influences` is empty.
     """
     common = estimate_covariance(influences) if len(values) > 1 and influences else None
     return Interval.from_values(values.tolist(), shared=shared, common=common)
 
 
 def _get_correlation(rows: pd.DataFrame) -> float:
-    """Return the correlation of two seeds' figures."""
+    """Return the stored correlation of two seeds' figures (`estimate_seed_correlation`)."""
     return float(rows["shared"].max())
 
 
 def adjust_p_values(intervals: Sequence[Interval | None], seeds: int) -> list[float]:
-    """Return the p-values of all that one table compares, adjusted for their number (Holm 1979).
+    """Return the p-values of all comparisons of one table, adjusted for their number (Holm 1979).
 
-    There is one for each interval of differences over this number of seeds; NaN where nothing was
-    compared (None), or one seed was run.
+    Args:
+        intervals: of paired differences; None: no comparison.
+        seeds: number of seeds of each interval.
+
+    Returns:
+        One p-value for each interval: at most 1; NaN for None or for one seed.
     """
     p_values = [math.nan if interval is None else interval.p_value(seeds) for interval in intervals]
     order = sorted(
@@ -461,8 +485,9 @@ def adjust_p_values(intervals: Sequence[Interval | None], seeds: int) -> list[fl
         key=p_values.__getitem__,
     )
     adjusted = [math.nan] * len(p_values)
-    worst = 0.0
-    for smaller, position in enumerate(order):
-        worst = max(worst, min(1.0, (len(order) - smaller) * p_values[position]))
-        adjusted[position] = worst
+    largest = 0.0  # adjusted p-values may not fall where the p-values rise
+    for rank, position in enumerate(order):
+        remaining = len(order) - rank
+        largest = max(largest, min(1.0, remaining * p_values[position]))
+        adjusted[position] = largest
     return adjusted

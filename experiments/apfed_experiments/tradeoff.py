@@ -193,7 +193,7 @@ def load_tradeoff(path: Path) -> TradeOff:
     return study.model_copy(update={"base": text})
 
 
-def tradeoff_of(config: Config) -> TradeOff:
+def make_tradeoff(config: Config) -> TradeOff:
     """Return the study that a run's settings ask for, of that run.
 
     Raises ConfigError: a setting that is wrong, or a name or a base, which are the run's.
@@ -435,7 +435,7 @@ class Board:
             _make_leak_column(
                 target,
                 f"advantage, {target}",
-                lambda leak: f"{leak.cut_advantage.format_text(form='.3f')} {leak.name}",
+                lambda leak: f"{leak.clipped_advantage.format_text(form='.3f')} {leak.name}",
                 NOT_ATTACKED,
             )
             for target in self.targets
@@ -698,7 +698,7 @@ def _list_compared(board: Board) -> list[ComparedLine]:
             wire_bytes=row["wire_bytes"],
             gain=None if row["gain"] is None else row["gain"].over_chosen,
             p_holm=row.get("p_holm", math.nan),
-            leaks={kind: leak.cut_advantage for kind, leak in row["leakage"].items()},
+            leaks={kind: leak.clipped_advantage for kind, leak in row["leakage"].items()},
             missing={
                 kind: missing_leak(row["point"].config, kind)
                 for kind in board.targets

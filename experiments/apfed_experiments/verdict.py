@@ -262,8 +262,8 @@ def describe_seeds(several: "SeveralSeeds") -> tuple[VerdictLine, ...]:
     else:
         worth = "Not known: what the active would do alone was not measured on the same rows."
     read = [
-        f"{kind} {leak.cut_advantage.format_text(form='+.3f')}, {words.format_key(leak.metric)} by "
-        f"{leak.name}"
+        f"{kind} {leak.clipped_advantage.format_text(form='+.3f')}, "
+        f"{words.format_key(leak.metric)} by {leak.name}"
         for kind, leak in summary.leakage.items()
     ]
     missing = [f"{kind}: {reason}" for kind, reason in several.missing_attacks.items()]

@@ -200,9 +200,11 @@ def _forecast_run(
     from secure_apfed.settings.protection import find_departures
 
     if baselines:
-        from apfed_experiments.solo import seconds_alone
+        from apfed_experiments.solo import estimate_baseline_seconds
 
-        planned = forecast(config, shapes, time_baselines=partial(seconds_alone, config))
+        planned = forecast(
+            config, shapes, time_baselines=partial(estimate_baseline_seconds, config)
+        )
     else:
         planned = forecast(config, shapes)
     departures = find_departures(config)

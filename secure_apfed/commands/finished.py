@@ -625,9 +625,9 @@ def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Answer | No
     """Run the trade-off study that a run's configuration contains; None: it contains none."""
     if not config.tradeoff:
         return None
-    from apfed_experiments.tradeoff import declare_study, tradeoff_of
+    from apfed_experiments.tradeoff import declare_study, make_tradeoff
 
-    return run_study(declare_study(tradeoff_of(config), folder), 2, quiet=quiet)
+    return run_study(declare_study(make_tradeoff(config), folder), 2, quiet=quiet)
 
 
 def runs(

@@ -144,9 +144,9 @@ def gains(
     with _start_workers():
         from apfed_experiments import gains as help_by_case
 
-    known_cases = help_by_case.CASES if tables is None else help_by_case.cases_on(tables)
+    known_cases = help_by_case.CASES if tables is None else help_by_case.list_own_cases(tables)
     default_patterns = help_by_case.QUICK if quick and tables is None else ("*",)
-    cases = help_by_case.cases_like(only or default_patterns, known_cases)
+    cases = help_by_case.select_cases(only or default_patterns, known_cases)
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
     study = help_by_case.declare_study(output, cases, seeds=seeds or usual)
     _run_study(study, jobs, as_json=as_json)

@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from apfed_experiments.tables import TABLES
-from apfed_experiments.tables.apfed_trained import give_active_view, hold_out, judge_training
+from apfed_experiments.tables.apfed_trained import (
+    give_active_view,
+    hold_out_training_rows,
+    measure_training,
+)
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import DataError
@@ -36,12 +40,12 @@ def digits(**settings: Any) -> VerticalData:
 
 def judge_run(*, own_view: bool = False, epochs: int = 2) -> dict[str, float]:
     config = {**SETTINGS, "train": {**SETTINGS["train"], "epochs": epochs}}
-    return dict(judge_training(seed=3, config=config, held_out=HELD_OUT, reads_own_view=own_view))
+    return dict(measure_training(seed=3, config=config, held_out=HELD_OUT, reads_own_view=own_view))
 
 
 def test_rows_held_out_are_taken_from_those_that_would_be_trained_on() -> None:
     whole = digits()
-    data = hold_out(whole, HELD_OUT)
+    data = hold_out_training_rows(whole, HELD_OUT)
     assert len(data.test_rows) == HELD_OUT
     assert torch.equal(torch.cat([data.train_rows, data.test_rows]), whole.train_rows)
 
@@ -118,7 +122,7 @@ def test_all_methods_have_one_grid_and_one_choice(full: bool) -> None:
         configs = [Config.model_validate(job.settings["config"]) for job in jobs]
         batches.add(frozenset(config.train.batch_size for config in configs))
         assert {job.settings["held_out"] for job in jobs} == {1_000}
-        assert line.judged_by == "held out"
+        assert line.chosen_by == "held out"
         assert {point.figure for point in line.chooses} == {"test"}
     assert len(best) == 8
     assert len(batches) == 1

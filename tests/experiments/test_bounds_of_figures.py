@@ -12,8 +12,8 @@ import pytest
 from apfed_experiments import gains, main_job
 from apfed_experiments.columns import Column, share_of_rows, table_of
 from apfed_experiments.several import _format_interval
-from apfed_experiments.summary import Interval, Leakage, cut_difference
-from apfed_experiments.tables.table import PaperTable, _cut_limits
+from apfed_experiments.summary import Interval, Leakage, clip_difference
+from apfed_experiments.tables.table import PaperTable, _clip_limits
 from apfed_experiments.tradeoff import _SPENT
 from secure_apfed.measures.table import MEASURES, Measure, Scored, names_of
 
@@ -49,7 +49,7 @@ def paper_table(unit: str) -> PaperTable:
 
 def write_limits(*, is_difference: bool) -> str:
     table = paper_table("test accuracy, per cent")
-    low, high = _cut_limits((-130.0, 130.0), table, is_difference=is_difference)
+    low, high = _clip_limits((-130.0, 130.0), table, is_difference=is_difference)
     return f"{low} to {high}"
 
 
@@ -72,12 +72,12 @@ SHOWN: dict[str, tuple[Callable[[], str], float, float]] = {
     "gains of the main job": (partial(column_of("gain").form, WIDE), -100.0, 100.0),
     "labels read in the main job": (partial(column_of("labels").form, WIDE), -1.0, 1.0),
     "advantages in balanced accuracy": (
-        leak_of("balanced_accuracy").cut_advantage.format_text,
+        leak_of("balanced_accuracy").clipped_advantage.format_text,
         -1.0,
         1.0,
     ),
-    "advantages in AUC": (leak_of("auc").cut_advantage.format_text, -1.0, 1.0),
-    "gains in Gini": (cut_difference(WIDE, "gini").format_text, -2.0, 2.0),
+    "advantages in AUC": (leak_of("auc").clipped_advantage.format_text, -1.0, 1.0),
+    "gains in Gini": (clip_difference(WIDE, "gini").format_text, -2.0, 2.0),
     "papers' tables in per cent": (partial(write_limits, is_difference=False), 0.0, 100.0),
     "differences in papers' tables": (partial(write_limits, is_difference=True), -100.0, 100.0),
     **{
@@ -99,13 +99,13 @@ def test_no_interval_passes_what_the_figure_can_be(table: str) -> None:
 
 
 def test_what_has_no_bounds_keeps_its_interval() -> None:
-    assert leak_of("r2").cut_advantage == WIDE
-    assert cut_difference(WIDE, "a metric of somebody's") == WIDE
+    assert leak_of("r2").clipped_advantage == WIDE
+    assert clip_difference(WIDE, "a metric of somebody's") == WIDE
     assert Interval(0.5, math.nan, math.nan).clip_ends(0.0, 1.0).format_text() == "0.5"
     ends = (-3.0, 130.0)
     table = paper_table("points of accuracy")
-    assert _cut_limits(ends, table, is_difference=False) == ends
-    assert _cut_limits(ends, table, is_difference=True) == ends
+    assert _clip_limits(ends, table, is_difference=False) == ends
+    assert _clip_limits(ends, table, is_difference=True) == ends
 
 
 def test_an_interval_within_its_bounds_stays_as_it_is() -> None:

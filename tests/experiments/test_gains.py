@@ -18,20 +18,20 @@ from apfed_experiments.columns import P_HOLM
 from apfed_experiments.gains import (
     CASES,
     GainCase,
-    cases_like,
-    cases_on,
     compare_validation,
     count_verdicts,
     declare_study,
+    list_own_cases,
     sample_people,
+    select_cases,
 )
 from apfed_experiments.runner import run_study
 from apfed_experiments.solo import (
     compare_baselines,
-    fits_beside,
-    keep_solo,
+    load_or_measure_baselines,
     load_solo,
-    taught_alone,
+    make_fit_store,
+    train_without_votes,
 )
 from apfed_experiments.summary import (
     Gain,
@@ -202,7 +202,10 @@ def test_a_student_without_help_reads_nothing_of_passives() -> None:
     other = replace(
         data, passives=tuple(replace(table, features=-table.features) for table in data.passives)
     )
-    said = [taught_alone(config, held).score_rows(data.test_rows).scores for held in (data, other)]
+    said = [
+        train_without_votes(config, held).score_rows(data.test_rows).scores
+        for held in (data, other)
+    ]
     assert (said[0] == said[1]).all()
 
 
@@ -256,7 +259,7 @@ def test_tables_of_ones_own_are_cut_as_their_folder_says(tmp_path: Path) -> None
     frame.to_csv(tmp_path / "vowels.csv.gz", index=False)
     splits = tmp_path / "splits.yaml"
     splits.write_text("vowels: {measure: macro_f1, rows: 90, active: [a], other: [b, c]}")
-    (case,) = cases_like(["votes/vowels/n20"], cases_on(tmp_path))
+    (case,) = select_cases(["votes/vowels/n20"], list_own_cases(tmp_path))
     data = case.make_point(tmp_path).load_tables(0)
     assert (case.config.measure, data.classes) == ("f1", ("Hid", "hId"))
     assert [table.features.shape[1] for table in data.tables] == [1, 2]
@@ -271,7 +274,7 @@ def test_tables_of_ones_own_are_cut_as_their_folder_says(tmp_path: Path) -> None
     ):
         splits.write_text(text)
         with pytest.raises(ConfigError, match=said):
-            cases_on(tmp_path)
+            list_own_cases(tmp_path)
 
 
 def test_each_passive_knows_its_own_share() -> None:
@@ -304,22 +307,22 @@ def test_numbers_and_people_apart_are_cases_too(tmp_path: Path) -> None:
 def test_baselines_are_of_the_data_and_of_the_actives_own_table(tmp_path: Path) -> None:
     config = make_votes_config(**APFED, data=own_tables(tmp_path))
     path = tmp_path / "solo.json"
-    record = keep_solo(config, path)
+    record = load_or_measure_baselines(config, path)
     assert load_solo(config, path) == record
     assert record.rows == len(record.people) > 0
     assert f"on {record.rows} test rows" in record.describe_best()
     with pytest.raises(CheckpointError, match="other data or settings"):
         load_solo(config.model_copy(update={"seed": 1}), path)
     (tmp_path / "shop.csv").write_text("id,c\np1,1\n")
-    assert keep_solo(config, path) == record
+    assert load_or_measure_baselines(config, path) == record
     own = pd.read_csv(tmp_path / "active.csv")
     own.assign(a=own["a"] + 1).to_csv(tmp_path / "active.csv", index=False)
     with pytest.raises(CheckpointError, match="a table that was edited since"):
-        keep_solo(config, path)
+        load_or_measure_baselines(config, path)
 
 
 def test_a_study_fits_its_prior_once(tmp_path: Path) -> None:
-    store = fits_beside(tmp_path / "study")
+    store = make_fit_store(tmp_path / "study")
     made = list[int]()
 
     def make() -> bytes:
@@ -340,7 +343,7 @@ def test_hidden_labels_do_not_reach_the_baselines(
     config = GainCase(method="votes", data="wine", labelled=9).config
     spy = Mock(wraps=compare_baselines)
     monkeypatch.setattr("apfed_experiments.solo.compare_baselines", spy)
-    keep_solo(config, tmp_path / "solo.json")
+    load_or_measure_baselines(config, tmp_path / "solo.json")
     ((task, *_), _) = spy.call_args
     assert len(task.labels) == len(task.labelled) == 9
 
@@ -360,7 +363,7 @@ def test_baselines_of_many_labels_learn_from_a_sample_and_say_so(
 
     usual = RidgeCV.fit
     monkeypatch.setattr(RidgeCV, "fit", fit)
-    record = keep_solo(case.config, tmp_path / "solo.json")
+    record = load_or_measure_baselines(case.config, tmp_path / "solo.json")
     assert record.sample == 60
     assert "fitted on 60 of" in record.describe_best()
     assert 40 <= max(learnt) <= 64  # each class at least once

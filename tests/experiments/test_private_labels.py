@@ -170,7 +170,7 @@ def test_dp_sgd_leaves_out_what_its_noise_does_not_cover(
 def test_baselines_of_the_labels_as_they_are_are_refused(tmp_path: Path) -> None:
     config = config_of(**{**CASES["apfed"], "data": own_tables(tmp_path)})
     with pytest.raises(ConfigError, match="baselines of the labels as they are would tell them"):
-        solo.keep_solo(config, tmp_path / "solo.json")
+        solo.load_or_measure_baselines(config, tmp_path / "solo.json")
 
 
 @pytest.mark.parametrize("private", [RESPONSE, {"dp_sgd": {"noise_multiplier": 2.0}}])

@@ -23,11 +23,11 @@ from apfed_experiments.solo import (
     BaselineResult,
     RunGain,
     SoloRecord,
+    baseline_scores_file,
     load_solo,
     measure_gain,
     measure_run_baselines,
     restrict_solo,
-    scores_beside,
     settings_digest,
     solo_file,
 )
@@ -245,7 +245,7 @@ def test_baselines_of_a_study_are_measured_anew_on_some_rows(name: str, tmp_path
     people = tuple(f"p{at}" for at in range(40))
     record = SoloRecord(settings="x", baselines=(best,), measure=name, people=people, rows=40)
     assert restrict_solo(record, path, tested) is None
-    save_scores(scores_beside(path), {"ridge": scored})
+    save_scores(baseline_scores_file(path), {"ridge": scored})
     found = restrict_solo(record, path, tested)
     assert found is not None
     some = scored.select_rows(tested.nonzero().flatten().numpy())

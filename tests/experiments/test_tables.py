@@ -13,7 +13,7 @@ import pytest
 
 from apfed_experiments.runner import Answer, run_study
 from apfed_experiments.tables import TABLES, apfed, find_table
-from apfed_experiments.tables.apc_vfl import SCENARIOS, measure_exchange, score_alone, score_student
+from apfed_experiments.tables.apc_vfl import SCENARIOS, measure_exchange, score_local, score_student
 from apfed_experiments.tables.mmvfl import select_features
 from apfed_experiments.tables.table import (
     Job,
@@ -154,7 +154,7 @@ JUDGED = {
 def test_a_line_of_the_best_is_chosen_by_what_was_held_out(seed: int, chosen: float | None) -> None:
     """Never by the figure that it then shows."""
     points = [replace(line(name), figure="test") for name in ("a", "b")]
-    best = Line(cells={"method": "best"}, chooses=points, judged_by="held out")
+    best = Line(cells={"method": "best"}, chooses=points, chosen_by="held out")
     assert best.compute_values(JUDGED).get(seed) == chosen
     against = Line(cells={"method": "gain"}, combines=((1.0, best), (-1.0, points[0])))
     assert set(against.compute_values(JUDGED)) == {0, 1, 2}
@@ -265,7 +265,7 @@ def small(**distilled: object) -> dict[str, Any]:
 @pytest.mark.slow
 def test_without_distillation_the_run_is_the_ablation() -> None:
     """Number for number: what taught the student is all that differs."""
-    own = score_alone(seed=1, **small())
+    own = score_local(seed=1, **small())
     same = score_student(seed=1, **small(weight=0.0))
     other = score_student(seed=1, **small(weight=10.0))
     for score in ("code accuracy", "code f1"):

@@ -23,9 +23,9 @@ from apfed_experiments.tradeoff import (
     declare_study,
     draw_board,
     load_tradeoff,
+    make_tradeoff,
     points_of,
     select_front,
-    tradeoff_of,
 )
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -304,7 +304,7 @@ def test_the_card_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_labels_train_references_where_they_come_after_an_exchange() -> None:
-    study = tradeoff_of(base_config("card"))
+    study = make_tradeoff(base_config("card"))
     reference, *others = points_of(study, Path())
     assert reference.reference
     assert reference.config.train.labels == "joint"
@@ -314,7 +314,7 @@ def test_labels_train_references_where_they_come_after_an_exchange() -> None:
 
 def test_the_card_attacks_every_direction_in_which_something_leaves() -> None:
     config = base_config("card")
-    study = tradeoff_of(config)
+    study = make_tradeoff(config)
     undefended = next(point for point in points_of(study, Path()) if point.undefended)
     for of in (config, undefended.config):
         check_all_directions(of)

@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from apfed_experiments.report import write_report
-from apfed_experiments.solo import RunGain, keep_solo
+from apfed_experiments.solo import RunGain, load_or_measure_baselines
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
@@ -183,7 +183,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], said: st
 def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:
     data = {"dataset": "breast_cancer", "active_view": 2, "labelled": 16, "limit": 150}
     config = config_of(measure="log_loss", data=data)
-    record = keep_solo(config, tmp_path / "solo.json")
+    record = load_or_measure_baselines(config, tmp_path / "solo.json")
     values = [one.validation for one in record.baselines if one.validation is not None]
     assert record.measure == "log_loss"
     assert record.best.validation == min(values) != max(values)

@@ -21,8 +21,8 @@ from apfed_attacks.run import full_suite, run_attacks
 from apfed_experiments.report import write_report
 from apfed_experiments.solo import (
     REGRESSORS,
-    compare_numbers,
-    keep_solo,
+    compare_regressions,
+    load_or_measure_baselines,
 )
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
@@ -300,17 +300,17 @@ def test_attacks_on_labels_are_left_out_with_a_reason() -> None:
 
 @pytest.mark.slow
 def test_baselines_are_chosen_by_their_own_labels(tmp_path: Path) -> None:
-    record = keep_solo(config_of(measure="mae"), tmp_path / "solo.json")
+    record = load_or_measure_baselines(config_of(measure="mae"), tmp_path / "solo.json")
     by_name = {one.name: one for one in record.baselines}
     assert set(by_name) == set(REGRESSORS)
     assert record.best.validation == min(one.validation or 1e9 for one in record.baselines)
     assert by_name["ridge"].test < by_name["mean"].test
     r2 = MEASURES["r2"]
     with pytest.raises(DataError, match="3 labelled rows are too few"):
-        compare_numbers(np.ones((3, 2)), np.ones(3), np.ones((1, 2)), np.ones(1), measure=r2)
+        compare_regressions(np.ones((3, 2)), np.ones(3), np.ones((1, 2)), np.ones(1), measure=r2)
     x = np.random.default_rng(0).normal(size=(60, 3))
     y = x @ [1.0, 2.0, 0.0]
-    right, wrong = (compare_numbers(x, y, x, test, measure=r2) for test in (y, -y))
+    right, wrong = (compare_regressions(x, y, x, test, measure=r2) for test in (y, -y))
     assert [one.validation for one in right] == [one.validation for one in wrong]
     assert right[0].test > 0.9 > 0 > wrong[0].test
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from apfed_attacks import run as attacks_run
 from apfed_experiments import leaks
 from apfed_experiments.runner import run_study
-from apfed_experiments.solo import compare_baselines, compare_numbers
+from apfed_experiments.solo import compare_baselines, compare_regressions
 from apfed_protocols.psi.interface import Progress as Aligning
 from secure_apfed.alignment.over_links import ProgressTo
 from secure_apfed.base.working import (
@@ -155,7 +155,7 @@ def solo_of_numbers() -> None:
     patch.setattr("apfed_experiments.solo.REGRESSORS", {"ridge": "Ridge", "mean": "Mean"})
     try:
         parts = (features, features[:, 0], features[:4], features[:4, 0])
-        compare_numbers(*parts, measure=MEASURES["rmse"])
+        compare_regressions(*parts, measure=MEASURES["rmse"])
     finally:
         patch.undo()
 

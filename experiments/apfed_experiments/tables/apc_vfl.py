@@ -43,17 +43,17 @@ _READING = (
 )
 _HEADER = ("features", "aligned rows", "method", "score")
 _TABLE2_HEADER = ("data", "aligned rows", "method", "measure")
-_ANY = "any"
+_ANY_ALIGNED = "any"
 _LOCAL = "Local"
 _ABLATION = "Ablation"
 _TABLE2_SEEDS = 5
-_QUICK = "breast_cancer"
+_QUICK_DATASET = "breast_cancer"
 _LAMBDAS = (0.0, 1.0, 10.0, 100.0)
-# Of the passive's representation, and of the layer that ends in it (Table 3).
-_WIDTH = 256
-_BEFORE = 128
-_BYTES = 4
-_METHODS = {"SplitNN": "split_nn", "APC-VFL": "apc_vfl"}
+# Outputs and inputs of the passive's last layer, which ends in its representation (Table 3).
+_REPRESENTATION_SIZE = 256
+_LAYER_INPUT = 128
+_BYTES_PER_NUMBER = 4
+_TABLE2_METHODS = {"SplitNN": "split_nn", "APC-VFL": "apc_vfl"}
 _MEASURES = {
     "accuracy": "accuracy, per cent",
     "rounds": "rounds",
@@ -62,17 +62,21 @@ _MEASURES = {
 }
 
 
-# What APC-VFL's experiments measure of each data set, and which methods they compare.
+# Scenarios of APC-VFL's experiments.
 #
-# Source: section 5 and Appendices A and B of the paper. Who holds which columns and people says
-# `apfed_experiments.presets.find_preset`; encoders, epochs, patience and Adam are the defaults of
+# Source: section 5 and Appendices A and B of the paper. `apfed_experiments.presets.find_preset`
+# has the columns and people of each party; encoders, epochs, patience and Adam are the defaults of
 # `secure_apfed.learning.autoencoder.DistillationSettings`, which are the paper's.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of a scenario to measure: numbers of the active's columns and of aligned rows, and how
-    many seeds.
+    """A part of a scenario to measure.
+
+    Attributes:
+        features: numbers of columns at the active.
+        aligned: numbers of aligned rows.
+        seeds: number of seeds.
     """
 
     features: tuple[int, ...]
@@ -85,9 +89,11 @@ class Scenario:
     """A data set, and what is measured on it.
 
     Attributes:
-        rows: of the active, all with a label; test_fraction: of all people, which leaves as many.
-        batch_size: of every training; scores: of a fold, each with what the paper calls it.
-        quick, full: the default part, and all.
+        rows: number of the active's rows, all labelled.
+        test_fraction: share of all people that are left out, so that `rows` remain.
+        batch_size: of every training.
+        scores: of a fold, each with its name in the paper.
+        quick, full: the default part, and the whole.
     """
 
     dataset: str
@@ -99,13 +105,21 @@ class Scenario:
     full: Part
 
     def make_data(self, features: int, aligned: int | None) -> dict[str, Any]:
-        """Return the data: `features` columns at the active, `aligned` people at the passive.
+        """Return the settings of the data.
 
-        Every row of the active is cross-validated, so that people beside them test what all parties
-        predict, which the paper does not measure here.
+        `features`: number of columns at the active. `aligned`: number of its people whom the
+        passive knows; None: all.
+
+        All `rows` of the active are cross-validated. The people left out are the run's test rows,
+        which the paper does not measure here.
         """
-        cut = find_preset(f"apc-vfl/{self.dataset}/{features}/{aligned or self.full.aligned[0]}")
-        data_settings = {"dataset": cut["dataset"], "columns": cut["columns"], "aligned": aligned}
+        name = f"apc-vfl/{self.dataset}/{features}/{aligned or self.full.aligned[0]}"
+        preset = find_preset(name)
+        data_settings = {
+            "dataset": preset["dataset"],
+            "columns": preset["columns"],
+            "aligned": aligned,
+        }
         active_settings = {
             "limit": self.rows,
             "test_fraction": self.test_fraction,
@@ -116,7 +130,10 @@ class Scenario:
     def make_config(
         self, data: Mapping[str, Any], method: str, changes: Mapping[str, Mapping[str, Any]]
     ) -> Config:
-        """Return a run of a method on these data, with changes to the sections below."""
+        """Return the configuration of a run of a method on these data.
+
+        `changes`: keys to change in each section of the settings below.
+        """
         settings: dict[str, Any] = {
             "name": f"apc-vfl-{self.dataset}".replace("_", "-"),
             "party_seeds": "shared_for_comparison",
@@ -132,14 +149,14 @@ class Scenario:
         return Config.model_validate(settings | merged)
 
 
-# Those that are helped: a method is one line here if its encoder turns the active's columns into
-# what a classifier reads. The first is compared with all others.
-_USUAL = "APC-VFL"
-_VECTORS = "VFedTrans"
-_HELPED = {_USUAL: "apc_vfl", _VECTORS: "vfedtrans"}
-_MANY = (10_000, 7500, 5000, 2500)
+# Methods with help, whose encoder turns the active's columns into a code that a classifier reads.
+# The first is compared with all others.
+_APC_VFL = "APC-VFL"
+_VFEDTRANS = "VFedTrans"
+_METHOD_BY_TITLE = {_APC_VFL: "apc_vfl", _VFEDTRANS: "vfedtrans"}
+_ALIGNED_COUNTS = (10_000, 7500, 5000, 2500)
 _SMALL = Part(features=(5, 2), aligned=(10_000, 2500), seeds=2)
-_LARGE = Part(features=(5, 4, 3, 2), aligned=(*_MANY, 100), seeds=5)
+_LARGE = Part(features=(5, 4, 3, 2), aligned=(*_ALIGNED_COUNTS, 100), seeds=5)
 _BREAST_CANCER = replace(_LARGE, aligned=(250, 200, 150, 100))
 SCENARIOS: Mapping[str, Scenario] = {
     "breast_cancer": Scenario(
@@ -163,8 +180,11 @@ SCENARIOS: Mapping[str, Scenario] = {
 }
 
 
-def score_alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
-    """Return mean scores in per cent on the active's columns and its code, by "columns SCORE"."""
+def score_local(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
+    """Score the active without help: on its columns, and on the code of its own autoencoder.
+
+    Returns mean scores of a cross-validation in per cent, by "columns SCORE" and "code SCORE".
+    """
     run_config, data, score = _prepare_run(seed, config, scores)
     features_TF = data.active.features[data.train_rows]
     codes_TD, _ = own_codes(
@@ -179,9 +199,10 @@ def score_alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]
 
 
 def score_student(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
-    """Return the same on the code of a run's student, and the bytes that it sent.
+    """Score the active with help: on the code of the student that a run trains.
 
-    `scores`: of each fold.
+    Returns mean scores of a cross-validation in per cent by "code SCORE", and the bytes that the
+    run sent by "bytes".
     """
     run_config, data, score = _prepare_run(seed, config, scores)
     result = run(run_config, None, data=data)
@@ -196,7 +217,11 @@ def score_student(*, seed: int, config: Mapping[str, Any], scores: Sequence[Scor
 def _prepare_run(
     seed: int, config: Mapping[str, Any], scores: Sequence[Score]
 ) -> tuple[Config, VerticalData, Callable[[str, Tensor], Figures]]:
-    """Return the run of this seed, its data, and what scores the active's training rows."""
+    """Return the configuration with this seed, its data, and a function that scores a classifier.
+
+    The function takes a name and what the classifier reads of the active's training rows (T, F);
+    it returns mean scores of a cross-validation in per cent, by that name and the score's.
+    """
     run_config = Config.model_validate({**config, "seed": seed})
     data = load_data(run_config.data, seed=seed)
     assert data.active.labels is not None
@@ -211,8 +236,8 @@ def _prepare_run(
     return run_config, data, score_rows
 
 
-def _size_of(scenario: Scenario, full: bool) -> Size:
-    """Return the lines and seeds of a scenario's default part, or of all of it."""
+def _make_scenario_size(scenario: Scenario, full: bool) -> Size:
+    """Return the lines and seeds of the whole scenario if `full`, else of its default part."""
     part = scenario.full if full else scenario.quick
     return Size(list(_make_lines(scenario, part)), part.seeds)
 
@@ -224,32 +249,41 @@ def _make_job(
     rows: int | None = None,
     weight: float = 1.0,
 ) -> Job:
-    """Return a job of the active alone, or with `rows` aligned; `weight`: lambda of Eq. (5).
+    """Return the job of one method with one split of the columns.
 
-    `features`: columns of the active.
+    Args:
+        scenario: the data set.
+        features: number of columns at the active.
+        method: title of the method.
+        rows: number of aligned rows; None: the active learns without help.
+        weight: lambda of Eq. (5).
     """
     changes: dict[str, Any] = {} if weight == 1 else {"method": {"weight": weight}}
-    if method == _VECTORS:  # as many singular vectors as all parties have columns (section 6.1)
+    if method == _VFEDTRANS:  # as many singular vectors as all parties have columns (section 6.1)
         columns = scenario.make_data(scenario.full.features[0], None)["columns"]
         width = sum(map(len, columns.values()))
         changes["model"] = {"network": "enriched", "representation": width}
-    name = _HELPED.get(method, _HELPED[_USUAL])
+    name = _METHOD_BY_TITLE.get(method, _METHOD_BY_TITLE[_APC_VFL])
     config = scenario.make_config(scenario.make_data(features, rows), name, changes)
     label = f"{method.lower()}-f{features}-n{rows}"
     measure = score_student
     label += "" if weight == 1 else f"-lambda{weight:g}"
     if rows is None:
         label = f"alone-f{features}"
-        measure = score_alone
+        measure = score_local
     return Job.for_config(label, measure, config, scores=list(scenario.scores))
 
 
 def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
-    """Yield for each score every cell, and the gain of help in each and over the features."""
+    """Yield the lines of a scenario for each score.
+
+    First a line for each number of features, number of aligned rows and method; then APC-VFL minus
+    each other method, for each number of features and averaged over them.
+    """
     local_jobs = {features: _make_job(scenario, features) for features in part.features}
-    joint = {
-        cell: _make_job(scenario, cell[0], cell[2], cell[1])
-        for cell in product(part.features, part.aligned, _HELPED)
+    joint_jobs = {
+        (features, rows, method): _make_job(scenario, features, method, rows)
+        for features, rows, method in product(part.features, part.aligned, _METHOD_BY_TITLE)
     }
     for score, title in scenario.scores.items():
         panels = {rows: f"{rows:,} aligned rows, {title}" for rows in part.aligned}
@@ -261,55 +295,56 @@ def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
         lines: dict[tuple[int, object, str], Line] = {}
         for features in part.features:
             for method, columns in ((_LOCAL, "columns"), (_ABLATION, "code")):
-                lines[features, _ANY, method] = Line(
-                    cells=make_cells(features, _ANY, method),
+                lines[features, _ANY_ALIGNED, method] = Line(
+                    cells=make_cells(features, _ANY_ALIGNED, method),
                     job=local_jobs[features],
                     figure=f"{columns} {score}",
                     panels=tuple(panels.values()),
                     series=method,
                     at=float(features),
                 )
-            for rows, method in product(part.aligned, _HELPED):
+            for rows, method in product(part.aligned, _METHOD_BY_TITLE):
                 lines[features, rows, method] = Line(
                     cells=make_cells(features, rows, method),
-                    job=joint[features, rows, method],
+                    job=joint_jobs[features, rows, method],
                     figure=f"code {score}",
                     panels=(panels[rows],),
                     series=method,
                     at=float(features),
                 )
         yield from lines.values()
-        for base, rows in product((_LOCAL, _ABLATION, _VECTORS), part.aligned):
-            known = rows if base in _HELPED else _ANY
+        for base, rows in product((_LOCAL, _ABLATION, _VFEDTRANS), part.aligned):
+            base_rows = rows if base in _METHOD_BY_TITLE else _ANY_ALIGNED
             pairs = {
-                features: (lines[features, rows, _USUAL], lines[features, known, base])
+                features: (lines[features, rows, _APC_VFL], lines[features, base_rows, base])
                 for features in part.features
             }
-            minus = f"{_USUAL} minus {base}"
+            difference = f"{_APC_VFL} minus {base}"
             weight = 1 / len(pairs)
-            for features, (usual, other) in pairs.items():
-                gain = ((1.0, usual), (-1.0, other))
-                yield Line(cells=make_cells(features, rows, minus), combines=gain)
-            mean = [(weight, usual) for usual, _ in pairs.values()]
+            for features, (apc_vfl, other) in pairs.items():
+                gain = ((1.0, apc_vfl), (-1.0, other))
+                yield Line(cells=make_cells(features, rows, difference), combines=gain)
+            mean = [(weight, apc_vfl) for apc_vfl, _ in pairs.values()]
             mean += [(-weight, other) for _, other in pairs.values()]
-            yield Line(cells=make_cells("mean", rows, minus), combines=mean)
+            yield Line(cells=make_cells("mean", rows, difference), combines=mean)
 
 
 def _make_lambda_table(full: bool) -> Size:
-    """Return the lines by lambda where the passive knows half of the rows; lambda 0 is Ablation.
+    """Return the lines by lambda on breast cancer, where the passive knows half of the people.
 
-    `full`: whether all of the paper's table is measured, or a default part.
+    Lambda 0 is the ablation, which learns from the active's columns alone. `full` has no effect:
+    the whole table is always measured.
     """
-    scenario = SCENARIOS[_QUICK]
-    part = SCENARIOS[_QUICK].full
+    scenario = SCENARIOS[_QUICK_DATASET]
+    part = scenario.full
     lines = list[Line]()
     score, title = next(iter(scenario.scores.items()))
     rows = part.aligned[0]
-    gains: dict[str, list[tuple[float, Line]]] = {}
+    gain_terms: dict[str, list[tuple[float, Line]]] = {}
     share = 1 / len(part.features)
     for features in part.features:
         jobs = [_make_job(scenario, features)]
-        jobs += [_make_job(scenario, features, _USUAL, rows, weight) for weight in _LAMBDAS[1:]]
+        jobs += [_make_job(scenario, features, _APC_VFL, rows, weight) for weight in _LAMBDAS[1:]]
         base_line, *weighted_lines = (
             Line(
                 cells={"features": str(features), "lambda": f"{weight:g}", "score": title},
@@ -323,19 +358,15 @@ def _make_lambda_table(full: bool) -> Size:
         )
         lines += [base_line, *weighted_lines]
         for line in weighted_lines:
-            gains.setdefault(line.cells["lambda"], []).extend(((share, line), (-share, base_line)))
-    cells_by_weight = {
-        weight_text: {"features": "mean", "lambda": weight_text, "score": f"{title}, minus 0"}
-        for weight_text in gains
-    }
-    lines += [
-        Line(cells=cells_by_weight[weight_text], combines=parts)
-        for weight_text, parts in gains.items()
-    ]
+            terms = gain_terms.setdefault(line.cells["lambda"], [])
+            terms += [(share, line), (-share, base_line)]
+    for weight_text, terms in gain_terms.items():
+        cells = {"features": "mean", "lambda": weight_text, "score": f"{title}, minus 0"}
+        lines.append(Line(cells=cells, combines=terms))
     return Size(lines, part.seeds)
 
 
-# APC-VFL's Table 2: what all parties predict together, against SplitNN's rounds and bytes.
+# APC-VFL's Table 2: accuracy, rounds and bytes of joint prediction, against SplitNN.
 #
 # All rows are aligned here, and both methods predict with every party: SplitNN trains end to end,
 # with Adam and early stopping; APC-VFL classifies the joint code (its Figure 4), after one
@@ -343,62 +374,71 @@ def _make_lambda_table(full: bool) -> Size:
 
 
 def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
-    """Return what one run reached, and the bytes until its last step, without inference.
+    """Run a method once; return its accuracy and the communication of its training.
 
-    `way`: what is exchanged.
+    `way`: the way of inference whose accuracy is returned.
+
+    Returns:
+        "accuracy" in per cent, "rounds" (messages of representations or gradients), "megabytes"
+        sent until the last step of training, and "counted": megabytes by the paper's formula.
     """
     run_config = Config.model_validate({**config, "seed": seed})
     data = load_data(run_config.data, seed=seed)
-    last = list[Progress]()
+    last_steps = list[Progress]()
 
     def note_progress(progress: Progress) -> None:
+        """Keep the last report of training, which unlike one of evaluation has no accuracy."""
         if progress.accuracy is None:
-            last[:] = [progress]
+            last_steps[:] = [progress]
 
     result = run(run_config, None, data=data, on_progress=note_progress)
-    sent = dict.fromkeys((Kind.REPRESENTATIONS, Kind.GRADIENTS), 0)
+    last_step = last_steps[0]
+    messages_by_kind = dict.fromkeys((Kind.REPRESENTATIONS, Kind.GRADIENTS), 0)
     for flow in result.recording.transcript.flows:
-        if flow.kind in sent:
-            sent[flow.kind] += flow.messages
-    steps = sent[Kind.GRADIENTS]
+        if flow.kind in messages_by_kind:
+            messages_by_kind[flow.kind] += flow.messages
+    steps = messages_by_kind[Kind.GRADIENTS]
     rows = len(data.train_rows)
     # Messages in which passives answer for rows that are predicted.
-    batches = math.ceil(len(data.test_rows) / run_config.train.batch_size)
+    inference_messages = math.ceil(len(data.test_rows) / run_config.train.batch_size)
     # Eqs. (6) to (9): every epoch sends all rows, every step the gradient of the last layer.
-    exchanges = last[0].epoch if steps else 1
-    layer = _BEFORE * _WIDTH + _WIDTH
+    exchanges = last_step.epoch if steps else 1
+    layer_weights = _LAYER_INPUT * _REPRESENTATION_SIZE + _REPRESENTATION_SIZE
+    numbers = exchanges * rows * _REPRESENTATION_SIZE + steps * layer_weights
     return {
         "accuracy": 100 * result.accuracy[way],
-        "rounds": float(sum(sent.values()) - batches),
-        "megabytes": last[0].wire_bytes / 1e6,
-        "counted": _BYTES * (exchanges * rows * _WIDTH + steps * layer) / 1e6,
+        "rounds": float(sum(messages_by_kind.values()) - inference_messages),
+        "megabytes": last_step.wire_bytes / 1e6,
+        "counted": _BYTES_PER_NUMBER * numbers / 1e6,
     }
 
 
 def _make_table2_config(scenario: Scenario, rows: int, method: str) -> Config:
-    """Return a run on this number of aligned rows; networks and batches are the same for both
-    methods.
+    """Return a run of APC-VFL or SplitNN where all of this number of rows are aligned.
+
+    Both methods have the same networks. APC-VFL exchanges all rows in one message; SplitNN trains
+    with the batches, epochs and patience of APC-VFL's encoders.
     """
     data = find_preset(f"apc-vfl/{scenario.dataset}/all-aligned/{rows}")
-    base = scenario.make_config(data, _METHODS["APC-VFL"], {})
+    base = scenario.make_config(data, _TABLE2_METHODS["APC-VFL"], {})
     settings = base.model_dump(mode="json", exclude_defaults=True)
-    if method == _METHODS["APC-VFL"]:
+    if method == _TABLE2_METHODS["APC-VFL"]:
         # One message holds every row.
         settings["train"] |= {"epochs": 1, "batch_size": rows}
         return Config.model_validate(settings)
-    codes = ApcVflSettings.from_run_settings(base)
+    encoders = ApcVflSettings.from_run_settings(base)
     return Config.model_validate(
         {
             **settings,
             "method": method,
-            "model": {**codes.own.model_dump(exclude_defaults=True), "head": [256, 256]},
-            "passives": {"default": {"model": codes.passive.model_dump(exclude_defaults=True)}},
+            "model": {**encoders.own.model_dump(exclude_defaults=True), "head": [256, 256]},
+            "passives": {"default": {"model": encoders.passive.model_dump(exclude_defaults=True)}},
             "train": {
                 **settings["train"],
                 "optimizer": "adam",
                 "weight_decay": 0.0,
                 "patience": 10,
-                "epochs": codes.epochs,
+                "epochs": encoders.epochs,
                 "batch_size": scenario.batch_size,
             },
         }
@@ -407,20 +447,18 @@ def _make_table2_config(scenario: Scenario, rows: int, method: str) -> Config:
 
 def _make_table2_size(full: bool) -> Size:
     """Return the lines and seeds of Table 2: one data set by default, or all."""
-    scenarios = [scenario for name, scenario in SCENARIOS.items() if full or name == _QUICK]
+    scenarios = [scenario for name, scenario in SCENARIOS.items() if full or name == _QUICK_DATASET]
     return Size(
         [line for scenario in scenarios for line in _make_table2_lines(scenario)], _TABLE2_SEEDS
     )
 
 
 def _make_table2_lines(scenario: Scenario) -> Iterator[Line]:
-    """Yield the lines of Table 2 of one data set, and the difference in accuracy of both
-    methods.
-    """
+    """Yield one data set's lines of Table 2, and the difference in accuracy of the two methods."""
     title = scenario.dataset.replace("_", " ")
     aligned = scenario.full.aligned[:4]
     jobs = {}
-    for rows, (label, method) in product(aligned, _METHODS.items()):
+    for rows, (label, method) in product(aligned, _TABLE2_METHODS.items()):
         way = method if label == "SplitNN" else f"{method}_together"
         jobs[rows, label] = Job.for_config(
             f"{scenario.dataset}-{method}-n{rows}",
@@ -430,12 +468,12 @@ def _make_table2_lines(scenario: Scenario) -> Iterator[Line]:
         )
 
     def make_cells(rows: int, method: str, measure: str) -> dict[str, str]:
-        """Return the cells of one line."""
+        """Return the cells of one line by column."""
         texts = (title, str(rows), method, _MEASURES[measure])
         return dict(zip(_TABLE2_HEADER, texts, strict=True))
 
     lines = {}
-    for measure, rows, label in product(_MEASURES, aligned, _METHODS):
+    for measure, rows, label in product(_MEASURES, aligned, _TABLE2_METHODS):
         lines[measure, rows, label] = Line(
             cells=make_cells(rows, label, measure),
             job=jobs[rows, label],
@@ -446,10 +484,11 @@ def _make_table2_lines(scenario: Scenario) -> Iterator[Line]:
         )
     yield from lines.values()
     for rows in aligned:
-        usual, other = (lines["accuracy", rows, label] for label in ("APC-VFL", "SplitNN"))
+        apc_vfl = lines["accuracy", rows, "APC-VFL"]
+        split_nn = lines["accuracy", rows, "SplitNN"]
         yield Line(
             cells=make_cells(rows, "APC-VFL minus SplitNN", "accuracy"),
-            combines=((1.0, usual), (-1.0, other)),
+            combines=((1.0, apc_vfl), (-1.0, split_nn)),
         )
 
 
@@ -464,7 +503,7 @@ TABLES: tuple[PaperTable, ...] = (
             hours=hours,
             leaves_out=leaves_out,
             reading=f"{SCENARIOS[dataset].rows:,} rows at the active. {_READING}",
-            size=partial(_size_of, SCENARIOS[dataset]),
+            size=partial(_make_scenario_size, SCENARIOS[dataset]),
             axis="features of the active",
         )
         for dataset, title, figures, hours, leaves_out in (

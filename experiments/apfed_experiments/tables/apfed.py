@@ -61,14 +61,14 @@ PRINTED: Mapping[tuple[str, str], Sequence[float]] = {
     (dataset, setting): tuple(map(float, figures))
     for dataset, setting, *figures in map(str.split, _TABLE2.strip().splitlines())
 }
-_QUICK = tuple(cell for cell in PRINTED if not cell[0].startswith("cifar"))
-_FEW = tuple(cell for cell in _QUICK if cell[1] in ("2-1", "3-1"))
+_QUICK_CELLS = tuple(cell for cell in PRINTED if not cell[0].startswith("cifar"))
+_FEW_LABELS_CELLS = tuple(cell for cell in _QUICK_CELLS if cell[1] in ("2-1", "3-1"))
 _FEW_LABELS = 500
 # Section 5.3: larger is better, but for CIFAR-10, where 1 is better than 10.
-_BEST = {"mnist": 10.0, "fashion_mnist": 10.0, "cifar10": 1.0, "cifar100": 10.0}
+_LAMBDA_BY_DATASET = {"mnist": 10.0, "fashion_mnist": 10.0, "cifar10": 1.0, "cifar100": 10.0}
 _LAMBDAS = (0.0, 0.1, 1.0, 10.0)
-_STRIPS = "2-1"
-_HELPED = ("APFed-R", "APFed-C")
+_TWO_STRIPS = "2-1"
+_COLUMNS_WITH_HELP = ("APFed-R", "APFed-C")
 _READING = (
     "Batches of 128, bfloat16 networks, views and networks of the authors' release. By default "
     "10,000 images at a learning rate of 1e-2 for 13 epochs stand in for all at 1e-3 for 300 "
@@ -83,7 +83,11 @@ _THREE_SEEDS = "two of five seeds"
 class Training:
     """The training of every run of a table: the paper's own, or a proxy of it.
 
-    `rows` is None for all rows, `schedule_steps` for a constant learning rate.
+    Attributes:
+        key: a name for files and runs.
+        seeds: number of seeds.
+        rows: number of rows in use, training and test; None: all.
+        schedule_steps: steps after which the learning rate's schedule ends; None: constant rate.
     """
 
     key: str
@@ -101,7 +105,7 @@ _PAPER = Training(key="paper", epochs=300, learning_rate=1e-3, seeds=5)
 PROXY = Training(key="proxy", epochs=13, learning_rate=1e-2, seeds=3, rows=10_000)
 
 
-def run_of(
+def make_run_config(
     dataset: str,
     setting: str,
     method: str,
@@ -109,23 +113,30 @@ def run_of(
     training: Training,
     labelled: int | None = None,
 ) -> Config:
-    """Return one run: `setting` is the paper's m-i, `weight` lambda of every passive; `labelled`
-    rows have a label (None: all).
+    """Return the configuration of one run.
+
+    Args:
+        dataset: name of the images.
+        setting: the paper's m-i: number of views, and number of the active's view.
+        method: name of the method.
+        weight: lambda of every passive; unused where the method has no passives' losses.
+        training: the paper's, or a proxy.
+        labelled: number of labelled rows; None: all.
     """
     base = base_config("apfed-table2")
-    views, view = setting.split("-")
-    helped = METHODS[method].settings.sums_gradients
-    file_suffix = [f"n{labelled}"] if labelled else []
-    weighted = [f"lambda{weight:g}"] if helped else []
-    parts = (dataset, setting, method, *weighted, training.key, *file_suffix)
+    views, active_view = setting.split("-")
+    has_lambda = METHODS[method].settings.sums_gradients
+    lambda_suffix = [f"lambda{weight:g}"] if has_lambda else []
+    labels_suffix = [f"n{labelled}"] if labelled else []
+    name_parts = (dataset, setting, method, *lambda_suffix, training.key, *labels_suffix)
     changes: dict[str, Any] = {
-        "name": "-".join(parts).replace("_", "-"),
+        "name": "-".join(name_parts).replace("_", "-"),
         "method": method,
         "data": {
             **base.data.model_dump(exclude_defaults=True),
             "dataset": dataset,
             "views": int(views),
-            "active_view": int(view),
+            "active_view": int(active_view),
             "limit": training.rows,
             "labelled": labelled,
         },
@@ -139,79 +150,84 @@ def run_of(
             "evaluate_every": training.epochs,
         },
     }
-    if helped:
+    if has_lambda:
         changes["passives"] = {"default": {"weight": weight}}
     return Config.model_validate(base.model_dump(mode="json", exclude_defaults=True) | changes)
 
 
 def get_paper_result(dataset: str, setting: str, column: str) -> Printed:
-    """Return what Table 2 prints in this column of the row of this data set and m-i."""
-    place = 2 * list(COLUMNS).index(column)
-    mean, sd = PRINTED[dataset, setting][place : place + 2]
-    return Printed(mean=mean, sd=sd)
+    """Return the mean and standard deviation that the paper's Table 2 prints.
+
+    `setting`: the paper's m-i. `column`: a key of `COLUMNS`.
+    """
+    figures = PRINTED[dataset, setting]  # mean and standard deviation of each column in turn
+    start = 2 * list(COLUMNS).index(column)
+    return Printed(mean=figures[start], sd=figures[start + 1])
 
 
 def _make_cell_lines(
     dataset: str, setting: str, training: Training, labelled: int | None = None
 ) -> Iterator[Line]:
-    """Yield the lines of a row of the paper's table, and what the passives' help adds.
+    """Yield the lines of one row of the paper's table, then APFed minus SingleVL.
 
-    Where few rows have a label these are methods that predict alone, and the paper says nothing.
-
-    `setting`: of the paper's table.
+    `setting`: the paper's m-i. `labelled`: number of labelled rows; None: all. With few labels only
+    methods whose active predicts without its passives have lines, and no paper figures.
     """
     title = TITLES[dataset]
-    weight = _BEST[dataset]
-    methods = {
-        method: Job.for_config(config.name, measure_accuracies, config)
-        for method in dict.fromkeys(method for method, _ in COLUMNS.values())
-        if not labelled or METHODS[method].settings.predicts_alone
-        for config in [run_of(dataset, setting, method, weight, training, labelled)]
-    }
+    weight = _LAMBDA_BY_DATASET[dataset]
+    jobs = {}
+    for method in dict.fromkeys(method for method, _ in COLUMNS.values()):
+        if labelled and not METHODS[method].settings.predicts_alone:
+            continue
+        config = make_run_config(dataset, setting, method, weight, training, labelled)
+        jobs[method] = Job.for_config(config.name, measure_accuracies, config)
     lines = {
         column: Line(
             cells={"data": title, "views": setting, "method": column},
-            job=methods[method],
+            job=jobs[method],
             figure=way,
             panels=(f"{title} {setting}",),
             series=column,
             paper=None if labelled else get_paper_result(dataset, setting, column),
         )
         for column, (method, way) in COLUMNS.items()
-        if method in methods
+        if method in jobs
     }
     yield from lines.values()
-    for column in _HELPED:
-        helped, local = (
-            get_paper_result(dataset, setting, printed_column).mean
-            for printed_column in (column, SINGLE)
-        )
+    for column in _COLUMNS_WITH_HELP:
+        paper_with_help = get_paper_result(dataset, setting, column).mean
+        paper_local = get_paper_result(dataset, setting, SINGLE).mean
         yield Line(
             cells={"data": title, "views": setting, "method": f"{column} minus {SINGLE}"},
-            paper=None if labelled else Printed(mean=helped - local),
+            paper=None if labelled else Printed(mean=paper_with_help - paper_local),
             combines=((1.0, lines[column]), (-1.0, lines[SINGLE])),
         )
 
 
 def _make_table2(full: bool) -> Size:
-    """Return Table 2 under the paper's training, or a part of it under the proxy's."""
-    training, cells = (_PAPER, tuple(PRINTED)) if full else (PROXY, _QUICK)
-    return Size(
-        [line for cell in cells for line in _make_cell_lines(*cell, training)], training.seeds
-    )
+    """Return Table 2 with the paper's training if `full`, else a part of it with the proxy's."""
+    training = _PAPER if full else PROXY
+    cells = tuple(PRINTED) if full else _QUICK_CELLS
+    lines = [line for cell in cells for line in _make_cell_lines(*cell, training)]
+    return Size(lines, training.seeds)
 
 
 def _make_few_labels_table(full: bool) -> Size:
-    """Return the table where 500 rows have a label."""
+    """Return the table for 500 labels, with the paper's training if `full`, else the proxy's."""
     training = _PAPER if full else replace(PROXY, seeds=_PAPER.seeds)
-    lines = [line for cell in _FEW for line in _make_cell_lines(*cell, training, _FEW_LABELS)]
+    lines = [
+        line
+        for cell in _FEW_LABELS_CELLS
+        for line in _make_cell_lines(*cell, training, _FEW_LABELS)
+    ]
     return Size(lines, training.seeds)
 
 
 def _make_lambda_table(full: bool) -> Size:
-    """Return Figures 3 and 4: at lambda 0 both methods are SingleVL, which one run measures.
+    """Return Figures 3 and 4: APFed-R and APFed-C by lambda.
 
-    `full`: whether all of the paper's table is measured, or a default part.
+    At lambda 0 both are SingleVL, which is measured once. `full`: whether the paper's training and
+    data sets are used, or the proxy's.
     """
     datasets = ("mnist", "cifar10")
     training = _PAPER
@@ -220,20 +236,20 @@ def _make_lambda_table(full: bool) -> Size:
         training = PROXY
     jobs: dict[str, Job] = {}
     lines = []
-    for dataset, column, (place, weight) in product(datasets, _HELPED, enumerate(_LAMBDAS)):
+    weights = tuple(enumerate(_LAMBDAS))
+    for dataset, column, (position, weight) in product(datasets, _COLUMNS_WITH_HELP, weights):
         method, way = COLUMNS[column if weight else SINGLE]
-        config = run_of(dataset, _STRIPS, method, weight, training)
+        config = make_run_config(dataset, _TWO_STRIPS, method, weight, training)
+        job = jobs.setdefault(config.name, Job.for_config(config.name, measure_accuracies, config))
         lines.append(
             Line(
                 cells={"data": TITLES[dataset], "method": column, "lambda": f"{weight:g}"},
-                job=jobs.setdefault(
-                    config.name, Job.for_config(config.name, measure_accuracies, config)
-                ),
+                job=job,
                 figure=way,
-                paper=None if weight else get_paper_result(dataset, _STRIPS, SINGLE),
-                panels=(f"{TITLES[dataset]} {_STRIPS}",),
+                paper=None if weight else get_paper_result(dataset, _TWO_STRIPS, SINGLE),
+                panels=(f"{TITLES[dataset]} {_TWO_STRIPS}",),
                 series=column,
-                at=float(place),
+                at=float(position),
             )
         )
     return Size(lines, training.seeds)

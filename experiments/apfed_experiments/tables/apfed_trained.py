@@ -23,7 +23,13 @@ from typing import Any
 
 import torch
 
-from apfed_experiments.tables.apfed import SINGLE, TITLES, Training, get_paper_result, run_of
+from apfed_experiments.tables.apfed import (
+    SINGLE,
+    TITLES,
+    Training,
+    get_paper_result,
+    make_run_config,
+)
 from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Printed, Size
 from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config import Config
@@ -33,11 +39,11 @@ from secure_apfed.measures.table import ACCURACY
 from secure_apfed.methods.single_view import SingleViewActive
 from secure_apfed.runs.simulation import begin_simulation, train_simulation
 
-_TRAINED_ON = 5_000
-_HELD_OUT = 1_000
-_TEST = "test"
-_JUDGE = "held out"
-_HALF = "held out, half-way"
+_TRAINING_ROWS = 5_000
+_HELD_OUT_ROWS = 1_000
+_ON_TEST_ROWS = "test"
+_ON_HELD_OUT_ROWS = "held out"
+_ON_HELD_OUT_ROWS_HALF_WAY = "held out, half-way"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,28 +55,32 @@ class Method:
     reads_own_view: bool = False
 
     @property
-    def is_helped(self) -> bool:
+    def has_help(self) -> bool:
         """Return whether passives, or the control's, take part."""
         return self.title != SINGLE
 
 
-_ALONE = Method(title=SINGLE, name="single_view")
+_SINGLE_VIEW = Method(title=SINGLE, name="single_view")
 _APFED_R = Method(title="APFed-R", name="apfed_r")
 _APFED_C = Method(title="APFed-C", name="apfed_c")
 CONTROL = Method(title="active_dec (control)", name="apfed_r", reads_own_view=True)
-_METHODS = (_ALONE, _APFED_R, _APFED_C, CONTROL)
+_METHODS = (_SINGLE_VIEW, _APFED_R, _APFED_C, CONTROL)
 _DIFFERENCES = (
-    (_APFED_R, _ALONE),
-    (_APFED_C, _ALONE),
-    (CONTROL, _ALONE),
+    (_APFED_R, _SINGLE_VIEW),
+    (_APFED_C, _SINGLE_VIEW),
+    (CONTROL, _SINGLE_VIEW),
     (_APFED_R, CONTROL),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A grid of what is tried of every method: lambda (only of methods with help) and batch size,
-    with the training of each point.
+    """A grid of hyperparameters that are tried for every method.
+
+    Attributes:
+        training: of each point, but for its batch size.
+        weights: values of lambda, for methods with help.
+        batch_sizes: values of the batch size.
     """
 
     training: Training
@@ -78,28 +88,28 @@ class Grid:
     batch_sizes: Sequence[int]
 
 
-_SHORT = Training(
+_SHORT_TRAINING = Training(
     key="trained",
     epochs=5,
     learning_rate=2.5e-2,
     seeds=5,
-    rows=_TRAINED_ON + _HELD_OUT,
+    rows=_TRAINING_ROWS + _HELD_OUT_ROWS,
     precision="float32",
 )
-_POINT = Grid(training=_SHORT, weights=(0.4,), batch_sizes=(32,))
-# The release sweeps lambda 0.1, 1 and 10 at 1e-3, and batches of 32 to 1,024, of which those above
-# 128 would take too few steps of 5,000 images.
-_RELEASE = Grid(
-    training=replace(_SHORT, key="trained-longer", epochs=30),
+_DEFAULT_GRID = Grid(training=_SHORT_TRAINING, weights=(0.4,), batch_sizes=(32,))
+# The authors' release sweeps lambda 0.1, 1 and 10 at 1e-3, and batches of 32 to 1,024, of which
+# those above 128 would take too few steps of 5,000 images.
+_RELEASE_GRID = Grid(
+    training=replace(_SHORT_TRAINING, key="trained-longer", epochs=30),
     weights=(0.004, 0.04, 0.4),
     batch_sizes=(32, 128),
 )
 _DATASETS = ("mnist", "fashion_mnist")
-_STRIPS = "2-1"
+_TWO_STRIPS = "2-1"
 
 
-def hold_out(data: VerticalData, rows: int) -> VerticalData:
-    """Return the data without its last `rows` training rows, which become its test rows."""
+def hold_out_training_rows(data: VerticalData, rows: int) -> VerticalData:
+    """Return the data where the last `rows` training rows are the test rows instead."""
     training_rows, held_out_rows = data.train_rows.split([len(data.train_rows) - rows, rows])
     return replace(data, train_rows=training_rows, test_rows=held_out_rows)
 
@@ -109,17 +119,17 @@ def give_active_view(data: VerticalData) -> VerticalData:
 
     Raises DataError: a passive has people whom the active does not know.
     """
-    place = {person: row for row, person in enumerate(data.active.ids)}
+    active_rows = {person: row for row, person in enumerate(data.active.ids)}
 
     def replace_view(passive: PartyTable) -> PartyTable:
         """Return the passive's table with the active's columns of the same people."""
-        strangers = len(set(passive.ids) - set(place))
+        strangers = len(set(passive.ids) - set(active_rows))
         if strangers:
             raise DataError(
                 f"{passive.name}: the control gives it the active's columns of its people, and the "
                 f"active knows {strangers} of them not; set data.overlap to 1.0"
             )
-        rows = torch.tensor([place[person] for person in passive.ids])
+        rows = torch.tensor([active_rows[person] for person in passive.ids])
         features = data.active.features[rows]
         return replace(passive, features=features, encoding=data.active.encoding)
 
@@ -127,41 +137,51 @@ def give_active_view(data: VerticalData) -> VerticalData:
 
 
 @isolate_torch_modes()
-def judge_training(
+def measure_training(
     *, seed: int, config: Mapping[str, Any], held_out: int, reads_own_view: bool
 ) -> Figures:
-    """Train a run without messages; return the active's accuracy on test rows at the end, and on
-    `held_out` rows that it does not train on at the end and at half of the epochs, in per cent.
+    """Train a run without messages between parties; return the active's accuracy in per cent.
 
-    `reads_own_view`: whether the passives hold the active's columns.
+    Args:
+        seed: of the run and its data.
+        config: plain settings of the run without its seed.
+        held_out: number of training rows that are held out.
+        reads_own_view: whether the passives hold the active's columns (the control).
+
+    Returns:
+        Accuracy on test rows after the last epoch ("test"), and on held-out rows after the last
+        ("held out") and after half of the epochs ("held out, half-way").
     """
     run_settings = {"seed": seed, "party_seeds": "shared_for_comparison"}
     run_config = Config.model_validate({**config, **run_settings})
     all_data = load_data(run_config.data, seed=seed)
-    data = hold_out(all_data, held_out)
+    data = hold_out_training_rows(all_data, held_out)
     session = begin_simulation(run_config, give_active_view(data) if reads_own_view else data)
     active = session.learner
     assert isinstance(active, SingleViewActive)
     figures = {}
 
-    def judge_epoch(done: int) -> None:
-        if done == run_config.train.epochs // 2:
-            figures[_HALF] = 100 * ACCURACY.compute_value(active.trainer.score_rows(data.test_rows))
+    def compute_accuracy(rows: torch.Tensor) -> float:
+        return 100 * ACCURACY.compute_value(active.trainer.score_rows(rows))
 
-    train_simulation(session, run_config, judge_epoch)
-    figures[_JUDGE] = 100 * ACCURACY.compute_value(active.trainer.score_rows(data.test_rows))
-    figures[_TEST] = 100 * ACCURACY.compute_value(active.trainer.score_rows(all_data.test_rows))
+    def measure_half_way(epochs_done: int) -> None:
+        if epochs_done == run_config.train.epochs // 2:
+            figures[_ON_HELD_OUT_ROWS_HALF_WAY] = compute_accuracy(data.test_rows)
+
+    train_simulation(session, run_config, measure_half_way)
+    figures[_ON_HELD_OUT_ROWS] = compute_accuracy(data.test_rows)
+    figures[_ON_TEST_ROWS] = compute_accuracy(all_data.test_rows)
     return figures
 
 
-def _make_cells(dataset: str, method: str, point: str, rows: str = _TEST) -> dict[str, str]:
-    """Return the cells of one line.
+def _make_cells(dataset: str, method: str, point: str, rows: str = _ON_TEST_ROWS) -> dict[str, str]:
+    """Return the cells of one line by column.
 
-    `point`: hyperparameters of the line.
+    `point`: its hyperparameters, as text. `rows`: the rows that it was measured on.
     """
     return {
         "data": TITLES[dataset],
-        "views": _STRIPS,
+        "views": _TWO_STRIPS,
         "method": method,
         "point": point,
         "rows": rows,
@@ -169,27 +189,34 @@ def _make_cells(dataset: str, method: str, point: str, rows: str = _TEST) -> dic
 
 
 def _make_jobs(dataset: str, method: Method, grid: Grid) -> dict[str, Job]:
-    """Return one job for each point of the grid; the active alone has no lambda."""
-    weights = grid.weights if method.is_helped else (0.0,)
+    """Return the jobs of a method by grid point, such as "lambda 0.4, batch 32".
+
+    A method without help has no lambda.
+    """
+    weights = grid.weights if method.has_help else (0.0,)
     jobs = {}
     for weight, batch_size in product(weights, grid.batch_sizes):
-        steps = grid.training.epochs * math.ceil(_TRAINED_ON / batch_size)
+        steps = grid.training.epochs * math.ceil(_TRAINING_ROWS / batch_size)
         training = replace(grid.training, batch_size=batch_size, schedule_steps=steps)
-        config = run_of(dataset, _STRIPS, method.name, weight, training)
+        config = make_run_config(dataset, _TWO_STRIPS, method.name, weight, training)
         control = "-active-dec" if method.reads_own_view else ""
         point = f"lambda {weight:g}, batch {batch_size}" if weight else f"batch {batch_size}"
         jobs[point] = Job.for_config(
             f"{config.name}-batch{batch_size}{control}",
-            judge_training,
+            measure_training,
             config,
-            held_out=_HELD_OUT,
+            held_out=_HELD_OUT_ROWS,
             reads_own_view=method.reads_own_view,
         )
     return jobs
 
 
 def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
-    """Yield one row of Table 2: each method's points, its best on held-out rows, differences."""
+    """Yield the lines of one data set.
+
+    First all points of each method's grid, then each method's best by held-out rows, then
+    differences of these.
+    """
     best = {}
     for method in _METHODS:
         points = {
@@ -197,15 +224,17 @@ def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
                 cells=_make_cells(dataset, method.title, point, rows), job=job, figure=rows
             )
             for point, job in _make_jobs(dataset, method, grid).items()
-            for rows in (_TEST, _JUDGE, _HALF)
+            for rows in (_ON_TEST_ROWS, _ON_HELD_OUT_ROWS, _ON_HELD_OUT_ROWS_HALF_WAY)
         }
         yield from points.values()
         best[method] = Line(
             cells=_make_cells(dataset, method.title, "best on rows held out"),
-            chooses=[line for (_, rows), line in points.items() if rows == _TEST],
-            judged_by=_JUDGE,
-            paper=None if method is CONTROL else get_paper_result(dataset, _STRIPS, method.title),
-            panels=(f"{TITLES[dataset]} {_STRIPS}",),
+            chooses=[line for (_, rows), line in points.items() if rows == _ON_TEST_ROWS],
+            chosen_by=_ON_HELD_OUT_ROWS,
+            paper=None
+            if method is CONTROL
+            else get_paper_result(dataset, _TWO_STRIPS, method.title),
+            panels=(f"{TITLES[dataset]} {_TWO_STRIPS}",),
             series=method.title,
         )
     yield from best.values()
@@ -220,8 +249,8 @@ def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
 
 
 def _make_table_size(full: bool) -> Size:
-    """Return the lines and seeds of both data sets."""
-    grid = _RELEASE if full else _POINT
+    """Return the lines and seeds of both data sets, with the release's grid if `full`."""
+    grid = _RELEASE_GRID if full else _DEFAULT_GRID
     lines = [line for dataset in _DATASETS for line in _make_row_lines(dataset, grid)]
     return Size(lines, grid.training.seeds)
 

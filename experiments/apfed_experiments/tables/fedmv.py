@@ -1,10 +1,10 @@
-"""FedMV's Tables 1 to 3 on views that are public: who gains by whom, on handwritten numerals.
+"""FedMV's Tables 1 to 3 on public data: which parties gain from which, on handwritten numerals.
 
 The paper's own rows are sessions of typing that nobody else has. Here five views of 2,000 numerals
 take their place, as they are (Tables 1 and 2, and MMVFL beside them) and cut into steps (Table 3).
-Everything is computed at once, by the parts that parties compute by, in the order in which they
-would: that their runs give the same is tested (`tests/secure_apfed/test_methods_views.py`).
-Letters: N rows, F features of a view, C classes.
+All parties are computed in one process, with the functions and the order of the protocol; a test
+checks that a session of parties gives the same (`tests/secure_apfed/test_methods_views.py`).
+Letters: N rows, B rows of a subset, F features of a view, C classes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,28 +35,34 @@ from secure_apfed.methods.multiview import (
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import ModelSettings
 
-Rows: TypeAlias = NDArray[np.int64]
+RowNumbers: TypeAlias = NDArray[np.int64]
 Weights: TypeAlias = Sequence[Floats]
 """Weights of each view, (F, C)."""
 
 _VIEWS = ("fou", "fac", "kar", "pix", "zer")
-_SEQUENCES = {"fou": (19, 4), "fac": (18, 12), "kar": (16, 4), "pix": (16, 15), "zer": (12, 4)}
+_SEQUENCE_SHAPES = {
+    "fou": (19, 4),
+    "fac": (18, 12),
+    "kar": (16, 4),
+    "pix": (16, 15),
+    "zer": (12, 4),
+}
 """Steps and channels: pix are its 16 rows of 15 pixels, the others consecutive numbers."""
 _CLASSES = 10
-_TEST = 400
-_HELD_OUT = 0.2
+_TEST_ROWS = 400
+_HELD_OUT_SHARE = 0.2
 _CLIENTS = 4
-_ITERATIONS = 10
-_ROUNDS = 5
+_VERTICAL_ITERATIONS = 10
+_HORIZONTAL_ROUNDS = 5
 _INNER_ROUNDS = 5
 _TOLERANCE = 1e-6
-_REWEIGHTINGS = 10
+_MAX_REWEIGHTINGS = 10
 _BETAS = (0.1, 1.0, 4.0)
 _PULL = 8.0
 """zeta = eta of FedMV, whose paper tries 1 to 32 around it."""
 _MMVFL_PULL = 1000.0
-_RATES = (0.001, 0.005)
-_SIZE = 12
+_LEARNING_RATES = (0.001, 0.005)
+_GRU_SIZE = 12
 _EPOCHS = 10
 _DROPOUT = 0.1
 
@@ -66,48 +72,53 @@ class Numerals:
     """All views of the numerals (N, F) and their classes (N,)."""
 
     views: Sequence[Floats]
-    labels_N: Rows  # noqa: N815
+    labels_N: RowNumbers  # noqa: N815
 
-    def encode_labels(self, rows_B: Rows) -> Floats:
-        """Return the labels of these rows one-hot, (B, C)."""
+    def encode_labels(self, rows_B: RowNumbers) -> Floats:
+        """Return the one-hot labels (B, C) of the rows with these numbers (B,)."""
         return np.asarray(np.eye(_CLASSES)[self.labels_N[rows_B]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Settings among which held-out rows choose."""
+    """Weights of the objective's terms, chosen on held-out rows.
+
+    Attributes:
+        beta: of the sparsity of weights.
+        pull: zeta and eta of the paper, of the distance to the common pseudo-labels and labels.
+    """
 
     beta: float
     pull: float = 0.0
 
 
-_FEDMV = tuple(Choice(beta=beta, pull=_PULL) for beta in _BETAS)
-_MMVFL = tuple(Choice(beta=beta, pull=_MMVFL_PULL) for beta in _BETAS)
-_SUPERVISED = tuple(Choice(beta=beta) for beta in _BETAS)
+_FEDMV_CHOICES = tuple(Choice(beta=beta, pull=_PULL) for beta in _BETAS)
+_MMVFL_CHOICES = tuple(Choice(beta=beta, pull=_MMVFL_PULL) for beta in _BETAS)
+_SUPERVISED_CHOICES = tuple(Choice(beta=beta) for beta in _BETAS)
 
-Fit: TypeAlias = Callable[[Numerals, Sequence[int], Rows, Choice, int], Weights]
-"""Function that fits the weights of views, from data, views' places, rows, choice and seed."""
+Fit: TypeAlias = Callable[[Numerals, Sequence[int], RowNumbers, Choice, int], Weights]
+"""A function that fits weights; its arguments are data, indices of views, rows, choice and seed."""
 
 
 def measure_accuracy(
-    numerals: Numerals, positions: Sequence[int], rows: Rows, weights: Weights
+    numerals: Numerals, positions: Sequence[int], rows: RowNumbers, weights: Weights
 ) -> float:
-    """Return the accuracy in per cent on rows outside the training.
+    """Return the accuracy in per cent of the views' mean scores on rows outside the training.
 
-    Z is the limit of Eqs. (12), (13); all zeta_k are equal.
+    The mean is what Z of Eqs. (12) and (13) converges to, since all zeta_k are equal.
 
-    `positions`: indices of the views.
+    `positions`: indices of the views. `rows`: numbers of the test rows. `weights`: of these views.
     """
-    parts = [
+    scores_by_view = [
         numerals.views[view][rows] @ weights_FC
         for view, weights_FC in zip(positions, weights, strict=True)
     ]
-    scores_BC = np.mean(parts, axis=0)
+    scores_BC = np.mean(scores_by_view, axis=0)
     return 100 * float((scores_BC.argmax(1) == numerals.labels_N[rows]).mean())
 
 
-def start_view(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewModel:
-    """Return a view of some rows at its start."""
+def make_view_model(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewModel:
+    """Return the untrained model of one view with these training features."""
     return ViewModel.from_features(
         x_NF,
         _CLASSES,
@@ -115,73 +126,74 @@ def start_view(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewMo
         beta=choice.beta,
         zeta=choice.pull,
         tolerance=_TOLERANCE,
-        max_rounds=_REWEIGHTINGS,
+        max_rounds=_MAX_REWEIGHTINGS,
     )
 
 
 def fit_vertical(
     numerals: Numerals,
     positions: Sequence[int],
-    rows: Rows,
+    rows: RowNumbers,
     choice: Choice,
     seed: int,
     *,
     own: bool,
 ) -> Weights:
-    """Fit V-FedMV (Algorithm 2), or MMVFL (Algorithm 1; `own`), to parties with a view each.
+    """Fit V-FedMV (Algorithm 2) or MMVFL (Algorithm 1) to parties with one view each.
 
-    `positions`: indices of the views.
+    `positions`: indices of the views. `rows`: numbers of the training rows. `own`: whether the
+    labels pull only the pseudo-labels of the party that holds them, as in MMVFL.
     """
     rng = np.random.default_rng(seed)
-    models = [start_view(numerals.views[view][rows], choice, rng) for view in positions]
+    models = [make_view_model(numerals.views[view][rows], choice, rng) for view in positions]
     pull = Pull(numerals.encode_labels(rows), np.full((len(rows), 1), choice.pull), own=own)
     common_NC = draw_orthonormal(len(rows), _CLASSES, rng)
-    for _ in range(_ITERATIONS):
+    for _ in range(_VERTICAL_ITERATIONS):
         common_NC = run_iteration(models, common_NC, pull)
     return [model.weights_FC for model in models]
 
 
 def fit_by_labels(
-    numerals: Numerals, positions: Sequence[int], rows: Rows, choice: Choice, seed: int
+    numerals: Numerals, positions: Sequence[int], rows: RowNumbers, choice: Choice, seed: int
 ) -> Weights:
-    """Fit each view by itself to the labels: Eq. (20).
+    """Fit each view separately to the labels, without federated learning: Eq. (20).
 
-    `positions`: indices of the views.
+    `positions`: indices of the views. `rows`: numbers of the training rows.
     """
     rng = np.random.default_rng(seed)
     truth_NC = numerals.encode_labels(rows)
-    weights_by_place = []
+    weights = []
     for view in positions:
         x_NF = numerals.views[view][rows]
-        first_FC = rng.standard_normal((x_NF.shape[1], _CLASSES))
+        initial_FC = rng.standard_normal((x_NF.shape[1], _CLASSES))
         weights_FC = weights_of(
             x_NF,
             truth_NC,
             choice.beta,
-            first_FC,
+            initial_FC,
             tolerance=_TOLERANCE,
-            max_rounds=_REWEIGHTINGS,
+            max_rounds=_MAX_REWEIGHTINGS,
         )
-        weights_by_place.append(weights_FC)
-    return weights_by_place
+        weights.append(weights_FC)
+    return weights
 
 
 def make_client(
     views: Sequence[Floats], truth_NC: Floats, choice: Choice, rng: np.random.Generator
 ) -> LinearViews:
-    """Return one client of H-FedMV at its start."""
-    models = [start_view(x_NF, choice, rng) for x_NF in views]
+    """Return one untrained client of H-FedMV: its rows in every view, with one-hot labels."""
+    models = [make_view_model(x_NF, choice, rng) for x_NF in views]
     pull = Pull(truth_NC, np.full((len(truth_NC), 1), choice.pull))
     return LinearViews(models, pull, tolerance=1e-4, rounds=_INNER_ROUNDS)
 
 
 def average_clients(clients: Sequence[LinearViews], shares: Sequence[float]) -> None:
-    """Run H-FedMV's rounds (Algorithm 3): all clients hold the average then.
+    """Run the rounds of H-FedMV (Algorithm 3), after which all clients hold the average weights.
 
-    `shares`: weight of each client.
+    `shares`: weight of each client in the average; they sum to 1.
     """
     average_FC = clients[0].weights
-    for step in range(_ROUNDS):
+    for step in range(_HORIZONTAL_ROUNDS):
         for client in clients:
             client.load(average_FC)
             client.train(step)
@@ -192,22 +204,22 @@ def average_clients(clients: Sequence[LinearViews], shares: Sequence[float]) -> 
         client.load(average_FC)
 
 
-def weights_by_view(model: LinearViews) -> Weights:
-    """Return the weights of each view of a client."""
+def list_weights(model: LinearViews) -> Weights:
+    """Return the weights of a client, (F, C) for each view."""
     return [view.weights_FC for view in model.views]
 
 
-def split_clients(rows: Rows) -> list[Rows]:
-    """Return the rows of each client, in a random order."""
+def split_clients(rows: RowNumbers) -> list[RowNumbers]:
+    """Return equal consecutive parts of these rows, one for each client."""
     return list(np.array_split(rows, _CLIENTS))
 
 
-def clients_of(
-    numerals: Numerals, positions: Sequence[int], rows: Rows, choice: Choice, seed: int
+def make_clients(
+    numerals: Numerals, positions: Sequence[int], rows: RowNumbers, choice: Choice, seed: int
 ) -> list[LinearViews]:
-    """Return all clients of H-FedMV at their start, each with its own rows.
+    """Return the untrained clients of H-FedMV, each with its part of the rows.
 
-    `positions`: indices of the views.
+    `positions`: indices of the views that every client has.
     """
     rng = np.random.default_rng(seed)
     return [
@@ -222,30 +234,30 @@ def clients_of(
 
 
 def fit_horizontal(
-    numerals: Numerals, positions: Sequence[int], rows: Rows, choice: Choice, seed: int
+    numerals: Numerals, positions: Sequence[int], rows: RowNumbers, choice: Choice, seed: int
 ) -> Weights:
-    """Fit H-FedMV to clients with equally many rows.
+    """Fit H-FedMV to clients among whom these rows are split equally.
 
-    `positions`: indices of the views.
+    `positions`: indices of the views that every client has.
     """
-    clients = clients_of(numerals, positions, rows, choice, seed)
+    clients = make_clients(numerals, positions, rows, choice, seed)
     shares = [len(client_rows) / len(rows) for client_rows in split_clients(rows)]
     average_clients(clients, shares)
-    return weights_by_view(clients[0])
+    return list_weights(clients[0])
 
 
-def train_alone(model: LinearViews) -> None:
-    """Train a client by itself as often as in all rounds of H-FedMV: MV w/o FL."""
-    for step in range(_ROUNDS):
+def train_locally(model: LinearViews) -> None:
+    """Train one client for as many rounds as H-FedMV, without averaging: "MV w/o FL"."""
+    for step in range(_HORIZONTAL_ROUNDS):
         model.train(step)
 
 
-def fit_alone(
-    numerals: Numerals, positions: Sequence[int], rows: Rows, choice: Choice, seed: int
+def fit_locally(
+    numerals: Numerals, positions: Sequence[int], rows: RowNumbers, choice: Choice, seed: int
 ) -> Weights:
-    """Fit one client by itself on all of these rows.
+    """Fit one client on all of these rows, without federated learning.
 
-    `positions`: indices of the views.
+    `positions`: indices of its views.
     """
     rng = np.random.default_rng(seed)
     client = make_client(
@@ -254,100 +266,110 @@ def fit_alone(
         choice,
         rng,
     )
-    train_alone(client)
-    return weights_by_view(client)
+    train_locally(client)
+    return list_weights(client)
 
 
 def fit_best_choice(
     fit: Fit,
     numerals: Numerals,
     positions: Sequence[int],
-    rows: Rows,
+    rows: RowNumbers,
     choices: Sequence[Choice],
     seed: int,
 ) -> Weights:
-    """Fit by the choice that predicts held-out training rows best, on all training rows.
+    """Choose settings on held-out rows, then fit with them on all training rows.
 
-    `positions`: indices of the views.
+    `positions`: indices of the views. `rows`: numbers of the training rows, a fifth of which are
+    held out to choose; ties go to the first choice.
     """
-    held_out, others = hold_out(rows)
+    held_out, remaining = hold_out(rows)
     accuracies = []
     for choice in choices:
-        weights = fit(numerals, positions, others, choice, seed)
+        weights = fit(numerals, positions, remaining, choice, seed)
         accuracies.append(measure_accuracy(numerals, positions, held_out, weights))
     best = choices[int(np.argmax(accuracies))]
     return fit(numerals, positions, rows, best, seed)
 
 
-def hold_out(rows: Rows) -> tuple[Rows, Rows]:
-    """Return the rows that choose, and those that train."""
-    count = round(_HELD_OUT * len(rows))
+def hold_out(rows: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
+    """Split training rows into those held out to choose settings, and those that train."""
+    count = round(_HELD_OUT_SHARE * len(rows))
     return rows[:count], rows[count:]
 
 
-def cut_numerals(seed: int) -> tuple[Numerals, Rows, Rows]:
-    """Return the numerals, and their test and training rows by this seed."""
+def split_numerals(seed: int) -> tuple[Numerals, RowNumbers, RowNumbers]:
+    """Return the numerals, and the numbers of test and of training rows that this seed draws."""
     data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
     numerals = Numerals(*align_views(data))
     order = np.random.default_rng(seed).permutation(len(numerals.labels_N))
-    return numerals, order[:_TEST], order[_TEST:]
+    return numerals, order[:_TEST_ROWS], order[_TEST_ROWS:]
 
 
 def measure_views(*, seed: int) -> Figures:
-    """Measure Tables 1 and 2, and MMVFL, on one cut into training and test rows."""
-    numerals, test, train = cut_numerals(seed)
+    """Measure Tables 1 and 2, and MMVFL, on one split into training and test rows.
+
+    Returns accuracies in per cent by method and views, as the lines of `_make_views_table` name
+    them.
+    """
+    numerals, test, train = split_numerals(seed)
     all_views = tuple(range(len(_VIEWS)))
-    sets = [all_views, *combinations(all_views, 2)]
+    view_sets = [all_views, *combinations(all_views, 2)]
     methods: Mapping[str, tuple[Fit, Sequence[Choice]]] = {
-        "V-FedMV": (partial(fit_vertical, own=False), _FEDMV),
-        "MMVFL": (partial(fit_vertical, own=True), _MMVFL),
-        "H-FedMV": (fit_horizontal, _FEDMV),
+        "V-FedMV": (partial(fit_vertical, own=False), _FEDMV_CHOICES),
+        "MMVFL": (partial(fit_vertical, own=True), _MMVFL_CHOICES),
+        "H-FedMV": (fit_horizontal, _FEDMV_CHOICES),
     }
     figures: dict[str, float] = {}
     for method, (fit, choices) in methods.items():
-        for places in sets:
-            weights = fit_best_choice(fit, numerals, places, train, choices, seed)
-            figures[f"{method} {name_places(places)}"] = measure_accuracy(
-                numerals, places, test, weights
+        for positions in view_sets:
+            weights = fit_best_choice(fit, numerals, positions, train, choices, seed)
+            figures[f"{method} {format_views(positions)}"] = measure_accuracy(
+                numerals, positions, test, weights
             )
-            if places == all_views and method in ("V-FedMV", "MMVFL"):
+            if positions == all_views and method in ("V-FedMV", "MMVFL"):
                 for view in all_views:
                     figures[f"{method} party {_VIEWS[view]}"] = measure_accuracy(
                         numerals, [view], test, [weights[view]]
                     )
     for view in all_views:
-        for method, fit, rows in (
-            ("alone", fit_by_labels, train),
-            ("single view FL", fit_horizontal, train),
+        for method, fit, choices in (
+            ("alone", fit_by_labels, _SUPERVISED_CHOICES),
+            ("single view FL", fit_horizontal, _FEDMV_CHOICES),
         ):
-            choices = _SUPERVISED if method == "alone" else _FEDMV
-            weights = fit_best_choice(fit, numerals, [view], rows, choices, seed)
+            weights = fit_best_choice(fit, numerals, [view], train, choices, seed)
             figures[f"{method} {_VIEWS[view]}"] = measure_accuracy(numerals, [view], test, weights)
-    side_by_side = Numerals([np.concatenate(numerals.views, axis=1)], numerals.labels_N)
-    weights = fit_best_choice(fit_by_labels, side_by_side, [0], train, _SUPERVISED, seed)
-    return figures | {"one table": measure_accuracy(side_by_side, [0], test, weights)}
+    one_table = Numerals([np.concatenate(numerals.views, axis=1)], numerals.labels_N)
+    weights = fit_best_choice(fit_by_labels, one_table, [0], train, _SUPERVISED_CHOICES, seed)
+    return figures | {"one table": measure_accuracy(one_table, [0], test, weights)}
 
 
 def measure_clients(*, seed: int) -> Figures:
-    """Measure Table 2's clients without the others, of the same cut: the mean of the four."""
-    numerals, test, train = cut_numerals(seed)
+    """Measure Table 2's clients without federated learning, on the same split as `measure_views`.
+
+    Returns the mean accuracy of the four clients in per cent.
+    """
+    numerals, test, train = split_numerals(seed)
     all_views = tuple(range(len(_VIEWS)))
     accuracies = []
     for client_rows in split_clients(train):
-        weights = fit_best_choice(fit_alone, numerals, all_views, client_rows, _FEDMV, seed)
+        weights = fit_best_choice(
+            fit_locally, numerals, all_views, client_rows, _FEDMV_CHOICES, seed
+        )
         accuracies.append(measure_accuracy(numerals, all_views, test, weights))
     return {"MV w/o FL": float(np.mean(accuracies))}
 
 
-def name_places(positions: Sequence[int]) -> str:
-    """Return the names of these views, or "all"."""
+def format_views(positions: Sequence[int]) -> str:
+    """Return the names of the views with these indices, such as "fou+kar", or "all"."""
     return "all" if len(positions) == len(_VIEWS) else "+".join(_VIEWS[view] for view in positions)
 
 
 def cut_into_steps(view_NF: Floats, sequence: tuple[int, int]) -> torch.Tensor:
-    """Lay columns out as a sequence (T, C): all T steps are in use, zeros fill the last.
+    """Return a view's rows in the flat form of sequences that GRUs read.
 
-    `view_NF`: the columns.
+    A flat row is the length of its sequence, then the values of the steps in order; zeros fill the
+    last step. `sequence`: number of steps, all in use, and of channels.
     """
     steps, channels = sequence
     rows, columns = view_NF.shape
@@ -359,10 +381,10 @@ def cut_into_steps(view_NF: Floats, sequence: tuple[int, int]) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """The numerals' views as sequences, flat, and how GRUs learn."""
+    """The numerals' views as flat sequences, and the training of GRUs on them."""
 
     views: Sequence[torch.Tensor]
-    labels_N: Rows  # noqa: N815
+    labels_N: RowNumbers  # noqa: N815
     training: RecurrentTraining
     seed: int
 
@@ -371,11 +393,19 @@ class Sequences:
         return torch.cat(tuple(self.views), dim=1)
 
     def make_grus(
-        self, owner: str, positions: Sequence[int], rows: Rows | None, training: RecurrentTraining
+        self,
+        owner: str,
+        positions: Sequence[int],
+        rows: RowNumbers | None,
+        training: RecurrentTraining,
     ) -> SequenceViews:
-        """Return GRUs of these views, which may learn from the labels of `rows` (None: none).
+        """Return untrained GRUs of a party, one for each of its views.
 
-        `owner`: name of the party. `positions`: indices of the views.
+        Args:
+            owner: name of the party.
+            positions: indices of the views.
+            rows: numbers of the rows whose labels it learns from; None: it has no labels.
+            training: of the GRUs.
         """
         features_N = torch.cat([self.views[view] for view in positions], dim=1)
         labels_N = torch.from_numpy(self.labels_N)
@@ -383,8 +413,8 @@ class Sequences:
             owner,
             ModelSettings(
                 network="gru",
-                sequences=tuple(_SEQUENCES[_VIEWS[view]] for view in positions),
-                representation=_SIZE,
+                sequences=tuple(_SEQUENCE_SHAPES[_VIEWS[view]] for view in positions),
+                representation=_GRU_SIZE,
             ),
             features_N=features_N if rows is None else features_N[rows],
             labels_N=None if rows is None else labels_N[rows],
@@ -395,41 +425,49 @@ class Sequences:
         )
 
     def compute_states(self, grus: SequenceViews, positions: Sequence[int]) -> Numerals:
-        """Return all rows as GRUs represent them."""
+        """Return the numerals with the GRUs' hidden states as views.
+
+        `positions`: indices of the views that the GRUs read.
+        """
         features_N = torch.cat([self.views[view] for view in positions], dim=1)
-        parts = [part.double().numpy() for part in grus.compute_states(features_N)]
-        return Numerals(parts, self.labels_N)
+        states = [states_NF.double().numpy() for states_NF in grus.compute_states(features_N)]
+        return Numerals(states, self.labels_N)
 
 
-def limit_epochs(training: RecurrentTraining) -> RecurrentTraining:
-    """Return the same, of one epoch each time."""
+def with_one_epoch(training: RecurrentTraining) -> RecurrentTraining:
+    """Return the same training, where each call of `train` runs one epoch."""
     return replace(training, epochs=1)
 
 
-def fit_v_fedmv(sequences: Sequences, rows: Rows, choice: Choice) -> tuple[Numerals, Weights]:
-    """Fit V-FedMV to parties with a sequence each, of which the first has labels; see
-    `secure_apfed.methods.multiview`. A GRU learns an epoch in each of the steps 1 to `_EPOCHS`.
+def fit_v_fedmv(sequences: Sequences, rows: RowNumbers, choice: Choice) -> tuple[Numerals, Weights]:
+    """Fit V-FedMV to parties with one sequence each (`secure_apfed.methods.multiview`).
+
+    The first party has the labels. In each of the steps 1 to `_EPOCHS` a GRU trains for one epoch:
+    that of the first party from labels, the others from the common pseudo-labels.
+
+    Returns the numerals as the GRUs' hidden states, and the weights of each view on these.
     """
     all_views = range(len(_VIEWS))
     rng = np.random.default_rng(sequences.seed)
     grus = [
         sequences.make_grus(
-            _VIEWS[view], [view], None if view else rows, limit_epochs(sequences.training)
+            _VIEWS[view], [view], None if view else rows, with_one_epoch(sequences.training)
         )
         for view in all_views
     ]
     states = [sequences.compute_states(gru, [view]).views[0] for view, gru in enumerate(grus)]
-    models = [start_view(states_NF[rows], choice, rng) for states_NF in states]
+    models = [make_view_model(states_NF[rows], choice, rng) for states_NF in states]
     truth_NC = np.eye(_CLASSES)[sequences.labels_N[rows]]
     pull = Pull(truth_NC, np.full((len(rows), 1), choice.pull))
     common_NC = draw_orthonormal(len(rows), _CLASSES, rng)
     positions = np.arange(len(rows))
-    for step in range(_EPOCHS + _ITERATIONS):
+    for step in range(_EPOCHS + _VERTICAL_ITERATIONS):
         for view in all_views:
             if 0 < step <= _EPOCHS:
-                if view:
-                    shares_NC = torch.from_numpy(common_NC).clamp(min=0)
-                    grus[view].learn_from(sequences.views[view][rows], shares_NC)
+                has_labels = view == 0
+                if not has_labels:
+                    targets_NC = torch.from_numpy(common_NC).clamp(min=0)
+                    grus[view].learn_from(sequences.views[view][rows], targets_NC)
                 grus[view].train(step)
                 states[view] = sequences.compute_states(grus[view], [view]).views[0]
                 models[view].replace_features(states[view][rows])
@@ -439,49 +477,56 @@ def fit_v_fedmv(sequences: Sequences, rows: Rows, choice: Choice) -> tuple[Numer
 
 
 def measure_sequences(*, seed: int) -> Figures:
-    """Measure Table 3, and V-FedMV, on one cut. Each line uses the learning rate that is best on
-    held-out training rows, from which no model learns.
+    """Measure Table 3, and V-FedMV, on one split into training and test rows.
+
+    Each line uses the learning rate with the highest accuracy on held-out training rows, from which
+    no model learns. Returns accuracies on test rows in per cent by line.
     """
-    numerals, test, train = cut_numerals(seed)
-    held_out_rows, rows = hold_out(train)
-    cut = [
-        cut_into_steps(x, _SEQUENCES[name]) for x, name in zip(numerals.views, _VIEWS, strict=True)
+    numerals, test_rows, train_rows = split_numerals(seed)
+    held_out_rows, rows = hold_out(train_rows)
+    views = [
+        cut_into_steps(view_NF, _SEQUENCE_SHAPES[name])
+        for view_NF, name in zip(numerals.views, _VIEWS, strict=True)
     ]
-    best: dict[str, tuple[float, float]] = {}
-    for rate in _RATES:
+    best_held_out: dict[str, float] = {}
+    accuracies: dict[str, float] = {}
+    for rate in _LEARNING_RATES:
         training = RecurrentTraining(epochs=_EPOCHS, learning_rate=rate, dropout=_DROPOUT)
-        sequences = Sequences(cut, numerals.labels_N, training, seed)
-        for name, held_out, tested in _lines_of(sequences, rows, held_out_rows, test):
+        sequences = Sequences(views, numerals.labels_N, training, seed)
+        for name, held_out, test in _measure_lines(sequences, rows, held_out_rows, test_rows):
             # Ties keep the first rate: test rows choose nothing.
-            if name not in best or held_out > best[name][0]:
-                best[name] = held_out, tested
-    return {name: tested for name, (_, tested) in best.items()}
+            if name not in best_held_out or held_out > best_held_out[name]:
+                best_held_out[name] = held_out
+                accuracies[name] = test
+    return accuracies
 
 
-def _lines_of(
-    sequences: Sequences, rows: Rows, held_out_rows: Rows, test: Rows
+def _measure_lines(
+    sequences: Sequences, rows: RowNumbers, held_out_rows: RowNumbers, test_rows: RowNumbers
 ) -> Iterator[tuple[str, float, float]]:
-    """Yield each line's name and accuracy on held-out and on test rows.
+    """Yield each line of Table 3: its name, and its accuracies on held-out and on test rows.
 
-    `sequences`: trained GRUs.
+    `sequences`: views and training of the GRUs. `rows`: numbers of the rows that train.
     """
     choice = Choice(beta=0.1, pull=_PULL)
     all_views = tuple(range(len(_VIEWS)))
 
     def measure_both(name: str, *models: tuple[Numerals, Weights]) -> tuple[str, float, float]:
         """Return a line's name and its mean accuracy over models, on held-out and on test rows."""
-        held_out, tested = (
-            float(
+
+        def average_accuracy(measured_rows: RowNumbers) -> float:
+            return float(
                 np.mean(
                     [
-                        measure_accuracy(numerals, range(len(numerals.views)), rows_judged, weights)
+                        measure_accuracy(
+                            numerals, range(len(numerals.views)), measured_rows, weights
+                        )
                         for numerals, weights in models
                     ]
                 )
             )
-            for rows_judged in (held_out_rows, test)
-        )
-        return name, held_out, tested
+
+        return name, average_accuracy(held_out_rows), average_accuracy(test_rows)
 
     yield measure_both("V-FedMV", fit_v_fedmv(sequences, rows, choice))
 
@@ -501,7 +546,7 @@ def _lines_of(
     client_rows = split_clients(rows)
     clients = [
         sequences.make_grus(
-            f"client {client}", all_views, rows_of_client, limit_epochs(sequences.training)
+            f"client {client}", all_views, rows_of_client, with_one_epoch(sequences.training)
         )
         for client, rows_of_client in enumerate(client_rows)
     ]
@@ -524,20 +569,21 @@ def _lines_of(
 
     local_states: list[Numerals] = []
     linear: list[LinearViews] = []
-    for view, dealt_rows in enumerate(client_rows):
-        local = sequences.make_grus(f"client {view}", all_views, dealt_rows, sequences.training)
+    for number, own_rows in enumerate(client_rows):
+        local = sequences.make_grus(f"client {number}", all_views, own_rows, sequences.training)
         local.train(0)
-        local_states.append(sequences.compute_states(local, all_views))
-        rng = np.random.default_rng([sequences.seed, view])
-        parts = [view_NF[dealt_rows] for view_NF in local_states[view].views]
-        linear.append(make_client(parts, local_states[view].encode_labels(dealt_rows), choice, rng))
+        states = sequences.compute_states(local, all_views)
+        local_states.append(states)
+        rng = np.random.default_rng([sequences.seed, number])
+        own_views = [view_NF[own_rows] for view_NF in states.views]
+        linear.append(make_client(own_views, states.encode_labels(own_rows), choice, rng))
     for model in linear:
-        train_alone(model)
-    local_models = zip(local_states, [weights_by_view(model) for model in linear], strict=True)
+        train_locally(model)
+    local_models = zip(local_states, [list_weights(model) for model in linear], strict=True)
     yield measure_both("local sequential, local MV", *local_models)
-    average_clients(linear, [len(dealt_rows) / len(rows) for dealt_rows in client_rows])
-    together = zip(local_states, [weights_by_view(model) for model in linear], strict=True)
-    yield measure_both("local sequential, H-FedMV", *together)
+    average_clients(linear, [len(own_rows) / len(rows) for own_rows in client_rows])
+    averaged_models = zip(local_states, [list_weights(model) for model in linear], strict=True)
+    yield measure_both("local sequential, H-FedMV", *averaged_models)
 
 
 _VIEWS_JOB = Job(label="views", measure=measure_views)
@@ -547,9 +593,10 @@ _PAIRS = tuple(combinations(range(len(_VIEWS)), 2))
 
 
 def _make_line(job: Job, setting: str, method: str, views: str, figure: str, panel: str) -> Line:
-    """Return one line that a job's figure fills.
+    """Return a line that one figure of a job fills.
 
-    `setting`: and `views`: cells of the line. `panel`: of the picture.
+    `setting`, `method`, `views`: texts of its cells. `figure`: name of the job's figure. `panel`:
+    title of the panel that draws it.
     """
     return Line(
         cells={"setting": setting, "method": method, "views": views},
@@ -561,10 +608,7 @@ def _make_line(job: Job, setting: str, method: str, views: str, figure: str, pan
 
 
 def _average_lines(lines: Sequence[Line], method: str, views: str) -> Line:
-    """Return the line of the mean of these lines.
-
-    `views`: cell of the mean's line.
-    """
+    """Return the line of the mean of these lines, with these texts in two of its cells."""
     first = lines[0]
     return Line(
         cells={**first.cells, "method": method, "views": views},
@@ -575,10 +619,7 @@ def _average_lines(lines: Sequence[Line], method: str, views: str) -> Line:
 
 
 def _make_views_table(full: bool) -> Size:
-    """Return the lines and seeds of Tables 1 and 2.
-
-    `full`: whether all of the paper's table is measured, or a default part.
-    """
+    """Return the lines of Tables 1 and 2 with five seeds if `full`, else three."""
     lines: list[Line] = []
     for setting, methods in (
         ("a view each", ("V-FedMV", "MMVFL")),
@@ -588,7 +629,7 @@ def _make_views_table(full: bool) -> Size:
         for method in methods:
             lines.append(make(method, "all five", f"{method} all"))
             pairs = [
-                make(f"{method}, pairwise", name_places(pair), f"{method} {name_places(pair)}")
+                make(f"{method}, pairwise", format_views(pair), f"{method} {format_views(pair)}")
                 for pair in _PAIRS
             ]
             lines.append(_average_lines(pairs, f"{method}, pairwise", "mean of ten pairs"))
@@ -618,10 +659,7 @@ def _make_views_table(full: bool) -> Size:
 
 
 def _make_sequences_table(full: bool) -> Size:
-    """Return the lines and seeds of Table 3.
-
-    `full`: whether all of the paper's table is measured, or a default part.
-    """
+    """Return the lines of Table 3 with five seeds if `full`, else three."""
     make = partial(_make_line, _SEQUENCES_JOB)
     vertical = "a sequence each"
     setting = "all sequences, people apart"

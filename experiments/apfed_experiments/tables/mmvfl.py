@@ -1,9 +1,9 @@
-"""MMVFL's figures: how well each participant predicts alone that never saw a label.
+"""MMVFL's figures: how well each participant predicts locally without ever seeing a label.
 
 Figure 3 and Table 2 of the paper on Handwritten, five views: the features that count most by the
-norms of their weights are kept, and each participant predicts by what is left of its weights.
-Everything is computed at once here, in the order in which parties would: that a run of theirs
-gives the same is tested (`tests/secure_apfed/test_methods_views.py`).
+norms of their weights are kept, and each participant predicts with the weights of these features.
+All parties are computed in one process here, in the order of the protocol; a test checks that a
+session of parties gives the same (`tests/secure_apfed/test_methods_views.py`).
 Letters: N rows, F features of a view, C classes.
 """
 
@@ -27,16 +27,16 @@ from secure_apfed.methods.multiview import (
 )
 from secure_apfed.settings.data import DataSettings
 
-Rows = NDArray[np.int64]
+RowNumbers = NDArray[np.int64]
 _VIEWS = ("pix", "fou", "fac", "zer", "kar")  # Table 1: 240, 76, 216, 47, 64
-_SHARES = (2, 4, 6, 8, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
+_FEATURE_SHARES = (2, 4, 6, 8, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 _BETAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _FOLDS = 5
-_TRAINING = 120
-_SHARED = 1 / _FOLDS  # see `apfed_experiments.summary.estimate_seed_correlation`
+_TRAINING_PER_CLASS = 120
+_SEED_CORRELATION = 1 / _FOLDS  # see `apfed_experiments.summary.estimate_seed_correlation`
 _ZETA = 1000.0
 _ETA = 1000.0
-_ITERATIONS = (5, 10, 100)
+_ITERATION_LIMITS = (5, 10, 100)
 _TOLERANCE = 1e-5
 _PAPER = {  # by participant, and on average
     "supFL": (1.46, -2.39, 0.76, 6.48, 0.77, 1.42),
@@ -55,18 +55,22 @@ _READING = (
 )
 
 
-def align_views(data: VerticalData) -> tuple[list[Floats], Rows]:
-    """Return all parties' features of their common people, (N, F), and the labels (N,)."""
-    common = sorted(set.intersection(*(set(table.ids) for table in data.tables)))
-    places = [{person: row for row, person in enumerate(table.ids)} for table in data.tables]
-    rows = [[place[person] for person in common] for place in places]
+def align_views(data: VerticalData) -> tuple[list[Floats], RowNumbers]:
+    """Return the features and labels of the people whom all parties hold, in one common order.
+
+    Returns:
+        Each party's features (N, F), the active's first, and the active's labels (N,).
+    """
+    common_people = sorted(set.intersection(*(set(table.ids) for table in data.tables)))
+    row_by_person = [{person: row for row, person in enumerate(table.ids)} for table in data.tables]
+    rows_by_party = [[rows[person] for person in common_people] for rows in row_by_person]
     labels_N = data.active.labels
     assert labels_N is not None
     views = [
-        table.features[order].flatten(1).double().numpy()
-        for table, order in zip(data.tables, rows, strict=True)
+        table.features[rows].flatten(1).double().numpy()
+        for table, rows in zip(data.tables, rows_by_party, strict=True)
     ]
-    return views, labels_N[rows[0]].numpy()
+    return views, labels_N[rows_by_party[0]].numpy()
 
 
 def fit_mmvfl(
@@ -75,12 +79,22 @@ def fit_mmvfl(
     *,
     beta: float,
     seed: int,
-    iterations: Sequence[int] = _ITERATIONS,
+    iterations: Sequence[int] = _ITERATION_LIMITS,
 ) -> dict[int, list[Floats]]:
-    """Run Algorithm 1 on aligned training rows; return the weights of all views (F, C) by the
-    limit of iterations. The first view has the labels.
+    """Train MMVFL (Algorithm 1) on aligned rows and return its weights after each iteration limit.
 
-    `truth_NC`: one-hot labels. `beta`: weight of the sparsity term.
+    One training serves all limits: it runs to the largest one, or until the objective falls by less
+    than `_TOLERANCE` of itself. Limits beyond that iteration get the weights at convergence.
+
+    Args:
+        views: training features of each participant (N, F); the first participant has the labels.
+        truth_NC: one-hot labels.
+        beta: weight of the sparsity term, as in the paper.
+        seed: for the initial weights and the initial common pseudo-labels.
+        iterations: limits of the number of iterations.
+
+    Returns:
+        By limit: the weights (F, C) of each view.
     """
     rng = np.random.default_rng(seed)
     rows, classes = truth_NC.shape
@@ -92,104 +106,124 @@ def fit_mmvfl(
     ]
     pull = Pull(truth_NC, np.full((rows, 1), _ETA), own=True)
     common_NC = draw_orthonormal(rows, classes, rng)
-    before = np.inf
-    weights_by_iterations: dict[int, list[Floats]] = {}
+    previous_objective = np.inf
+    weights_by_limit: dict[int, list[Floats]] = {}
     for iteration in range(1, max(iterations) + 1):
         common_NC = run_iteration(models, common_NC, pull)
         objective = compute_objective(models, common_NC, pull)
-        converged = before - objective <= _TOLERANCE * objective
+        has_converged = previous_objective - objective <= _TOLERANCE * objective
         weights = [model.weights_FC for model in models]
-        weights_by_iterations |= {
-            count: weights
-            for count in iterations
-            if count == iteration or (converged and count > iteration)
-        }
-        if converged:
+        for limit in iterations:
+            if limit == iteration or (has_converged and limit > iteration):
+                weights_by_limit[limit] = weights
+        if has_converged:
             break
-        before = objective
-    return weights_by_iterations
+        previous_objective = objective
+    return weights_by_limit
 
 
-def compute_accuracies(weights_FC: Floats, x_NF: Floats, labels_N: Rows) -> dict[int, float]:
-    """Return accuracies in per cent by the share of selected features: section 4.2.
+def compute_accuracies(weights_FC: Floats, x_NF: Floats, labels_N: RowNumbers) -> dict[int, float]:
+    """Return one participant's accuracy in per cent by the share of features kept (section 4.2).
 
-    `weights_FC`: of all views.
+    `weights_FC`: its weights. `x_NF`, `labels_N`: test rows. Shares are in per cent.
     """
     accuracy_by_share = {}
-    for share in _SHARES:
+    for share in _FEATURE_SHARES:
         columns = select_features(weights_FC, share / 100)
-        guessed_N = (x_NF[:, columns] @ weights_FC[columns]).argmax(1)
-        accuracy_by_share[share] = 100 * float((guessed_N == labels_N).mean())
+        predicted_N = (x_NF[:, columns] @ weights_FC[columns]).argmax(1)
+        accuracy_by_share[share] = 100 * float((predicted_N == labels_N).mean())
     return accuracy_by_share
 
 
-def select_features(weights_FC: Floats, share: float) -> Rows:
-    """Return the features that count most, this share of all, at least one; ascending."""
+def select_features(weights_FC: Floats, share: float) -> RowNumbers:
+    """Return the columns with the largest norms of weights, ascending; at least one.
+
+    `share`: of all columns, 0 to 1.
+    """
     count = max(1, round(share * len(weights_FC)))
     return np.sort(np.argsort(-row_norms(weights_FC), kind="stable")[:count])
 
 
 def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> Figures:
-    """Measure all methods, participants and shares on one fold; beta as the paper chooses it.
+    """Measure MMVFL and supFL for every participant and share of features on one fold.
 
-    `betas`: candidates. `iterations`: candidates.
+    As in the paper, each figure takes the beta with the highest accuracy on the reported test rows.
+
+    Args:
+        seed: number of the fold, and seed of the training.
+        betas: candidate weights of the sparsity term.
+        iterations: limits of the number of iterations, each measured.
+
+    Returns:
+        Accuracies in per cent by "MMVFL LIMIT PARTICIPANT SHARE" and "supFL PARTICIPANT SHARE", and
+        MMVFL minus supFL averaged over the shares by "apart LIMIT PARTICIPANT" and
+        "apart LIMIT average".
     """
     data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
     views, labels_N = align_views(data)
     train, test = _split_fold(labels_N, seed)
     truth_NC = np.eye(labels_N.max() + 1)[labels_N[train]]
+    train_views = [x_NF[train] for x_NF in views]
     best: dict[str, float] = {}
     for beta in betas:
-        parts = [x_NF[train] for x_NF in views]
-        joint = fit_mmvfl(parts, truth_NC, beta=beta, seed=seed, iterations=iterations)
+        weights_by_limit = fit_mmvfl(
+            train_views, truth_NC, beta=beta, seed=seed, iterations=iterations
+        )
         for view, x_NF in enumerate(views):
-            view_figures = {f"MMVFL {count}": weights[view] for count, weights in joint.items()}
-            begin = joint[max(joint)][view]
-            view_figures["supFL"] = weights_of(parts[view], truth_NC, beta, begin)
-            for method, weights_FC in view_figures.items():
-                for share, accuracy in compute_accuracies(
-                    weights_FC, x_NF[test], labels_N[test]
-                ).items():
+            weights_by_method = {
+                f"MMVFL {limit}": weights[view] for limit, weights in weights_by_limit.items()
+            }
+            initial_FC = weights_by_limit[max(weights_by_limit)][view]
+            weights_by_method["supFL"] = weights_of(train_views[view], truth_NC, beta, initial_FC)
+            for method, weights_FC in weights_by_method.items():
+                accuracies = compute_accuracies(weights_FC, x_NF[test], labels_N[test])
+                for share, accuracy in accuracies.items():
                     name = f"{method} {view + 1} {share}"
                     best[name] = max(best.get(name, 0.0), accuracy)
-    for count in iterations:
+    for limit in iterations:
         differences = [
             np.mean(
                 [
-                    best[f"MMVFL {count} {view} {share}"] - best[f"supFL {view} {share}"]
-                    for share in _SHARES
+                    best[f"MMVFL {limit} {participant} {share}"]
+                    - best[f"supFL {participant} {share}"]
+                    for share in _FEATURE_SHARES
                 ]
             )
-            for view in range(1, len(views) + 1)
+            for participant in range(1, len(views) + 1)
         ]
-        best |= {f"apart {count} {view}": float(mean) for view, mean in enumerate(differences, 1)}
-        best[f"apart {count} average"] = float(np.mean(differences))
+        for participant, difference in enumerate(differences, 1):
+            best[f"apart {limit} {participant}"] = float(difference)
+        best[f"apart {limit} average"] = float(np.mean(differences))
     return best
 
 
-def _split_fold(labels_N: Rows, fold: int) -> tuple[Rows, Rows]:
-    """Return training and test rows, equally many of each class; folds are one partition."""
-    draw = np.random.default_rng(0)
+def _split_fold(labels_N: RowNumbers, fold: int) -> tuple[RowNumbers, RowNumbers]:
+    """Return the training and test rows of a fold, equally many of each class, in ascending order.
+
+    Test rows of different folds never overlap: the partition is the same for all `fold` numbers.
+    """
+    rng = np.random.default_rng(0)
     train = []
     test = []
     for label in np.unique(labels_N):
-        parts = np.array_split(draw.permutation(np.flatnonzero(labels_N == label)), _FOLDS)
-        test.append(parts.pop(fold % _FOLDS))
-        train.append(np.concatenate(parts)[:_TRAINING])
+        class_rows = rng.permutation(np.flatnonzero(labels_N == label))
+        class_folds = np.array_split(class_rows, _FOLDS)
+        test.append(class_folds.pop(fold % _FOLDS))
+        train.append(np.concatenate(class_folds)[:_TRAINING_PER_CLASS])
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
 
 
 _JOB = Job(
     label="handwritten",
     measure=measure_fold,
-    settings={"betas": list(_BETAS), "iterations": list(_ITERATIONS)},
+    settings={"betas": list(_BETAS), "iterations": list(_ITERATION_LIMITS)},
 )
 
 
 def _make_curves(full: bool) -> Size:
     """Return Figure 3: accuracy by participant, method and share of features.
 
-    `full`: whether all of the paper's table is measured, or a default part.
+    `full` has no effect: the whole figure is always measured.
     """
     lines = [
         Line(
@@ -206,16 +240,17 @@ def _make_curves(full: bool) -> Size:
             at=share,
         )
         for participant, view in enumerate(_VIEWS, 1)
-        for method, measured in (("MMVFL", f"MMVFL {max(_ITERATIONS)}"), ("supFL", "supFL"))
-        for share in _SHARES
+        for method, measured in (("MMVFL", f"MMVFL {max(_ITERATION_LIMITS)}"), ("supFL", "supFL"))
+        for share in _FEATURE_SHARES
     ]
     return Size(lines, _FOLDS)
 
 
 def _make_differences(full: bool) -> Size:
-    """Return differences; both models of the paper are the same one, so a figure has two lines.
+    """Return Table 2: MMVFL minus each supervised model, by participant and iteration limit.
 
-    `full`: whether all of the paper's table is measured, or a default part.
+    supFL and supMVLFL are the same model (see the reading), so each measured figure stands in two
+    lines, beside either one's figure in the paper. `full` has no effect.
     """
     participants = [*(f"{number} ({view})" for number, view in enumerate(_VIEWS, 1)), "average"]
     lines = [
@@ -229,12 +264,12 @@ def _make_differences(full: bool) -> Size:
         )
         for against, printed in _PAPER.items()
         for participant, mean in zip(participants, printed, strict=True)
-        for count in _ITERATIONS
+        for count in _ITERATION_LIMITS
     ]
     return Size(lines, _FOLDS)
 
 
-_table = partial(PaperTable, reading=_READING, leaves_out="", hours=0.02, shared=_SHARED)
+_table = partial(PaperTable, reading=_READING, leaves_out="", hours=0.02, shared=_SEED_CORRELATION)
 TABLES: tuple[PaperTable, ...] = (
     _table(
         name="mmvfl-handwritten",
@@ -244,7 +279,7 @@ TABLES: tuple[PaperTable, ...] = (
         title="MMVFL on Handwritten: accuracy by the share of features that are kept",
         size=_make_curves,
         axis="features kept, %",
-        ticks={share: "" if 2 < share < 20 else f"{share:g}" for share in _SHARES},
+        ticks={share: "" if 2 < share < 20 else f"{share:g}" for share in _FEATURE_SHARES},
     ),
     _table(
         name="mmvfl-differences",

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -58,13 +58,17 @@ Figures = Mapping[str, float]
 Measurements: TypeAlias = Found[dict[tuple[str, int], Figures]]
 """The figures of a table's jobs so far, by label and seed."""
 
-_COLUMNS = 3
-_APART = 0.012
-_BELOW = 0.03
+_PANELS_ACROSS = 3
+# Curves are shifted by this share of the axis, so that their error bars do not overlap.
+_CURVE_SHIFT = 0.012
+# Of the vertical axis, where no value is negative: this share of its top lies below 0.
+_MARGIN_BELOW_ZERO = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
 class Printed:
+    """A figure as the paper prints it: mean and, where it prints one, standard deviation."""
+
     mean: float
     sd: float | None = None
 
@@ -80,11 +84,13 @@ class _StoredMeasurement(StoredFigures):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """Figures of one seed, by which lines are paired.
+    """A measurement that is repeated for each seed and fills one or more lines of a table.
 
     Attributes:
-        label: distinct within the table.
-        measure: of the seed and plain settings; a module's, so that another process finds it.
+        label: a name that is distinct within the table.
+        measure: a function of a module, so that another process can import it; it takes `seed` and
+            `settings` as keyword arguments.
+        settings: plain values; stored figures are only reused for the same ones.
     """
 
     label: str
@@ -95,14 +101,17 @@ class Job:
     def for_config(
         cls, label: str, measure: Callable[..., Figures], config: Config, **more: Any
     ) -> Self:
-        """Return the job of this configuration, which `measure` takes as plain settings."""
+        """Return the job that passes a configuration to `measure`, as plain settings in `config`.
+
+        `more`: further keyword arguments of `measure`.
+        """
         config_settings = config.model_dump(mode="json", exclude_defaults=True)
         return cls(label=label, measure=measure, settings={"config": config_settings, **more})
 
     def load_or_measure(self, seed: int, path: Path) -> Figures:
-        """Measure on one thread and store the figures, or read stored ones.
+        """Return the figures of one seed: stored ones, or measured on one thread and then stored.
 
-        Raises CheckpointError where a file in its place has other settings.
+        `path`: of the file. Raises CheckpointError: the file holds figures of other settings.
         """
         settings = json.dumps({**self.settings, "seed": seed}, sort_keys=True)
         digest = hashlib.sha256(settings.encode()).hexdigest()
@@ -110,14 +119,16 @@ class Job:
         return stored.measured.figures
 
     def _measure_seed(self, seed: int) -> dict[str, _Measured]:
-        """Measure one seed. Raises ModelError: a figure is not finite, since its
-        training diverged.
+        """Return the fields of a stored measurement of one seed.
+
+        Raises ModelError: a figure is not finite, since its training diverged.
         """
         began = time.monotonic()
         figures = dict(self.measure(seed=seed, **self.settings))
-        if missing := sorted(name for name, figure in figures.items() if not math.isfinite(figure)):
+        not_finite = sorted(name for name, figure in figures.items() if not math.isfinite(figure))
+        if not_finite:
             raise ModelError(
-                f"{self.label}: {', '.join(missing)} is no finite number, so its training "
+                f"{self.label}: {', '.join(not_finite)} is no finite number, so its training "
                 "diverged; nothing is kept of it"
             )
         return {"measured": _Measured(figures=figures, seconds=time.monotonic() - began)}
@@ -130,14 +141,15 @@ class Line:
     Attributes:
         cells: text by column; the same columns in all lines, and no two lines the same texts.
         job, figure: the job that measures it, and the name of its figure there.
-        combines: without a job, weighted lines whose sum it is, for every seed that has all of
-            them: a mean, or a difference that is paired by seed.
-        chooses, judged_by: without both, candidate lines. For every seed that has all of them it
-            holds the candidate whose job reports the highest `judged_by` (a figure of held-out
-            rows); ties go to the first.
-        paper: what the paper prints; None: nothing, or nothing that can be read.
-        panels: of the picture, by title, in which it is shown; at: its place on their axis.
-        series: whose curve it lies on, or what its dot is called; "": it is not drawn.
+        combines: for a line without a job: pairs of a weight and a line. Its value is the weighted
+            sum for every seed that all of them have: a mean, or a difference paired by seed.
+        chooses, chosen_by: for a line without a job and without `combines`: candidate lines. Its
+            value, for every seed that all of them have, is that of the candidate whose job reports
+            the highest figure `chosen_by` (of held-out rows); ties go to the first.
+        paper: what the paper prints; None: nothing, or nothing legible.
+        panels: titles of the panels of the picture in which it is drawn.
+        at: its position on the panels' horizontal axis; None: it is drawn as a dot.
+        series: the curve that it belongs to, or the name of its dot; "": it is not drawn.
     """
 
     cells: Mapping[str, str]
@@ -145,7 +157,7 @@ class Line:
     figure: str = ""
     combines: Sequence[tuple[float, "Line"]] = ()
     chooses: Sequence["Line"] = ()
-    judged_by: str = ""
+    chosen_by: str = ""
     paper: Printed | None = None
     panels: tuple[str, ...] = ("",)
     series: str = ""
@@ -154,7 +166,7 @@ class Line:
     def compute_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
         """Return the line's values by seed.
 
-        `measured`: figures by job and seed.
+        `measured`: figures of the jobs by label and seed.
         """
         if self.job is not None:
             label = self.job.label
@@ -174,16 +186,16 @@ class Line:
     def _choose_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
         """Return by seed the value of the candidate that is best on held-out rows.
 
-        `measured`: figures by job and seed.
+        `measured`: figures of the jobs by label and seed.
         """
         values = [line.compute_values(measured) for line in self.chooses]
-        held_out = [
-            replace(line, figure=self.judged_by).compute_values(measured) for line in self.chooses
+        held_out_values = [
+            replace(line, figure=self.chosen_by).compute_values(measured) for line in self.chooses
         ]
         candidates = range(len(values))
         chosen = {}
         for seed in sorted(set.intersection(*map(set, values))):
-            best = max(candidates, key=lambda place: held_out[place][seed])
+            best = max(candidates, key=lambda candidate: held_out_values[candidate][seed])
             chosen[seed] = values[best][seed]
         return chosen
 
@@ -194,8 +206,10 @@ class Line:
 
 
 def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
-    """Return a run's accuracies in per cent, by way of inference. The run is simulated without
-    messages between the parties where its method allows that.
+    """Return a run's accuracies in per cent, by way of inference.
+
+    The run is simulated without messages between parties where its method allows that. `config`:
+    plain settings of the run without its seed.
     """
     run_settings = {"seed": seed, "party_seeds": "shared_for_comparison"}
     run_config = Config.model_validate({**config, **run_settings})
@@ -225,14 +239,18 @@ class PaperTable:
     """A table or figure of a paper.
 
     Attributes:
+        source: the paper and the number of its table or figure.
+        unit: of its figures; those in per cent end at 100.
         reading: how it is measured here, and in what that differs from the paper.
-        leaves_out: of the full table in what runs by default; empty: nothing.
-        hours: that the full table takes on two cores, about.
-        size: its lines and seeds, given whether all of it is wanted.
-        axis: what `Line.at` is; empty: the picture has one dot a line. ticks: what stands at a
-            place of that axis, if not its number.
-        shared: how alike two seeds' figures are;
-            see `apfed_experiments.summary.estimate_seed_correlation`.
+        leaves_out: what the default part lacks of the full table; empty: nothing.
+        hours: approximate time of the full table on two cores.
+        size: a function that returns lines and seeds: True: of the full table, False: of the
+            default part.
+        axis: title of the axis of `Line.at`; empty: the picture has a dot for each line.
+        ticks: labels by position on that axis; elsewhere the number is the label.
+        form: format specification of a figure.
+        shared: correlation of two seeds' figures
+            (`apfed_experiments.summary.estimate_seed_correlation`).
     """
 
     name: str
@@ -257,12 +275,16 @@ def declare_study(
     minutes: float | None = None,
     clock: Clock = time.monotonic,
 ) -> Study[Measurements]:
-    """Return the study of all of the table or its default part; a job that fails stays empty.
+    """Return the study that measures a table; the lines of a job that fails stay empty.
 
-    After `minutes` no other job begins. Raises ConfigError where the catalogue lacks a data
-    set.
+    Args:
+        table: of a paper.
+        folder: of the stored figures and the report.
+        full: whether all of the paper's table is measured, or its default part.
+        minutes: time after which no further job begins; None: no limit.
+        clock: returns the time in seconds.
 
-    `full`: whether all of the paper's table is measured, or a default part.
+    Raises ConfigError: the catalogue lacks a data set.
     """
     size = table.size(full)
     name = f"{table.name}-full" if full else table.name
@@ -293,39 +315,49 @@ def declare_study(
 def _measure_jobs(
     size: Size, folder: Path, *, minutes: float | None, clock: Clock, jobs: int, on_done: OnDone
 ) -> Measurements:
-    """Measure what is missing until the time is over; return all figures and failures.
+    """Measure every job of a table for every seed; return all figures and failures.
 
-    `minutes`: time limit; None: none. `jobs`: how many at a time.
+    Args:
+        size: the lines, whose jobs are measured, and the number of seeds.
+        folder: of the stored figures, one file for each job and seed; what is stored is only read.
+        minutes: time after which no further measurement begins; None: no limit.
+        clock: returns the time in seconds.
+        jobs: number of measurements at a time.
+        on_done: is called after each measurement.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    until = math.inf if minutes is None else clock() + 60 * minutes
+    deadline = math.inf if minutes is None else clock() + 60 * minutes
     all_jobs = {(job.label, seed): job for seed in range(size.seeds) for job in size.jobs}
-    files = {key: folder / f"{key[0]}-seed{key[1]}.json" for key in all_jobs}
-    tasks = (
-        (
-            path.stem,
-            partial(or_failure, path.stem, partial(all_jobs[key].load_or_measure, key[1], path)),
-        )
-        for key, path in files.items()
-        if path.is_file() or clock() < until
-    )
-    ended = run_tasks(tasks, len(all_jobs), jobs=jobs, on_done=on_done)
-    figures = {key: ended[path.stem] for key, path in files.items() if path.stem in ended}
+    files = {(label, seed): folder / f"{label}-seed{seed}.json" for label, seed in all_jobs}
+
+    def list_tasks() -> Iterator[tuple[str, Callable[[], Figures | Failure]]]:
+        """Yield a name and a call for each measurement that is stored or begins in time."""
+        for (label, seed), path in files.items():
+            if path.is_file() or clock() < deadline:
+                measure = partial(all_jobs[label, seed].load_or_measure, seed, path)
+                yield path.stem, partial(or_failure, path.stem, measure)
+
+    results = run_tasks(list_tasks(), len(all_jobs), jobs=jobs, on_done=on_done)
+    figures = {key: results[path.stem] for key, path in files.items() if path.stem in results}
     return Found(
-        {key: ended for key, ended in figures.items() if not isinstance(ended, Failure)},
-        [ended for ended in figures.values() if isinstance(ended, Failure)],
+        {key: result for key, result in figures.items() if not isinstance(result, Failure)},
+        [result for result in figures.values() if isinstance(result, Failure)],
     )
 
 
 def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
-    """Return the lines beside the paper's. What is missing is empty; an unread figure is "-"."""
+    """Return the measured figures beside the paper's, a row for each line.
+
+    `rows`: as `_make_row` returns them. A figure that was not measured is an empty cell; one that
+    the paper lacks is "-".
+    """
     form = table.form
 
-    def format_mean(both: tuple[float, float | None]) -> str:
-        mean, sd = both
+    def format_mean(mean_and_sd: tuple[float, float | None]) -> str:
+        mean, sd = mean_and_sd
         return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:{form}}"
 
-    def from_to(ends: tuple[float, float]) -> str:
+    def format_range(ends: tuple[float, float]) -> str:
         low, high = ends
         return f"{low:{form}} to {high:{form}}"
 
@@ -335,7 +367,7 @@ def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
     )
     measured = (
         make_visible_column("here", "here", format_mean),
-        make_visible_column("limits", "95 % interval", from_to),
+        make_visible_column("limits", "95 % interval", format_range),
         make_visible_column("seeds", "seeds", lambda count: str(count or "")),
         make_visible_column("printed", "paper", format_mean, missing="-"),
         make_visible_column("difference", "difference", make_form(f"+{form}")),
@@ -345,11 +377,11 @@ def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
 
 
 def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: PaperTable) -> Row:
-    """Return one line with its measurements; None: nothing was measured, or not enough.
+    """Return one line with its figures by column; None: not measured, or by too few seeds.
 
-    sd: over the seeds; difference: ours minus the paper's; in_sd: the same in units of the combined
-    standard deviation, sqrt(ours^2 + paper's^2); limits: low and high, without what a figure of the
-    table's unit cannot be.
+    `measured`: figures of the jobs by label and seed. Columns: `sd` is over the seeds, `difference`
+    is ours minus the paper's, `in_sd` is the difference divided by the combined standard deviation
+    sqrt(ours^2 + paper's^2), `limits` are `low` and `high` clipped to the unit's possible values.
     """
     values_by_seed = line.compute_values(measured)
     paper = line.paper
@@ -359,13 +391,14 @@ def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: Pa
     difference = in_sd = None
     if interval is not None and paper is not None:
         difference = interval.mean - paper.mean
-        if sd is not None and paper.sd is not None and (combined := math.hypot(sd, paper.sd)):
-            in_sd = difference / combined
+        if sd is not None and paper.sd is not None:
+            combined_sd = math.hypot(sd, paper.sd)
+            in_sd = difference / combined_sd if combined_sd else None
     low = high = limits = None
     if interval is not None and sd is not None:
         low = interval.low
         high = interval.high
-        limits = _cut_limits((low, high), table, is_difference=line.is_difference)
+        limits = _clip_limits((low, high), table, is_difference=line.is_difference)
     return {
         **line.cells,
         "line": line,
@@ -387,17 +420,21 @@ def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: Pa
 
 
 def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
-    """Draw every panel: curves where lines have a place on an axis, else a dot a line."""
+    """Draw a table's picture: panels of curves if it has an axis, else of a dot for each line.
+
+    `path`: of the picture's file. `rows`: as `_make_row` returns them; those without a series are
+    not drawn.
+    """
     drawn_rows = [row for row in rows if row["line"].series]
     titles = dict.fromkeys(title for row in drawn_rows for title in row["line"].panels)
     panels = {title: [row for row in drawn_rows if title in row["line"].panels] for title in titles}
-    down = -(-len(panels) // _COLUMNS)
-    across = -(-len(panels) // down)
-    tallest = max(map(len, panels.values()))
-    height = 3.4 if table.axis else 1.0 + 0.27 * tallest
-    shared = bool(table.axis and table.unit)
-    with open_figure(path, (max(6.5, 4.6 * across), 0.7 + height * down)) as figure:
-        grid = figure.subplots(down, across, squeeze=False, sharey=shared)
+    down = math.ceil(len(panels) / _PANELS_ACROSS)
+    across = math.ceil(len(panels) / down)
+    most_lines = max(map(len, panels.values()))
+    panel_height = 3.4 if table.axis else 1.0 + 0.27 * most_lines  # inches
+    share_axis = bool(table.axis and table.unit)
+    with open_figure(path, (max(6.5, 4.6 * across), 0.7 + panel_height * down)) as figure:
+        grid = figure.subplots(down, across, squeeze=False, sharey=share_axis)
         for axes in grid.flat[len(panels) :]:
             axes.remove()
         for axes, (panel, lines) in zip(grid.flat, panels.items(), strict=False):
@@ -407,7 +444,7 @@ def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
             else:
                 _draw_dots(axes, lines, table)
                 axes.set_xlabel(table.unit)
-            if shared:
+            if share_axis:
                 axes.label_outer()
         handles = {
             label: handle
@@ -422,53 +459,57 @@ def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
     return Picture(path=path, title=table.title, caption=caption)
 
 
-def _find_most(table: PaperTable) -> float:
-    """Return the largest value that a figure of this unit can have; infinite where none is."""
+def _largest_value(table: PaperTable) -> float:
+    """Return the largest value that a figure of the table's unit can have, or infinity."""
     return 100.0 if "%" in table.unit or "per cent" in table.unit else math.inf
 
 
-def _cut_limits(
+def _clip_limits(
     ends: tuple[float, float], table: PaperTable, *, is_difference: bool = False
 ) -> tuple[float, float]:
-    """Return the ends of an interval without what a share of rows, or a difference, cannot be."""
+    """Return the ends of an interval clipped to the possible values of the table's unit.
+
+    A share of rows lies between 0 and 100 %, a difference of two between -100 and 100 %.
+    """
     low, high = ends
-    highest = _find_most(table)
+    highest = _largest_value(table)
     lowest = -highest if is_difference or math.isinf(highest) else 0.0
     return max(low, lowest), min(high, highest)
 
 
 def _draw_dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
-    """Draw a dot a line, the first on top, and the paper's a little below.
+    """Draw a dot for each line, the first on top, and the paper's figure a little below it.
 
-    `lines`: rows of the table.
+    `lines`: as `_make_row` returns them.
     """
     look_here: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
     look_paper: dict[str, Any] = {"fmt": "D", "color": OTHER, "label": "paper, standard deviation"}
     for height, row in enumerate(lines):
-        for interval, up, look in (
+        for interval, offset, look in (
             (row["interval"], 0.12, look_here),
             (_make_paper_interval(row), -0.18, {**look_paper, "markerfacecolor": "white"}),
         ):
             if interval is not None:
-                arms = interval.compute_error_bars(maximum=_find_most(table))
-                axes.errorbar(interval.mean, up - height, xerr=arms, capsize=2.5, **look)
+                arms = interval.compute_error_bars(maximum=_largest_value(table))
+                axes.errorbar(interval.mean, offset - height, xerr=arms, capsize=2.5, **look)
     name_rows(axes, [row["line"].series for row in lines])
     axes.set_ylim(-len(lines) + 0.4, 0.6)
 
 
 def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
-    """Draw a curve a series; the paper's figures are hollow and in its colour.
+    """Draw a curve for each series, and the paper's figures hollow and in its colour.
 
-    Ticks where lines are; intervals of what is never below 0 may reach there, and are cut.
+    `lines`: as `_make_row` returns them. Ticks stand where lines are. If all means are at least 0,
+    the axis ends just below 0, also where an interval reaches further.
     """
     series: dict[str, list[Row]] = {}
     for row in lines:
         series.setdefault(row["line"].series, []).append(row)
     ticks = sorted({row["line"].at for row in lines})
-    step = _APART * (ticks[-1] - ticks[0] or 1.0)
-    for place, (name, rows) in enumerate(series.items()):
-        colour = COLOURS[place % len(COLOURS)]
-        shift = step * (place - (len(series) - 1) / 2)
+    step = _CURVE_SHIFT * (ticks[-1] - ticks[0] or 1.0)
+    for index, (name, rows) in enumerate(series.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        shift = step * (index - (len(series) - 1) / 2)
         look_here: dict[str, Any] = {"fmt": "o-", "label": name}
         look_paper: dict[str, Any] = {"fmt": "D:", "label": f"{name}, paper", "mfc": "white"}
         for intervals, look in (
@@ -482,7 +523,7 @@ def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
             ]
             if points:
                 places, intervals_drawn = zip(*points, strict=True)
-                highest = _find_most(table)
+                highest = _largest_value(table)
                 draw_line(
                     axes,
                     places,
@@ -497,13 +538,11 @@ def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
     means = [row["interval"].mean for row in lines if row["interval"] is not None]
     low, high = axes.get_ylim()
     if low < 0 <= min(means, default=-1.0):
-        axes.set_ylim(bottom=-_BELOW * high)
+        axes.set_ylim(bottom=-_MARGIN_BELOW_ZERO * high)
 
 
 def _make_paper_interval(row: Row) -> Interval | None:
-    """Return what the paper prints, one standard deviation to each side; None: it prints
-    nothing.
-    """
+    """Return the paper's mean with one standard deviation to each side; None: it prints none."""
     mean = row["paper"]
     sd = row["paper_sd"] or 0.0
     return None if mean is None else Interval(mean, mean - sd, mean + sd)
