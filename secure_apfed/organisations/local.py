@@ -89,6 +89,8 @@ _LOOK_S = 0.05
 _GRACE_S = 10.0
 _MAX_LINE = 2**20
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
+_READING_S = 86_400.0
+"""Seconds in which all parties must have read their own large tables; then they connect."""
 _PARTY = "party.yaml"
 _SHARED = "shared.yaml"
 """Settings without the names of code, where the run's own name some."""
@@ -255,11 +257,13 @@ def run_locally(
         if resume:
             _refuse_another_run(config, run)
         if not (resume and active_folder.result.exists()):  # then what is left to do is to gather
+            data = data or _load_unless_mapped(config)
             files = prepare_parties(
                 config,
                 folder,
-                data=data or _load_unless_mapped(config),
+                data=data,
                 timeout_s=timeout_s,
+                meet_s=_READING_S if data is None else _MEET_S,
                 resume=resume,
                 way=way,
             )
@@ -321,6 +325,7 @@ def prepare_parties(
     *,
     data: VerticalData | None = None,
     timeout_s: float = 60.0,
+    meet_s: float = _MEET_S,
     resume: bool = False,
     way: Way = "tcp",
 ) -> dict[str, Path]:
@@ -330,7 +335,8 @@ def prepare_parties(
     "nvflare" the files are for a job (`nvflare_job.py` beside this file); over "grpc" and "relay"
     each party also gets a certificate from an authority of this trial.
 
-    `timeout_s`: seconds a party may be silent. `resume`: continue from the checkpoints.
+    `timeout_s`: seconds a party may be silent. `meet_s`: seconds that parties wait for one another
+    at first, `timeout_s` at least. `resume`: continue from the checkpoints.
     """
     if data is None and config.data.dataset != TABLES:
         data = load_data(config.data, seed=config.seed)
@@ -373,7 +379,7 @@ def prepare_parties(
             code=code.get(name, CodeSettings()),
             code_folder=Path.cwd(),
             timeout_s=timeout_s,
-            meet_s=max(_MEET_S, timeout_s),
+            meet_s=max(meet_s, timeout_s),
             **ways[name],
         )
         files[name] = run.get_party_path(name) / _PARTY
@@ -510,18 +516,22 @@ def _wait_for_active(
     `patience_s`: how long it may wait for them, in seconds.
     """
     signed_at_start = _get_signing_time(active_folder)
-    alone_since: float | None = None
+    lost_since: float | None = None
     while leading.code is None:
         time.sleep(_LOOK_S)
         has_begun = _get_signing_time(active_folder) != signed_at_start
         if not has_begun and any(process.code in _OWN_FAULTS for process in (leading, *others)):
             return False
-        # With a result it waits for no party, but may still measure its local models.
-        have_all_ended = bool(others) and all(other.code is not None for other in others)
-        if have_all_ended and not active_folder.result.exists():
-            alone_since = alone_since or time.monotonic()
-            if time.monotonic() - alone_since > patience_s:
-                return False
+        # Without a contract the active needs every party. With a result it waits for no party, but
+        # may still measure its local models.
+        have_ended = [other.code is not None for other in others]
+        is_lost = all(have_ended) if has_begun else any(have_ended)
+        if not (others and is_lost) or active_folder.result.exists():
+            lost_since = None
+            continue
+        lost_since = lost_since or time.monotonic()
+        if time.monotonic() - lost_since > patience_s:
+            return False
     return True
 
 

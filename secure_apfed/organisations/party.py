@@ -244,7 +244,8 @@ class PartyFile(OwnLimits):
         table: this party's rows, prepared for a trial; null reads its own file of `data.parties`.
         timeout_s: the unit of patience, in seconds: how long a peer may be silent when it must
             answer. A party that waits for an answer to others waits for up to eight units.
-        meet_s: how long to wait until all other parties are connected, in seconds.
+        meet_s: how long to wait until all other parties are connected, in seconds. A party
+            connects once it has read its table, so a peer with a large one comes later.
         allow_reading_all: whether this party agrees to settings under which all of its columns can
             be read from sums (`passives.NAME.allow_reading_all` of the run).
         code: this party's own networks, loss, optimiser and rows; nobody else may name them.
@@ -407,8 +408,12 @@ class _OverTcp:
     def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
         """Return the acceptor for peers that dial this party."""
         me = self.me.name
-        absence = f"it did not come to {me} in time; start it, or correct the address of {me}"
-        return PeerAcceptor(self.me, awaited, absent=f"{absence} in its file")
+        absence = (
+            f"it did not come to {me} within {self.file.meet_s:g} s; start it, correct the "
+            f"address of {me} in its file, or raise meet_s in the file of {me} if it was still "
+            "reading its table"
+        )
+        return PeerAcceptor(self.me, awaited, absent=absence)
 
     def start_listening(self, acceptor: PeerAcceptor) -> Callable[[], None]:
         """Listen for peers and pass their connections to the acceptor; return a function that stops
