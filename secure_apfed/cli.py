@@ -267,13 +267,13 @@ def _check_attacks_and_study(config: "Config", folder: Path) -> None:
     if not config.tradeoff:
         return
     try:
-        from apfed_experiments.tradeoff import make_tradeoff, points_of
+        from apfed_experiments.tradeoff import make_points, make_tradeoff
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"tradeoff: {error.name}, which draws it, is not installed; leave it out, or run: "
             f"{install_extra('experiments')}"
         ) from None
-    points_of(make_tradeoff(config), folder)
+    make_points(make_tradeoff(config), folder)
 
 
 def _run_training(

@@ -20,13 +20,13 @@ from secure_apfed.settings import unknown_name
 
 __all__ = ["use_backend"]
 
-_ANSWERS_S = 10.0
-_LOCAL = ("loky", "multiprocessing", "threading", "sequential")
+_CONNECT_TIMEOUT_S = 10.0
+_LOCAL_BACKENDS = ("loky", "multiprocessing", "threading", "sequential")
 
 
 @contextmanager
 def use_backend(choice: str) -> Iterator[None]:
-    """Compute the runs of studies in this block there.
+    """Compute the runs of studies in the block on the chosen backend.
 
     Args:
         choice: "loky" (processes of this machine), "dask" or "ray" (a cluster that starts on this
@@ -37,7 +37,7 @@ def use_backend(choice: str) -> Iterator[None]:
         ConfigError: no such backend, its package is missing, or nothing answers at the address.
     """
     name, _, address = choice.removeprefix("joblib:").partition(":")
-    known = sorted({*_LOCAL, *BACKENDS, *_CLUSTERS})
+    known = sorted({*_LOCAL_BACKENDS, *BACKENDS, *_CLUSTERS})
     if name not in known:
         raise ConfigError(f"--backend {unknown_name(name, known)}")
     if name in _CLUSTERS:
@@ -56,9 +56,11 @@ def use_backend(choice: str) -> Iterator[None]:
 
 @contextmanager
 def _connect_to_dask(address: str | None) -> Iterator[None]:
-    """Connect to a scheduler of Dask's, or start workers of this machine.
+    """Connect to a scheduler of Dask in the block.
 
-    `address`: of the scheduler; None: start workers here.
+    `address`: of the scheduler; None: workers are started on this machine.
+
+    Raises ConfigError: nothing answers.
     """
     from distributed import Client
 
@@ -72,11 +74,12 @@ def _connect_to_dask(address: str | None) -> Iterator[None]:
 
 @contextmanager
 def _connect_to_ray(address: str | None) -> Iterator[None]:
-    """Connect to a cluster of Ray's, or start workers of this machine.
+    """Connect to a Ray cluster in the block.
 
-    These compute at the priority of this process, not at the lowest, and report to nobody.
+    `address`: of the cluster; None: workers are started on this machine, with the priority of this
+    process and without usage statistics.
 
-    `address`: of the scheduler; None: start workers here.
+    Raises ConfigError: nothing answers.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -110,10 +113,10 @@ _PACKAGES = {"dask": "distributed", "ray": "ray"}
 
 
 def _require_listener(address: str) -> None:
-    """Raise OSError where nothing listens at a host and port: Ray itself looks for minutes."""
+    """Raise OSError if nothing listens at an address HOST:PORT; Ray itself tries for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=_ANSWERS_S).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def _require_package(cluster: str) -> None:

@@ -1,4 +1,4 @@
-"""Tables of studies: columns say how a row is read and shown, and every output format follows.
+"""Tables of studies: columns define how a row is read and shown, in every output format.
 
 A study makes rows of values by name; its columns say which of them people see and how, and under
 which names programs find them. Text, JSON, CSV and Markdown are made here alone. Nothing is written
@@ -29,9 +29,9 @@ def make_form(
     """Return a function that formats an interval or a number; it leaves text unchanged.
 
     Args:
-        form: of one number.
-        scale: of what is written.
-        minimum, maximum: that the value can be, before the scale; intervals end there.
+        form: format specification of one number.
+        scale: factor of the written numbers.
+        minimum, maximum: least and greatest possible value, before scaling; intervals end there.
     """
 
     def format_value(value: Interval | float | str) -> str:
@@ -47,12 +47,14 @@ class Column:
     """A column of a study's table.
 
     Attributes:
-        name: under which a row holds its value; a row without it has no cell, and programs no key.
-        title: above it; None: people do not see it. form: of a value; missing: what stands for
-            None.
-        note: what stands behind it in brackets, of the row; empty: nothing.
-        keys: for programs: none, the name alone, or those of an interval's mean, low and high (or
-            of the parts of a tuple); scale: of the numbers for programs.
+        name: key of its value in a row; a row without it is exported without this column.
+        title: header; None: the column is exported to programs but not shown to people.
+        form: returns the text of a value.
+        missing: text of None.
+        note: returns a text of the row that follows in brackets; empty: no brackets.
+        keys: names of the exported numbers: None: the column's name; (): nothing is exported;
+            several: of an interval's mean, low and high, or of the parts of a tuple.
+        scale: factor of the exported numbers.
     """
 
     name: str
@@ -69,10 +71,14 @@ class Column:
         if value is None:
             return self.missing
         note = self.note(row)
-        return f"{self.form(value)} ({note})" if note else self.form(value)
+        text = self.form(value)
+        return f"{text} ({note})" if note else text
 
     def export_fields(self, row: Row) -> Row:
-        """Return the values of this column's cell by key, for programs."""
+        """Return the values of this column's cell by key, for programs.
+
+        Where the column has several keys, a missing value is NaN under each.
+        """
         keys = (self.name,) if self.keys is None else self.keys
         if self.name not in row or not keys:
             return {}
@@ -80,13 +86,15 @@ class Column:
         if len(keys) == 1:
             return {keys[0]: self.scale * value if self.scale != 1.0 else export_value(value)}
         if value is None:
-            value = (math.nan,) * len(keys)
-        ends = value if isinstance(value, tuple) else astuple(value)
-        return {key: self.scale * end for key, end in zip(keys, ends, strict=True)}
+            return dict.fromkeys(keys, math.nan)
+        parts = value if isinstance(value, tuple) else astuple(value)
+        return {key: self.scale * part for key, part in zip(keys, parts, strict=True)}
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Return an epsilon that was spent: a figure, or in words that none is promised or needed."""
+    """Return a spent epsilon as text: a figure, or words for infinity (no guarantee) and 0 (nothing
+    is sent).
+    """
     return epsilon_words(epsilon or None)
 
 
@@ -98,43 +106,53 @@ P_HOLM = Column(
 )
 
 
-def share_of_rows(form: str = ".1f") -> Form:
-    """Return how an accuracy is written in per cent."""
+def make_percent_form(form: str = ".1f") -> Form:
+    """Return a function that formats a share, 0 to 1, or its interval in per cent."""
     return make_form(form, scale=100, minimum=0.0, maximum=1.0)
 
 
 ACCURACY_SHARE = Column(
     name="accuracy",
     title="accuracy %",
-    form=share_of_rows(),
+    form=make_percent_form(),
     keys=("accuracy", "accuracy_low", "accuracy_high"),
 )
 
 
-def difference_of_shares(form: str = "+.1f") -> Form:
-    """Return how a difference of two accuracies is written in points."""
+def make_points_form(form: str = "+.1f") -> Form:
+    """Return a function that formats a difference of two shares in percentage points."""
     return make_form(form, scale=100, minimum=-1.0, maximum=1.0)
 
 
-def missing_leak(config: RunSettings, kind: str) -> str:
-    """Return the text for a direction in which no attack ran; never a figure."""
-    expected = {direction.kind: reason for direction, reason in list_directions(config).items()}
-    reason = expected.get(kind, "")
+def describe_missing_attack(config: RunSettings, kind: str) -> str:
+    """Return why a direction has no figure: "not applicable" with a reason, or "not attacked".
+
+    `kind`: of the direction, who reads whose what.
+    """
+    reason_by_kind = {
+        direction.kind: reason for direction, reason in list_directions(config).items()
+    }
+    reason = reason_by_kind.get(kind, "")
     return f"not applicable: {reason}" if reason else NOT_ATTACKED
 
 
 def make_hidden_columns(*names: str) -> tuple[Column, ...]:
-    """Return columns that programs find under these names, and people do not see."""
+    """Return columns that are exported under these names and not shown to people."""
     return tuple(Column(name=name) for name in names)
 
 
 def make_visible_column(name: str, title: str, form: Form = str, *, missing: str = "") -> Column:
-    """Return a column that people see, and programs do not find."""
+    """Return a column that is shown to people and not exported.
+
+    `form`: returns the text of a value. `missing`: text of None.
+    """
     return Column(name=name, title=title, form=form, missing=missing, keys=())
 
 
 @dataclass(frozen=True)
 class Table:
+    """Rows of a study with the columns that show and export them."""
+
     columns: Sequence[Column]
     rows: Sequence[Row]
     title: str = ""
@@ -174,28 +192,28 @@ def format_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def table_of(rows: Sequence[Row], title: str = "") -> Table:
-    """Return a table of all that occurs in these rows, with three digits of each number."""
+def make_plain_table(rows: Sequence[Row], title: str = "") -> Table:
+    """Return a table with a column for every key of these rows, and three digits of each number."""
 
     def format_value(value: object) -> str:
         return make_form(".3g")(value) if isinstance(value, Interval | float) else str(value)
 
-    def text_of_epsilon(value: object) -> str:
+    def format_epsilon_value(value: object) -> str:
         if isinstance(value, Interval) and value.low == value.high:
-            value = value.mean
+            value = value.mean  # the same in every seed
         return format_epsilon(value) if isinstance(value, float) else format_value(value)
 
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = [
-        Column(name=name, title=name, form=text_of_epsilon if name == "epsilon" else format_value)
-        for name in names
-    ]
+    forms = dict.fromkeys(names, format_value)
+    if "epsilon" in forms:
+        forms["epsilon"] = format_epsilon_value
+    columns = [Column(name=name, title=name, form=form) for name, form in forms.items()]
     return Table(columns, rows, title)
 
 
 def export_value(value: Any) -> Any:
-    """Return a row's value for programs: a dataclass as a dictionary, unless it has its
-    own export.
+    """Return a row's value for programs: dataclasses become dictionaries, and objects with
+    `as_json` what that returns; other values are unchanged.
     """
     if hasattr(value, "as_json"):
         return value.as_json()
@@ -205,10 +223,13 @@ def export_value(value: Any) -> Any:
 
 
 def add_p_values(rows: Sequence[Row], seeds: int) -> None:
-    """Note `p_holm` of every row: of its `gain`, adjusted for all that these rows compare."""
+    """Set `p_holm` of every row: the p-value of its `gain`, adjusted for the number of rows (Holm).
+
+    `gain` is a `Gain` or an interval; None or missing: `p_holm` is NaN. `seeds`: number of seeds.
+    """
     gains = [row.get("gain") for row in rows]
-    improvements = [gain.over_chosen if isinstance(gain, Gain) else gain for gain in gains]
-    for row, p in zip(rows, adjust_p_values(improvements, seeds), strict=True):
+    intervals = [gain.over_chosen if isinstance(gain, Gain) else gain for gain in gains]
+    for row, p in zip(rows, adjust_p_values(intervals, seeds), strict=True):
         row["p_holm"] = p
 
 

@@ -48,32 +48,31 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.dpi": _PICTURE_DPI,
 }
-_PNG_HEADER = 24
-_PNG_WIDTH = slice(16, 20)
+_PNG_HEADER = 24  # bytes
+_PNG_WIDTH = slice(16, 20)  # bytes of the header that hold the width in pixels
 _PAGE_DPI = 96
-_BROAD = 640
-_LETTER = 0.074
-"""Inches of a letter of this font and size, on average and a little more."""
-_BELOW = 0.27
-_BESIDE = 0.5
-"""Inches from axes to their labels."""
+_PHONE_PIXELS = 640  # greatest width of a picture that is legible on a phone
+_LETTER_INCHES = 0.074
+"""Width of a letter of this font and size, a little above the average."""
+_LABEL_BELOW_INCHES = 0.27
+_LABEL_BESIDE_INCHES = 0.5
+"""Distances of the labels of axes from the axes."""
 
 
-def inches_of(texts: Iterable[str]) -> float:
-    """Estimate how wide the widest line of these texts is."""
-    return _LETTER * max((len(line) for text in texts for line in text.splitlines()), default=0)
+def estimate_text_inches(texts: Iterable[str]) -> float:
+    """Estimate the width in inches of the longest line of these texts."""
+    return _LETTER_INCHES * max(
+        (len(line) for text in texts for line in text.splitlines()), default=0
+    )
 
 
 def set_margins(
     figure: Figure, *, left: float, right: float, bottom: float, top: float, between: float = 0.0
 ) -> None:
-    """Leave these numbers of inches around the axes, and between columns; upright axes fill the
-    rest.
+    """Set the margins of a figure and the space between its columns of axes, in inches.
 
-    matplotlib's own layouts, and its search for where labels go, measure every text and take most
-    of the time of a picture.
-
-    `left`: inches on each side.
+    Labels of axes get fixed positions. matplotlib's own layouts, and its search for the positions
+    of labels, measure every text and take most of the time of a picture.
     """
     width, height = figure.get_size_inches()
     columns = max(1, len({axes.get_position().x0 for axes in figure.axes}))
@@ -87,8 +86,8 @@ def set_margins(
     )
     for axes in figure.axes:
         box = axes.get_position()
-        axes.xaxis.set_label_coords(0.5, -_BELOW / (box.height * height))
-        axes.yaxis.set_label_coords(-_BESIDE / (box.width * width), 0.5)
+        axes.xaxis.set_label_coords(0.5, -_LABEL_BELOW_INCHES / (box.height * height))
+        axes.yaxis.set_label_coords(-_LABEL_BESIDE_INCHES / (box.width * width), 0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +100,8 @@ class Picture:
 
     @property
     def width(self) -> int:
-        """Return the width on a page, in pixels of 1/96 inch, at which its letters have
-        their size.
+        """Return the width on a page, in CSS pixels of 1/96 inch, at which letters have their
+        size.
         """
         header = self.path.read_bytes()[:_PNG_HEADER]
         pixels = int.from_bytes(header[_PNG_WIDTH], "big")
@@ -110,8 +109,8 @@ class Picture:
 
     @property
     def is_broad(self) -> bool:
-        """Return True if its letters are too small where it is as narrow as a phone."""
-        return self.width > _BROAD
+        """Return whether its letters are too small on a phone's narrow screen."""
+        return self.width > _PHONE_PIXELS
 
     @property
     def base64(self) -> str:
@@ -144,63 +143,71 @@ def draw_line(
     """Draw means with their intervals, joined by a line where there are several.
 
     Args:
-        places: x of each mean.
-        scale: of the intervals on the axis.
-        maximum: that a value can be, in units of the intervals; error bars end there.
-        fmt: of matplotlib, a marker and a line style.
+        places: horizontal position of each mean.
+        scale: factor from the intervals to the axis.
+        maximum: greatest possible value, before scaling; error bars end there.
+        fmt: matplotlib's format: a marker and a line style.
+        look: further options of matplotlib's `errorbar`.
     """
     means = [scale * interval.mean for interval in intervals]
     arms = np.reshape(
         [interval.compute_error_bars(scale, maximum=maximum) for interval in intervals], (-1, 2)
     ).T
-    marker_alone = fmt.rstrip("-:.") or fmt
-    shape = fmt if len(means) > 1 else marker_alone
-    axes.errorbar(places, means, yerr=arms, capsize=2.5, fmt=shape, **look)
+    marker = fmt.rstrip("-:.") or fmt
+    axes.errorbar(
+        places, means, yerr=arms, capsize=2.5, fmt=fmt if len(means) > 1 else marker, **look
+    )
 
 
 def draw_epsilons(
     axes: Axes, epsilons: Sequence[float], *, filled: Sequence[bool], colour: str
 ) -> list[float]:
-    """Draw a dot for each epsilon at the heights 0, -1, ..., on powers of ten.
+    """Draw a dot for each epsilon at the heights 0, -1, ..., on a logarithmic axis.
 
-    Beyond a break of the axis, each at a tick of its own, stand an epsilon of 0, where nothing is
-    sent, and an infinite one, which is no guarantee.
+    An epsilon of 0 (nothing is sent) and an infinite one (no guarantee) have ticks of their own,
+    beyond a break of the axis on the left and on the right.
+
+    Args:
+        epsilons: from 0 to infinity.
+        filled: whether each dot is filled, else hollow.
+        colour: of the dots.
 
     Returns:
-        The place of each on the axis: log10 of a finite epsilon, else that of its tick.
-
-    `filled`: whether the dot is filled, else hollow. `colour`: of the dots.
+        The horizontal position of each: log10 of a finite positive epsilon, else that of its tick.
     """
     powers = [math.log10(epsilon) for epsilon in epsilons if 0 < epsilon < math.inf]
     low = math.floor(min(powers, default=0.0))
     high = max(math.ceil(max(powers, default=0.0)), low + 1)
     ticks = {float(power): f"{10.0**power:g}" for power in range(low, high + 1)} if powers else {}
-    unsent = low - 1.0
-    endless = high + 1.0
+    zero_position = low - 1.0
+    infinity_position = high + 1.0
     if 0 in epsilons:
-        ticks[unsent] = "nothing\nis sent"
+        ticks[zero_position] = "nothing\nis sent"
         _draw_break(axes, low - 0.5)
     if math.inf in epsilons:
-        ticks[endless] = "\u221e, no\nguarantee"
+        ticks[infinity_position] = "\u221e, no\nguarantee"
         _draw_break(axes, high + 0.5)
-    places = [
-        unsent if epsilon == 0 else endless if math.isinf(epsilon) else math.log10(epsilon)
-        for epsilon in epsilons
-    ]
-    for height, (place, is_filled) in enumerate(zip(places, filled, strict=True)):
+
+    def find_position(epsilon: float) -> float:
+        if epsilon == 0:
+            return zero_position
+        return infinity_position if math.isinf(epsilon) else math.log10(epsilon)
+
+    positions = [find_position(epsilon) for epsilon in epsilons]
+    for height, (position, is_filled) in enumerate(zip(positions, filled, strict=True)):
         face = colour if is_filled else "white"
-        axes.plot(place, -height, "o", color=colour, markerfacecolor=face)
+        axes.plot(position, -height, "o", color=colour, markerfacecolor=face)
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7)
     axes.set_xlim(min(ticks, default=0.0) - 0.6, max(ticks, default=0.0) + 0.6)
-    return places
+    return positions
 
 
-def _draw_break(axes: Axes, place: float) -> None:
-    """Mark that the axis does not go on through this place as a scale."""
-    axes.axvline(place, color=OTHER, linewidth=1, linestyle=(0, (1, 3)))
+def _draw_break(axes: Axes, position: float) -> None:
+    """Mark a break of the horizontal axis: its scale does not extend beyond this position."""
+    axes.axvline(position, color=OTHER, linewidth=1, linestyle=(0, (1, 3)))
     axes.annotate(
         "//",
-        (place, 0),
+        (position, 0),
         xycoords=("data", "axes fraction"),
         ha="center",
         va="center",
@@ -211,6 +218,6 @@ def _draw_break(axes: Axes, place: float) -> None:
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows of dots at the heights 0, -1, ..., the first on top."""
+    """Label the vertical axis with these names at the heights 0, -1, ..., the first on top."""
     axes.set_yticks([-height for height in range(len(names))], names, fontsize=8)
     axes.grid(visible=False, axis="y")

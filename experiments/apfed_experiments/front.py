@@ -23,8 +23,8 @@ class FrontLine:
 
     Attributes:
         gain: over the best local model, a share of rows.
-        read: R2 of the passives' features that the best attack reads, over its baseline.
-        shows_labels: whether the passives are shown labels of the active's.
+        read: advantage (R2 over the baseline) of the best attack on the passives' features.
+        shows_labels: whether the passives receive labels of the active.
     """
 
     name: str
@@ -39,12 +39,12 @@ def find_front(
     read: Callable[[PointT], float],
     worth: Callable[[PointT], float],
 ) -> list[PointT]:
-    """Return the points that no other beats in both, the least read first.
-
-    Of points that are equal in both, one stays.
+    """Return the Pareto front of two figures, ascending by `read`; of equal points one remains.
 
     Args:
-        read: what is read at a point; less is better. worth: more is better.
+        points: of any type.
+        read: returns what is read at a point; less is better.
+        worth: returns what a point is worth; more is better.
     """
     front: list[PointT] = []
     for point in sorted(points, key=lambda point: (read(point), -worth(point))):
@@ -54,13 +54,13 @@ def find_front(
 
 
 def find_dominating(line: FrontLine, lines: Sequence[FrontLine]) -> FrontLine | None:
-    """Return the line that beats this one by most points of gain; None: it is on the front."""
-    better = [other for other in lines if _dominates(other, line)]
-    return max(better, key=lambda other: other.gain.mean, default=None)
+    """Return the dominating line with the highest gain; None: no line dominates this one."""
+    dominating = [other for other in lines if _dominates(other, line)]
+    return max(dominating, key=lambda other: other.gain.mean, default=None)
 
 
 def _dominates(other: FrontLine, line: FrontLine) -> bool:
-    """Return whether `other` is nowhere worse than `line`, labels shown included, and differs."""
+    """Return whether `other` dominates `line`: is at least as good in all three and not equal."""
     if other.shows_labels and not line.shows_labels:
         return False
     is_as_good = other.gain.mean >= line.gain.mean and other.read.mean <= line.read.mean
@@ -73,10 +73,7 @@ def _dominates(other: FrontLine, line: FrontLine) -> bool:
 
 
 def describe_front(lines: Sequence[FrontLine]) -> str:
-    """Return a sentence for the front, and one for each line that is dominated.
-
-    `lines`: all points.
-    """
+    """Return a sentence on the lines of the front, and one for each line that is dominated."""
     if not lines:
         return "No line has both a gain and an attack on the passives' features."
     dominated = [(line, find_dominating(line, lines)) for line in lines]
@@ -94,20 +91,21 @@ def describe_front(lines: Sequence[FrontLine]) -> str:
 
 
 def describe_dominated(fronts: Mapping[str, Sequence[FrontLine]]) -> str:
-    """Return the names of the lines that are dominated on every data set where they have both
-    figures, of several data sets; `fronts` holds the lines by data set.
+    """Return a sentence with the lines that are dominated on all of several data sets.
+
+    `fronts`: compared lines by data set. A line counts if it is in at least two of these.
     """
     names = dict.fromkeys(line.name for lines in fronts.values() for line in lines)
     dominated = []
     for name in names:
-        places = [
+        dominating = [
             find_dominating(line, lines)
             for lines in fronts.values()
             for line in lines
             if line.name == name
         ]
-        if len(places) > 1 and all(other is not None for other in places):
-            dominated.append(f"{name} ({len(places)} data sets)")
+        if len(dominating) > 1 and all(other is not None for other in dominating):
+            dominated.append(f"{name} ({len(dominating)} data sets)")
     return f"{', '.join(dominated)}." if dominated else "No line."
 
 
@@ -120,7 +118,10 @@ def _describe_lines(lines: Sequence[FrontLine]) -> str:
 
 
 def draw_front(path: Path, lines: Sequence[FrontLine], *, title: str) -> Picture:
-    """Draw gain against features read: a front where no labels are shown, and one of all lines."""
+    """Draw gain against features read, write the picture and return it.
+
+    A solid line joins the front of lines that show no labels to passives, a dashed one that of all.
+    """
     with open_figure(path, (7.5, 4.4)) as figure:
         axes = figure.subplots()
         without_labels = [line for line in lines if not line.shows_labels]

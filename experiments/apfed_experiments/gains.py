@@ -29,7 +29,7 @@ from apfed_experiments.columns import (
     make_form,
 )
 from apfed_experiments.drawing import COLOURS, OTHER, Picture, draw_line, open_figure
-from apfed_experiments.own_tables import sets_in
+from apfed_experiments.own_tables import load_splits
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
 from apfed_experiments.shown import LABELS_AFTER, NETWORK
@@ -47,7 +47,7 @@ from apfed_experiments.study import (
     run_points,
     shuffle_passives_rows,
 )
-from apfed_experiments.summary import Gain, Row, Summary, accuracy_of
+from apfed_experiments.summary import Gain, Row, Summary, select_accuracies
 from secure_apfed.base.seeds import derive_seed
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
@@ -571,7 +571,7 @@ def list_own_cases(folder: Path) -> Mapping[str, GainCase]:
             epsilon=epsilon,
             own=_DataSet(data=table["data"], settings={"measure": table["measure"]}),
         )
-        for name, table in sets_in(folder).items()
+        for name, table in load_splits(folder).items()
         for labelled in (20, 50, 200, None)
         for method, epsilon in (
             ("votes", None),
@@ -736,7 +736,7 @@ def compare_validation(validated: pd.DataFrame, always: pd.DataFrame) -> pd.Data
     best_rows = local_models.loc[held_out.groupby(local_models["seed"]).idxmax()]
     best_local = best_rows.set_index("seed")["score"]
     used = validated.drop_duplicates("seed").set_index("seed")["help_used"].astype(bool)
-    return pd.DataFrame({"used": used, "gain": sign * (accuracy_of(always) - best_local)})
+    return pd.DataFrame({"used": used, "gain": sign * (select_accuracies(always) - best_local)})
 
 
 def count_verdicts(verdicts: pd.DataFrame) -> Table:

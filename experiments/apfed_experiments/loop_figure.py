@@ -1,7 +1,7 @@
-"""The picture of a trade-off of one's own training loop, as `study tradeoff` draws it of runs.
+"""The picture of a trade-off of a user's own training loop, like the one of `study tradeoff`.
 
-Run by: whoever varied a defence in an own loop and has for each strength an accuracy, an epsilon
-and what attacks found (`apfed_attacks.evaluate`).
+Run by: users who vary a defence in their own loop and have, for each strength, an accuracy, an
+epsilon and the results of attacks (`apfed_attacks.evaluate`).
 """
 
 import math
@@ -24,8 +24,8 @@ from secure_apfed.errors import DataError
 __all__ = ["tradeoff_figure"]
 
 Point: TypeAlias = Mapping[str, Any]
-_NEEDED = ("label", "accuracy", "attack")
-_KNOWN = (*_NEEDED, "epsilon")
+_REQUIRED_KEYS = ("label", "accuracy", "attack")
+_ALL_KEYS = (*_REQUIRED_KEYS, "epsilon")
 _EXAMPLE = '{"label": "noise 1.0", "accuracy": 0.91, "epsilon": 8, "attack": 0.12}'
 
 
@@ -59,7 +59,7 @@ def tradeoff_figure(
         _check_keys(point, place)
     names = [str(point["label"]) for point in points]
     drawn_target = target or _find_common_target(points, names)
-    rows = [_row_of(point, name, drawn_target) for point, name in zip(points, names, strict=True)]
+    rows = [_make_row(point, name, drawn_target) for point, name in zip(points, names, strict=True)]
     with mpl.rc_context(STYLE):
         figure = Figure(layout="constrained")
         draw_board(figure, Board(rows), drawn_target, describe=_describe_point)
@@ -71,16 +71,18 @@ def tradeoff_figure(
 def _check_keys(point: Any, position: int) -> None:
     """Raise DataError unless a point is a mapping with the required keys and no others.
 
-    `position`: of the point in the list.
+    `position`: of the point in the list, from 1.
     """
     if not isinstance(point, Mapping):
         raise DataError(f"point {position}: expected a mapping such as {_EXAMPLE}, got {point!r}")
-    if missing := [key for key in _NEEDED if key not in point]:
+    if missing := [key for key in _REQUIRED_KEYS if key not in point]:
         raise DataError(
             f"point {position}: lacks {', '.join(missing)}; give a mapping as {_EXAMPLE}"
         )
-    if unknown := [str(key) for key in point if key not in _KNOWN]:
-        raise DataError(f"point {position}: keys are {', '.join(_KNOWN)}, got {', '.join(unknown)}")
+    if unknown := [str(key) for key in point if key not in _ALL_KEYS]:
+        raise DataError(
+            f"point {position}: keys are {', '.join(_ALL_KEYS)}, got {', '.join(unknown)}"
+        )
 
 
 def _describe_point(row: Row) -> str:
@@ -89,16 +91,18 @@ def _describe_point(row: Row) -> str:
     return "no guarantee" if math.isinf(epsilon) else f"epsilon {format_number(epsilon)}"
 
 
-def _row_of(point: Point, name: str, target: str) -> Row:
-    """Return a point as a row of the trade-off's picture.
+def _make_row(point: Point, name: str, target: str) -> Row:
+    """Return a point as a row that `draw_board` draws.
 
-    `target`: "labels" or "features".
+    `name`: its label. `target`: "labels" or "features".
+
+    Raises DataError: a number is missing or out of range.
     """
     accuracies = _parse_numbers(point["accuracy"], f"point {name!r}: accuracy", low=0, high=1)
     epsilon = point.get("epsilon")
-    place = f"point {name!r}: epsilon"
-    epsilon_spent = (
-        math.inf if epsilon is None else _parse_number(epsilon, place, low=0, high=math.inf)
+    where = f"point {name!r}: epsilon"
+    epsilon_value = (
+        math.inf if epsilon is None else _parse_number(epsilon, where, low=0, high=math.inf)
     )
     return {
         "reference": False,
@@ -106,35 +110,34 @@ def _row_of(point: Point, name: str, target: str) -> Row:
         "defence": name,
         "label": name,
         "accuracy": Interval.from_values(accuracies),
-        "epsilon": epsilon_spent,
+        "epsilon": epsilon_value,
         "leakage": {target: _find_leakage(point["attack"], name, target)},
     }
 
 
 def _list_evaluations(attack: Any) -> list[Evaluation]:
-    """Return the evaluations that a point gives; none where it gives numbers."""
+    """Return the evaluations in a point's `attack`; empty if it holds numbers instead."""
     candidates = list(attack) if isinstance(attack, list | tuple) else [attack]
-    return (
-        candidates
-        if candidates and all(isinstance(candidate, Evaluation) for candidate in candidates)
-        else []
-    )
+    are_evaluations = all(isinstance(candidate, Evaluation) for candidate in candidates)
+    return candidates if are_evaluations else []
 
 
 def _find_common_target(points: Sequence[Point], names: Sequence[str]) -> str:
-    """Return the one target that all evaluations attacked, or "attack" if there are only numbers.
-    Raises DataError: there is none, or several.
+    """Return the one target that the evaluations of all points attacked.
 
-    `names`: of the points.
+    `names`: labels of the points. Returns "attack" if all points have numbers instead.
+
+    Raises DataError: no target was attacked at all points, or several were.
     """
+    evaluations_by_point = [_list_evaluations(point["attack"]) for point in points]
     targets_by_point = [
         {finding.result.target for evaluation in evaluations for finding in evaluation.findings}
-        for point in points
-        if (evaluations := _list_evaluations(point["attack"]))
+        for evaluations in evaluations_by_point
+        if evaluations
     ]
     if not targets_by_point:
         return "attack"
-    common = sorted(set.intersection(*map(set, targets_by_point)))
+    common = sorted(set.intersection(*targets_by_point))
     if len(common) != 1:
         targets = ", ".join(common) or "none"
         raise DataError(
@@ -145,10 +148,14 @@ def _find_common_target(points: Sequence[Point], names: Sequence[str]) -> str:
 
 
 def _find_leakage(attack: Any, name: str, target: str) -> Leakage:
-    """Return the leakage of a point: of its evaluations the setting with the highest mean
-    advantage.
+    """Return the leakage of a point: that of the attack with the highest mean advantage.
 
-    `target`: "labels" or "features".
+    Args:
+        attack: advantages, or evaluations, one for each seed.
+        name: label of the point.
+        target: "labels" or "features".
+
+    Raises DataError: the evaluations hold no attack on the target, or a number is not finite.
     """
     evaluations = _list_evaluations(attack)
     if not evaluations:
@@ -161,23 +168,23 @@ def _find_leakage(attack: Any, name: str, target: str) -> Leakage:
                 findings_by_setting.setdefault(finding.result.setting, []).append(finding)
     if not findings_by_setting:
         reasons = evaluations[0].explain_omission().splitlines()
-        first = f" ({reasons[0]})" if reasons else ""
-        raise DataError(f"point {name!r}: no attack on {target} was mounted{first}")
+        reason = f" ({reasons[0]})" if reasons else ""
+        raise DataError(f"point {name!r}: no attack on {target} was mounted{reason}")
+    advantages_by_setting = {
+        setting: [finding.advantage for finding in findings]
+        for setting, findings in findings_by_setting.items()
+    }
     worst = max(
-        findings_by_setting,
-        key=lambda setting: np.mean(
-            [finding.advantage for finding in findings_by_setting[setting]]
-        ),
+        advantages_by_setting, key=lambda setting: float(np.mean(advantages_by_setting[setting]))
     )
-    findings = findings_by_setting[worst]
-    metric = str(findings[0].result.metric)
-    return _make_leakage(target, worst, metric, [finding.advantage for finding in findings])
+    metric = str(findings_by_setting[worst][0].result.metric)
+    return _make_leakage(target, worst, metric, advantages_by_setting[worst])
 
 
 def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[float]) -> Leakage:
     """Return the leakage of one attack from its advantages over the seeds.
 
-    `target`: "labels" or "features". `metric`: its name.
+    `target`: "labels" or "features". `metric`: name of the metric of the advantages.
     """
     return Leakage(
         target=target,
@@ -191,14 +198,19 @@ def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[fl
 
 
 def _parse_numbers(values: Any, where: str, *, low: float, high: float) -> list[float]:
-    """Return one or several numbers, each checked as by `_parse_number`."""
-    several = not isinstance(values, str) and np.ndim(values) == 1 and len(values) > 0
-    numbers = list(values) if several else [values]
+    """Return one number or a sequence of numbers as a list, each checked by `_parse_number`."""
+    is_sequence = not isinstance(values, str) and np.ndim(values) == 1 and len(values) > 0
+    numbers = list(values) if is_sequence else [values]
     return [_parse_number(number, where, low=low, high=high) for number in numbers]
 
 
 def _parse_number(value: Any, where: str, *, low: float, high: float) -> float:
-    """Return a number from `low` to `high`; infinity only where `low` is finite, as of epsilon."""
+    """Return a number after checking that it lies between `low` and `high`.
+
+    Infinity is allowed only if `low` is finite, as for an epsilon. `where`: begins the message.
+
+    Raises DataError: the value is no number, or out of range.
+    """
     value = value.item() if np.ndim(value) == 0 and hasattr(value, "item") else value
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     allows_infinity = math.isfinite(low)

@@ -30,9 +30,9 @@ from apfed_experiments.columns import (
     Column,
     Table,
     add_p_values,
-    difference_of_shares,
+    describe_missing_attack,
     make_form,
-    missing_leak,
+    make_points_form,
 )
 from apfed_experiments.drawing import (
     ATTACK,
@@ -149,14 +149,14 @@ COLUMNS = (
     Column(
         name="gain",
         title="gain, points",
-        form=difference_of_shares(),
+        form=make_points_form(),
         keys=("gain", "gain_low", "gain_high"),
     ),
     P_HOLM,
     Column(
         name="ablation",
         title="over the ablation, points",
-        form=difference_of_shares(),
+        form=make_points_form(),
         keys=("ablation", "ablation_low", "ablation_high"),
     ),
     Column(name="bytes", title="bytes", form=lambda sent: f"{sent / 1e6:.1f} MB" if sent else "0"),
@@ -480,7 +480,7 @@ def lines_of(table: Table) -> list[ComparedLine]:
                 p_holm=row.get("p_holm", math.nan),
                 leaks=leaks,
                 missing={
-                    kind: missing_leak(_get_config(row), kind)
+                    kind: describe_missing_attack(_get_config(row), kind)
                     for kind, _ in _DIRECTIONS.values()
                     if kind not in leaks
                 },
@@ -565,7 +565,7 @@ def _describe_first(base: Config, point: Point, results: Results, *, seeds: int)
         "of the active's test rows"
     )
     if summary.gain is not None:
-        gain = difference_of_shares()(summary.gain.over_chosen)
+        gain = make_points_form()(summary.gain.over_chosen)
         sentence += (
             f"; the best local model {100 * summary.gain.solo:.1f} %. Gain {gain} points, not yet "
             "corrected for the number of lines"

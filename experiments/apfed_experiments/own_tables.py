@@ -1,4 +1,4 @@
-"""Tables of one's own in studies: a folder of CSV files, and `splits.yaml` that cuts them.
+"""Users' own tables in studies: a folder of CSV files, and `splits.yaml` that splits their columns.
 
 `splits.yaml` says of each NAME (NAME.csv or NAME.csv.gz, with columns `id` and `label`) who holds
 which columns, the party called `active` and at least one other, and by which measure it is judged:
@@ -19,13 +19,13 @@ import yaml
 from secure_apfed.errors import ConfigError
 
 _SPLITS = "splits.yaml"
-_ALIKE = {"macro_f1": "f1"}
+_MEASURE_ALIASES = {"macro_f1": "f1"}
 
 
-def sets_in(folder: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Return of each table the sections `data` and `measure` of its runs.
+def load_splits(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return the settings `data` and `measure` of the runs on each table of a folder, by name.
 
-    Raises ConfigError: no such file, a table without a file or the columns that are named.
+    Raises ConfigError: `splits.yaml` cannot be read, or a table lacks its file or named columns.
     """
     path = folder / _SPLITS
     try:
@@ -36,14 +36,15 @@ def sets_in(folder: Path) -> Mapping[str, Mapping[str, Any]]:
         isinstance(split, dict) for split in splits.values()
     ):
         raise ConfigError(f"{path}: expected of each table its measure and each party's columns")
-    return {str(name): _make_set(path, str(name), split) for name, split in splits.items()}
+    return {str(name): _make_split(path, str(name), split) for name, split in splits.items()}
 
 
-def _make_set(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the sections `data` and `measure` of one table's runs. Raises ConfigError: no file, no
-    second party, or columns that the file lacks.
+def _make_split(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings `data` and `measure` of the runs on one table.
 
-    `split`: settings of the split.
+    `path`: of `splits.yaml`. `split`: the table's entry there.
+
+    Raises ConfigError: there is no file or no second party, or the file lacks named columns.
     """
     columns_by_party = {
         party: [*map(str, columns)] for party, columns in split.items() if isinstance(columns, list)
@@ -58,13 +59,15 @@ def _make_set(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, A
         raise ConfigError(f"{path}: {present[0]} lacks the columns {', '.join(sorted(missing))}")
     parties = {}
     for party, columns in columns_by_party.items():
-        read = {*columns, "id", *(["label"] if party == "active" else [])}
+        used_columns = {*columns, "id"}
+        if party == "active":
+            used_columns.add("label")
         parties[party] = {
             "file": present[0],
             "missing": "mean",
-            "ignore": [column for column in frame if column not in read],
+            "ignore": [column for column in frame if column not in used_columns],
         }
     classes = sorted(frame["label"].dropna().unique())
     data = {"dataset": "tables", "folder": str(path.parent), "parties": parties, "classes": classes}
     measure = str(split.get("measure", "accuracy"))
-    return {"data": data, "measure": _ALIKE.get(measure, measure)}
+    return {"data": data, "measure": _MEASURE_ALIASES.get(measure, measure)}

@@ -20,19 +20,22 @@ from secure_apfed.settings.data import BUILT_IN_ACTIVE
 
 @dataclass(frozen=True)
 class Preset:
-    """A partition of a paper: its description, and fields of `DataSettings`; others are open."""
+    """A paper's partition: a description, and those fields of `DataSettings` that it sets."""
 
     about: str
     settings: Mapping[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True)
-class _ApcVfl:
+class _ApcVflDataset:
     """A data set of APC-VFL's Appendix A.
 
-    `rows`: people of the active; `columns`: its five columns, those that it gives away first in
-    front; `aligned`, `fewer`: numbers of aligned people that were tried, those of `fewer` only
-    where not all are aligned; `tested`: number of test rows where all are.
+    Attributes:
+        rows: number of the active's people.
+        columns: the active's five columns; partitions with fewer drop the first ones.
+        aligned: numbers of aligned people that the paper tries.
+        fewer: further ones, which are not tried where all people are aligned.
+        tested: number of test rows where all people are aligned.
     """
 
     rows: int
@@ -44,7 +47,7 @@ class _ApcVfl:
 
 # Appendix A calls the columns of the credit cards X3, X5, X7, X9 and X11: of all 23, from X1.
 _APC_VFL = {
-    "breast_cancer": _ApcVfl(
+    "breast_cancer": _ApcVflDataset(
         500,
         (
             "worst compactness",
@@ -56,7 +59,7 @@ _APC_VFL = {
         (250, 200, 150, 100),
         tested=50,
     ),
-    "credit_card": _ApcVfl(
+    "credit_card": _ApcVflDataset(
         20_000,
         ("EDUCATION", "AGE", "PAY_2", "PAY_4", "PAY_6"),
         (10_000, 7500, 5000, 2500),
@@ -66,10 +69,9 @@ _APC_VFL = {
 
 
 def find_preset(name: str) -> dict[str, Any]:
-    """Return the fields of `DataSettings` that make up a paper's partition.
+    """Return the fields of `DataSettings` of the partition with this name.
 
-    Raises:
-        ConfigError: there is no such partition; names the nearest.
+    Raises ConfigError: there is no such partition; the message names the nearest.
     """
     if name not in PRESETS:
         raise ConfigError(
@@ -80,21 +82,23 @@ def find_preset(name: str) -> dict[str, Any]:
 
 
 def _iter_presets() -> Iterator[tuple[str, Preset]]:
-    """Yield presets with fewer columns at the active, in the order of the Appendix.
+    """Yield APC-VFL's partitions by name, in the order of the Appendix.
 
-    The others were moved to the passive. (The Appendix's sentence names the two parties the other
-    way round.) Sex, education and marriage of the credit cards are one-hot encoded here, as
-    everywhere in this library. The paper tests by ten folds of the active's rows; here a tenth
-    tests, and seeds draw others. Test rows are the active's own and unaligned there; here passives
-    hold them, too, for what all parties predict together. Where all rows are aligned, the paper's
-    comparison with SplitNN, so many people are all that there are, and 500 (or 50) of them test.
+    The active has five to two columns, the passive all others. (The Appendix's sentence names the
+    two parties the other way round.) Deviations from the paper: sex, education and marriage of the
+    credit cards are one-hot encoded, as everywhere in this library; a tenth of the rows tests in
+    place of ten folds, drawn by the seed; passives also hold the test rows, for joint prediction.
+    The partitions "all-aligned" are of the paper's comparison with SplitNN: there are only so many
+    people, and 500 (or 50) of them test.
     """
     for dataset, printed in _APC_VFL.items():
         all_columns = list(chain(*find_dataset(dataset).natural_views.values()))
         for size in (5, 4, 3, 2):
-            active = printed.columns[5 - size :]
-            others = tuple(column for column in all_columns if column not in active)
-            columns = {BUILT_IN_ACTIVE: active, "passive-1": others}
+            active_columns = printed.columns[5 - size :]
+            passive_columns = tuple(
+                column for column in all_columns if column not in active_columns
+            )
+            columns = {BUILT_IN_ACTIVE: active_columns, "passive-1": passive_columns}
             for aligned in (*printed.aligned, *printed.fewer):
                 about = f"{size} columns at the active, {aligned} of {printed.rows} people aligned"
                 settings = {

@@ -1,10 +1,10 @@
-"""joblib's backend of a Ray cluster, which hands over each result as it is there.
+"""joblib's backend of a Ray cluster, which returns each result as soon as it is available.
 
 Run by: the process of a study, with `--backend ray`. The backend that Ray itself brings
 (`ray.util.joblib`) returns nothing before all runs are done, so a study would show no progress, and
 it replaces a base class of joblib's for the whole process. This one submits each batch as a task
-of Ray's. A task whose worker dies is played again by Ray; an error that a task raises is the
-study's, as of every backend.
+of Ray's. Ray repeats a task whose worker died; an error that a task raises is raised to the study,
+as with every backend.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from ray.exceptions import RayTaskError
 
 __all__ = ["RayBackend"]
 
-_REPEATS = 3
+_MAX_RETRIES = 3
 """Largest number of times that Ray repeats a task whose worker died."""
 
 
-def _play_task(task: Callable[[], Any]) -> Any:
+def _call_task(task: Callable[[], Any]) -> Any:
     return task()
 
 
@@ -32,12 +32,14 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._remote_task = ray.remote(num_cpus=1, max_retries=_REPEATS)(_play_task)
+        self._remote_task = ray.remote(num_cpus=1, max_retries=_MAX_RETRIES)(_call_task)
         self._waiters: ThreadPoolExecutor | None = None
         self._running: set[Any] = set()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Return how many tasks are under way at once; below 0: one for each CPU of the cluster."""
+        """Return how many tasks run at once: `n_jobs`, one for None, or one for each CPU of the
+        cluster for a number below 1.
+        """
         if n_jobs is None:
             return 1
         if n_jobs > 0:
@@ -45,7 +47,10 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
         return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **_: Any) -> int:
-        """Return how many tasks are under way at once; each has a thread here that waits for it."""
+        """Start a thread of this process for each task that runs at once, and return their number.
+
+        `n_jobs`: as in `effective_n_jobs`. `parallel`: joblib's, which uses this backend.
+        """
         self.parallel = parallel
         jobs = self.effective_n_jobs(n_jobs)
         self._waiters = ThreadPoolExecutor(jobs, thread_name_prefix="ray task")
@@ -54,12 +59,10 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
     def submit(
         self, func: Callable[[], Any], callback: Callable[[Any], None] | None = None
     ) -> "Future[Any]":
-        """Start a task, and call `callback` with its future when it is done.
+        """Start the task `func`, and call `callback` with its future when it is done.
 
-        It is called in a thread of this process, where it starts further tasks: in Ray's own it
-        would wait for itself.
-
-        `func`: the task.
+        `callback` runs in a thread of this process, where it starts further tasks; in a thread of
+        Ray it would wait for itself.
         """
         assert self._waiters is not None, "configured before"
         future = self._waiters.submit(self._await_task, func)
@@ -68,10 +71,7 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
         return future
 
     def _await_task(self, func: Callable[[], Any]) -> Any:
-        """Return a task's result, or raise its error as the task raised it.
-
-        `func`: the task.
-        """
+        """Run the task `func` on the cluster; return its result, or raise its error."""
         reference = self._remote_task.remote(func)
         self._running.add(reference)
         try:
@@ -85,9 +85,9 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """End the tasks that are under way: the study ends by an error or an interrupt.
+        """Cancel all tasks, since the study ends by an error or an interrupt.
 
-        `ensure_ready`: joblib's; whether the backend is used again.
+        `ensure_ready`: whether the backend will be used again.
         """
         if self._waiters is not None:
             self._waiters.shutdown(wait=False, cancel_futures=True)

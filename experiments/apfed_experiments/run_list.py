@@ -57,16 +57,20 @@ class ListedRun:
     """A run folder in a list of runs.
 
     Attributes:
-        name: the folder's, below the one that was listed.
-        state, reason: how far the run came, and why it is broken or how much of it is done.
+        path: of the folder.
+        name: path of the folder relative to the one that was listed.
+        state: whether the run is finished.
+        reason: why it is broken, or how many epochs are done.
         date: of the last change of the file that records its progress.
-        accuracy: of the method's own inference; None also where the task is no classification.
-        value: of the measure that the run is judged by.
+        config: None if it cannot be read.
+        accuracy: of the method's own inference; None also if the task is no classification.
+        measure, value: the measure that the run is judged by.
         alone: the local models; None: not measured.
         run_gain: over the best local model, on the same rows.
-        promise: the weakest of its promises on what leaves a party.
-        leaks: by kind of direction, the highest advantage (among many, one is above 0 by chance).
+        promise: the weakest of its guarantees on what leaves a party.
+        leaks: the attack with the highest advantage, by direction (who reads whose what).
         attacked: whether any attack was mounted.
+        report: whether its folder holds a report.
     """
 
     path: Path
@@ -89,14 +93,12 @@ class ListedRun:
 
     @property
     def gain(self) -> float | None:
-        """Return the gain over the best local model on the same rows; one run shows no help."""
+        """Return the gain over the best local model on the same rows, in the measure's unit."""
         return None if self.run_gain is None else self.run_gain.value
 
     @property
     def score_text(self) -> str:
-        """Return the measure reached, as "95.2 %" or "AUC 0.952" if it is no accuracy;
-        empty: none.
-        """
+        """Return the measure reached, such as "95.2 %" (accuracy) or "AUC 0.952"; empty: none."""
         if self.value is None:
             return ""
         text = self.measure.format_value(self.value)
@@ -115,12 +117,12 @@ class ListedRun:
 
     @property
     def data(self) -> str:
-        """Return the data set, its parties and labelled rows in words."""
+        """Return the data set, its number of parties and of labelled rows as text."""
         if self.config is None:
             return ""
         data = self.config.data
-        parted = "parties with people of their own" if data.horizontal else "parties"
-        parts = [data.dataset, f"{view_count(data)} {parted}"]
+        parties = "parties with people of their own" if data.horizontal else "parties"
+        parts = [data.dataset, f"{view_count(data)} {parties}"]
         if isinstance(data.labelled, int):
             parts.append(f"{data.labelled} labelled")
         elif data.labelled is not None:
@@ -153,7 +155,7 @@ class ListedRun:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the run as plain values: shares lie in 0 to 1, and null means unknown."""
+        """Return the run as plain values; shares are from 0 to 1, and None means unknown."""
         config = self.config
         local_models = self.alone
         return {
@@ -186,97 +188,119 @@ class ListedRun:
 
 
 def list_runs(top: Path) -> list[ListedRun]:
-    """Read every run folder below `top`, `top` itself too; the newest comes first.
+    """Return the runs in all run folders at or below `top`, the newest first.
 
-    Figures that a study keeps without run folders are not among them; DataError: no such folder.
+    Figures that a study stores without run folders are not among them. Raises DataError: there is
+    no such folder.
     """
     if not top.is_dir():
         raise DataError(f"{top}: there is no such folder; give the one that run folders lie below")
-    runs = [_load_row(path, top) for path in _run_folders(top)]
+    runs = [_load_listed_run(path, top) for path in _iter_run_folders(top)]
     return sorted(runs, key=lambda run: run.date, reverse=True)
 
 
-def settings_in(config: Config) -> dict[str, str]:
-    """Return the settings that differ from the defaults, by dotted path."""
+def flatten_settings(config: Config) -> dict[str, str]:
+    """Return the settings that differ from the defaults, as text by dotted path."""
     settings = config.model_dump(mode="json", exclude_defaults=True)
     return dict(_flatten_value(settings, ""))
 
 
-def _run_folders(top: Path) -> Iterator[Path]:
-    """Yield run folders and folders that cannot be entered; nothing inside of a run folder."""
-    closed: list[Path] = []
-    for place, below, files in os.walk(top, onerror=lambda e: closed.append(Path(e.filename))):
-        begun = "config.yaml" in files and ("contract.json" in files or "parties" in below)
-        if begun or "result.json" in files:
-            below.clear()
-            yield Path(place)
-    yield from closed
+def _iter_run_folders(top: Path) -> Iterator[Path]:
+    """Yield all run folders at or below `top`, then all folders that cannot be read.
+
+    Folders inside a run folder are not searched.
+    """
+    unreadable: list[Path] = []
+
+    def note_unreadable(error: OSError) -> None:
+        unreadable.append(Path(error.filename))
+
+    for path, subfolders, files in os.walk(top, onerror=note_unreadable):
+        has_begun = "config.yaml" in files and ("contract.json" in files or "parties" in subfolders)
+        if has_begun or "result.json" in files:
+            subfolders.clear()  # os.walk then does not enter them
+            yield Path(path)
+    yield from unreadable
 
 
-def _load_row(path: Path, top: Path) -> ListedRun:
-    """Read one run folder; what cannot be read becomes a broken row with the reason."""
+def _load_listed_run(path: Path, top: Path) -> ListedRun:
+    """Return the run in a folder; one that cannot be read is broken, with the reason.
+
+    `top`: the folder that is listed.
+    """
     folder = RunFolder(path)
     name = path.relative_to(top).as_posix() if path != top else path.resolve().name
-    row = ListedRun(
+    listed = ListedRun(
         path=path, name=_decode_name(name), state=State.BROKEN, date=_find_date(folder), leaks={}
     )
     try:
         if not os.access(path, os.R_OK | os.X_OK):
-            return replace(row, reason="the folder may not be entered; ask its owner")
+            return replace(listed, reason="the folder may not be entered; ask its owner")
         if folder.result.is_file():
-            return _complete_row(row, load_finished_run(path))
+            return _complete_run(listed, load_finished_run(path))
         config = folder.load_config()
         epochs_done = count_lines(folder.metrics) if folder.metrics.is_file() else 0
         reason = f"{epochs_done} of {config.train.epochs} epochs; continue it with --resume"
-        return replace(row, state=State.UNFINISHED, reason=reason, config=config)
+        return replace(listed, state=State.UNFINISHED, reason=reason, config=config)
     except (ApfedError, OSError) as error:
-        return replace(row, reason=_decode_name(str(error).replace(f"{path}{os.sep}", "")))
+        message = str(error).replace(f"{path}{os.sep}", "")
+        return replace(listed, reason=_decode_name(message))
 
 
 def _decode_name(name: str) -> str:
-    """Replace the bytes of a name that are no UTF-8 by marks."""
+    """Return a file name in which bytes that are not UTF-8 are replaced by U+FFFD."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def _complete_row(row: ListedRun, run: FinishedRun) -> ListedRun:
-    """Return the row of a finished run, with the local models that its study measured."""
-    share = next(iter(run.outcome.accuracy.values()))  # NaN where nothing is classified
-    shared_path = solo_file(run.config, row.path.parent)  # that runs of a study share
-    shared = (
-        load_solo(run.config, shared_path) if run.solo is None and shared_path.is_file() else None
-    )
-    folder = RunFolder(row.path)
-    gain = run.gain if shared is None else measure_gain(folder, run.config, shared)
+def _complete_run(listed: ListedRun, run: FinishedRun) -> ListedRun:
+    """Return a listed run with the results of the finished run in its folder.
+
+    Local models are the run's own, or those that the runs of a study share, one folder above.
+    """
+    accuracy = next(iter(run.outcome.accuracy.values()))  # NaN if nothing is classified
+    solo = run.solo
+    gain = run.gain
+    study_solo_path = solo_file(run.config, listed.path.parent)
+    if solo is None and study_solo_path.is_file():
+        solo = load_solo(run.config, study_solo_path)
+        gain = measure_gain(RunFolder(listed.path), run.config, solo)
     return replace(
-        row,
+        listed,
         state=State.FINISHED,
         config=run.config,
-        alone=run.solo or shared,
+        alone=solo,
         run_gain=gain,
-        verdict=describe_run(replace(run, solo=run.solo or shared, gain=gain)),
-        accuracy=None if math.isnan(share) else share,
+        verdict=describe_run(replace(run, solo=solo, gain=gain)),
+        accuracy=None if math.isnan(accuracy) else accuracy,
         measure=run.outcome.headline_measure,
         value=next(iter(run.outcome.scores.values())),
         promise=run.promise,
         wire_bytes=run.outcome.wire_bytes,
         attacked=run.attacks is not None,
         leaks=worst_by_kind(run.headlines),
-        report=(row.path / "report.html").is_file(),
+        report=(listed.path / "report.html").is_file(),
     )
 
 
 def _find_date(folder: RunFolder) -> datetime:
-    """Return when the run last wrote how far it came, else when its folder was changed."""
+    """Return when the result, metrics or settings changed last, whichever exists first, else when
+    the folder did.
+
+    1970 if the time of the file is out of range, as a wrong clock at its sender may write it.
+    """
     files = (folder.result, folder.metrics, folder.config)
-    readable = (file for file in files if os.access(file, os.F_OK))
+    existing = (file for file in files if os.access(file, os.F_OK))
     try:
-        return datetime.fromtimestamp(next(readable, folder.path).stat().st_mtime, UTC)
-    except (ValueError, OverflowError):  # the clock of who sent it
+        return datetime.fromtimestamp(next(existing, folder.path).stat().st_mtime, UTC)
+    except (ValueError, OverflowError):
         return datetime.fromtimestamp(0, UTC)
 
 
 def _flatten_value(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yield (dotted path, text) of every leaf of nested settings."""
+    """Yield dotted path and text of every leaf of nested settings.
+
+    `key`: dotted path of `value`; empty: top level.
+    """
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from _flatten_value(inner, f"{key}.{name}" if key else str(name))

@@ -13,7 +13,7 @@ from typing import Any
 
 from apfed_attacks.headlines import list_directions
 from apfed_experiments import words
-from apfed_experiments.columns import Column, Table, missing_leak, write_text
+from apfed_experiments.columns import Column, Table, describe_missing_attack, write_text
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
@@ -28,7 +28,14 @@ from apfed_experiments.study import (
     list_trials,
     run_points,
 )
-from apfed_experiments.summary import Gain, Interval, Row, Summary, accuracy_of, clip_difference
+from apfed_experiments.summary import (
+    Gain,
+    Interval,
+    Row,
+    Summary,
+    clip_difference,
+    select_accuracies,
+)
 from apfed_experiments.verdict import describe_seeds
 from secure_apfed.base.files import to_json
 from secure_apfed.config import Config
@@ -36,7 +43,7 @@ from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.runs.outcome import RANKED, Ranking
 from secure_apfed.settings.promises import epsilon_words
 
-_KINDS = {
+_SEED_NOTES = {
     "secret": "each party drew a secret seed of its own for its initial weights and dropout, so "
     "that the same seeds give somewhat other figures next time",
     "shared_for_comparison": "initial weights and dropout came from the run's seed at all parties, "
@@ -46,10 +53,13 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """A ranking measure (AUC or average precision) of two classes over the seeds, and its gain.
+    """A ranking measure (AUC or average precision) of two classes over the seeds.
 
-    The gain is paired by seed, over the baseline that held-out labels choose by the run's own
-    measure; None: not measured.
+    Attributes:
+        measure: its name.
+        reached: by the run's model.
+        gain: paired by seed, over the baseline that held-out labels choose by the run's own
+            measure; None: not measured.
     """
 
     measure: str
@@ -62,9 +72,12 @@ class SeveralSeeds:
     """The results of the runs of one configuration.
 
     Attributes:
+        folders: of the runs, by seed.
         reached: the run's own measure, by seed.
-        rankings: what test rows of two classes say, by seed; ranked: of measures that the run is
-            not judged by.
+        summary: over the seeds.
+        rankings: ranking measures and prevalence on test rows of two classes, by seed.
+        ranked: ranking measures other than the run's own, over the seeds.
+        failures: of runs.
     """
 
     config: Config
@@ -76,7 +89,7 @@ class SeveralSeeds:
     failures: tuple[Failure, ...] = ()
 
     def list_common_rows(self) -> list[tuple[str, str]]:
-        """Return the rows of all seeds together, without single seeds."""
+        """Return the results over all seeds as pairs of title and text."""
         measure = MEASURES[self.config.measure]
         summary = self.summary
         rows = [
@@ -87,13 +100,11 @@ class SeveralSeeds:
             rows.append(("help", summary.gain.sentence))
         for ranked in self.ranked:
             title = MEASURES[ranked.measure].title
-            gained = ""
+            text = _format_interval(MEASURES[ranked.measure], ranked.reached)
             if ranked.gain is not None:
                 gain = clip_difference(ranked.gain, ranked.measure)
-                gained = f"; {gain.format_text(form='+.3f')} over the same baseline"
-            rows.append(
-                (title, _format_interval(MEASURES[ranked.measure], ranked.reached) + gained)
-            )
+                text += f"; {gain.format_text(form='+.3f')} over the same baseline"
+            rows.append((title, text))
         if self.rankings:
             counts = [ranking.positives for ranking in self.rankings.values()]
             seeds_met = sum(ranking.is_met for ranking in self.rankings.values())
@@ -112,12 +123,10 @@ class SeveralSeeds:
 
     @property
     def missing_attacks(self) -> dict[str, str]:
-        """Return the directions of this run of which no attack ran under any seed, each with the
-        reason.
-        """
+        """Return the reason by direction in which no attack ran under any seed."""
         kinds = [direction.kind for direction in list_directions(self.config)]
         return {
-            kind: missing_leak(self.config, kind)
+            kind: describe_missing_attack(self.config, kind)
             for kind in kinds
             if kind not in self.summary.leakage
         }
@@ -149,20 +158,21 @@ class SeveralSeeds:
 def declare_study(
     config: Config, folder: Path, *, seeds: int, baselines: bool = True
 ) -> Study[SeveralSeeds]:
-    """Return the study of a run under `config.seed` and the seeds after it; `several.json` has all.
+    """Return the study of one run under several seeds, whose results are stored in `several.json`.
 
-    `config.party_seeds` holds; without `baselines` of what the active does alone there is no gain.
+    `seeds`: number of seeds, from `config.seed` on. `baselines`: whether local models are measured,
+    without which there is no gain. Initial weights follow `config.party_seeds`.
     """
     point = Point(config=config, folder=folder, party_seeds=config.party_seeds)
     trials = list_trials([point], range(config.seed, config.seed + seeds))
     return Study(
         title=f"{config.name}: {seeds} seeds",
-        reading=f"Each seed draws its rows anew; {_KINDS[config.party_seeds]} (party_seeds: "
+        reading=f"Each seed draws its rows anew; {_SEED_NOTES[config.party_seeds]} (party_seeds: "
         f"{config.party_seeds}). Intervals: 95 %, over the seeds, corrected for the people that "
         "splits of one table share (Nadeau and Bengio 2003); the gain is paired by seed.",
         folder=folder,
         measure=partial(_run_seeds, trials, baselines=baselines),
-        compare=_make_parts,
+        compare=_make_report_parts,
         unit="seeds",
         reported=trials,
     )
@@ -171,17 +181,17 @@ def declare_study(
 def _run_seeds(
     trials: Sequence[Trial], *, baselines: bool, jobs: int, on_done: OnDone
 ) -> SeveralSeeds:
-    """Run what is missing of all seeds, summarise them, and write several.json.
+    """Run the trials whose folders are missing, summarise all, and write several.json.
 
-    `trials`: runs of all seeds. `baselines`: whether local models are measured. `jobs`: how many
-    runs at a time.
+    `trials`: one for each seed. `baselines`: whether local models are measured. `jobs`: number of
+    runs at a time. `on_done`: is called after each run.
     """
     point = trials[0].point
     config = point.config
     runs = dict[int, FinishedRun]()
 
     def note_figures(run: FinishedRun) -> Figures:
-        """Note a finished run by its seed, and yield its figures."""
+        """Keep a finished run by its seed, and return its figures."""
         runs[run.config.seed] = run
         return figures_of(run)
 
@@ -189,10 +199,15 @@ def _run_seeds(
     table = run_points(
         [point], list(folders), jobs=jobs, on_done=on_done, solo=baselines, figures=note_figures
     ).table
-    reached = {int(str(seed)): float(value) for seed, value in accuracy_of(table).items()}
+    reached = {int(str(seed)): float(value) for seed, value in select_accuracies(table).items()}
     summary = Summary.from_rows(table)
     shared = float(table["shared"].max())
     ranking_by_seed = {seed: run.outcome.ranking for seed, run in runs.items()}
+    ranked_measures = [
+        _summarise_ranking(name, list(runs.values()), summary.gain, shared)
+        for name in RANKINGS
+        if name != config.measure
+    ]
     several = SeveralSeeds(
         config=config,
         folders=folders,
@@ -201,32 +216,28 @@ def _run_seeds(
         rankings={
             seed: ranking for seed, ranking in ranking_by_seed.items() if ranking is not None
         },
-        ranked=tuple(
-            ranked
-            for name in RANKINGS
-            if name != config.measure
-            and (ranked := _summarise_ranking(name, list(runs.values()), summary.gain, shared))
-            is not None
-        ),
+        ranked=tuple(ranked for ranked in ranked_measures if ranked is not None),
     )
     write_text(point.folder / "several.json", to_json(several.as_json(), indent=1))
     return several
 
 
-def _make_parts(several: SeveralSeeds) -> list[Part]:
-    """Return what all seeds say together, then a row for each seed."""
-    together = [{"figure": name, "value": value} for name, value in several.list_common_rows()]
+def _make_report_parts(several: SeveralSeeds) -> list[Part]:
+    """Return the table of the results over all seeds, with the verdict, and the table by seed."""
+    common_rows = [{"figure": name, "value": value} for name, value in several.list_common_rows()]
     columns = [Column(name="figure", title=""), Column(name="value", title="")]
     title = f"{several.config.name}: {len(several.reached)} seeds"
     lines = describe_seeds(several)
     return [
-        Part(name="together", table=Table(columns, together, title), lines=lines),
+        Part(name="together", table=Table(columns, common_rows, title), lines=lines),
         Part(name="seeds", table=_make_seed_table(several)),
     ]
 
 
 def _make_seed_table(several: SeveralSeeds) -> Table:
-    """Return a row for each seed: its measure and, of two classes, what the test rows say."""
+    """Return the table by seed: the measure and, for two classes, ranking measures, prevalence and
+    mean predicted probability on the test rows.
+    """
     measure = MEASURES[several.config.measure]
     rankings = several.rankings
     names = [name for name in RANKED if rankings and name != measure.name]
@@ -254,39 +265,42 @@ def _make_seed_table(several: SeveralSeeds) -> Table:
 
 
 def _format_interval(measure: Measure, interval: Interval) -> str:
-    """Return a mean and its interval in the measure's unit, cut at the measure's range."""
-    form = {"scale": 100.0, "form": ".2f"} if measure.share else {"form": ".4f"}
-    return interval.clip_ends(measure.least, measure.most).format_text(**form) + (
-        " %" if measure.share else ""
-    )
+    """Return a mean and its interval in the measure's unit, clipped to the measure's range."""
+    clipped = interval.clip_ends(measure.least, measure.most)
+    if measure.share:
+        return f"{clipped.format_text(scale=100.0, form='.2f')} %"
+    return clipped.format_text(form=".4f")
 
 
 def _summarise_ranking(
     name: str, runs: list[FinishedRun], gain: Gain | None, shared: float
 ) -> Ranked | None:
-    """Return a ranking measure over all runs, with its gain where baselines have it, too.
+    """Return a ranking measure over all runs, with its gain if every run's baselines have it.
 
-    None: a run did not tell two classes apart, or was not measured by it.
+    Args:
+        name: of the measure.
+        runs: one for each seed.
+        gain: by the run's own measure, whose baseline is used; None: no baseline was measured.
+        shared: correlation of two seeds' figures.
 
-    `shared`: correlation of two seeds' figures.
+    Returns:
+        None: some run does not have two classes, or was not measured by it.
     """
-    first = [next(iter(run.outcome.measures.values()), {}) for run in runs]
-    if not all(
-        run.outcome.ranking and name in measures for run, measures in zip(runs, first, strict=True)
-    ):
-        return None
-    reached = [measures[name] for measures in first]
-    local_values = (
-        []
-        if gain is None
-        else [
-            run.solo.find_baseline(gain.baseline).ranked[name]
-            for run in runs
-            if run.solo is not None and name in run.solo.find_baseline(gain.baseline).ranked
+    headline_measures = [next(iter(run.outcome.measures.values()), {}) for run in runs]
+    for run, measures in zip(runs, headline_measures, strict=True):
+        if not run.outcome.ranking or name not in measures:
+            return None
+    reached = [measures[name] for measures in headline_measures]
+    baseline_values = []
+    if gain is not None:
+        baselines = [run.solo.find_baseline(gain.baseline) for run in runs if run.solo is not None]
+        baseline_values = [
+            baseline.ranked[name] for baseline in baselines if name in baseline.ranked
         ]
+    ranked_gain = None
+    if len(baseline_values) == len(reached):
+        differences = [value - other for value, other in zip(reached, baseline_values, strict=True)]
+        ranked_gain = Interval.from_values(differences, shared=shared)
+    return Ranked(
+        measure=name, reached=Interval.from_values(reached, shared=shared), gain=ranked_gain
     )
-    paired = None
-    if len(local_values) == len(reached):
-        differences = [value - other for value, other in zip(reached, local_values, strict=True)]
-        paired = Interval.from_values(differences, shared=shared)
-    return Ranked(measure=name, reached=Interval.from_values(reached, shared=shared), gain=paired)

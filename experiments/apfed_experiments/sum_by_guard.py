@@ -21,9 +21,9 @@ from apfed_experiments.columns import (
     EPSILON,
     Column,
     Table,
+    describe_missing_attack,
     make_hidden_columns,
     make_visible_column,
-    missing_leak,
 )
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
@@ -47,13 +47,13 @@ GUARDS: Mapping[str, Mapping[str, Any]] = {
     "none": {"mechanism": "none"},
     "frozen, epsilon 1": {"mechanism": "frozen_gaussian", "epsilon": 1.0},
 }
-_PAIRS = {"shadow_rows": 30, "iterations": 40}
+_REGRESSION_OPTIONS = {"shadow_rows": 30, "iterations": 40}
 ATTACKS: tuple[Mapping[str, Any], ...] = (
-    {"name": "contribution_regression", "options": _PAIRS},
-    {"name": "gradient_regression", "options": _PAIRS},
-    {"name": "gradient_projection", "options": _PAIRS},
-    {"name": "contrastive_inversion", "options": _PAIRS},
-    {"name": "inverse_network", "options": _PAIRS},
+    {"name": "contribution_regression", "options": _REGRESSION_OPTIONS},
+    {"name": "gradient_regression", "options": _REGRESSION_OPTIONS},
+    {"name": "gradient_projection", "options": _REGRESSION_OPTIONS},
+    {"name": "contrastive_inversion", "options": _REGRESSION_OPTIONS},
+    {"name": "inverse_network", "options": _REGRESSION_OPTIONS},
     {"name": "model_completion", "options": {"labels_per_class": 4, "iterations": 40}},
 )
 """Features are read with 30 people known wholly, labels with four of each class."""
@@ -70,8 +70,8 @@ _TITLES: Mapping[str, str] = {
     "passive_features": "passive: features of the active, R2",
     "passive_labels": "passive: labels, balanced accuracy",
 }
-_HOW_MATCHED = ("protocol", "dealer", "pairwise_overlaps")
-_WEIGHT = 10.0
+_MATCHING_KEYS = ("protocol", "dealer", "pairwise_overlaps")
+_DEFAULT_WEIGHT = 10.0
 _CLIP = 1.0
 
 READING = (
@@ -98,54 +98,65 @@ COLUMNS = (
 )
 
 
-def lines_of(base: Config) -> list[Line]:
-    """Return the four cells of each mix of objectives, on the data of `base`."""
-    weight = base.passives["default"].weight if "default" in base.passives else _WEIGHT
+def make_lines(base: Config) -> list[Line]:
+    """Return a line for each choice of objectives, sum and guard, on the data of `base`.
+
+    Passives take the objectives in turn, with lambda as in `base`.
+    """
+    weight = base.passives["default"].weight if "default" in base.passives else _DEFAULT_WEIGHT
     passives = [table.name for table in load_data(base.data, seed=0).passives]
-    cells = product(OBJECTIVES.items(), enumerate(SUMS.items()), enumerate(GUARDS.items()))
     lines = []
-    for (label, objectives), (sum_index, (total, sums)), (guard_index, (guard, noise)) in cells:
-        agreed = {
+    for label, sum_name, guard_name in product(OBJECTIVES, SUMS, GUARDS):
+        passive_settings = {
             name: {"objective": {"name": objective}, "weight": weight}
-            for name, objective in zip(passives, cycle(objectives), strict=False)
+            for name, objective in zip(passives, cycle(OBJECTIVES[label]), strict=False)
         }
+        guard = GUARDS[guard_name]
+        has_guard = guard["mechanism"] != "none"
         settings = {
             "method": "apfed",
-            "passives": agreed,
-            "secure_sum": {**sums, "clip": _CLIP},
-            "guard": noise if noise["mechanism"] == "none" else {**noise, "clip": _CLIP},
+            "passives": passive_settings,
+            "secure_sum": {**SUMS[sum_name], "clip": _CLIP},
+            "guard": {**guard, "clip": _CLIP} if has_guard else guard,
             "transcript": {"keep": "all"},
             "attacks": list(ATTACKS),
         }
-        key = f"{label.lower()}-{('clear', 'masked')[sum_index]}-{('open', 'guarded')[guard_index]}"
-        named_cells = {"objectives": label, "sum": total, "guard": guard}
-        lines.append(Line(key=key, label=label, settings=settings, cells=named_cells))
+        sum_key = "masked" if sum_name == "masked" else "clear"
+        guard_key = "guarded" if has_guard else "open"
+        lines.append(
+            Line(
+                key=f"{label.lower()}-{sum_key}-{guard_key}",
+                label=label,
+                settings=settings,
+                cells={"objectives": label, "sum": sum_name, "guard": guard_name},
+            )
+        )
     return lines
 
 
-def points_of(base: Config, folder: Path) -> list[Point]:
-    """Return one point for each cell; runs are stored in a folder named after the base."""
-    usual = base.model_dump(mode="json", exclude_defaults=True)
-    # How people are matched changes no reading of these attacks, so that the cheapest way serves.
-    alignment = usual.pop("alignment", {})
-    if others := {key: alignment[key] for key in alignment if key not in _HOW_MATCHED}:
-        usual["alignment"] = others
+def make_points(base: Config, folder: Path) -> list[Point]:
+    """Return one point for each line; runs are stored in a subfolder named after the base."""
+    settings = base.model_dump(mode="json", exclude_defaults=True)
+    # The protocol of the alignment changes nothing that these attacks read: the default is used.
+    alignment = settings.pop("alignment", {})
+    if others := {key: alignment[key] for key in alignment if key not in _MATCHING_KEYS}:
+        settings["alignment"] = others
     return [
         Point(
-            config=line.build_config(usual, name=f"{base.name}-{line.key}"),
+            config=line.build_config(settings, name=f"{base.name}-{line.key}"),
             folder=folder / base.name,
             line=line,
         )
-        for line in lines_of(base)
+        for line in make_lines(base)
     ]
 
 
 def compare_points(points: Sequence[Point], results: Results, *, seeds: int) -> Table:
-    """Return one row for each cell.
+    """Return the table with a row for each point.
 
-    `points`: cells of the table. `seeds`: how many.
+    `seeds`: number of seeds.
     """
-    results = replace(results, table=share_baselines(results.table))
+    results = replace(results, table=unify_baselines(results.table))
     rows: list[Row] = []
     for point in points:
         summary = Summary.from_rows(results.select_rows(point))
@@ -163,48 +174,53 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int) -> 
     return Table(COLUMNS, rows, title)
 
 
-def share_baselines(table: pd.DataFrame) -> pd.DataFrame:
-    """Return figures whose attacks by one reader on one victim share the best of their baselines.
+def unify_baselines(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the figures where all attacks by one reader on one victim have the best of their
+    baselines.
 
     An attack chooses its baseline by known rows, and may choose one that is bad on the others; its
     advantage would then seem larger than that of an attack that reads as much.
+
+    `table`: figures of runs, in which attacks are the rows with an advantage.
     """
     table = table.copy()
-    attacks = table["advantage"].notna()
-    attacker = table["name"].str.partition(" by ")[2]
-    keys = [table["point"], table["seed"], table["target"], attacker]
-    best = table["baseline"].where(attacks).groupby(keys).transform("max")
-    table["baseline"] = table["baseline"].where(~attacks, best)
-    table["advantage"] = table["score"].where(attacks) - best
+    is_attack = table["advantage"].notna()
+    reader = table["name"].str.partition(" by ")[2]
+    keys = [table["point"], table["seed"], table["target"], reader]
+    best = table["baseline"].where(is_attack).groupby(keys).transform("max")
+    table["baseline"] = table["baseline"].where(~is_attack, best)
+    table["advantage"] = table["score"].where(is_attack) - best
     return table
 
 
 def _describe_reading(config: Config, summary: Summary, key: str) -> str:
-    """Return what the worst attack of a reader reads, or why there is no figure."""
+    """Return score and advantage of a reader's best attack as text, or why there is none.
+
+    `key`: of `READERS`.
+    """
     kind = READERS[key].kind
     leak = summary.leakage.get(kind)
     if leak is None:
-        return missing_leak(config, kind)
+        return describe_missing_attack(config, kind)
     return f"{leak.score:.2f} ({leak.clipped_advantage.format_text(form='+.2f')})"
 
 
 def _export_reading(summary: Summary, key: str) -> Any:
-    """Return attack, score, baseline and advantage of a reader's worst attack for programs, or
-    None.
+    """Return attack, score, baseline and advantage of a reader's best attack as plain values.
+
+    `key`: of `READERS`. None: no attack ran.
     """
     leak = summary.leakage.get(READERS[key].kind)
     return None if leak is None else leak.as_json()
 
 
 def declare_study(base: Config, folder: Path, *, seeds: Sequence[int]) -> Study[Results]:
-    """Return the study of every cell on the data, network and training of `base`.
+    """Return the study of every line on the data, network and training of `base`.
 
-    Method, passives, sum, guard and attacks of `base` are replaced. It has two passives or more,
-    for the masks.
-
-    `seeds`: of the runs.
+    Method, passives, sum, guard and attacks of `base` are replaced. `base` has at least two
+    passives, as masks need. `folder`: of the study.
     """
-    points = points_of(base, folder)
+    points = make_points(base, folder)
 
     def compare(results: Results) -> list[Part]:
         table = compare_points(points, results, seeds=len(seeds))

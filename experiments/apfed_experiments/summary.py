@@ -407,7 +407,7 @@ def measure_difference(rows: pd.DataFrame, other: pd.DataFrame) -> Interval | No
     )
 
 
-def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
+def select_accuracies(rows: pd.DataFrame) -> "pd.Series[float]":
     """Return the measure of the method's own inference in each run of a point, by seed."""
     return _select_headline(rows)["score"]
 

@@ -28,16 +28,23 @@ from apfed_experiments.columns import (
     Column,
     Table,
     add_p_values,
-    difference_of_shares,
+    describe_missing_attack,
     format_epsilon,
     make_form,
     make_hidden_columns,
+    make_percent_form,
+    make_points_form,
     make_visible_column,
-    missing_leak,
-    share_of_rows,
     write_text,
 )
-from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, inches_of, open_figure
+from apfed_experiments.drawing import (
+    ATTACK,
+    COLOURS,
+    OTHER,
+    Picture,
+    estimate_text_inches,
+    open_figure,
+)
 from apfed_experiments.front import find_front
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
@@ -65,7 +72,7 @@ _WIDTH_INCHES = 8.0
 _PLOT_INCHES = 4.6
 _LINE_INCHES = 0.2
 _MARKER_INCHES = 0.6
-_LETTERS_OF_LINE = 90
+_LEGEND_LINE_LENGTH = 90
 """Largest number of characters in a line of a legend's text: so many fit beside its marker."""
 READING = (
     "Each point is one defence at one strength: mean and 95 % interval over the seeds (corrected "
@@ -99,9 +106,9 @@ class Defence(Settings):
     Attributes:
         name: for people; unique in the study.
         set: settings of the run by dotted path, as in {guard: {mechanism: none}}.
-        knob: dotted path of the setting that is the strength; null: there is one strength.
+        knob: dotted path of the setting that varies the strength; null: there is one strength.
         values: of the knob, in the order of the curve.
-        undefended: what the others are compared with; exactly one defence of a study is.
+        undefended: whether the others are compared with this one; true for exactly one.
     """
 
     name: str = Field(min_length=1, max_length=40)
@@ -161,8 +168,11 @@ class TradeOff(Settings):
 class DefencePoint(Point):
     """A defence at one strength.
 
-    `strength`: the knob's value in words, or empty; a `reference` is drawn as a line, and takes no
-    part in the comparison.
+    Attributes:
+        defence: its name.
+        strength: name and value of the knob, such as "epsilon 1.0"; empty: there is no knob.
+        undefended: whether the others are compared with it.
+        reference: whether it is no defence but a reference, drawn as a line.
     """
 
     defence: str
@@ -177,9 +187,9 @@ class DefencePoint(Point):
 
 
 def load_tradeoff(path: Path) -> TradeOff:
-    """Read a study, whose base becomes the text of the YAML that it names.
+    """Return the study in a YAML file, with the text of its base run in place of its name.
 
-    Raises ConfigError: a file that cannot be read, or a setting that is wrong.
+    Raises ConfigError: a file cannot be read, or a setting is wrong.
     """
     study = load_settings_text(TradeOff, load_text(path), source=str(path))
     base_path = path.parent / study.base
@@ -194,35 +204,38 @@ def load_tradeoff(path: Path) -> TradeOff:
 
 
 def make_tradeoff(config: Config) -> TradeOff:
-    """Return the study that a run's settings ask for, of that run.
+    """Return the study that a run's section `tradeoff` describes, with that run as its base.
 
-    Raises ConfigError: a setting that is wrong, or a name or a base, which are the run's.
+    Raises ConfigError: a setting is wrong, or sets a name or a base, which are the run's own.
     """
     if misplaced := {"name", "base"} & set(config.tradeoff):
         raise ConfigError(
             f"tradeoff.{min(misplaced)}: the study of a run has the run's; leave it out"
         )
     base = dump_settings(config.model_copy(update={"tradeoff": {}}))
-    study = {"name": f"{config.name}-tradeoff"[:64], "base": "", **config.tradeoff}
-    read = load_settings_text(TradeOff, json.dumps(study), source="tradeoff")
-    return read.model_copy(update={"base": base})
+    settings = {"name": f"{config.name}-tradeoff"[:64], "base": "", **config.tradeoff}
+    study = load_settings_text(TradeOff, json.dumps(settings), source="tradeoff")
+    return study.model_copy(update={"base": base})
 
 
-def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
-    """Return every point, references first; check all configs and attacks.
+def make_points(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
+    """Return all points of a study, references first, after checking their settings and attacks.
 
-    Raises ConfigError: a change that no run accepts, an unknown attack, or two points alike.
+    `folder`: of the study, below which each run has its own.
+
+    Raises ConfigError: a change that no run accepts, an unknown attack, or two points whose names
+    give one folder.
     """
     points = list(_make_points(tradeoff, folder))
-    past: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for point in points:
-        if point.name in past:
+        if point.name in labels:
             raise ConfigError(
-                f"study {tradeoff.name}: {past[point.name]!r} and {point.label!r} would share the "
-                f"folder {point.make_trial(0).name}; give each strength once, and defences names "
-                "that differ in their letters"
+                f"study {tradeoff.name}: {labels[point.name]!r} and {point.label!r} would share "
+                f"the folder {point.make_trial(0).name}; give each strength once, and defences "
+                "names that differ in their letters"
             )
-        past[point.name] = point.label
+        labels[point.name] = point.label
         try:
             expand_choices(point.config.attacks)
         except ConfigError as error:
@@ -233,7 +246,7 @@ def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
 def _make_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
     """Yield the points of references, then those of defences at each strength."""
     undefended = next(defence for defence in tradeoff.defences if defence.undefended)
-    training = _train_references(tradeoff)
+    training = _reference_training(tradeoff)
     for key in dict.fromkeys(tradeoff.references):
         label, changes, centralised = _REFERENCES[key]
         config = _make_config(
@@ -244,8 +257,12 @@ def _make_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
         )
     for defence in tradeoff.defences:
         for value in defence.values or (None,):
-            changes = dict(defence.set) | ({} if defence.knob is None else {defence.knob: value})
-            strength = "" if value is None else f"{(defence.knob or '').rpartition('.')[2]} {value}"
+            changes = dict(defence.set)
+            strength = ""
+            if defence.knob is not None:
+                changes[defence.knob] = value
+            if defence.knob is not None and value is not None:
+                strength = f"{defence.knob.rpartition('.')[2]} {value}"
             config = _make_config(tradeoff, f"{defence.name} {strength}".strip(), changes)
             yield DefencePoint(
                 config=config,
@@ -256,10 +273,11 @@ def _make_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
             )
 
 
-def _train_references(tradeoff: TradeOff) -> dict[str, Any]:
-    """Return the training of references where the base's labels come after an exchange.
+def _reference_training(tradeoff: TradeOff) -> dict[str, Any]:
+    """Return the settings by which references are trained, by dotted path; empty: as the base.
 
-    References have no exchange, so that labels train their networks.
+    Where the base's networks train without labels (`train.labels: after`), those of references are
+    trained by labels, since references have no exchange.
     """
     if not load_config_text(tradeoff.base, source="base", own=True).train.meets_labels_after:
         return {}
@@ -268,16 +286,17 @@ def _train_references(tradeoff: TradeOff) -> dict[str, Any]:
 
 
 def _make_config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Config:
-    """Return the run of one point: the base with the study's and this point's changes. Raises
-    ConfigError, which names the point.
+    """Return the configuration of one point: the base with the study's and this point's changes.
 
-    `label`: name of the point.
+    `label`: name of the point. `changes`: settings by dotted path.
+
+    Raises ConfigError, which names the point: a setting is wrong.
     """
     file_name = "".join(
         letter if letter.isascii() and letter.isalnum() else "-" for letter in label.lower()
     )
     name = f"{tradeoff.name}-{file_name}"
-    # The longest name of a run of this point, so that it is checked here.
+    # The name with the longest suffix of a seed is checked; the runs' own suffixes come later.
     settings = {**tradeoff.set, **changes, "name": f"{name}-seed{tradeoff.seeds - 1}"}
     overrides = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
     try:
@@ -297,30 +316,35 @@ def _make_config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> 
 def compute_dcs(*, attack: float, ideal: float, accuracy: float, undefended: float) -> float:
     """Return the defence capability score, 1 / (1 + sqrt((1 - b) dAP^2 + b dMP^2)), b = BETA.
 
-    `attack` is its score under this defence, AP (negative R^2 count as 0), `ideal` the AP* that a
-    perfect defence would leave: 0 in VFLAIR's code (`dcs_vflair`), the best same-knowledge baseline
-    in ours (`dcs_baseline`); `accuracy` is MP, `undefended` MP*. Only a leak above the ideal and a
-    loss of accuracy count (Zou et al., 2023, VFLAIR).
+    dAP = AP - AP* and dMP = MP* - MP; negative differences count as 0 (Zou et al., 2023, VFLAIR).
+
+    Args:
+        attack: AP, the attack's score under this defence; a negative R^2 counts as 0.
+        ideal: AP*, the score that a perfect defence would leave: 0 in VFLAIR's code (`dcs_vflair`),
+            the best baseline with the same knowledge in ours (`dcs_baseline`).
+        accuracy: MP, the model's accuracy under this defence, 0 to 1.
+        undefended: MP*, its accuracy without a defence, 0 to 1.
     """
     leak = max(0.0, max(attack, 0.0) - max(ideal, 0.0))
     loss = max(0.0, undefended - accuracy)
     return 1 / (1 + math.sqrt((1 - BETA) * leak**2 + BETA * loss**2))
 
 
-def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
+def make_row(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
     """Return the row of a point.
 
-    DCS is of the target on which it does worst, None where no attack applies.
+    `undefended`: accuracy of the undefended point. The DCS is the lowest over the targets; None for
+    references, and where no attack applies.
     """
     scores: dict[str, float | None] = {"dcs_vflair": None, "dcs_baseline": None}
     if summary.leakage and not point.reference:
         for name in scores:
-            reached = {"accuracy": summary.accuracy.mean, "undefended": undefended.mean}
             scores[name] = min(
                 compute_dcs(
                     attack=leak.score,
                     ideal=leak.baseline if name == "dcs_baseline" else 0.0,
-                    **reached,
+                    accuracy=summary.accuracy.mean,
+                    undefended=undefended.mean,
                 )
                 for leak in summary.leakage.values()
             )
@@ -347,9 +371,9 @@ def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
 
 
 def select_front(rows: Iterable[Row], target: str) -> list[Row]:
-    """Return the points that no other beats in both accuracy and advantage, least leaking first.
+    """Return the rows of the Pareto front of accuracy and advantage, least leaking first.
 
-    `target`: "labels" or "features".
+    `target`: the direction whose leakage counts, a key of a row's `leakage`.
     """
     candidates = [row for row in rows if target in row["leakage"] and not row["reference"]]
     return find_front(
@@ -381,9 +405,10 @@ _STORED = make_hidden_columns(
 def _make_leak_column(
     target: str, title: str, form: Callable[[Leakage], str], missing: str
 ) -> Column:
-    """Return the column of one target's leakage, written by `form`.
+    """Return the column of one target's leakage.
 
-    `missing`: text of an empty cell.
+    `form`: returns the text of a leakage. `missing`: text of a cell whose point has no leakage of
+    this target; references have "-".
     """
     return make_visible_column(
         "leakage",
@@ -394,23 +419,23 @@ def _make_leak_column(
 
 
 _DEFENCE = make_visible_column("label", "defence")
-_SPENT = make_visible_column("epsilon", "ε_x", format_epsilon)
+_EPSILON_X = make_visible_column("epsilon", "ε_x", format_epsilon)
 _RELEASES = make_visible_column("releases", "T")
 _DCS = make_visible_column("dcs_baseline", "dcs_baseline", make_form(".3f"), missing="-")
 
 
 @dataclass(frozen=True)
 class Board:
-    """A board of all points of a finished study: references first, others by `dcs_baseline`.
+    """The leaderboard of a finished study: references first, then defences by `dcs_baseline`.
 
-    Points of trials that failed are left out.
+    The highest comes first. Points with a failed trial are left out.
     """
 
     rows: Sequence[Row]
 
     @classmethod
     def from_results(cls, points: Sequence[DefencePoint], results: Results) -> "Board":
-        """Return the rows of all points that did not fail, ordered for the leaderboard."""
+        """Return the leaderboard of all points without a failed trial."""
         failed = {failure.point for failure in results.failures}
         complete = [
             (point, Summary.from_rows(results.select_rows(point)))
@@ -418,7 +443,7 @@ class Board:
             if point.name not in failed
         ]
         undefended = next(summary.accuracy for point, summary in complete if point.undefended)
-        rows = [row_of(point, summary, undefended) for point, summary in complete]
+        rows = [make_row(point, summary, undefended) for point, summary in complete]
         add_p_values(rows, complete[0][1].seeds)
         rows.sort(key=lambda row: (not row["reference"], -(row["dcs_baseline"] or 0.0)))
         return cls(rows)
@@ -426,7 +451,8 @@ class Board:
     @property
     def targets(self) -> tuple[str, ...]:
         """Return the targets that some attack read, each once."""
-        return tuple(dict.fromkeys(t for row in self.rows for t in sorted(row["leakage"])))
+        all_targets = (target for row in self.rows for target in sorted(row["leakage"]))
+        return tuple(dict.fromkeys(all_targets))
 
     @property
     def table(self) -> Table:
@@ -440,16 +466,16 @@ class Board:
             )
             for target in self.targets
         ]
-        gain = difference_of_shares()
+        gain = make_points_form()
         columns = (
             _DEFENCE,
-            make_visible_column("accuracy", "accuracy %", share_of_rows()),
+            make_visible_column("accuracy", "accuracy %", make_percent_form()),
             make_visible_column(
                 "gain", "gain, points", lambda row_gain: gain(row_gain.over_chosen), missing="-"
             ),
             replace(P_HOLM, keys=()),
             *leaks,
-            _SPENT,
+            _EPSILON_X,
             make_visible_column("epsilon_y", "ε_y", epsilon_words),
             _RELEASES,
             _DCS,
@@ -470,14 +496,14 @@ class Board:
             "accuracy", "accuracy %", lambda interval: f"{100 * interval.mean:.1f}"
         )
         return Table(
-            (_DEFENCE, accuracy, *leaks, _SPENT, _RELEASES, _DCS),
+            (_DEFENCE, accuracy, *leaks, _EPSILON_X, _RELEASES, _DCS),
             self.rows,
             "Accuracy, and the worst attack's advantage",
         )
 
 
 def _write_picture(board: Board, target: str, folder: Path) -> Picture:
-    """Draw the board for one target and write the picture."""
+    """Draw the board for one target, write the picture into the folder and return it."""
     path = folder / f"pareto-{target.replace(' ', '-')}.png"
     with open_figure(path, (_WIDTH_INCHES, _PLOT_INCHES)) as figure:
         draw_board(figure, board, target)
@@ -492,15 +518,17 @@ def _write_picture(board: Board, target: str, folder: Path) -> Picture:
 
 
 def describe_protection(row: Row) -> str:
-    """Return a point's epsilons by name, infinite ones in words, for a legend."""
+    """Return a point's epsilons in words for a legend: of what is sent of rows, with the number of
+    releases of a row, and of labels.
+    """
     figure = row["point"].config.method.figure
     rows_text = describe_epsilon(figure, row["epsilon"] or None)
     labels_text = describe_epsilon("epsilon_y", row["epsilon_y"])
-    counted = ""
+    releases_text = ""
     if row["releases"]:
-        releases = "release" if row["releases"] == 1 else "releases"
-        counted = f", {row['releases']:,} {releases} of a row"
-    return f"{rows_text}{counted}; {labels_text}"
+        noun = "release" if row["releases"] == 1 else "releases"
+        releases_text = f", {row['releases']:,} {noun} of a row"
+    return f"{rows_text}{releases_text}; {labels_text}"
 
 
 def draw_board(
@@ -510,7 +538,12 @@ def draw_board(
     *,
     describe: Callable[[Row], str] = describe_protection,
 ) -> list[Text]:
-    """Draw the board's points for one target; `describe` returns the promise for the legend."""
+    """Draw accuracy against leakage of one target, with references as lines and a legend.
+
+    `describe`: returns the text of a row's guarantee for the legend.
+
+    Returns the numbers beside the marks, as matplotlib's texts.
+    """
     references = [row for row in board.rows if row["reference"]]
     rows = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
     axes = figure.subplots()
@@ -526,7 +559,7 @@ def draw_board(
             zorder=1,
             label="Pareto front",
         )
-    # Lines within the points' range; one far above or below would flatten the picture.
+    # A line far above or below the points would flatten the picture; the legend names it instead.
     axes.margins(0.14)
     low, high = axes.get_ylim()
     room = (high - low) / 2
@@ -536,8 +569,8 @@ def draw_board(
         if low - room <= percent <= high + room:
             axes.axhline(percent, color=OTHER, linewidth=1.3, linestyle=style, label=name)
         else:
-            place = "above" if percent > high else "below"
-            axes.plot([], [], " ", label=f"{place}: {name}, {percent:.1f} %")
+            position = "above" if percent > high else "below"
+            axes.plot([], [], " ", label=f"{position}: {name}, {percent:.1f} %")
     if rows and (gain := rows[0]["gain"]):  # what lies below it was no help
         label = f"best local model ({find_baseline(gain.baseline).title})"
         axes.axhline(100 * gain.solo, color=COLOURS[0], linewidth=1.3, linestyle=":", label=label)
@@ -563,8 +596,8 @@ def draw_board(
 def _add_legend(figure: Figure, axes: Axes) -> None:
     """Put the legend below the plot, in as many columns as fit, and make room for it."""
     handles, labels = axes.get_legend_handles_labels()
-    labels = [textwrap.fill(label, _LETTERS_OF_LINE) for label in labels]
-    columns = 2 if 2 * (_MARKER_INCHES + inches_of(labels)) < _WIDTH_INCHES else 1
+    labels = [textwrap.fill(label, _LEGEND_LINE_LENGTH) for label in labels]
+    columns = 2 if 2 * (_MARKER_INCHES + estimate_text_inches(labels)) < _WIDTH_INCHES else 1
     lines = sum(label.count("\n") + 1 for label in labels)
     height = _LINE_INCHES * (math.ceil(lines / columns) + 1)
     figure.set_size_inches(_WIDTH_INCHES, _PLOT_INCHES + height)
@@ -584,7 +617,8 @@ def _draw_points(
 ) -> list[Text]:
     """Draw each point with its intervals, and return the numbers beside the marks.
 
-    `target`: "labels" or "features". `describe`: returns the text beside a mark.
+    `target`: the direction whose leakage is drawn. `describe`: returns the text of a row's
+    guarantee for the legend.
     """
     defences = dict.fromkeys(row["defence"] for row in rows)
     styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
@@ -620,16 +654,18 @@ def _draw_points(
 
 
 class TradeOffError(ApfedError):
-    """A study cannot say what it was asked; its finished trials are kept."""
+    """A study has no result, since the point that others are compared with failed; finished trials
+    are kept.
+    """
 
 
 def declare_study(tradeoff: TradeOff, folder: Path) -> Study[Results]:
-    """Return the study that a YAML file describes; a trial that fails leaves its point out.
+    """Return the study of a trade-off; a trial that fails leaves its point out.
 
-    Raises ConfigError: a defence that no run accepts. Measuring raises CheckpointError, and runs
-    nothing, where the folder holds something else; TradeOffError: the undefended point failed.
+    Raises ConfigError: no run accepts a defence. Measuring raises CheckpointError, before it runs
+    anything, if the folder holds something else, and TradeOffError if the undefended point failed.
     """
-    points = points_of(tradeoff, folder)
+    points = make_points(tradeoff, folder)
     deltas = sorted({point.config.delta for point in points})
 
     def compare(results: Results) -> list[Part]:
@@ -641,7 +677,7 @@ def declare_study(tradeoff: TradeOff, folder: Path) -> Study[Results]:
                 table=board.table,
                 brief=board.summary,
                 pictures=[_write_picture(board, target, folder) for target in board.targets],
-                lines=list(describe_comparison(_list_compared(board))),
+                lines=list(describe_comparison(_list_compared_lines(board))),
             )
         ]
 
@@ -664,12 +700,15 @@ def _measure_points(
     jobs: int,
     on_done: OnDone,
 ) -> Results:
-    """Run the missing trials, in a folder of this study only.
+    """Run the trials that the folder lacks, and return the figures of all.
 
-    `points`: to measure. `jobs`: how many runs at a time.
+    `jobs`: number of runs at a time. `on_done`: is called after each.
+
+    Raises CheckpointError: the folder holds something else. Raises TradeOffError: the undefended
+    point failed.
     """
     seeds = range(tradeoff.seeds)
-    _claim_folder(folder, tradeoff, list_trials(points, seeds))
+    _prepare_folder(folder, tradeoff, list_trials(points, seeds))
     results = run_points(points, seeds, jobs=jobs, on_done=on_done, keep_going=True, solo=True)
     _require_undefended(tradeoff, points, results)
     return results
@@ -678,7 +717,7 @@ def _measure_points(
 def _require_undefended(
     tradeoff: TradeOff, points: Sequence[DefencePoint], results: Results
 ) -> None:
-    """Raise TradeOffError where the point that others are compared with failed."""
+    """Raise TradeOffError if a trial of the undefended point failed."""
     undefended = next(point for point in points if point.undefended)
     failed = [failure for failure in results.failures if failure.point == undefended.name]
     if failed:
@@ -689,8 +728,8 @@ def _require_undefended(
         )
 
 
-def _list_compared(board: Board) -> list[ComparedLine]:
-    """Return the lines of the board as the verdict needs them, without references."""
+def _list_compared_lines(board: Board) -> list[ComparedLine]:
+    """Return the defences of the board in the form that the verdict reads."""
     return [
         ComparedLine(
             name=row["label"],
@@ -700,7 +739,7 @@ def _list_compared(board: Board) -> list[ComparedLine]:
             p_holm=row.get("p_holm", math.nan),
             leaks={kind: leak.clipped_advantage for kind, leak in row["leakage"].items()},
             missing={
-                kind: missing_leak(row["point"].config, kind)
+                kind: describe_missing_attack(row["point"].config, kind)
                 for kind in board.targets
                 if kind not in row["leakage"]
             },
@@ -710,23 +749,25 @@ def _list_compared(board: Board) -> list[ComparedLine]:
     ]
 
 
-def _claim_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -> None:
-    """Make the folder the study's, unless anything in it is not.
+def _prepare_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -> None:
+    """Create the study's folder and store the study's settings there.
 
     `trials`: of this study.
+
+    Raises CheckpointError: the folder holds another study, a run, or a trial with other settings.
     """
     settings = folder / "study.yaml"
     if settings.is_file():
-        try:  # whatever else the file says may be of an earlier version
-            past = str(yaml_value(load_text(settings), given=str(settings))["name"])
+        try:  # only the name is read, since the rest may be of an earlier version
+            stored_name = str(yaml_value(load_text(settings), given=str(settings))["name"])
         except (ConfigError, TypeError, KeyError):
             raise CheckpointError(
                 f"{settings} names no study; remove it, and the study goes on"
             ) from None
-        if past != tradeoff.name:
+        if stored_name != tradeoff.name:
             raise CheckpointError(
-                f"{folder} holds the study {past!r}, this one is {tradeoff.name!r}; choose another "
-                "--output"
+                f"{folder} holds the study {stored_name!r}, this one is {tradeoff.name!r}; choose "
+                "another --output"
             )
     elif (folder / "config.yaml").exists():
         raise CheckpointError(f"{folder} holds a run, not a study; choose another --output")

@@ -1,4 +1,4 @@
-"""Titles of the ways in which a run predicts, and of how many test rows each was measured.
+"""Titles of the ways in which a run predicts, and the number of test rows behind each figure.
 
 Run by: reports, tables and the terminal. A run measures its model under one key of `accuracy` for
 each way to predict: the method's own name, and names that say who takes part.
@@ -12,38 +12,37 @@ from secure_apfed.settings.method import MethodSettings
 
 __all__ = ["describe_tested_rows", "title_variant"]
 
-_WAYS: Mapping[str, str] = {
+_TITLES_BY_SUFFIX: Mapping[str, str] = {
     "0": "{name}-0, zeros for the others",
     "a": "{name}-A, own average for the others",
     "r": "{name}-R, random values for the others",
     "alone": "{name}, the active left alone",
     "together": "{name}, all parties present",
 }
-"""Titles of ways to predict, by what follows the name of a method in a key."""
+"""Titles of ways to predict, by the suffix after the method's name in a key of `accuracy`."""
 
 
 def title_variant(method: MethodSettings, variant: str) -> str:
-    """Return the title of a way to predict; an unknown key is returned unchanged.
+    """Return the title of a way to predict.
+
+    `variant`: its key in `accuracy`; an unknown one is returned unchanged.
 
     Examples:
         >>> from secure_apfed.methods import METHODS
         >>> title_variant(METHODS["tvfl"].public_facts, "tvfl_alone")
         'TVFL, the active left alone'
-
-    `variant`: its key.
     """
     if variant == method.name:
         return method.title
-    way = _WAYS.get(variant.removeprefix(f"{method.name}_"))
-    return variant if way is None else way.format(name=method.title.partition(",")[0])
+    title = _TITLES_BY_SUFFIX.get(variant.removeprefix(f"{method.name}_"))
+    return variant if title is None else title.format(name=method.title.partition(",")[0])
 
 
 def describe_tested_rows(config: Config, outcome: Outcome, variant: str) -> str:
-    """Say of how many test rows a figure of this way to predict is.
+    """Return the number of test rows on which a way to predict was measured, in words.
 
-    Where that is fewer than the active has, the sentence says both.
-
-    `variant`: its key.
+    If these are fewer than all test rows of the active, both numbers are given. `variant`: key of
+    the way in `accuracy`.
     """
     rows = count_measured_rows(config, outcome, variant)
     all_rows = outcome.test_rows

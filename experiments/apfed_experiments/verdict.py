@@ -42,7 +42,7 @@ READ = "what attacks still read"
 NOT_ATTACKED = "not attacked"
 _MEMBERSHIP = "outsider reads who trained"
 _NAMES_SHOWN = 3
-_SIGNIFICANT = 0.05
+_SIGNIFICANCE_LEVEL = 0.05
 
 
 class VerdictLine(NamedTuple):
@@ -53,12 +53,12 @@ class VerdictLine(NamedTuple):
 
 
 def describe_run(run: "FinishedRun") -> tuple[VerdictLine, ...]:
-    """Return the verdict on one finished run."""
+    """Return the four lines of the verdict on one finished run."""
     return (
         VerdictLine(PROTECTED, _describe_protection(run)),
         VerdictLine(HELP, _describe_help(run)),
-        VerdictLine(READ, _describe_found(run.headlines)),
-        VerdictLine(NOT_ATTACKED, _describe_missing(run.headlines)),
+        VerdictLine(READ, _describe_attacks(run.headlines)),
+        VerdictLine(NOT_ATTACKED, _describe_unattacked(run.headlines)),
     )
 
 
@@ -72,9 +72,9 @@ def _describe_protection(run: "FinishedRun") -> str:
 
 
 def _describe_promises(config: RunSettings, promises: Sequence[Promise]) -> str:
-    """Return which releases are bounded, which have no guarantee, and where nothing is sent.
+    """Return sentences on finite epsilons, on those without a guarantee, and on what is not sent.
 
-    `promises`: of all parties.
+    `promises`: of all parties, one for each kind of message.
     """
     bounded = [
         f"{_name_protection(config, promise)}: {promise.figure} {promise.text}"
@@ -100,7 +100,7 @@ def _describe_promises(config: RunSettings, promises: Sequence[Promise]) -> str:
 
 
 def _name_protection(config: RunSettings, promise: Promise) -> str:
-    """Return what a figure speaks of, whose that is, and from whom it is protected."""
+    """Return what an epsilon bounds, whose data that is, and from whom it is protected."""
     passives = promise.party or "each passive"
     owner, reader = {
         "epsilon_x": ("the active", "the passives"),
@@ -116,7 +116,7 @@ def _name_protection(config: RunSettings, promise: Promise) -> str:
 
 
 def _describe_sum(config: RunSettings) -> str:
-    """Say whether a sum hides single contributions; empty where nothing is summed."""
+    """Return a sentence on whether the sum hides single contributions; empty: nothing is summed."""
     if "contributions are summed" not in config.method.facts:
         return ""
     kind = sum_kind(config.secure_sum)
@@ -128,7 +128,9 @@ def _describe_sum(config: RunSettings) -> str:
 
 
 def _describe_help(run: "FinishedRun") -> str:
-    """Return the measure reached and what help added, and whether validation enabled help."""
+    """Return sentences on the measure reached, on what help added, and on whether validation
+    enabled help.
+    """
     outcome = run.outcome
     variant = next(iter(outcome.accuracy))
     measure = outcome.headline_measure
@@ -174,10 +176,10 @@ def _describe_gain(run: "FinishedRun") -> str:
     return f"{gain_text}; {verdict}."
 
 
-def _describe_found(headlines: Iterable[Headline]) -> str:
-    """Say what attacks gained by direction, and that nothing is known where none ran.
+def _describe_attacks(headlines: Iterable[Headline]) -> str:
+    """Return a sentence on what the best attack of each direction gained, or that none ran.
 
-    `headlines`: one for each direction.
+    `headlines`: one for each direction (who reads whose what).
     """
     ran = [headline for headline in headlines if headline.worst is not None]
     if not ran:
@@ -193,17 +195,17 @@ def _describe_found(headlines: Iterable[Headline]) -> str:
 
 
 def _name_attack(headline: Headline) -> str:
-    """Return metric, name and variant of a headline's attack."""
+    """Return metric, name and variant of the best attack of a direction, which was attacked."""
     worst = headline.worst
     assert worst is not None
     metric = words.format_key(str(worst.metric))
     return f"{metric} by {words.format_key(worst.attack)} ({worst.variant})"
 
 
-def _describe_missing(headlines: Sequence[Headline]) -> str:
-    """Say of which directions no attack ran, each with its reason.
+def _describe_unattacked(headlines: Sequence[Headline]) -> str:
+    """Return a sentence on the directions in which no attack ran, each with its reason.
 
-    `headlines`: one for each direction.
+    `headlines`: one for each direction (who reads whose what).
     """
     kinds_by_reason: dict[str, list[str]] = {}
     for headline in headlines:
@@ -220,7 +222,7 @@ def _describe_missing(headlines: Sequence[Headline]) -> str:
 
 
 def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
-    """Return the verdict of a party that helped, on its own part."""
+    """Return the verdict of a passive on its own part of a session."""
     name = party.own.name
     role = str(party.roles[name])
     promises = party.own.list_promises(party.config, role)
@@ -233,24 +235,24 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
     if not headlines:
         not_attacked = f"No attack was mounted on what {name} let out."
     elif missing:
-        not_attacked = _describe_reasons(missing)
+        not_attacked = _list_notes(missing)
     else:
         not_attacked = f"Nothing that this run chose to attack at {name} was left out."
     return (
         VerdictLine(PROTECTED, f"{promise_text}. Cost: {words.format_size(sent)} sent."),
         VerdictLine(HELP, f"Told in the report of {party.contract.active}; not seen from here."),
-        VerdictLine(READ, _describe_found(headlines)),
+        VerdictLine(READ, _describe_attacks(headlines)),
         VerdictLine(NOT_ATTACKED, not_attacked),
     )
 
 
-def _describe_reasons(headlines: Iterable[Headline]) -> str:
-    """Return each direction with its note."""
+def _list_notes(headlines: Iterable[Headline]) -> str:
+    """Return each direction with the note on why it was not attacked."""
     return "; ".join(f"{headline.direction.title}: {headline.note}" for headline in headlines) + "."
 
 
 def describe_seeds(several: "SeveralSeeds") -> tuple[VerdictLine, ...]:
-    """Return the verdict on a run under several seeds."""
+    """Return the four lines of the verdict on a run under several seeds."""
     config = several.config
     summary = several.summary
     figure = config.method.figure
@@ -306,18 +308,18 @@ class ComparedLine:
 
 
 def describe_comparison(lines: Sequence[ComparedLine]) -> tuple[VerdictLine, ...]:
-    """Return the verdict on several lines beside each other."""
+    """Return the four lines of the verdict on the compared lines of a study."""
     return (
         VerdictLine(PROTECTED, _describe_epsilons(lines)),
         VerdictLine(HELP, _describe_gains(lines)),
         VerdictLine(READ, _describe_leaks(lines)),
-        VerdictLine(NOT_ATTACKED, _describe_directions_missing(lines)),
+        VerdictLine(NOT_ATTACKED, _describe_unattacked_lines(lines)),
     )
 
 
 def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
-    """Return how many lines have a finite epsilon, which send nothing or have no guarantee, and the
-    cost in bytes.
+    """Return sentences on how many lines have a finite epsilon, on which send nothing or have no
+    guarantee, and on the cost in bytes.
     """
     bounded = sorted(
         (line for line in lines if 0 < line.epsilon < math.inf), key=lambda line: line.epsilon
@@ -341,7 +343,7 @@ def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
 
 
 def _describe_gains(lines: Sequence[ComparedLine]) -> str:
-    """Return in how many lines help paid, where it paid most and where it cost."""
+    """Return sentences on the lines where help paid or cost, by the 95 % interval of the gain."""
     gains = [(line.name, line.gain) for line in lines if line.gain is not None]
     if not gains:
         return "Not known: no line has a gain over what the active does alone."
@@ -353,11 +355,8 @@ def _describe_gains(lines: Sequence[ComparedLine]) -> str:
     parts = [f"Help paid {comparison} in {_format_count(len(paid), len(gains))}"]
     if paid:
         name, gain = max(paid, key=lambda item: item[1].mean)
-        parts[0] += (
-            f", most in {name}: {gain.clip_ends(-1.0, 1.0).format_text(scale=100, form='+.1f')} "
-            "points"
-        )
-        parts[0] += _describe_correction(lines)
+        gain_text = gain.clip_ends(-1.0, 1.0).format_text(scale=100, form="+.1f")
+        parts[0] += f", most in {name}: {gain_text} points{_describe_correction(lines)}"
     parts[0] += "."
     if cost:
         parts.append(f"It cost in {_join_names(cost)}.")
@@ -367,17 +366,19 @@ def _describe_gains(lines: Sequence[ComparedLine]) -> str:
 
 
 def _describe_correction(lines: Sequence[ComparedLine]) -> str:
-    """Say in how many lines help still paid once all comparisons are counted; empty: not known."""
+    """Return in how many lines help paid after the correction for all comparisons; empty if some
+    p-value is not known.
+    """
     gains = [(line.gain, line.p_holm) for line in lines if line.gain is not None]
     if any(math.isnan(p) for _, p in gains):
         return ""
-    significant = sum(gain.mean > 0 and p < _SIGNIFICANT for gain, p in gains)
+    significant = sum(gain.mean > 0 and p < _SIGNIFICANCE_LEVEL for gain, p in gains)
     return f"; after correction for all {len(gains)} (Holm) in {significant or 'none'}"
 
 
 def _describe_leaks(lines: Sequence[ComparedLine]) -> str:
-    """Return, for each direction, the line in which most is read, and in how many lines anything
-    is.
+    """Return a sentence for each direction: the line with the highest advantage of an attack, and
+    in how many lines the advantage is above 0 by its 95 % interval.
     """
     parts = []
     for kind in dict.fromkeys(kind for line in lines for kind in line.leaks):
@@ -391,8 +392,8 @@ def _describe_leaks(lines: Sequence[ComparedLine]) -> str:
     return f"{'; '.join(parts)}." if parts else "Not known: no attack ran."
 
 
-def _describe_directions_missing(lines: Sequence[ComparedLine]) -> str:
-    """Return the directions that were not attacked, with reasons and lines."""
+def _describe_unattacked_lines(lines: Sequence[ComparedLine]) -> str:
+    """Return a sentence on the directions that were not attacked, with reasons and lines."""
     lines_by_reason: dict[tuple[str, str], list[str]] = {}
     for line in lines:
         for kind, reason in line.missing.items():
@@ -409,12 +410,12 @@ def _describe_directions_missing(lines: Sequence[ComparedLine]) -> str:
 
 
 def _format_count(some: int, total: int) -> str:
-    """Return "x of y lines"."""
+    """Return a text such as "3 of 7 lines"."""
     return f"{some} of {total} lines"
 
 
 def _join_names(names: Sequence[str]) -> str:
-    """Return the first few different names, and how many more there are."""
+    """Return the first few distinct names, and how many more there are."""
     unique = list(dict.fromkeys(names))
     more = len(unique) - _NAMES_SHOWN
     return ", ".join(unique[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

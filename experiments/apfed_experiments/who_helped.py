@@ -15,9 +15,9 @@ from apfed_experiments.columns import (
     Form,
     Table,
     add_p_values,
-    difference_of_shares,
     make_form,
-    share_of_rows,
+    make_percent_form,
+    make_points_form,
 )
 from apfed_experiments.drawing import Picture, open_figure
 from apfed_experiments.report.page import Part
@@ -28,10 +28,10 @@ from apfed_experiments.worth import (
     AROUND_ZERO,
     CAPTION,
     DEPENDS,
-    bytes_text,
     describe_cost,
     describe_worth,
     draw_worth,
+    format_byte_difference,
 )
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
@@ -46,24 +46,28 @@ READING = (
 )
 
 
-def points_of(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[Point, ...]:
-    """Return the point of all passives, then those without each; no run is attacked."""
-    quiet = {"attacks": (), "tradeoff": {}, "transcript": TranscriptSettings(keep="none")}
-    joint = Point(config=config.model_copy(update=quiet), folder=folder, figures_only=True)
+def make_points(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[Point, ...]:
+    """Return the point with all passives, then one without each passive.
+
+    No run is attacked or keeps a transcript. Points without a passive share the local models of the
+    point with all.
+    """
+    unattacked = {"attacks": (), "tradeoff": {}, "transcript": TranscriptSettings(keep="none")}
+    joint = Point(config=config.model_copy(update=unattacked), folder=folder, figures_only=True)
     points = (
         Point(
             config=leave_out_settings(config, passive),
             folder=folder,
             figures_only=True,
             solo_config=joint.config,
-            tables=partial(_load_without, config, passive),
+            tables=partial(_load_tables_without, config, passive),
         )
         for passive in passives
     )
     return (joint, *points)
 
 
-def _load_without(config: Config, passive: str, seed: int) -> VerticalData:
+def _load_tables_without(config: Config, passive: str, seed: int) -> VerticalData:
     """Load the tables of one seed without this passive."""
     return leave_out(load_seed_tables(config.data, seed), passive)
 
@@ -71,14 +75,19 @@ def _load_without(config: Config, passive: str, seed: int) -> VerticalData:
 def declare_study(
     config: Config, folder: Path, *, seeds: int, baselines: bool = True
 ) -> Study[Results]:
-    """Return the study of this run under `config.seed` and the seeds after it.
+    """Return the study of each passive's worth in a run.
 
-    Its table has a row for each passive, then, with `baselines`, one for all of them over the best
-    local model. Raises ConfigError: nobody can be left out (`check_leaving_out`).
+    Its table has a row for each passive, then, with `baselines`, one for all passives over the best
+    local model.
+
+    `folder`: of the study. `seeds`: number of seeds, from `config.seed` on. `baselines`: whether
+    local models are measured.
+
+    Raises ConfigError: no passive can be left out (`check_leaving_out`).
     """
     passives = tuple(table.name for table in load_data(config.data, seed=config.seed).passives)
     check_leaving_out(config, passives)
-    points = points_of(config, folder, passives)
+    points = make_points(config, folder, passives)
     every_seed = range(config.seed, config.seed + seeds)
 
     def compare(results: Results) -> list[Part]:
@@ -86,7 +95,8 @@ def declare_study(
         rows = _compare_points(points, passives, results, seeds=seeds)
         measure = MEASURES[config.measure]
         picture = _draw_picture(folder / "who-helped.png", rows[: len(passives)], measure)
-        reached = _pick_form(measure)(Summary.from_rows(results.select_rows(points[0])).accuracy)
+        joint = Summary.from_rows(results.select_rows(points[0]))
+        reached = _make_measure_form(measure)(joint.accuracy)
         title = f"{config.name}: what each passive's help was worth"
         table = Table(_make_columns(measure), rows, title)
         notes = [f"With all passives: {measure.title} {reached}."]
@@ -104,9 +114,10 @@ def declare_study(
 def _compare_points(
     points: Sequence[Point], passives: Sequence[str], results: Results, *, seeds: int
 ) -> list[Row]:
-    """Return a row for each passive, then one for all of them where baselines were measured.
+    """Return a row for each passive, then one for all of them if local models were measured.
 
-    `points`: one for each omitted passive. `seeds`: how many.
+    `points`: the one with all passives, then one without each of `passives`. `seeds`: number of
+    seeds.
     """
     joint_point, *points_without = points
     joint = results.select_rows(joint_point)
@@ -142,15 +153,15 @@ def _compare_points(
     return rows
 
 
-def _pick_form(measure: Measure) -> Form:
-    """Return how values of this measure are written."""
-    return share_of_rows() if measure.share else make_form(".3f")
+def _make_measure_form(measure: Measure) -> Form:
+    """Return a function that formats a value of this measure, or its interval."""
+    return make_percent_form() if measure.share else make_form(".3f")
 
 
 def _make_columns(measure: Measure) -> tuple[Column, ...]:
     """Return the columns; figures for programs are in the measure's own unit."""
     unit = "points" if measure.share else measure.title
-    difference = difference_of_shares() if measure.share else make_form("+.3f")
+    difference = make_points_form() if measure.share else make_form("+.3f")
     return (
         Column(name="passive", title="without"),
         Column(name="seeds"),
@@ -158,7 +169,7 @@ def _make_columns(measure: Measure) -> tuple[Column, ...]:
         Column(
             name="reached",
             title=f"{measure.title} %" if measure.share else measure.title,
-            form=_pick_form(measure),
+            form=_make_measure_form(measure),
         ),
         Column(
             name="gain",
@@ -169,12 +180,15 @@ def _make_columns(measure: Measure) -> tuple[Column, ...]:
         ),
         P_HOLM,
         Column(name="shown", title="which shows"),
-        Column(name="wire_bytes", title="sent more", form=bytes_text),
+        Column(name="wire_bytes", title="sent more", form=format_byte_difference),
     )
 
 
 def _draw_picture(path: Path, rows: list[Row], measure: Measure) -> Picture:
-    """Draw the worth of each passive and write the picture."""
+    """Draw the worth of each passive, write the picture and return it.
+
+    `rows`: as `_compare_points` returns them for single passives.
+    """
     with open_figure(path, (6.0, 3.0)) as figure:
         draw_worth(
             figure,

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, parent_process, set_forkserver_preload
 from threading import Thread
 
-_PRELOADED = "apfed_experiments.preloaded"
-_SOON_S = 0.05
-_ENVIRONMENT = {
+_PRELOADED_MODULE = "apfed_experiments.preloaded"
+_POLL_S = 0.05
+_WORKER_ENVIRONMENT = {
     # Libraries read these when they are loaded; every worker computes on one thread.
     **dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
@@ -29,31 +29,30 @@ _ENVIRONMENT = {
 
 
 def start_forkserver() -> None:
-    """Start the server from which worker processes are forked, with one thread a worker; on Linux
-    only.
+    """Start the server from which worker processes are forked, each with one thread.
+
+    Does nothing on other systems than Linux.
     """
     if sys.platform != "linux":
         return
     from joblib.externals.loky.backend.context import set_start_method
 
-    set_forkserver_preload([_PRELOADED])
-    with _set_environment(_ENVIRONMENT):
+    set_forkserver_preload([_PRELOADED_MODULE])
+    with _set_environment(_WORKER_ENVIRONMENT):
         forkserver.ensure_running()
     set_start_method("forkserver", force=True)
 
 
 @contextmanager
 def start_workers() -> Iterator[None]:
-    """Start the server of workers, and import in the block at the same time, without garbage
-    collection.
-    """
+    """Start the server of workers while the block imports modules without garbage collection."""
     start_forkserver()
     with pause_collection():
         yield
 
 
 def end_with_parent() -> None:
-    """Let every process that is forked from this one end when the one that asked for it does.
+    """Make every process that is forked from now on end when its parent ends.
 
     A worker that waits for work would not notice: it holds both ends of the queue.
     """
@@ -63,14 +62,17 @@ def end_with_parent() -> None:
 def _wait_for_parent() -> None:
     """Wait until the parent process ends, then end this one."""
     while (parent := parent_process()) is None:
-        time.sleep(_SOON_S)  # it is told a moment after the fork
+        time.sleep(_POLL_S)  # multiprocessing sets the parent a moment after the fork
     parent.join()
     os._exit(1)
 
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """Import within: nothing of it becomes garbage, so that no collection need look at it, ever."""
+    """Switch garbage collection off in the block, and exempt all objects made there for ever after.
+
+    For blocks that import modules, whose objects never become garbage.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -83,7 +85,7 @@ def pause_collection() -> Iterator[None]:
 
 @contextmanager
 def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set these variables in the block; those that the user set take precedence."""
+    """Set environment variables in the block, except those that the user has set."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from apfed_experiments import words
-from apfed_experiments.drawing import OTHER, OURS, inches_of, name_rows
+from apfed_experiments.drawing import OTHER, OURS, estimate_text_inches, name_rows
 from apfed_experiments.summary import Interval
 from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.runs.worth import PassiveWorth, WhoHelped
@@ -29,14 +29,14 @@ CAPTION = (
 )
 HEADER = ("left out", "without it", "worth", "which shows", "sent more with it")
 # Inches of a passive's row, of what stands around rows, and of both panels.
-_ROW = 0.33
-_AROUND = 1.0
-_WORTH_WIDTH = 2.9
-_BYTES_WIDTH = 1.6
+_ROW_INCHES = 0.33
+_MARGIN_INCHES = 1.0
+_WORTH_PANEL_INCHES = 2.9
+_BYTES_PANEL_INCHES = 1.6
 
 
 def describe_worth(interval: Interval) -> str:
-    """Say in words what an interval of a worth shows."""
+    """Return in words what the interval of a passive's worth shows."""
     if math.isnan(interval.low):
         return "one figure without an interval, which shows nothing yet"
     if interval.low > 0:
@@ -46,8 +46,8 @@ def describe_worth(interval: Interval) -> str:
     return "nothing shown"
 
 
-def interval_of(worth: PassiveWorth) -> Interval | None:
-    """Return the worth with its interval over the test rows; None: it is not known."""
+def make_worth_interval(worth: PassiveWorth) -> Interval | None:
+    """Return a passive's worth with its 95 % interval over the test rows; None: it is not known."""
     if worth.value is None:
         return None
     low = math.nan if worth.low is None else worth.low
@@ -55,8 +55,11 @@ def interval_of(worth: PassiveWorth) -> Interval | None:
     return Interval(worth.value, low, high)
 
 
-def worth_text(measure: Measure, interval: Interval | None) -> str:
-    """Return a worth with its interval and unit."""
+def format_worth(measure: Measure, interval: Interval | None) -> str:
+    """Return a passive's worth with its interval and unit as text.
+
+    `interval`: None: the worth is not known.
+    """
     if interval is None:
         return "not known: measured on other test rows"
     if measure.share:
@@ -64,34 +67,34 @@ def worth_text(measure: Measure, interval: Interval | None) -> str:
     return interval.format_text(form="+.3f")
 
 
-def rows_of_worth(who_helped: WhoHelped) -> list[tuple[str, str, str, str, str]]:
-    """Return a row for each passive of one run: name, measure without it, worth, what that shows,
-    and what the run sends more with it.
+def list_worth_rows(who_helped: WhoHelped) -> list[tuple[str, str, str, str, str]]:
+    """Return the texts under `HEADER` for each passive of one run: name, measure without it, worth,
+    what its interval shows, and the bytes that the run sends more with it.
     """
     measure = MEASURES[who_helped.measure]
     rows = []
     for worth in who_helped.passives:
-        interval = interval_of(worth)
+        interval = make_worth_interval(worth)
         rows.append(
             (
                 worth.passive,
                 measure.format_value(math.nan if worth.without is None else worth.without),
-                worth_text(measure, interval),
+                format_worth(measure, interval),
                 "" if interval is None else describe_worth(interval),
-                bytes_text(worth.wire_bytes),
+                format_byte_difference(worth.wire_bytes),
             )
         )
     return rows
 
 
-def bytes_text(difference: float) -> str:
+def format_byte_difference(difference: float) -> str:
     """Return a difference of bytes with its sign."""
     return f"{'-' if difference < 0 else '+'}{words.format_size(abs(difference))}"
 
 
 def describe_interval(who_helped: WhoHelped) -> str:
-    """Say what the intervals of one run hold, and what they do not."""
-    seeds = (
+    """Return sentences on what the intervals of one run cover, and what they do not."""
+    seeds_text = (
         "All trainings begin with the same initial weights (party_seeds: shared_for_comparison)."
         if who_helped.party_seeds == "shared_for_comparison"
         else "Each training draws initial weights of its own (party_seeds: secret), so a worth "
@@ -100,22 +103,25 @@ def describe_interval(who_helped: WhoHelped) -> str:
     return (
         f"One seed, {who_helped.rows:,} test rows; the intervals are over these rows, paired, and "
         f"hold no spread over seeds: for that, secure-apfed study who-helped CONFIG --seeds 5. "
-        f"{seeds} {len(who_helped.passives)} further trainings took "
+        f"{seeds_text} {len(who_helped.passives)} further trainings took "
         f"{words.format_duration(who_helped.seconds)}."
     )
 
 
 def describe_cost(config: RunSettings, passives: int) -> str:
-    """Say what leave-one-out would cost and reveal, were the trainings real sessions."""
-    charged = (
+    """Return sentences on the cost and leakage of leaving out each passive between organisations.
+
+    There every training is a session of its own. `passives`: their number.
+    """
+    cost_text = (
         f"Between organisations these were {passives} further sessions: each passive's account is "
         f"charged {passives} times in all, the active's {passives + 1} times, and epsilons add up."
     )
     method_facts = config.method.facts
     if not {"contributions are summed", "votes of encrypted labels are summed"} & method_facts:
-        return charged
+        return cost_text
     return (
-        f"{charged} The active would open a sum of all passives and one without each: their "
+        f"{cost_text} The active would open a sum of all passives and one without each: their "
         "difference is that passive's part, exactly where nothing random is in the others' parts, "
         "as in votes without noise. A secure sum does not hide that."
     )
@@ -132,36 +138,37 @@ def draw_worth(
     """Draw each passive's worth with its interval, and beside it the megabytes that it costs.
 
     Args:
-        names: of the passives.
-        wire_bytes: of each passive.
         figure: with matplotlib's constrained layout; its size is set here.
-        worths: in the unit of the measure; None: not known, and left out.
+        names: of the passives.
+        worths: of each passive in the unit of the measure; None: not known, and not drawn.
+        wire_bytes: that the run sends more with each passive.
+        measure: of the worths.
     """
-    width = inches_of(names) + _WORTH_WIDTH + _BYTES_WIDTH
-    figure.set_size_inches(width, _AROUND + _ROW * len(names))
-    ratios = (_WORTH_WIDTH, _BYTES_WIDTH)
-    gain, sent = figure.subplots(1, 2, sharey=True, width_ratios=ratios)
+    width = estimate_text_inches(names) + _WORTH_PANEL_INCHES + _BYTES_PANEL_INCHES
+    figure.set_size_inches(width, _MARGIN_INCHES + _ROW_INCHES * len(names))
+    ratios = (_WORTH_PANEL_INCHES, _BYTES_PANEL_INCHES)
+    worth_axes, bytes_axes = figure.subplots(1, 2, sharey=True, width_ratios=ratios)
     scale = 100 if measure.share else 1
-    places = [-height for height in range(len(names))]
-    for place, worth in zip(places, worths, strict=True):
+    heights = [-row for row in range(len(names))]
+    for height, worth in zip(heights, worths, strict=True):
         if worth is None:
             continue
         excludes_zero = worth.low > 0 or worth.high < 0
-        gain.errorbar(
+        worth_axes.errorbar(
             scale * worth.mean,
-            place,
+            height,
             xerr=worth.compute_error_bars(scale),
             fmt="o",
             color=OURS,
             markerfacecolor=OURS if excludes_zero else "white",
             capsize=2.5,
         )
-    gain.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
+    worth_axes.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
     unit = f"points of {measure.title}" if measure.share else measure.title
-    gain.set(title="Lost without it", xlabel=unit)
-    sent.barh(places, [size / 1e6 for size in wire_bytes], height=0.45, color=OTHER)
-    sent.set(title="Sent more with it", xlabel="MB")
-    name_rows(gain, names)
-    gain.set_ylim(-len(names) + 0.4, 0.6)
-    sent.tick_params(left=False)
-    sent.grid(visible=False, axis="y")
+    worth_axes.set(title="Lost without it", xlabel=unit)
+    bytes_axes.barh(heights, [size / 1e6 for size in wire_bytes], height=0.45, color=OTHER)
+    bytes_axes.set(title="Sent more with it", xlabel="MB")
+    name_rows(worth_axes, names)
+    worth_axes.set_ylim(-len(names) + 0.4, 0.6)
+    bytes_axes.tick_params(left=False)
+    bytes_axes.grid(visible=False, axis="y")

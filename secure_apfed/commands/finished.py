@@ -376,13 +376,13 @@ def _list_gain_rows(
     result: "RunResult", finished: "FinishedRun", solo: "SoloRecord | None"
 ) -> Iterator[tuple[str, str]]:
     """Yield the best local model, the gain over it, each passive's worth, and the use of votes."""
-    from apfed_experiments.worth import AROUND_ZERO, DEPENDS, rows_of_worth
+    from apfed_experiments.worth import AROUND_ZERO, DEPENDS, list_worth_rows
 
     if solo is not None:
         yield "best local model", solo.describe_best()
         yield "gain", solo.describe_gain(finished.gain)
     if finished.who_helped is not None:
-        for passive, _, worth, shows, _ in rows_of_worth(finished.who_helped):
+        for passive, _, worth, shows, _ in list_worth_rows(finished.who_helped):
             yield f"worth of {passive}", f"{worth}: {shows}" if shows else worth
         yield "how to read a worth", f"{DEPENDS} {AROUND_ZERO}"
     if result.help is not None:

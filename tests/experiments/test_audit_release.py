@@ -8,14 +8,14 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from apfed_experiments.audit.bounds import epsilon_from, evidence_from
+from apfed_experiments.audit.bounds import bound_epsilon_by_scores, collect_evidence
 from apfed_experiments.audit.release import (
     Audit,
     Release,
     audit_release,
-    epsilon_below,
-    mu_below,
-    mu_below_if_independent,
+    bound_epsilon_by_guesses,
+    bound_mu_by_guesses,
+    bound_mu_of_independent_rows,
 )
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import calibrate_sigma, gdp_epsilon
@@ -103,10 +103,10 @@ def test_no_guard_gives_everything_away_and_pure_noise_nothing() -> None:
 @pytest.mark.parametrize(
     ("bound", "mu"),
     [
-        (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 0.3),
-        (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 1.0),
-        (lambda v, _: epsilon_below(2000, 400, v, delta=DELTA, level=0.05), 1.0),
-        (lambda _, v: gdp_epsilon(mu_below_if_independent(2000, v, level=0.05), DELTA), 0.3),
+        (lambda v, _: gdp_epsilon(bound_mu_by_guesses(2000, 400, v, level=0.05), DELTA), 0.3),
+        (lambda v, _: gdp_epsilon(bound_mu_by_guesses(2000, 400, v, level=0.05), DELTA), 1.0),
+        (lambda v, _: bound_epsilon_by_guesses(2000, 400, v, delta=DELTA, level=0.05), 1.0),
+        (lambda _, v: gdp_epsilon(bound_mu_of_independent_rows(2000, v, level=0.05), DELTA), 0.3),
     ],
 )
 def test_each_bound_holds_as_often_as_it_says(
@@ -128,17 +128,19 @@ def test_the_known_calibration_is_met() -> None:
     """At mu = 1, epsilon 4.38: about 2.05 from 1,000 of 10,000 canaries, and about 4.0."""
     expected = int(10_000 * norm.cdf(0.5))
     assert gdp_epsilon(1.0, DELTA) == pytest.approx(4.38, abs=0.01)
-    found = epsilon_below(10_000, 1000, 904, delta=DELTA, level=0.05)
+    found = bound_epsilon_by_guesses(10_000, 1000, 904, delta=DELTA, level=0.05)
     assert found == pytest.approx(2.05, abs=0.02)
-    rows = gdp_epsilon(mu_below_if_independent(10_000, expected, level=0.05), DELTA)
+    rows = gdp_epsilon(bound_mu_of_independent_rows(10_000, expected, level=0.05), DELTA)
     assert rows == pytest.approx(4.1, abs=0.1)
 
 
 def test_more_right_guesses_contradict_more() -> None:
-    bounds = [mu_below(10_000, 1000, right, level=0.05) for right in (500, 550, 700, 950)]
+    bounds = [
+        bound_mu_by_guesses(10_000, 1000, right, level=0.05) for right in (500, 550, 700, 950)
+    ]
     assert bounds == sorted(bounds)
-    assert bounds[0] == mu_below_if_independent(1000, 0, level=0.05) == 0
-    assert epsilon_below(10_000, 1000, 0, delta=DELTA, level=0.05) == 0
+    assert bounds[0] == bound_mu_of_independent_rows(1000, 0, level=0.05) == 0
+    assert bound_epsilon_by_guesses(10_000, 1000, 0, delta=DELTA, level=0.05) == 0
 
 
 @pytest.mark.parametrize(("guesses", "releases"), [(0, 1), (10_001, 1), (10, 0)])
@@ -164,7 +166,9 @@ def test_a_release_of_another_shape_is_refused() -> None:
 def test_the_bound_is_below_the_truth_as_often_as_it_says(mu: float) -> None:
     rng = np.random.default_rng(1)
     bounds = [
-        evidence_from(rng.standard_normal(300), mu + rng.standard_normal(300), level=LEVEL).mu_low
+        collect_evidence(
+            rng.standard_normal(300), mu + rng.standard_normal(300), level=LEVEL
+        ).mu_low
         for _ in range(200)
     ]
     assert sum(bound <= mu for bound in bounds) >= 180
@@ -174,7 +178,7 @@ def test_the_bound_is_below_the_truth_as_often_as_it_says(mu: float) -> None:
 def test_choosing_the_threshold_costs_no_soundness() -> None:
     """Scores of pure chance: the threshold that looks best proves nothing on fresh ones."""
     draws = np.random.default_rng(2).standard_normal((300, 2, 60))
-    assert sum(evidence_from(*scores, level=LEVEL).mu_low > 0 for scores in draws) <= 27
+    assert sum(collect_evidence(*scores, level=LEVEL).mu_low > 0 for scores in draws) <= 27
 
 
 @pytest.mark.parametrize(("epsilon", "side"), [(0.0, -1), (1.0, 1), (3.0, -1)])
@@ -185,7 +189,7 @@ def test_the_bound_on_epsilon_holds_as_often_as_it_says(epsilon: float, side: in
     bounds = []
     for _ in range(200):
         worlds = [side * (rng.random(300) < share) for share in (1 - keep, keep)]
-        bounds.append(epsilon_from(*worlds[::side], delta=0.0, level=LEVEL))
+        bounds.append(bound_epsilon_by_scores(*worlds[::side], delta=0.0, level=LEVEL))
     assert sum(bound <= epsilon for bound in bounds) >= 180
     assert np.median(bounds) > (0.6 * epsilon if epsilon else -1)
 
@@ -193,19 +197,19 @@ def test_the_bound_on_epsilon_holds_as_often_as_it_says(epsilon: float, side: in
 def test_a_rare_certainty_proves_no_more_than_delta_allows() -> None:
     rng = np.random.default_rng(5)
     caught = (rng.random(6000) < 0.02).astype(np.float64)
-    assert epsilon_from(np.zeros(6000), caught, delta=0.0, level=LEVEL) > 1
-    assert epsilon_from(np.zeros(6000), caught, delta=0.03, level=LEVEL) == 0
+    assert bound_epsilon_by_scores(np.zeros(6000), caught, delta=0.0, level=LEVEL) > 1
+    assert bound_epsilon_by_scores(np.zeros(6000), caught, delta=0.03, level=LEVEL) == 0
 
 
 def test_worlds_that_never_meet_prove_much_and_equal_ones_nothing() -> None:
     low = np.zeros(600)
     high = np.ones(600)
-    found = evidence_from(low, high, level=LEVEL)
+    found = collect_evidence(low, high, level=LEVEL)
     assert (found.hits, found.alarms, found.tested) == (400, 0, 400)
     assert found.mu_low > 4
     assert found.epsilon_low(1e-5) == gdp_epsilon(found.mu_low, 1e-5)
-    assert evidence_from(low, low, level=LEVEL).mu_low == 0
-    assert evidence_from(high, low, level=LEVEL).mu_low == 0
+    assert collect_evidence(low, low, level=LEVEL).mu_low == 0
+    assert collect_evidence(high, low, level=LEVEL).mu_low == 0
 
 
 @pytest.mark.parametrize(
@@ -220,4 +224,4 @@ def test_worlds_that_never_meet_prove_much_and_equal_ones_nothing() -> None:
 )
 def test_scores_that_prove_nothing_are_refused(scores_0: Any, scores_1: Any, level: float) -> None:
     with pytest.raises(LocalProtocolError, match="expected"):
-        evidence_from(scores_0, scores_1, level=level)
+        collect_evidence(scores_0, scores_1, level=level)

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from apfed_experiments.audit import retraining
-from apfed_experiments.audit.bounds import evidence_from, make_table
+from apfed_experiments.audit.bounds import collect_evidence, make_table
 from apfed_experiments.audit.retraining import (
     CASES,
     Protection,
     Retrainings,
     Step,
     Task,
-    WhiteBox,
+    WhiteBoxScore,
     declare_study,
     make_networks,
+    make_task,
     play_case,
-    task_of,
 )
 from apfed_experiments.runner import run_study
 from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
@@ -58,36 +58,41 @@ class Loud(Retrainings):
 class RowAfterTheClip(Loud):
     """The planted bug: the task's gradient is clipped, and the passive's row added after."""
 
-    def example_terms(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
-        clipped = super().example_terms(x_RBF, y_RB, torch.zeros_like(row_RBD))
-        task = self.example_gradients(x_RBF, y_RB, torch.zeros_like(row_RBD))
-        return clipped + self.example_gradients(x_RBF, y_RB, row_RBD) - task
+    def compute_example_terms(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
+        clipped = super().compute_example_terms(x_RBF, y_RB, torch.zeros_like(row_RBD))
+        task = self.compute_example_gradients(x_RBF, y_RB, torch.zeros_like(row_RBD))
+        return clipped + self.compute_example_gradients(x_RBF, y_RB, row_RBD) - task
 
 
 class TooLittleNoise(Retrainings):
     """The planted bug: two thirds of the stated noise on the sum."""
 
-    def noise_deviation(self) -> float:
-        return super().noise_deviation() * 2 / 3
+    def get_noise_deviation(self) -> float:
+        return super().get_noise_deviation() * 2 / 3
 
 
 class NoClip(Retrainings):
     """The planted bug: gradients are summed as they are."""
 
-    def example_terms(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
-        return self.example_gradients(x_RBF, y_RB, row_RBD)
+    def compute_example_terms(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
+        return self.compute_example_gradients(x_RBF, y_RB, row_RBD)
 
 
 def bound_of(kind: type[Retrainings], *, replaced: bool = True) -> float:
     case = replace(EVERYTHING, replaced=replaced)
     modules, objective = make_networks()
     runs = kind(
-        task_of(case, epochs=EPOCHS), SHORT, modules=modules, objective=objective, count=600, seed=5
+        make_task(case, epochs=EPOCHS),
+        SHORT,
+        modules=modules,
+        objective=objective,
+        count=600,
+        seed=5,
     )
-    score = WhiteBox(runs)
+    score = WhiteBoxScore(runs)
     runs.run_training(score)
     worlds = [score.score_R[runs.world_R == world].numpy() for world in (0, 1)]
-    return evidence_from(worlds[0], worlds[1], level=LEVEL).mu_low
+    return collect_evidence(worlds[0], worlds[1], level=LEVEL).mu_low
 
 
 @pytest.mark.slow
@@ -150,7 +155,7 @@ def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_retraining_is_what_the_parties_do() -> None:
-    task = task_of(EVERYTHING, epochs=3)
+    task = make_task(EVERYTHING, epochs=3)
     task = replace(
         task,
         features=task.features.double(),
@@ -186,7 +191,7 @@ def test_a_retraining_is_what_the_parties_do() -> None:
 
 
 def test_the_worlds_differ_in_the_record_alone() -> None:
-    task = task_of(EVERYTHING, epochs=1)
+    task = make_task(EVERYTHING, epochs=1)
     modules, objective = make_networks()
     runs = Retrainings(
         task, SHORT, modules=modules, objective=objective, count=4, seed=0, paired=True
@@ -195,14 +200,14 @@ def test_the_worlds_differ_in_the_record_alone() -> None:
     runs.run_training(steps.append)
     moved = (steps[0].clean[2:] - steps[0].clean[:2]).norm(dim=2).mean(0)
     assert moved.nonzero().flatten().tolist() == (
-        [steps[0].record_place] if steps[0].record_place >= 0 else []
+        [steps[0].record_position] if steps[0].record_position >= 0 else []
     )
-    assert sum(step.record_place >= 0 for step in steps) == 1
-    with_record = next(step for step in steps if step.record_place >= 0)
+    assert sum(step.record_position >= 0 for step in steps) == 1
+    with_record = next(step for step in steps if step.record_position >= 0)
     (z_0, sum_0), (z_1, sum_1) = with_record.worlds
     for world, z, total in ((0, z_0, sum_0), (1, z_1, sum_1)):
         mine = runs.world_R == world
-        torch.testing.assert_close(with_record.clean[mine, with_record.record_place], z[mine])
+        torch.testing.assert_close(with_record.clean[mine, with_record.record_position], z[mine])
         noise = with_record.update[mine] - total[mine]
         assert float(noise.std()) == pytest.approx(SIGMA, rel=0.25)
     assert float((sum_1 - sum_0).norm(dim=1).max()) <= 2 * SHORT.gradient_clip * (1 + 1e-5)
@@ -222,8 +227,8 @@ def test_the_audit_shows_what_the_guard_alone_leaves_open(tmp_path: Path) -> Non
 
 
 def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retraining, "_TOGETHER", 100)
-    monkeypatch.setattr(retraining, "task_of", lambda case: task_of(case, epochs=1))
+    monkeypatch.setattr(retraining, "_MAX_TOGETHER", 100)
+    monkeypatch.setattr(retraining, "make_task", lambda case: make_task(case, epochs=1))
     result = play_case(EVERYTHING, retrainings=250, seed=0, level=LEVEL, device=torch.device("cpu"))
     # Three parts of 82 or 83, of which each has two worlds of the same size.
     assert result.figures["retrainings"] == 246

@@ -15,13 +15,13 @@ from apfed_experiments.audit.votes import (
     NoisySum,
     TwoTables,
     make_labelled_person,
-    one_answer,
-    one_vote_in_a_sum,
-    people_on_a_line,
+    make_people_on_a_line,
     play_vote_case,
-    record_in_answers,
-    record_in_weights,
-    weights_and_sum,
+    score_all_answers,
+    score_answers,
+    score_sums,
+    score_weights,
+    score_weights_and_sum,
 )
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed import labellers
@@ -99,51 +99,57 @@ def long_person() -> TwoTables:
     return replace(tables, features=(stretch_U1 * first, stretch_U1 * second))
 
 
-def score_sum(sums: NoisySum, other: Floats = OTHER) -> Scores:
-    return partial(one_vote_in_a_sum, sums, (ONE, other))
+def make_sum_score(sums: NoisySum, other: Floats = OTHER) -> Scores:
+    return partial(score_sums, sums, (ONE, other))
 
 
-def score_weights(kind: type[labellers.PrivateLogistic], tables: TwoTables) -> Scores:
-    return partial(record_in_weights, partial(private, kind), tables)
+def make_weights_score(kind: type[labellers.PrivateLogistic], tables: TwoTables) -> Scores:
+    return partial(score_weights, partial(private, kind), tables)
 
 
-def score_answers(labeller: labellers.Labeller, tables: TwoTables) -> Scores:
-    return partial(record_in_answers, labeller, VoteResponse(epsilon=1.0, classes=2), tables)
+def make_answers_score(labeller: labellers.Labeller, tables: TwoTables) -> Scores:
+    return partial(score_all_answers, labeller, VoteResponse(epsilon=1.0, classes=2), tables)
 
 
 # What is planted in the long person is the missing clip, not the person, who passes below.
-UNLABELLED, LABELLED = (people_on_a_line(labelled=labelled) for labelled in (False, True))
+UNLABELLED, LABELLED = (make_people_on_a_line(labelled=labelled) for labelled in (False, True))
 PERSON = make_labelled_person()
 PLANTED: dict[str, tuple[str, Scores]] = {
     "randomised response that keeps the truth too often": (
         "one answer",
-        partial(one_answer, KeepsTooOften(epsilon=2.0, classes=3)),
+        partial(score_answers, KeepsTooOften(epsilon=2.0, classes=3)),
     ),
-    "half of the noise on the sum": ("one vote in a sum", score_sum(make_noisy_sum(64))),
+    "half of the noise on the sum": ("one vote in a sum", make_sum_score(make_noisy_sum(64))),
     "noise of one honest party fewer than is counted": (
         "one vote in a sum",
-        score_sum(replace(make_noisy_sum(90), honest=1)),
+        make_sum_score(replace(make_noisy_sum(90), honest=1)),
     ),
-    "sqrt 2 for votes with signs": ("one vote in a sum", score_sum(make_noisy_sum(127), -ONE)),
-    "half of the noise on the weights": ("private weights", score_weights(HalfTheNoise, PERSON)),
-    "rows that are not clipped": ("private weights", score_weights(Unclipped, long_person())),
+    "sqrt 2 for votes with signs": ("one vote in a sum", make_sum_score(make_noisy_sum(127), -ONE)),
+    "half of the noise on the weights": (
+        "private weights",
+        make_weights_score(HalfTheNoise, PERSON),
+    ),
+    "rows that are not clipped": ("private weights", make_weights_score(Unclipped, long_person())),
     "the sensitivity of another n": (
         "private weights",
-        score_weights(RowsAsIfTheyWereMany, PERSON),
+        make_weights_score(RowsAsIfTheyWereMany, PERSON),
     ),
     "a labelled person's own vote forgotten": (
         "private weights",
         partial(
-            weights_and_sum, partial(private, labellers.PrivateLogistic), make_noisy_sum(64), PERSON
+            score_weights_and_sum,
+            partial(private, labellers.PrivateLogistic),
+            make_noisy_sum(64),
+            PERSON,
         ),
     ),
     "a labelled person claimed as one without": (
         "inductive, no label",
-        score_answers(labellers.Logistic(), LABELLED),
+        make_answers_score(labellers.Logistic(), LABELLED),
     ),
     "a transductive labeller claimed as inductive": (
         "inductive, no label",
-        score_answers(labellers.Spreading(neighbours=2), UNLABELLED),
+        make_answers_score(labellers.Spreading(neighbours=2), UNLABELLED),
     ),
 }
 
@@ -151,7 +157,7 @@ PLANTED: dict[str, tuple[str, Scores]] = {
 @pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("bug", [*PLANTED, "none: a long person, clipped"])
 def test_planted_bugs_are_caught(bug: str) -> None:
-    clipped = "private weights", score_weights(labellers.PrivateLogistic, long_person())
+    clipped = "private weights", make_weights_score(labellers.PrivateLogistic, long_person())
     name, scores = PLANTED.get(bug, clipped)
     assert not VOTE_CASES[name].exceeded
     assert audit_case(name, scores=scores).exceeded == (bug in PLANTED)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from apfed_experiments import gains, main_job, who_helped
-from apfed_experiments.columns import Table, make_visible_column, table_of
+from apfed_experiments.columns import Table, make_plain_table, make_visible_column
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Answer, Study, run_study
 from apfed_experiments.study import Failure, Found, OnDone, Point, base_config
@@ -34,7 +34,7 @@ def play(folder: Path | None, *failures: Failure) -> Answer:
         folder=folder,
         measure=measure,
         compare=lambda found: [
-            Part(name="one.half", table=table_of(found.values, "One"), notes=["A note."]),
+            Part(name="one.half", table=make_plain_table(found.values, "One"), notes=["A note."]),
             Part(name="two", table=Table([make_visible_column("data", "data")], found.values)),
         ],
     )
@@ -121,7 +121,7 @@ def find_points(folder: Path) -> dict[str, Point]:
         "ablation": ablation,
         "gains": case.make_point(folder),
         "control": case.control.make_point(folder),
-        "who helped": who_helped.points_of(make_votes_config(), folder, ("passive-1",))[1],
+        "who helped": who_helped.make_points(make_votes_config(), folder, ("passive-1",))[1],
     }
 
 

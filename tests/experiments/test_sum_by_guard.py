@@ -16,9 +16,9 @@ from apfed_experiments.sum_by_guard import (
     READERS,
     compare_points,
     declare_study,
-    lines_of,
-    points_of,
-    share_baselines,
+    make_lines,
+    make_points,
+    unify_baselines,
 )
 from secure_apfed.config import Config
 from tests.experiments.run_folder import check_all_directions
@@ -61,7 +61,7 @@ def make_results(points: list[Point], read: Mapping[str, float]) -> Results:
 
 
 def test_twelve_lines_are_four_cells_of_three_mixes(tmp_path: Path) -> None:
-    points = points_of(BASE, tmp_path)
+    points = make_points(BASE, tmp_path)
     assert len({point.name for point in points}) == len(points) == 12
     cells = [tuple(point.line.cells.values()) for point in points]
     assert len(set(cells)) == 12
@@ -80,12 +80,12 @@ def test_cells_match_people_the_cheapest_way_and_keep_whom_they_match(tmp_path: 
     settings: dict[str, Any] = BASE.model_dump(mode="json", exclude_defaults=True)
     dealt = {"protocol": "circuit_crypten", "dealer": True, "pairwise_overlaps": "hidden"}
     settings["alignment"] = {**dealt, "minimum_rows": 9}
-    points = points_of(Config.model_validate(settings), tmp_path)
+    points = make_points(Config.model_validate(settings), tmp_path)
     found = {one.name: one.config.alignment.model_dump(exclude_defaults=True) for one in points}
     assert [name for name, alignment in found.items() if alignment != {"minimum_rows": 9}] == []
 
 
-@pytest.mark.parametrize("line", lines_of(BASE), ids=lambda line: line.key)
+@pytest.mark.parametrize("line", make_lines(BASE), ids=lambda line: line.key)
 def test_every_direction_in_which_something_leaves_is_attacked(line: Any, tmp_path: Path) -> None:
     usual = BASE.model_dump(mode="json", exclude_defaults=True)
     config = line.build_config(usual, name="cell")
@@ -93,7 +93,7 @@ def test_every_direction_in_which_something_leaves_is_attacked(line: Any, tmp_pa
 
 
 def test_a_cell_says_what_was_read_or_that_nobody_attacked(tmp_path: Path) -> None:
-    points = points_of(BASE, tmp_path)[:1]
+    points = make_points(BASE, tmp_path)[:1]
     read = {KINDS["active_features"]: 0.4, KINDS["passive_labels"]: 0.0}
     table = compare_points(points, make_results(points, read), seeds=2)
     row = dict(zip(table.header, table.cells[0], strict=True))
@@ -107,7 +107,7 @@ def test_a_cell_says_what_was_read_or_that_nobody_attacked(tmp_path: Path) -> No
 
 
 def test_attacks_of_one_reader_on_one_victim_share_the_best_baseline(tmp_path: Path) -> None:
-    (point, *_) = points_of(BASE, tmp_path)
+    (point, *_) = make_points(BASE, tmp_path)
     kind = KINDS["active_features"]
     told = {"metric": "r2", "score": 0.7}
     unlucky = "one (30 pairs) by active on passive-1"
@@ -119,7 +119,7 @@ def test_attacks_of_one_reader_on_one_victim_share_the_best_baseline(tmp_path: P
         figure(point, 0, kind, name=usual, baseline=0.2, advantage=0.5, **told),
         figure(point, 0, kind, name=elsewhere, baseline=0.1, advantage=0.6, **told),
     ]
-    found = share_baselines(pd.DataFrame(rows)).set_index("name")
+    found = unify_baselines(pd.DataFrame(rows)).set_index("name")
     assert found.loc[unlucky, "advantage"] == pytest.approx(0.5)
     assert found.loc[usual, "baseline"] == 0.2
     assert found.loc[elsewhere, "advantage"] == pytest.approx(0.6)
@@ -130,7 +130,7 @@ def test_an_aggregator_of_ciphertexts_has_nothing_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sum_by_guard, "SUMS", {"ckks": {"scheme": "ckks", "masks": "none"}})
-    points = points_of(BASE, tmp_path)[:1]
+    points = make_points(BASE, tmp_path)[:1]
     table = compare_points(points, make_results(points, {}), seeds=2)
     told = dict(zip(table.header, table.cells[0], strict=True))
     said = "not applicable: nothing to read: ciphertexts (ckks)"

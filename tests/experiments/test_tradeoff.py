@@ -23,8 +23,8 @@ from apfed_experiments.tradeoff import (
     declare_study,
     draw_board,
     load_tradeoff,
+    make_points,
     make_tradeoff,
-    points_of,
     select_front,
 )
 from secure_apfed.config.file import load_config_text
@@ -83,7 +83,7 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, 
 
 def board_of(tradeoff: TradeOff, **by_defence: tuple[float, float]) -> Board:
     found = []
-    points = points_of(tradeoff, Path("out"))
+    points = make_points(tradeoff, Path("out"))
     for point in points:
         accuracy, advantage = by_defence.get(point.defence, (0.7, 0.1))
         run = make_finished_run(accuracy, releases=3, attacks=[make_attack_result(advantage)])
@@ -93,7 +93,7 @@ def board_of(tradeoff: TradeOff, **by_defence: tuple[float, float]) -> Board:
 
 def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
     study_file.write_text(STUDY.replace("[1.0]", "[1.0, 50.0]").replace("d]", "d, tvfl]"))
-    listed = points_of(load_tradeoff(study_file), Path("out"))
+    listed = make_points(load_tradeoff(study_file), Path("out"))
     assert [(point.label, point.reference, point.centralised) for point in listed] == [
         ("SingleVL (the active alone)", True, False),
         ("centralised (one table of all features)", True, True),
@@ -305,7 +305,7 @@ def test_the_card_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_labels_train_references_where_they_come_after_an_exchange() -> None:
     study = make_tradeoff(base_config("card"))
-    reference, *others = points_of(study, Path())
+    reference, *others = make_points(study, Path())
     assert reference.reference
     assert reference.config.train.labels == "joint"
     assert reference.config.train.epochs == JOINT_TRAINING["epochs"]
@@ -315,6 +315,6 @@ def test_labels_train_references_where_they_come_after_an_exchange() -> None:
 def test_the_card_attacks_every_direction_in_which_something_leaves() -> None:
     config = base_config("card")
     study = make_tradeoff(config)
-    undefended = next(point for point in points_of(study, Path()) if point.undefended)
+    undefended = next(point for point in make_points(study, Path()) if point.undefended)
     for of in (config, undefended.config):
         check_all_directions(of)

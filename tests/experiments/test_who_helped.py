@@ -17,13 +17,13 @@ from apfed_experiments.report import write_report
 from apfed_experiments.runner import run_study
 from apfed_experiments.solo import solo_file
 from apfed_experiments.summary import Interval, measure_difference
-from apfed_experiments.who_helped import declare_study, points_of
+from apfed_experiments.who_helped import declare_study, make_points
 from apfed_experiments.worth import (
     describe_cost,
     describe_interval,
     describe_worth,
-    interval_of,
-    rows_of_worth,
+    list_worth_rows,
+    make_worth_interval,
 )
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed import measure_worth, run_frames
@@ -108,7 +108,7 @@ def worth_of(found: WhoHelped, name: str) -> PassiveWorth:
 
 def test_a_passive_with_the_labels_signal_is_worth_much(measured_worth: WhoHelped) -> None:
     signal = worth_of(measured_worth, "signal")
-    interval = interval_of(signal)
+    interval = make_worth_interval(signal)
     assert interval is not None
     assert interval.mean > 0.1
     assert describe_worth(interval) == "helped"
@@ -116,7 +116,7 @@ def test_a_passive_with_the_labels_signal_is_worth_much(measured_worth: WhoHelpe
 
 @pytest.mark.parametrize("name", ["noise", "more-noise"])
 def test_a_passive_with_noise_is_worth_nothing(measured_worth: WhoHelped, name: str) -> None:
-    interval = interval_of(worth_of(measured_worth, name))
+    interval = make_worth_interval(worth_of(measured_worth, name))
     assert interval is not None
     assert interval.low <= 0
     assert interval.mean < 0.05
@@ -313,7 +313,7 @@ def test_a_worth_on_other_test_rows_is_no_figure(measured_worth: WhoHelped) -> N
     unknown = measured_worth.passives[0].model_copy(
         update={"value": None, "low": None, "high": None}
     )
-    told = rows_of_worth(measured_worth.model_copy(update={"passives": (unknown,)}))
+    told = list_worth_rows(measured_worth.model_copy(update={"passives": (unknown,)}))
     assert told[0][2:4] == ("not known: measured on other test rows", "")
 
 
@@ -341,7 +341,7 @@ def test_a_worth_over_seeds_is_paired_by_seed() -> None:
 
 def test_points_of_a_study_are_the_whole_and_each_left_out(tmp_path: Path) -> None:
     config = make_votes_config(attacks=[{"name": "feature_inversion"}])
-    whole, *without = points_of(config, tmp_path, ("passive-1", "passive-2", "passive-3"))
+    whole, *without = make_points(config, tmp_path, ("passive-1", "passive-2", "passive-3"))
     names = {table.name for table in whole.load_tables(0).passives}
     assert whole.config.attacks == ()
     for point in without:

@@ -108,7 +108,7 @@ def bound_of(value: Any) -> float:
     return float(value)
 
 
-def settings_in(annotation: Any) -> type[Settings] | None:
+def flatten_settings(annotation: Any) -> type[Settings] | None:
     """Return the section that a field is, if it is one, or null."""
     parts = typing.get_args(annotation) or (annotation,)
     found = [one for one in parts if isinstance(one, type) and issubclass(one, Settings)]
@@ -123,7 +123,7 @@ def walk(kind: type[Settings], above: str = "") -> Iterator[tuple[str, Any]]:
             continue
         if key in TABLES:
             yield from ((key, value) for value in TABLES[key])
-        elif (section := settings_in(field.annotation)) is not None and name != "method":
+        elif (section := flatten_settings(field.annotation)) is not None and name != "method":
             yield from walk(section, f"{key}.")
         else:
             for value in dict.fromkeys(values_of(field.annotation, list(field.metadata))):

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 import apfed_protocols
 import secure_apfed
-from apfed_experiments.audit.release import epsilon_below
+from apfed_experiments.audit.release import bound_epsilon_by_guesses
 from apfed_experiments.tradeoff import TradeOff
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.products.ring import ProductAgreement
@@ -341,7 +341,7 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
         derive_seed(of(3), "x", of(2)),
         shuffle_rows(torch.arange(5), of(3), of(1)).tolist(),
     ),
-    "audit": lambda of: epsilon_below(of(100), of(50), of(40), delta=1e-5, level=0.05),
+    "audit": lambda of: bound_epsilon_by_guesses(of(100), of(50), of(40), delta=1e-5, level=0.05),
     "settings": lambda of: secure_apfed.Config.model_validate(
         {
             "name": "r",

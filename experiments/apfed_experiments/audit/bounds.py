@@ -1,8 +1,9 @@
-"""Lower bounds on mu, or epsilon, that scores of retrainings in two worlds prove.
+"""Lower bounds on mu, or epsilon, from scores of retrainings in two worlds.
 
-The score is any function of what a retraining showed. A third of the retrainings choose the
-threshold above which world 1 is guessed; the others, on which nothing was chosen, count.
-Clopper and Pearson 1934 bound the two rates, each at half of the level, and mu-GDP allows
+The score is any function of what a retraining reveals. World 1 is guessed where it is above a
+threshold. A third of the retrainings choose the threshold; the others, on which nothing was chosen,
+give the rates of true and false positives. Clopper and Pearson 1934 bound the two rates, each at
+half of the level, and mu-GDP allows
 
     TPR <= Phi(Phi^-1(FPR) + mu)        (Dong, Roth and Su 2022, Section 2.2),
 
@@ -42,15 +43,19 @@ COLUMNS = (
     ),
     Column(name="counted", title="of"),
 )
-_SMALLEST_PART = 20
+_SMALLEST_THIRD = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim that one audit holds against what is played.
+    """A claim of privacy that an audit tests.
 
-    `title`, and `says`, what the claim is the claim of, are for people. `exceeded`: whether the
-    audit is expected to prove the claim wrong for what it reads.
+    Attributes:
+        title: of the audit, for people.
+        says: what the claim covers, for people.
+        claim: mu or epsilon.
+        exceeded: whether the audit is expected to prove the claim wrong, since it reads more than
+            the claim covers.
     """
 
     title: str
@@ -61,10 +66,14 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of one case.
+    """The result of one audit.
 
-    `exceeded`: whether the claim is proved wrong; `counted`: how often was played; `figures`: for
-    programs; `scores`: of world 0 and world 1, each a retraining (none of votes).
+    Attributes:
+        case: its claim.
+        exceeded: whether the claim is proved wrong.
+        counted: number of retrainings or runs, as text.
+        figures: for programs.
+        scores: of the retrainings in world 0 and in world 1; empty for votes.
     """
 
     case: Claim
@@ -80,21 +89,22 @@ class Result:
 
 
 def make_table(results: Sequence[Result], title: str) -> Table:
-    """Return a row for each case: what it claims, and what it proves."""
+    """Return the table of these results: what each case claims, and what it proves."""
     rows = [{**result.as_json(), "counted": result.counted} for result in results]
     return Table(COLUMNS, rows, title)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The evidence that scores give.
+    """The rates of a test that guesses world 1, and the bound on mu that they prove.
 
     Attributes:
-        threshold: a score above it is taken for world 1.
-        hits, alarms: how often, of `tested` in each world: rightly and wrongly.
-        tpr_low, fpr_high: ends of the rates' intervals, each one-sided.
-        mu_low: the lower bound on mu; 0 where nothing is proved.
-        level: the probability that it is wrong is at most that.
+        threshold: a score above it is a guess of world 1.
+        hits, alarms: number of guesses of world 1 in world 1 and in world 0.
+        tested: number of scores in each world.
+        tpr_low, fpr_high: one-sided bounds on the rates of true and of false positives.
+        mu_low: the lower bound on mu; 0: nothing is proved.
+        level: probability that the bound is wrong, at most.
     """
 
     threshold: float
@@ -107,59 +117,64 @@ class Evidence:
     level: float
 
     def epsilon_low(self, delta: float) -> float:
-        """Return the lower bound on epsilon, if the mechanism is claimed to be Gaussian DP."""
+        """Return the lower bound on epsilon at `delta`, if the mechanism is Gaussian DP."""
         return gdp_epsilon(self.mu_low, delta)
 
 
-def evidence_from(
+def collect_evidence(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, level: float
 ) -> Evidence:
-    """Return what scores of independent retrainings, as many of both worlds, prove at a level.
+    """Return the rates and the bound on mu that scores of independent retrainings prove.
 
-    Raises LocalProtocolError: too few scores, or not as many of both worlds; scores that are not
-    finite, or no level.
+    `scores_0`, `scores_1`: of world 0 and world 1, equally many. `level`: probability that the
+    bound is wrong, at most.
+
+    Raises LocalProtocolError: too few or unequally many scores, one that is not finite, or a level
+    outside of 0 to 1.
     """
-    if scores_0.shape != scores_1.shape or len(scores_0) < 3 * _SMALLEST_PART:
+    if scores_0.shape != scores_1.shape or len(scores_0) < 3 * _SMALLEST_THIRD:
         raise LocalProtocolError(
-            f"expected as many scores of both worlds, at least {3 * _SMALLEST_PART}, got "
+            f"expected as many scores of both worlds, at least {3 * _SMALLEST_THIRD}, got "
             f"{scores_0.shape} and {scores_1.shape}"
         )
     if not (0 < level < 1 and np.isfinite(scores_0).all() and np.isfinite(scores_1).all()):
         raise LocalProtocolError("expected finite scores and a level between 0 and 1")
     third = len(scores_0) // 3
-    # Where the rates differ most; for two normal distributions that is in the middle.
     first_0 = np.sort(scores_0[:third])
     first_1 = np.sort(scores_1[:third])
     thresholds = np.sort(np.concatenate([first_0, first_1]))
-    below_0, below_1 = (
-        scores.searchsorted(thresholds, side="right") for scores in (first_0, first_1)
-    )
+    # The rates differ most there; for two normal distributions with one variance in their middle.
+    below_0 = first_0.searchsorted(thresholds, side="right")
+    below_1 = first_1.searchsorted(thresholds, side="right")
     threshold = float(thresholds[np.argmax(below_0 - below_1)])
     return _count_errors(scores_0[third:], scores_1[third:], threshold, level)
 
 
-def epsilon_from(
+def bound_epsilon_by_scores(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, delta: float, level: float
 ) -> float:
-    """Return a lower bound on epsilon at `delta` that assumes nothing of the mechanism.
+    """Return a lower bound on epsilon at `delta` that assumes (epsilon, delta)-DP only.
 
-    `scores_0`: scores without the record (world 0), and with it (world 1). `level`: probability
-    that the bound is wrong, at most.
+    `scores_0`, `scores_1`: of world 0 and world 1, equally many. `level`: probability that the
+    bound is wrong, at most.
 
-    Raises as `evidence_from`.
+    Raises as `collect_evidence`.
     """
-    evidence_from(scores_0, scores_1, level=level)  # refuses what proves nothing
+    collect_evidence(scores_0, scores_1, level=level)  # raises if the scores are unusable
     third = len(scores_0) // 3
     candidates = np.unique(np.concatenate([scores_0[:third], scores_1[:third]]))
     thresholds = candidates[np.unique(np.linspace(0, len(candidates) - 1, 100).astype(int))]
 
     def bound_epsilon(part: slice, threshold: float) -> float:
-        """Return the lower bound on epsilon that these scores give at one threshold."""
+        """Return the lower bound on epsilon that a part of the scores gives at one threshold."""
         errors = _count_errors(scores_0[part], scores_1[part], threshold, level)
-        above = (errors.tpr_low - delta, errors.fpr_high)
-        below = (1 - errors.fpr_high - delta, 1 - errors.tpr_low)
-        ratios = [top / bottom for top, bottom in (above, below) if top > 0 and bottom > 0]
-        return max(0.0, *(float(np.log(ratio)) for ratio in ratios), 0.0)
+        guesses_of_1 = (errors.tpr_low - delta, errors.fpr_high)
+        guesses_of_0 = (1 - errors.fpr_high - delta, 1 - errors.tpr_low)
+        bounds = [0.0]
+        for true_rate, false_rate in (guesses_of_1, guesses_of_0):
+            if true_rate > 0 and false_rate > 0:
+                bounds.append(float(np.log(true_rate / false_rate)))
+        return max(bounds)
 
     best = max(thresholds, key=lambda threshold: bound_epsilon(slice(third), float(threshold)))
     return bound_epsilon(slice(third, None), float(best))
@@ -168,10 +183,10 @@ def epsilon_from(
 def _count_errors(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], threshold: float, level: float
 ) -> Evidence:
-    """Count hits and false alarms at a threshold, bound both rates by Clopper and Pearson, each at
-    half of the level, and bound mu.
+    """Return the rates of true and false positives at a threshold, their bounds and that of mu.
 
-    `scores_0`: scores without the record (world 0), and with it (world 1).
+    Clopper and Pearson bound each rate at half of the level. `scores_0`, `scores_1`: of world 0 and
+    world 1.
     """
     tested = len(scores_0)
     hits = int((scores_1 > threshold).sum())
@@ -180,8 +195,8 @@ def _count_errors(
     fpr_high = (
         float(beta.ppf(1 - level / 2, alarms + 1, tested - alarms)) if alarms < tested else 1.0
     )
-    proved = tpr_low > 0 and fpr_high < 1
-    mu_low = max(0.0, float(ndtri(tpr_low) - ndtri(fpr_high))) if proved else 0.0
+    is_bounded = tpr_low > 0 and fpr_high < 1
+    mu_low = max(0.0, float(ndtri(tpr_low) - ndtri(fpr_high))) if is_bounded else 0.0
     return Evidence(
         threshold=threshold,
         hits=hits,

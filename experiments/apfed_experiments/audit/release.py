@@ -1,8 +1,9 @@
-"""A statistical audit of a release path: what an attacker reads out of it bounds epsilon below.
+"""A statistical audit of how representations are released: a lower bound on epsilon by an attack.
 
-Run by: the tests, and whoever changed a guard. Plants m canary rows, each carrying one
-secret fair bit as its direction, sends them T times through the real path, and guesses the
-bits of the rows that it is surest of. Too many right guesses contradict the claimed epsilon.
+Run by: the tests, and developers who change a guard. The audit plants m canary rows, each with a
+secret fair bit as its direction, sends them T times through the real release function, and guesses
+the bits of the rows where it is most confident. Too many right guesses contradict the claimed
+epsilon.
 
 A lower bound below the claim proves nothing about the claim; one above it proves the claim
 wrong, except with the stated small probability.
@@ -21,7 +22,7 @@ from scipy.stats import beta, binom
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import gdp_epsilon
 
-# Canaries are far longer than any clip bound, so that a clip that yields shows.
+# Canaries are far longer than any clip bound, so that a clip that does not hold is noticed.
 _CANARY_NORM = 1e3
 _DIMENSION = 8
 _BISECTIONS = 40
@@ -29,15 +30,23 @@ _LARGEST_EPSILON = 100.0
 _LARGEST_MU = 50.0
 
 Release = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
+"""A function that returns what is sent, given representations, the step and the rows' numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
     """The findings of an audit; three bounds hold together with probability `confidence`.
 
-    Of m `canaries` r are guessed (`guesses`) and v `right`; `all_right` if every one's bit is.
-    What is claimed at `delta` is bounded by `epsilon_dp`, which assumes (epsilon, delta)-DP and no
-    more, `epsilon_gdp`, Gaussian DP, and `epsilon_rows`, this and rows released independently.
+    Attributes:
+        canaries: m.
+        guesses: r, the number of canaries whose bits are guessed.
+        right: v, the number of right guesses among these.
+        all_right: the number of right guesses if the bits of all m canaries are guessed.
+        epsilon_dp: lower bound on epsilon at `delta` that assumes (epsilon, delta)-DP only.
+        epsilon_gdp: lower bound that assumes Gaussian DP.
+        epsilon_rows: lower bound that assumes Gaussian DP and rows released independently.
+        delta: of the claim.
+        confidence: probability that all three bounds hold, at least.
     """
 
     canaries: int
@@ -65,13 +74,18 @@ def audit_release(
     guesses: int = 1000,
     confidence: float = 0.95,
 ) -> Audit:
-    """Attack `release` and return what that proves, with that `confidence` in all three bounds.
+    """Attack a release function and return lower bounds on its epsilon.
 
-    It goes from (h_BD, step, rows) to what is sent at that step, (B, D), or to a longer matrix of
-    several such blocks, if a row is sent more than once, and is called with all canaries at each of
-    T steps. The canaries' bits, of a seed, are no secret outside the audit.
-
-    `guesses`: how many canaries are guessed.
+    Args:
+        release: takes representations (B, D), the step and the rows' numbers (B,), and returns what
+            is sent: (B, D), or several such blocks in one longer matrix if a row is sent more than
+            once. It is called with all canaries at each step.
+        releases: T, the number of steps.
+        delta: of the claim.
+        seed: of the canaries' bits, which are no secret outside the audit.
+        canaries: m.
+        guesses: r, how many canaries' bits are guessed: those with the clearest scores.
+        confidence: probability that all three bounds hold, at least.
 
     Raises:
         LocalProtocolError: numbers out of range, or a release of another shape.
@@ -100,14 +114,14 @@ def audit_release(
     right = int(is_right_B[surest].sum())
     all_right = int(is_right_B.sum())
     level = (1 - confidence) / 3
-    mu = mu_below(canaries, guesses, right, level=level)
-    mu_rows = mu_below_if_independent(canaries, all_right, level=level)
+    mu = bound_mu_by_guesses(canaries, guesses, right, level=level)
+    mu_rows = bound_mu_of_independent_rows(canaries, all_right, level=level)
     return Audit(
         canaries=canaries,
         guesses=guesses,
         right=right,
         all_right=all_right,
-        epsilon_dp=epsilon_below(canaries, guesses, right, delta=delta, level=level),
+        epsilon_dp=bound_epsilon_by_guesses(canaries, guesses, right, delta=delta, level=level),
         epsilon_gdp=gdp_epsilon(mu, delta),
         epsilon_rows=gdp_epsilon(mu_rows, delta),
         delta=delta,
@@ -115,14 +129,16 @@ def audit_release(
     )
 
 
-def epsilon_below(canaries: int, guesses: int, right: int, *, delta: float, level: float) -> float:
-    """Return the largest epsilon that (m, r, v) contradict at significance `level`.
+def bound_epsilon_by_guesses(
+    canaries: int, guesses: int, right: int, *, delta: float, level: float
+) -> float:
+    """Return the largest epsilon that v right ones of r guesses contradict at significance `level`.
 
     Steinke, Nasr and Jagielski 2023 (Privacy Auditing with One Training Run), Theorem 5.2: with W
     binomial of r trials and success probability e^eps / (1 + e^eps), v or more right guesses have a
     probability of at most P(W >= v) + 2 m delta max over i = 1..v of P(v - i <= W < v) / i.
 
-    `canaries`: m, how many rows are random bits.
+    `canaries`: m. `guesses`: r. `right`: v. `delta`: of (epsilon, delta)-DP.
     """
 
     def rejects_epsilon(epsilon: float) -> bool:
@@ -136,8 +152,10 @@ def epsilon_below(canaries: int, guesses: int, right: int, *, delta: float, leve
     return _find_largest(rejects_epsilon, _LARGEST_EPSILON)
 
 
-def mu_below(canaries: int, guesses: int, right: int, *, level: float) -> float:
-    """Return the largest mu for which mu-GDP is contradicted by (m, r, v) at `level`.
+def bound_mu_by_guesses(canaries: int, guesses: int, right: int, *, level: float) -> float:
+    """Return the largest mu for which v right ones of r guesses on m canaries contradict mu-GDP.
+
+    `canaries`: m. `guesses`: r. `right`: v. `level`: probability that this bound is wrong, at most.
 
     Mahloujifar, Melis and Chaudhuri 2024 (Auditing f-Differential Privacy in One Run), Algorithm
     3. Let p_k be the probability of k right guesses, and for a random canary let
@@ -151,39 +169,39 @@ def mu_below(canaries: int, guesses: int, right: int, *, level: float) -> float:
 
     def rejects_mu(mu: float) -> bool:
         """Return whether the guesses contradict mu-GDP by Algorithm 3."""
-        rightly = level * right / canaries
-        wrongly = level * (guesses - right) / canaries
+        right_mass = level * right / canaries  # R_i, from i = v downwards
+        wrong_mass = level * (guesses - right) / canaries  # W_i
         for i in range(right - 1, -1, -1):
-            least = max(wrongly, float(ndtr(ndtri(rightly) - mu)))
-            rightly = rightly + i / (guesses - i) * (least - wrongly)
-            wrongly = least
-            if rightly + wrongly > guesses / canaries:
+            least_wrong_mass = max(wrong_mass, float(ndtr(ndtri(right_mass) - mu)))
+            right_mass = right_mass + i / (guesses - i) * (least_wrong_mass - wrong_mass)
+            wrong_mass = least_wrong_mass
+            if right_mass + wrong_mass > guesses / canaries:
                 return True
         return False
 
     return _find_largest(rejects_mu, _LARGEST_MU)
 
 
-def mu_below_if_independent(canaries: int, all_right: int, *, level: float) -> float:
-    """Return the mu that this many right guesses of all bits contradict, if rows are independent.
+def bound_mu_of_independent_rows(canaries: int, all_right: int, *, level: float) -> float:
+    """Return the largest mu that right guesses of all bits contradict, if rows are independent.
 
-    Under mu-GDP no test of one fair bit is right with more than Phi(mu / 2) (Dong, Roth and Su
-    2022, Section 2.2: the trade-off function at its fixed point), so that right guesses are at
-    most binomial; Clopper and Pearson 1934 bound its probability below.
+    Under mu-GDP a test of one fair bit is right with a probability of at most Phi(mu / 2) (Dong,
+    Roth and Su 2022, Section 2.2: the trade-off function at its fixed point). The number of right
+    guesses is therefore at most binomial; Clopper and Pearson 1934 bound its probability below.
 
-    `canaries`: m, how many rows are random bits. `level`: probability that the bound is wrong, at
-    most.
+    `canaries`: m. `all_right`: number of right guesses among m. `level`: probability that the bound
+    is wrong, at most.
     """
     if all_right <= canaries / 2:
         return 0.0
-    least = beta.ppf(level, all_right, canaries - all_right + 1)
-    return max(0.0, 2 * float(ndtri(least)))
+    probability_low = beta.ppf(level, all_right, canaries - all_right + 1)
+    return max(0.0, 2 * float(ndtri(probability_low)))
 
 
 def _find_largest(rejected: Callable[[float], bool], high: float) -> float:
-    """Return the largest rejected value by bisection from below; 0 if none is.
+    """Return the largest rejected value by bisection, or a value just below; 0 if none is rejected.
 
-    `high`: largest value that is tried.
+    `rejected`: is true for all values up to some point. `high`: largest value that is tried.
     """
     low = 0.0
     if not rejected(low):
@@ -192,5 +210,8 @@ def _find_largest(rejected: Callable[[float], bool], high: float) -> float:
         return high
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (middle, high) if rejected(middle) else (low, middle)
+        if rejected(middle):
+            low = middle
+        else:
+            high = middle
     return low

@@ -1,15 +1,16 @@
 """Many retrainings of one small APFed at once, in two worlds that differ in one record.
 
-Run by: the auditor, who plays every party. Each retraining is the training of
+Run by: the auditor, who simulates every party. Each retraining is the training of
 `secure_apfed.methods.apfed` with one passive and APFed-R: representations are clipped and
-noised, the passive answers with its rows' gradients, and the active updates, privately or not,
+noised, the passive answers with its rows' gradients, and the active updates with or without DP-SGD,
 by the functions of `secure_apfed.learning`. All retrainings take each step together
-(`torch.func.vmap`); only their noise differs, and, in half of them, the record. A test holds one
-retraining equal to the parties' own steps.
+(`torch.func.vmap`); only their noise differs, and, in half of them (world 1), the record. A test
+checks that one retraining equals the parties' own steps.
 
-The noise comes from torch's generator: an audit repeats, it keeps no secret.
+The noise comes from torch's generator: an audit is repeatable and keeps no secret.
 
-Letters: R retrainings, N rows, B batch, F features, D numbers of a representation, P parameters.
+Letters: R retrainings, N rows, B batch, F features, D numbers of a representation, P parameters,
+K classes.
 """
 
 import math
@@ -25,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from apfed_experiments.audit.bounds import DELTA, Claim, Result, evidence_from, make_table
+from apfed_experiments.audit.bounds import DELTA, Claim, Result, collect_evidence, make_table
 from apfed_experiments.audit.votes import VOTE_CASES, play_vote_case
 from apfed_experiments.columns import write_text
 from apfed_experiments.machine import describe_machine
@@ -50,12 +51,12 @@ Weights = Mapping[str, Tensor]
 EPSILON = 8.0
 EPOCHS = 50
 _CONFIDENCE = 0.95
-_PAIRS = 50
-_TOGETHER = 1000
-"""Retrainings that are held in memory at once."""
+_DIRECTION_PAIRS = 50  # retrainings of each world from which directions are estimated
+_MAX_TOGETHER = 1000
+"""Largest number of retrainings that are in memory at once."""
 _ROWS = 40
 _BATCH = 20
-_LENGTH = 20.0
+_OUTLIER_NORM = 20.0
 _SEED = 0
 _MODEL = ModelSettings(network="mlp", hidden=(), representation=4, dropout=0.0)
 View = Literal["other rows", "everything"]
@@ -65,10 +66,16 @@ Audited: TypeAlias = Found[dict[str, list[Result]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task: what is trained on, and how often.
+    """The data and the schedule of a training in both worlds.
 
-    At the position `record` world 0 has the row of `features` (N, F) and `labels` (N,), world 1
-    `other_features` (F,) and `other_label`; `batches` are the rows of each step of an epoch.
+    Attributes:
+        features, labels: of the active in world 0, (N, F) and (N,).
+        passive_features: of the same people at the passive, (N, F).
+        record: row in which the worlds differ.
+        other_features, other_label: that row in world 1, (F,) and a class.
+        batches: rows of each step of an epoch.
+        epochs: their number.
+        learning_rate, passive_rate: of the active and of the passive.
     """
 
     features: Tensor
@@ -85,17 +92,21 @@ class Task:
     def to(self, device: torch.device) -> "Task":
         """Return the task with all tensors on the device."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
-        return replace(self, **moved, batches=tuple(rows.to(device) for rows in self.batches))
+        on_device: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
+        return replace(self, **on_device, batches=tuple(rows.to(device) for rows in self.batches))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protection:
-    """The protection of a run.
+    """The protection of a training.
 
-    `clip` C and `sigma` are of representations; C_theta (`gradient_clip`) and `gradient_sigma` of
-    the sum of clipped gradients, infinite and 0 where nothing is private; `row_clip` is the L2
-    bound of a row of the passive's gradient.
+    Attributes:
+        clip: C, the L2 bound of a representation.
+        sigma: standard deviation of the noise on each number of a representation.
+        gradient_clip: C_theta, the L2 bound of an example's gradient; infinite without DP-SGD.
+        gradient_sigma: standard deviation of the noise on each number of the sum of gradients; 0
+            without DP-SGD.
+        row_clip: L2 bound of a row of the passive's gradient.
     """
 
     clip: float
@@ -107,14 +118,15 @@ class Protection:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step of all retrainings, and what it showed.
+    """A step of all retrainings, and what an auditor sees of it.
 
     Attributes:
-        number: of the step, from 0; rows: of its batch, (B,).
-        clean, sent: representations before and after their noise, (R, B, D).
-        record_place: place of the record in the batch, -1 where it is not in it.
-        worlds: for a batch with the record, in world 0 and world 1: the record's clipped
-            representation (R, D) and the sum of gradients (R, P), at the same parameters.
+        number: of the step, from 0.
+        rows: of its batch, (B,).
+        clean, sent: clipped representations before and after the noise, (R, B, D).
+        record_position: of the record in the batch; -1: it is not in the batch.
+        worlds: for world 0 and world 1, at the same parameters: the record's clipped representation
+            (R, D) and the sum of gradients (R, P); empty if the record is not in the batch.
         update: the noisy sum of gradients, (R, P).
     """
 
@@ -122,19 +134,13 @@ class Step:
     rows: Tensor
     clean: Tensor
     sent: Tensor
-    record_place: int
+    record_position: int
     worlds: tuple[tuple[Tensor, Tensor], ...]
     update: Tensor
 
 
 class Retrainings:
-    """The R retrainings, the first half in world 0 and the second in world 1.
-
-    All begin with these modules (the active's encoder, head and projection, without dropout) and
-    the passive's objective. `count` is R, even; `seed` is of the noise. `paired`: retraining k of
-    world 1 has the noise of retraining k of world 0, for seeing what the record changes, not for
-    counting.
-    """
+    """R retrainings side by side, the first half in world 0 and the second in world 1."""
 
     def __init__(
         self,
@@ -147,10 +153,17 @@ class Retrainings:
         seed: int,
         paired: bool = False,
     ) -> None:
-        """Prepare R retrainings side by side, from equal weights; the second half is world 1.
+        """Prepare the retrainings, which all start from the same weights.
 
-        `modules`: networks of both parties. `count`: R. `paired`: whether retraining k of both
-        worlds has the same noise.
+        Args:
+            task: data and schedule.
+            protection: clips and noise.
+            modules: the active's encoder, head and projection, without dropout.
+            objective: of the passive.
+            count: R, even.
+            seed: of the noise.
+            paired: whether retraining k of both worlds has the same noise: to see what the record
+                changes, not for bounds.
         """
         device = task.features.device
         self.task = task
@@ -167,7 +180,7 @@ class Retrainings:
         self.world_R = (torch.arange(count, device=device) >= count // 2).long()
 
     def run_training(self, watch: Callable[[Step], None]) -> None:
-        """Run all steps of all retrainings; `watch` is called with each."""
+        """Run all steps of all retrainings; `watch` is called after each."""
         number = 0
         for _ in range(self.task.epochs):
             for rows_B in self.task.batches:
@@ -175,75 +188,88 @@ class Retrainings:
                 number += 1
 
     def _run_step(self, number: int, rows_B: Tensor) -> Step:
-        """Run one step of all retrainings: representations, noise, the passive's answer, the
+        """Run one step of all retrainings: representations, noise, the passive's gradients, the
         active's update.
 
-        `number`: of the step, from 0.
+        `number`: of the step, from 0. `rows_B`: of the batch.
         """
         matches = (rows_B == self.task.record).nonzero().flatten().tolist()
-        place = matches[0] if matches else -1
-        # The batch of every retraining as it is in its world.
+        position = matches[0] if matches else -1
+        has_record = bool(matches)
         x_RBF = self.task.features[rows_B].repeat(self.count, 1, 1)
         y_RB = self.task.labels[rows_B].repeat(self.count, 1)
-        if place >= 0:
+        if has_record:
             is_world_1 = self.world_R == 1
-            x_RBF[is_world_1, place] = self.task.other_features
-            y_RB[is_world_1, place] = self.task.other_label
+            x_RBF[is_world_1, position] = self.task.other_features
+            y_RB[is_world_1, position] = self.task.other_label
         clean_RBD = self._compute_representations(x_RBF)
         sent_RBD = clean_RBD + self.protection.sigma * self._draw_normal(clean_RBD)
-        row_RBD = self._run_passive_step(sent_RBD, self.task.passive_features[rows_B])
-        own_RP = self.example_terms(x_RBF, y_RB, row_RBD).sum(1)
-        update_RP = own_RP + self.noise_deviation() * self._draw_normal(own_RP)
-        worlds = self._collect_worlds(own_RP, row_RBD[:, place : place + 1]) if place >= 0 else ()
+        gradient_RBD = self._run_passive_step(sent_RBD, self.task.passive_features[rows_B])
+        sum_RP = self.compute_example_terms(x_RBF, y_RB, gradient_RBD).sum(1)
+        update_RP = sum_RP + self.get_noise_deviation() * self._draw_normal(sum_RP)
+        worlds: tuple[tuple[Tensor, Tensor], ...] = ()
+        if has_record:
+            worlds = self._collect_worlds(sum_RP, gradient_RBD[:, position : position + 1])
         self._update_weights("active", update_RP / len(rows_B))
         return Step(
             number=number,
             rows=rows_B,
             clean=clean_RBD,
             sent=sent_RBD,
-            record_place=place,
+            record_position=position,
             worlds=worlds,
             update=update_RP,
         )
 
-    def _collect_worlds(self, sum_RP: Tensor, row_R1D: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+    def _collect_worlds(
+        self, sum_RP: Tensor, gradient_R1D: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the record's representation and the sum of gradients in each world; see
         `Step.worlds`.
 
-        `row_R1D`: gradients on the record's representation.
+        `sum_RP`: sums of gradients, each in its retraining's world. `gradient_R1D`: the passive's
+        gradients on the record's representation.
         """
         task = self.task
-        worlds = []
-        other_y = task.labels.new_tensor(task.other_label)
-        rows = (
+        other_label = task.labels.new_tensor(task.other_label)
+        records = (
             (task.features[task.record], task.labels[task.record]),
-            (task.other_features, other_y),
+            (task.other_features, other_label),
         )
-        for x_F, y in rows:
+        record_worlds = []
+        for x_F, y in records:
             x_R1F = x_F.expand(self.count, 1, -1)
             y_R1 = y.expand(self.count, 1)
-            term_RP = self.example_terms(x_R1F, y_R1, row_R1D)[:, 0]
-            worlds.append((self._compute_representations(x_R1F)[:, 0], term_RP))
-        own_RP = torch.where(self.world_R[:, None].bool(), worlds[1][1], worlds[0][1])
-        return tuple((z_RD, sum_RP - own_RP + term_RP) for z_RD, term_RP in worlds)
+            term_RP = self.compute_example_terms(x_R1F, y_R1, gradient_R1D)[:, 0]
+            record_worlds.append((self._compute_representations(x_R1F)[:, 0], term_RP))
+        (_, term_0_RP), (_, term_1_RP) = record_worlds
+        own_term_RP = torch.where(self.world_R[:, None].bool(), term_1_RP, term_0_RP)
+        return tuple((z_RD, sum_RP - own_term_RP + term_RP) for z_RD, term_RP in record_worlds)
 
     def get_weights(self, party: Literal["active", "passive"]) -> Weights:
-        """Return the parameters of all retrainings now, (R, *shape) each."""
+        """Return the current parameters of all retrainings by name, (R, *shape) each."""
         return self._weights[party]
 
-    def noise_deviation(self) -> float:
+    def get_noise_deviation(self) -> float:
         """Return the standard deviation of the noise on each number of the sum of gradients."""
         return self.protection.gradient_sigma
 
-    def example_terms(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
-        """Return each example's term of the sum, (R, B, P): its gradient, clipped."""
-        gradient_RBP = self.example_gradients(x_RBF, y_RB, row_RBD)
+    def compute_example_terms(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
+        """Return each example's term of the sum of gradients, (R, B, P): its gradient, clipped.
+
+        `row_RBD`: the passive's gradients on the representations.
+        """
+        gradient_RBP = self.compute_example_gradients(x_RBF, y_RB, row_RBD)
         if math.isinf(self.protection.gradient_clip):
             return gradient_RBP
         return onto_ball(gradient_RBP, self.protection.gradient_clip)
 
-    def example_gradients(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
-        """Return each example's gradient of task loss + <row, z>, which DP-SGD clips, (R, B, P)."""
+    def compute_example_gradients(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
+        """Return each example's gradient, (R, B, P), which DP-SGD clips.
+
+        It is of the task loss plus <row, z>, where `row_RBD` are the passive's gradients on the
+        representations z.
+        """
 
         def compute_loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
             scores_1K, sent_1D = functional_call(self._active, dict(weights), (x_F[None],))
@@ -266,21 +292,19 @@ class Retrainings:
         return z_RBD
 
     def _run_passive_step(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
-        """Take the passive's step; return B dL/dz of each row, clipped to `row_clip`.
+        """Update the passive; return its gradient B dL/dz on each row, clipped to `row_clip`.
 
-        `sent_RBD`: released representations. `features_BF`: the passive's rows.
+        `sent_RBD`: representations that it received. `features_BF`: its own rows.
         """
 
         def compute_loss(weights: Weights, z_BD: Tensor) -> Tensor:
             value: Tensor = functional_call(self._objective, dict(weights), (z_BD, features_BF))
             return value
 
-        own_gradients, row_RBD = vmap(grad(compute_loss, argnums=(0, 1)))(
-            self._weights["passive"], sent_RBD
-        )
-        self._update_weights(
-            "passive", torch.cat([part.flatten(1) for part in own_gradients.values()], dim=1)
-        )
+        compute_gradients = vmap(grad(compute_loss, argnums=(0, 1)))
+        own_gradients, row_RBD = compute_gradients(self._weights["passive"], sent_RBD)
+        own_RP = torch.cat([part.flatten(1) for part in own_gradients.values()], dim=1)
+        self._update_weights("passive", own_RP)
         return onto_ball(row_RBD * len(features_BF), self.protection.row_clip)
 
     def _update_weights(self, party: str, gradient_RP: Tensor) -> None:
@@ -306,17 +330,23 @@ def _repeat_weights(module: nn.Module, count: int) -> Weights:
     return {name: p.detach().expand(count, *p.shape) for name, p in module.named_parameters()}
 
 
-# What the slow audit retrains, reads and claims: one entry a case.
+# Cases of the slow audit.
 #
 # The record is an outlier among 40 rows of breast cancer: its ten standardised features have norm
 # 20, where 3 is usual. World 1 has its label flipped, or the whole record replaced by its opposite.
-# T = 50 epochs, C = 1 throughout; noise is calibrated to epsilon 8 at delta 1e-5.
+# T = 50 epochs and C = 1 in all cases; noise is calibrated to epsilon 8 at delta 1e-5.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case(Claim):
-    """An audit of training; the claim is a mu. World 1 replaces the whole record, or its label; the
-    score reads the releases of all rows but the record's, or all releases, updates and parameters.
+    """An audit of training, whose claim is a mu.
+
+    Attributes:
+        replaced: whether world 1 replaces the whole record, or only its label.
+        view: what the score reads: the releases of all rows but the record's ("other rows"), or all
+            releases, updates and parameters ("everything").
+        protection: of the training.
+        learning_rate: of the active.
     """
 
     replaced: bool
@@ -326,17 +356,19 @@ class Case(Claim):
 
 
 _MU = gdp_mu(EPSILON, DELTA)
-_ALONE = Protection(clip=1.0, sigma=2 * math.sqrt(EPOCHS) / _MU, row_clip=0.0)
-# Half of mu^2 for the releases, half for the updates.
-_SIGMA = 2 * math.sqrt(2 * EPOCHS) / _MU
-_BOTH = Protection(clip=1.0, sigma=_SIGMA, gradient_clip=1.0, gradient_sigma=_SIGMA, row_clip=1.0)
+_GUARD_ALONE = Protection(clip=1.0, sigma=2 * math.sqrt(EPOCHS) / _MU, row_clip=0.0)
+# With both protections half of mu^2 is for the releases and half for the updates.
+_SIGMA_OF_BOTH = 2 * math.sqrt(2 * EPOCHS) / _MU
+_GUARD_AND_DP_SGD = Protection(
+    clip=1.0, sigma=_SIGMA_OF_BOTH, gradient_clip=1.0, gradient_sigma=_SIGMA_OF_BOTH, row_clip=1.0
+)
 CASES: Mapping[str, Case] = {
     "guard alone": Case(
         title="guard alone, a label flipped: the other rows' releases",
         says="T releases of one row, encoder held fixed (epsilon_x)",
         replaced=False,
         view="other rows",
-        protection=_ALONE,
+        protection=_GUARD_ALONE,
         claim=_MU,
         exceeded=True,
         learning_rate=6.0,
@@ -346,7 +378,7 @@ CASES: Mapping[str, Case] = {
         says="one label in whole training (epsilon_y)",
         replaced=False,
         view="other rows",
-        protection=replace(_BOTH, row_clip=0.0),
+        protection=replace(_GUARD_AND_DP_SGD, row_clip=0.0),
         claim=_MU / math.sqrt(2),
         learning_rate=6.0,
     ),
@@ -355,7 +387,7 @@ CASES: Mapping[str, Case] = {
         says="one record in whole training (epsilon_model)",
         replaced=True,
         view="everything",
-        protection=_BOTH,
+        protection=_GUARD_AND_DP_SGD,
         claim=_MU,
         learning_rate=0.1,
     ),
@@ -363,7 +395,7 @@ CASES: Mapping[str, Case] = {
 
 
 def make_networks() -> tuple[dict[str, nn.Module], nn.Module]:
-    """Return the active's networks and the passive's objective, as all retrainings start."""
+    """Return the active's networks and the passive's objective with their initial weights."""
     with seed_draws(_SEED, "audit", "networks"):
         encoder, head = encoder_and_head(_MODEL, (10,), 2)
         modules = {"encoder": encoder, "head": head, "projection": projection_to(4, (4,))}
@@ -373,17 +405,17 @@ def make_networks() -> tuple[dict[str, nn.Module], nn.Module]:
     return modules, objective
 
 
-def task_of(case: Case, *, epochs: int = EPOCHS) -> Task:
+def make_task(case: Case, *, epochs: int = EPOCHS) -> Task:
     """Return the task of a case: 40 rows of breast cancer, of which the first is an outlier."""
     data = load_data(DataSettings(dataset="breast_cancer"), seed=_SEED)
     rows = data.train_rows[:_ROWS]
     assert data.active.labels is not None
     x_NF = data.active.features[rows].float()
     y_N = data.active.labels[rows].clone()
-    x_NF[0] *= _LENGTH / x_NF[0].norm()
+    x_NF[0] *= _OUTLIER_NORM / x_NF[0].norm()
     passive = data.passives[0]
-    place = {name: position for position, name in enumerate(passive.ids)}
-    passive_rows = [place[data.active.ids[row]] for row in rows.tolist()]
+    row_by_person = {person: row for row, person in enumerate(passive.ids)}
+    passive_rows = [row_by_person[data.active.ids[row]] for row in rows.tolist()]
     return Task(
         features=x_NF,
         labels=y_N,
@@ -398,51 +430,57 @@ def task_of(case: Case, *, epochs: int = EPOCHS) -> Task:
     )
 
 
-# What the auditor makes of a retraining: one number, higher where world 1 is likelier.
+# Scores of a retraining: one number each, higher where world 1 is likelier.
 #
-# `other rows` adds up <z_j, d_j> over all released rows but the record's, where d_j is how far the
-# record moves row j on average; the auditor takes that from trainings of his own, in pairs that
-# share their noise. Without noise in the parameters it is the likelihood ratio.
+# `other rows` is the sum of <z_j, d_j> over all released rows j but the record's, where d_j is the
+# mean change of row j from world 0 to world 1. The auditor estimates d_j from trainings of his own,
+# in pairs with the same noise. Without noise in the parameters the score is the likelihood ratio.
 #
-# `everything` is the likelihood ratio of all that private training claims to protect the record in:
-# he knows every parameter, every other row and all answers of the passives, and reads the record's
-# releases and the noisy sums of its batches.
+# `everything` is the likelihood ratio of all messages in which private training claims to protect
+# the record. The auditor knows every parameter, every other row and all gradients of the passives,
+# and reads the record's releases and the noisy sums of its batches.
 #
 # Letters: R retrainings, B batch, D numbers of a representation, P parameters.
 
 
-class OtherRows:
-    """The linear score of all rows but the record's, along what `estimate_directions` returns."""
+class OtherRowsScore:
+    """The linear score of all rows but the record's, along the directions of
+    `estimate_directions`.
+    """
 
-    def __init__(self, runs: Retrainings, direction: Sequence[Tensor]) -> None:
-        self._direction = direction
+    def __init__(self, runs: Retrainings, directions: Sequence[Tensor]) -> None:
+        self._directions = directions
         self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
 
     def __call__(self, step: Step) -> None:
-        self.score_R += (step.sent * self._direction[step.number]).sum((1, 2)).double()
+        """Add a step's part of the score."""
+        self.score_R += (step.sent * self._directions[step.number]).sum((1, 2)).double()
 
 
-class WhiteBox:
-    """The likelihood ratio of everything, of retrainings whose updates are noised."""
+class WhiteBoxScore:
+    """The log likelihood ratio of all releases and updates, for retrainings with DP-SGD."""
 
     def __init__(self, runs: Retrainings) -> None:
         self._sigma = runs.protection.sigma
-        self._gradient_sigma = runs.noise_deviation()
+        self._gradient_sigma = runs.get_noise_deviation()
         self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
 
     def __call__(self, step: Step) -> None:
         """Add a step's log likelihood ratio: of the record's release, and of the noisy sum of
         gradients.
         """
-        if step.record_place < 0:
+        if step.record_position < 0:
             return
         (z_0, sum_0), (z_1, sum_1) = step.worlds
-        self.score_R += _compute_ratio(step.sent[:, step.record_place], z_0, z_1, self._sigma)
+        self.score_R += _compute_ratio(step.sent[:, step.record_position], z_0, z_1, self._sigma)
         self.score_R += _compute_ratio(step.update, sum_0, sum_1, self._gradient_sigma)
 
 
 def _compute_ratio(observed: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor:
-    """Return the log likelihood of mean 1 over that of mean 0 under normal noise."""
+    """Return the log likelihood ratio of `mean_1` over `mean_0` under normal noise, (R,).
+
+    All three are (R, D) or (R, P). `sigma`: standard deviation of the noise.
+    """
     observed = observed.double()
     mean_0 = mean_0.double()
     mean_1 = mean_1.double()
@@ -450,9 +488,10 @@ def _compute_ratio(observed: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: floa
 
 
 def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]:
-    """Return how far the record moves each row of each step, (B, D); 0 for the record itself.
+    """Return the mean change of every released row from world 0 to world 1, (B, D) for each step.
 
-    `pairs`: retrainings of each world.
+    The record's own row has 0. `pairs`: number of pairs of retrainings with the same noise. `seed`:
+    of the noise.
     """
     modules, objective = make_networks()
     runs = Retrainings(
@@ -467,11 +506,11 @@ def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> lis
     directions: list[Tensor] = []
 
     def note_direction(step: Step) -> None:
-        """Note how far the record moves each row of this step, the mean over the pairs."""
-        moved_BD = (step.clean[pairs:] - step.clean[:pairs]).mean(0)
-        if step.record_place >= 0:
-            moved_BD[step.record_place] = 0
-        directions.append(moved_BD)
+        """Keep the mean change of each row of this step over the pairs."""
+        change_BD = (step.clean[pairs:] - step.clean[:pairs]).mean(0)
+        if step.record_position >= 0:
+            change_BD[step.record_position] = 0
+        directions.append(change_BD)
 
     runs.run_training(note_direction)
     return directions
@@ -480,10 +519,15 @@ def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> lis
 def declare_study(
     folder: Path, *, retrainings: int, seed: int = 0, device: torch.device
 ) -> Study[Audited]:
-    """Return the study of all cases, whose results are in audit.json, too.
+    """Return the study of all cases, whose results are also stored in audit.json.
 
-    The bounds of each table of cases hold together at 95 %. `retrainings`, of both worlds together
-    in each case, are even, at least 120; `seed` is that of the noise.
+    The bounds of each table of cases hold together at 95 %.
+
+    Args:
+        folder: of the study.
+        retrainings: number in each case, both worlds together: even, at least 120.
+        seed: of the noise.
+        device: that computes.
     """
     return Study(
         title="Audit: claims of privacy and what retrainings prove",
@@ -508,20 +552,32 @@ def _play_cases(
     jobs: int,
     on_done: OnDone,
 ) -> Audited:
-    """Run one case after another, also for more `jobs`, and write audit.json into `folder`.
+    """Measure all cases one after another, whatever `jobs` is, and write audit.json.
 
-    `retrainings`: how many.
+    `folder`, `retrainings`, `seed`, `device`: as in `declare_study`. `on_done`: is called after
+    each case.
     """
-    retrain = partial(play_case, retrainings=retrainings, device=device)
-    vote = partial(play_vote_case, runs=retrainings // 2)
     trainings = list[Result]()
     votes = list[Result]()
-    tables: Any = ((trainings, CASES, retrain, 100), (votes, VOTE_CASES, vote, 1))
-    for case_results, cases, play, spacing in tables:
-        level = (1 - _CONFIDENCE) / len(cases)
-        for index, case in enumerate(cases.values()):
-            case_results.append(play(case, seed=1000 * seed + spacing * index, level=level))
-            on_done(len(trainings) + len(votes), len(CASES) + len(VOTE_CASES))
+
+    def note_result(results: list[Result], result: Result) -> None:
+        results.append(result)
+        on_done(len(trainings) + len(votes), len(CASES) + len(VOTE_CASES))
+
+    level = (1 - _CONFIDENCE) / len(CASES)
+    for index, case in enumerate(CASES.values()):
+        # A case uses several seeds from its first one on, one for each batch of retrainings.
+        first_seed = 1000 * seed + 100 * index
+        result = play_case(
+            case, retrainings=retrainings, seed=first_seed, level=level, device=device
+        )
+        note_result(trainings, result)
+    level = (1 - _CONFIDENCE) / len(VOTE_CASES)
+    for index, vote_case in enumerate(VOTE_CASES.values()):
+        result = play_vote_case(
+            vote_case, runs=retrainings // 2, seed=1000 * seed + index, level=level
+        )
+        note_result(votes, result)
     document = {
         "confidence": _CONFIDENCE,
         "seed": seed,
@@ -537,17 +593,23 @@ def _play_cases(
 def play_case(
     case: Case, *, retrainings: int, seed: int, level: float, device: torch.device
 ) -> Result:
-    """Retrain, score and bound one case at significance `level`."""
+    """Retrain, score and bound one case.
+
+    Args:
+        case: what is audited.
+        retrainings: number of both worlds together.
+        seed: of the noise of the first batch; later ones have the seeds after it.
+        level: probability that the bound is wrong, at most.
+        device: that computes.
+    """
     began = time.monotonic()
-    task = task_of(case).to(device)
-    moved = (
-        estimate_directions(case, task, pairs=_PAIRS, seed=seed)
-        if case.view == "other rows"
-        else []
-    )
-    scores: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-    batches = math.ceil(retrainings / _TOGETHER)
-    for part in range(batches):
+    task = make_task(case).to(device)
+    directions: list[Tensor] = []
+    if case.view == "other rows":
+        directions = estimate_directions(case, task, pairs=_DIRECTION_PAIRS, seed=seed)
+    scores_by_world: tuple[list[Tensor], list[Tensor]] = ([], [])
+    batches = math.ceil(retrainings / _MAX_TOGETHER)
+    for batch in range(batches):
         modules, objective = make_networks()
         count = 2 * (retrainings // (2 * batches))
         runs = Retrainings(
@@ -556,14 +618,16 @@ def play_case(
             modules=modules,
             objective=objective,
             count=count,
-            seed=seed + 1 + part,
+            seed=seed + 1 + batch,
         )
-        score = OtherRows(runs, moved) if case.view == "other rows" else WhiteBox(runs)
+        score = (
+            OtherRowsScore(runs, directions) if case.view == "other rows" else WhiteBoxScore(runs)
+        )
         runs.run_training(score)
         for world in (0, 1):
-            scores[world].append(score.score_R[runs.world_R == world].cpu())
-    scores_0, scores_1 = (torch.cat(parts).numpy() for parts in scores)
-    evidence = evidence_from(scores_0, scores_1, level=level)
+            scores_by_world[world].append(score.score_R[runs.world_R == world].cpu())
+    scores_0, scores_1 = (torch.cat(parts).numpy() for parts in scores_by_world)
+    evidence = collect_evidence(scores_0, scores_1, level=level)
     count = 2 * len(scores_0)
     result = {
         "view": case.view,

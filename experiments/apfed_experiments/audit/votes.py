@@ -1,10 +1,10 @@
-"""Audits of what votes cost: a person's record at one passive in two worlds, the real mechanisms.
+"""Audits of the privacy of votes: the real mechanisms on a passive's table in two worlds.
 
-Nothing is trained for long here, so every run is played through the code that a passive runs: the
-labeller, the randomised answer, the noisy sum. The auditor knows both worlds and all that is
-public, reads what the claim says may be read, and scores it by its likelihood ratio. Where the
-claim takes noisy weights as read (weights, then the own vote), the auditor reads them: out of the
-votes of people whose features are unit vectors.
+The worlds differ in one person's record. Nothing is trained for long, so every run uses the code
+that a passive runs: the labeller, the randomised answer, the noisy sum. The auditor knows both
+worlds and everything public, observes what the claim covers, and scores it by its likelihood ratio.
+Where the claim assumes that noisy weights are observed (and then the own vote), the auditor
+computes them from the votes of people whose features are unit vectors.
 
 Letters: R runs of one world, U rows, F features, K classes, P numbers of a row of Phi.
 """
@@ -18,7 +18,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_experiments.audit.bounds import DELTA, Claim, Result, epsilon_from, evidence_from
+from apfed_experiments.audit.bounds import (
+    DELTA,
+    Claim,
+    Result,
+    bound_epsilon_by_scores,
+    collect_evidence,
+)
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.labellers import (
@@ -44,23 +50,25 @@ def _derive_key(seed: int, *use: str | int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySum:
-    """A noisy sum: what a passive adds, and the noise of n honest ones.
+    """A noisy sum of votes: one passive's votes and the noise of several honest passives.
 
-    The deviation of each one's noise is that of the fixed point.
+    Attributes:
+        point: fixed-point encoding, with the standard deviation of each passive's noise.
+        honest: number of passives that add noise.
     """
 
     point: FixedPoint
     honest: int
 
-    def open_sums(self, votes_RK: Floats, *, seed: int, world: int) -> Floats:
-        """Open R sums in which the others' votes are 0; reader and colluders can subtract them.
+    def reveal_sums(self, votes_RK: Floats, *, seed: int, world: int) -> Floats:
+        """Return R decrypted sums of one passive's votes, (R, K), in steps of fixed point.
 
-        `world`: 0 or 1, which of the two tables is read.
+        The other passives' votes are 0, since the reader and colluding passives can subtract them.
+
+        `votes_RK`: of the passive. `seed`, `world`: of the noise.
         """
-        opened_RK = self.point.quantise_rows(
-            votes_RK, self._draw_noise(votes_RK.shape, seed, world, 0)
-        )
-        total_RK = opened_RK.astype(np.float64)
+        own_noise_RK = self._draw_noise(votes_RK.shape, seed, world, 0)
+        total_RK = self.point.quantise_rows(votes_RK, own_noise_RK).astype(np.float64)
         for party in range(1, self.honest):
             total_RK += self._draw_noise(votes_RK.shape, seed, world, party)
         return total_RK
@@ -68,17 +76,22 @@ class NoisySum:
     def _draw_noise(
         self, shape: tuple[int, ...], seed: int, world: int, party: int
     ) -> NDArray[np.int64]:
-        """Draw one party's noise, integers in steps of fixed point."""
+        """Return one party's discrete Gaussian noise, integers in steps of fixed point."""
         key = _derive_key(seed, "sum", world, party)
         return discrete_gaussian(key, deviation=self.point.noise, shape=shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTables:
-    """A passive's table (U, F) in two worlds, which differ in the row `person`.
+    """A passive's table in two worlds, which differ in one row.
 
-    `labelled`: rows with a label; `labels`: their labels; `readable`: first of F rows that are unit
-    vectors, or -1.
+    Attributes:
+        features: of world 0 and of world 1, (U, F).
+        labelled, labels: rows with a label, and their labels.
+        classes: K.
+        person: the row in which the worlds differ.
+        readable: first of F consecutive rows that are unit vectors, whose votes reveal the weights;
+            -1: there are none.
     """
 
     features: tuple[Floats, Floats]
@@ -89,24 +102,21 @@ class TwoTables:
     readable: int = -1
 
 
-def people_on_a_line(*, labelled: bool) -> TwoTables:
-    """Return two groups with a label each, far apart, and nine people in the middle.
+def make_people_on_a_line(*, labelled: bool) -> TwoTables:
+    """Return tables of one feature: two groups far apart and nine people in the middle.
 
-    Without a label the person sits between the middle and one group or the other; the middle's
-    graph has no other edge to a group. With a label the person is the only one of class 1, and
-    stands on the right or far on the left, beyond class 0.
+    `labelled`: whether the person in whom the worlds differ has a label. Without one it lies
+    between the middle and either group, and is the only link of a group to the middle in a graph of
+    neighbours. With one it is the only one of class 1, on the right or far on the left.
     """
-    left_side = np.array([-2.0, -2.1, -1.9])
+    left_group = np.array([-2.0, -2.1, -1.9])
     middle = np.linspace(-0.01, 0.01, 9)
-    people = [0.0, *left_side, *-left_side, *middle]
-    worlds = []
-    for position in (1.9, -8.0) if labelled else (-1.0, 1.0):
-        people[0] = position
-        worlds.append(np.array(people)[:, None])
-    known = np.array([1, 0]) if labelled else np.array([1, 4])
+    others = [*left_group, *-left_group, *middle]
+    person_0, person_1 = (1.9, -8.0) if labelled else (-1.0, 1.0)
+    labelled_rows = np.array([1, 0]) if labelled else np.array([1, 4])
     return TwoTables(
-        features=(worlds[0], worlds[1]),
-        labelled=known,
+        features=(np.array([[person_0, *others]]).T, np.array([[person_1, *others]]).T),
+        labelled=labelled_rows,
         labels=np.array([0, 1]),
         classes=2,
         person=0,
@@ -114,8 +124,9 @@ def people_on_a_line(*, labelled: bool) -> TwoTables:
 
 
 def make_labelled_person() -> TwoTables:
-    """Return tables of two labelled people and three unit vectors; the worlds differ in one of the
-    people, who becomes its opposite.
+    """Return tables of two labelled people and three unit vectors.
+
+    In world 1 the features of the first labelled person have the opposite sign.
     """
     world = np.concatenate([np.eye(3)[:2], np.eye(3)])
     other = world.copy()
@@ -130,8 +141,11 @@ def make_labelled_person() -> TwoTables:
     )
 
 
-def one_answer(response: VoteResponse, runs: int, seed: int, world: int) -> Floats:
-    """Score randomised answers to one vote: 1 for world 1's class, -1 for world 0's, else 0."""
+def score_answers(response: VoteResponse, runs: int, seed: int, world: int) -> Floats:
+    """Score `runs` randomised answers to one vote: 1 for class 1, -1 for class 0, else 0.
+
+    The vote is for class `world`.
+    """
     votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))
     answers_R = response.randomise_votes(
         votes_RK, key=_derive_key(seed, "answer", world), about=b"audit"
@@ -139,42 +153,50 @@ def one_answer(response: VoteResponse, runs: int, seed: int, world: int) -> Floa
     return np.asarray((answers_R == 1).astype(np.float64) - (answers_R == 0))
 
 
-def one_vote_in_a_sum(
+def score_sums(
     added: NoisySum, votes: tuple[Floats, Floats], runs: int, seed: int, world: int
 ) -> Floats:
-    """Score noisy sums with one row of votes or another."""
-    opened_RK = added.open_sums(np.tile(votes[world], (runs, 1)), seed=seed, world=world)
-    return np.asarray(opened_RK @ (votes[1] - votes[0]))
+    """Score `runs` noisy sums along the difference of the two worlds' votes.
+
+    `added`: the sum. `votes`: of a passive on one row in each world, (K,).
+    """
+    total_RK = added.reveal_sums(np.tile(votes[world], (runs, 1)), seed=seed, world=world)
+    return np.asarray(total_RK @ (votes[1] - votes[0]))
 
 
-def record_in_answers(
+def score_all_answers(
     labeller: Labeller, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score all randomised answers of a passive by their likelihood ratio.
+    """Score `runs` sets of randomised answers on all rows by their log likelihood ratio.
 
-    `runs`: R. `world`: 0 or 1, which of the two tables is read.
+    `world`: whose table the passive has.
     """
-    votes = [
+    votes_by_world = [
         harden_votes(labeller.label_rows(x_UF, tables.labelled, tables.labels, tables.classes))
         for x_UF in tables.features
     ]
-    repeated_votes = np.tile(votes[world], (runs, 1))
+    repeated_votes = np.tile(votes_by_world[world], (runs, 1))
     answers = response.randomise_votes(
         repeated_votes, key=_derive_key(seed, "answers", world), about=b"audit"
     )
-    chosen = np.eye(tables.classes)[answers].reshape(runs, *votes[0].shape)
-    return np.asarray((chosen * (votes[1] - votes[0])).sum(axis=(1, 2)) * response.epsilon)
+    votes_0_UK, votes_1_UK = votes_by_world
+    answers_RUK = np.eye(tables.classes)[answers].reshape(runs, *votes_0_UK.shape)
+    agreement_R = (answers_RUK * (votes_1_UK - votes_0_UK)).sum(axis=(1, 2))
+    return np.asarray(agreement_R * response.epsilon)
 
 
-Private = Callable[[bytes], PrivateLogistic]
+MakeLabeller = Callable[[bytes], PrivateLogistic]
+"""A function that returns a private labeller with the key of its noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Read:
-    """The readings of a private labeller in one world.
+class _WeightReadings:
+    """What an auditor observes of a private labeller in one world.
 
-    `ratio`: log likelihood of world 1's weights over world 0's (R,); `votes`: the person's hard
-    vote (R, K); `votes_by_world`: that vote under these weights in each world.
+    Attributes:
+        ratio: log likelihood ratio of the noisy weights, world 1 over world 0, (R,).
+        votes: the person's hard vote, (R, K).
+        votes_by_world: the hard vote that these weights would give the person in each world.
     """
 
     ratio: Floats
@@ -183,88 +205,102 @@ class _Read:
 
 
 def _observe_weights(
-    private: Private, tables: TwoTables, runs: int, seed: int, world: int
-) -> _Read:
-    """Label R times under fresh keys; read the weights, in units of the noise, of readable rows.
+    private: MakeLabeller, tables: TwoTables, runs: int, seed: int, world: int
+) -> _WeightReadings:
+    """Fit a private labeller `runs` times and compute its noisy weights from votes on unit vectors.
 
-    `runs`: R. `world`: 0 or 1, which of the two tables is read.
+    Weights are in units of the noise. `private`: makes the labeller. `world`: whose table it fits.
     """
-    readable = slice(tables.readable, tables.readable + tables.features[0].shape[1])
-    known = tables.labelled
+    unit_rows = slice(tables.readable, tables.readable + tables.features[0].shape[1])
+    labelled = tables.labelled
     labels = tables.labels
     votes_RUK = np.stack(
         [
             private(_derive_key(seed, "weights", world, run)).label_rows(
-                tables.features[world], known, labels, tables.classes
+                tables.features[world], labelled, labels, tables.classes
             )
             for run in range(runs)
         ]
     )
-    log_RFK = np.log(votes_RUK[:, readable])
+    # Logits of a unit vector are weights, up to a constant for each row.
+    log_RFK = np.log(votes_RUK[:, unit_rows])
     weights_RFK = log_RFK - log_RFK.mean(axis=2, keepdims=True)
-    # Both worlds' weights without noise, in its units; the auditor computes them himself.
+    # The auditor computes both worlds' weights without noise, in its units.
     clean = private(bytes(32))
-    sigma = clean.compute_sigma(labelled=len(tables.labelled), classes=tables.classes)
-    mean_0, mean_1 = (
-        clean.fit_weights(clean.normalise_rows(x_UF)[known], labels, tables.classes) / sigma
+    sigma = clean.compute_sigma(labelled=len(labelled), classes=tables.classes)
+    mean_0_FK, mean_1_FK = (
+        clean.fit_weights(clean.normalise_rows(x_UF)[labelled], labels, tables.classes) / sigma
         for x_UF in tables.features
     )
-    ratio_R = ((weights_RFK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=(1, 2))
-    answers_0, answers_1 = (
+    middle_FK = (mean_0_FK + mean_1_FK) / 2
+    ratio_R = ((weights_RFK - middle_FK) * (mean_1_FK - mean_0_FK)).sum(axis=(1, 2))
+    vote_0_RK, vote_1_RK = (
         harden_votes(np.exp(np.einsum("f,rfk->rk", x_UF[tables.person], weights_RFK)))
         for x_UF in tables.features
     )
     own_RK = harden_votes(votes_RUK[:, tables.person])
-    return _Read(ratio=ratio_R, votes=own_RK, votes_by_world=(answers_0, answers_1))
+    return _WeightReadings(ratio=ratio_R, votes=own_RK, votes_by_world=(vote_0_RK, vote_1_RK))
 
 
-def record_in_weights(
-    private: Private, tables: TwoTables, runs: int, seed: int, world: int
+def score_weights(
+    private: MakeLabeller, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score the weights only, as other people's votes reveal them."""
+    """Score `runs` noisy weights by their log likelihood ratio, as other people's votes reveal
+    them.
+    """
     return _observe_weights(private, tables, runs, seed, world).ratio
 
 
-def weights_and_answer(
-    private: Private, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
+def score_weights_and_answer(
+    private: MakeLabeller,
+    response: VoteResponse,
+    tables: TwoTables,
+    runs: int,
+    seed: int,
+    world: int,
 ) -> Floats:
-    """Score the weights together with the person's own randomised answer.
-
-    `runs`: R. `world`: 0 or 1, which of the two tables is read.
+    """Score `runs` noisy weights together with the person's own randomised answer, by their log
+    likelihood ratio.
     """
-    read = _observe_weights(private, tables, runs, seed, world)
+    readings = _observe_weights(private, tables, runs, seed, world)
     answers_R = response.randomise_votes(
-        read.votes, key=_derive_key(seed, "own", world), about=b"audit"
+        readings.votes, key=_derive_key(seed, "own", world), about=b"audit"
     )
-    gain_RK = read.votes_by_world[1] - read.votes_by_world[0]
-    return read.ratio + response.epsilon * gain_RK[np.arange(runs), answers_R]
+    vote_0_RK, vote_1_RK = readings.votes_by_world
+    agreement_RK = vote_1_RK - vote_0_RK
+    return readings.ratio + response.epsilon * agreement_RK[np.arange(runs), answers_R]
 
 
-def weights_and_sum(
-    private: Private, added: NoisySum, tables: TwoTables, runs: int, seed: int, world: int
+def score_weights_and_sum(
+    private: MakeLabeller, added: NoisySum, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score the weights together with the sum of hard votes at the person's row.
+    """Score `runs` noisy weights together with the noisy sum of hard votes on the person's row, by
+    their log likelihood ratio.
 
-    `runs`: R. `world`: 0 or 1, which of the two tables is read.
+    `added`: the sum.
     """
-    read = _observe_weights(private, tables, runs, seed, world)
-    opened_RK = added.open_sums(read.votes, seed=seed, world=world)
-    mean_0, mean_1 = (added.point.levels * votes_RK for votes_RK in read.votes_by_world)
+    readings = _observe_weights(private, tables, runs, seed, world)
+    total_RK = added.reveal_sums(readings.votes, seed=seed, world=world)
+    mean_0_RK, mean_1_RK = (added.point.levels * votes_RK for votes_RK in readings.votes_by_world)
     variance = added.honest * added.point.noise**2
-    own_R = ((opened_RK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=1) / variance
-    return np.asarray(read.ratio + own_R)
+    middle_RK = (mean_0_RK + mean_1_RK) / 2
+    own_R = ((total_RK - middle_RK) * (mean_1_RK - mean_0_RK)).sum(axis=1) / variance
+    return np.asarray(readings.ratio + own_R)
 
 
-# What is claimed of votes, case by case, and whether the audit stays under it.
+# Claims on the privacy of votes.
 #
-# Two cases are expected to exceed: they hold the figure of one vote, the labeller held fixed,
-# against a whole record that moves other people's votes.
+# Two cases are expected to exceed their claim: the epsilon of one vote, with the labeller held
+# fixed, is compared with a whole record, which also changes other people's votes.
 
 
 @dataclass(frozen=True, kw_only=True)
 class VoteCase(Claim):
-    """An audit of votes; the claim is an epsilon at `DELTA`; where `gaussian`, the bound on mu
-    counts, too. Scores are of (runs, seed, world).
+    """An audit of votes, whose claim is an epsilon at `DELTA`.
+
+    Attributes:
+        gaussian: whether the mechanism is Gaussian DP, so that the bound on mu counts, too.
+        scores: returns the scores of some runs, given their number, a seed, and the world.
     """
 
     gaussian: bool = False
@@ -272,46 +308,55 @@ class VoteCase(Claim):
 
 
 def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Result:
-    """Run one case `runs` times in each world and bound epsilon at significance `level`."""
+    """Run one case `runs` times in each world and bound its epsilon from below.
+
+    `level`: probability that the bound is wrong, at most; two bounds share it equally.
+    """
     began = time.monotonic()
     scores_0, scores_1 = (case.scores(runs, seed, world) for world in (0, 1))
-    share = level / 2 if case.gaussian else level
-    low = epsilon_from(scores_0, scores_1, delta=DELTA, level=share)
+    bound_level = level / 2 if case.gaussian else level
+    epsilon_low = bound_epsilon_by_scores(scores_0, scores_1, delta=DELTA, level=bound_level)
     if case.gaussian:
-        low = max(low, evidence_from(scores_0, scores_1, level=share).epsilon_low(DELTA))
+        evidence = collect_evidence(scores_0, scores_1, level=bound_level)
+        epsilon_low = max(epsilon_low, evidence.epsilon_low(DELTA))
     result = {
         "delta": DELTA,
         "claim_epsilon": case.claim,
-        "epsilon_low": low,
+        "epsilon_low": epsilon_low,
         "runs": 2 * runs,
         "level": level,
         "seconds": time.monotonic() - began,
     }
-    return Result(case=case, exceeded=low > case.claim, counted=f"{2 * runs} runs", figures=result)
+    return Result(
+        case=case,
+        exceeded=epsilon_low > case.claim,
+        counted=f"{2 * runs} runs",
+        figures=result,
+    )
 
 
 _ANSWER = VoteResponse(epsilon=2.0, classes=3)
-_TWO = VoteResponse(epsilon=1.0, classes=2)
+_TWO_CLASS_ANSWER = VoteResponse(epsilon=1.0, classes=2)
 _HONEST = 2
-_LEVELS = 127
+_STEPS = 127
 _DEVIATION = 127
-_ADDED = NoisySum(
+_NOISY_SUM = NoisySum(
     point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=_DEVIATION), honest=_HONEST
 )
-_SUM = build_vote_release(
-    Logistic(), hard=True, deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3
+_HARD_SUM = build_vote_release(
+    Logistic(), hard=True, deviation=_DEVIATION, honest=_HONEST, steps=_STEPS, classes=3
 )
-_SOFT = build_vote_release(
-    Ridge(), hard=False, deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3
+_SOFT_SUM = build_vote_release(
+    Ridge(), hard=False, deviation=_DEVIATION, honest=_HONEST, steps=_STEPS, classes=3
 )
 _HARD_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]))
 _SIGNED_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([-1.0, 0.0, 0.0]))
-_WEIGHTS = 6.0
+_WEIGHTS_EPSILON = 6.0
 
 
 def _make_labeller(key: bytes) -> PrivateLogistic:
     """Return a private labeller under this key."""
-    return PrivateLogistic(epsilon=_WEIGHTS, delta=DELTA, key=key)
+    return PrivateLogistic(epsilon=_WEIGHTS_EPSILON, delta=DELTA, key=key)
 
 
 _PRIVATE = _make_labeller(bytes(32))
@@ -320,62 +365,69 @@ VOTE_CASES: Mapping[str, VoteCase] = {
         title="one vote under randomised response: its answer",
         says="one vote, labeller held fixed",
         claim=_ANSWER.epsilon,
-        scores=partial(one_answer, _ANSWER),
+        scores=partial(score_answers, _ANSWER),
     ),
     "one vote in a sum": VoteCase(
         title="one hard vote in a sum under discrete noise: the sum",
         says="one vote, labeller held fixed",
-        claim=_SUM.epsilon_of(1, DELTA),
+        claim=_HARD_SUM.epsilon_of(1, DELTA),
         gaussian=True,
-        scores=partial(one_vote_in_a_sum, _ADDED, _HARD_VOTES),
+        scores=partial(score_sums, _NOISY_SUM, _HARD_VOTES),
     ),
     "one signed vote in a sum": VoteCase(
         title="one row of a ridge's votes in a sum under discrete noise: the sum",
         says="one vote, labeller held fixed",
-        claim=_SOFT.epsilon_of(1, DELTA),
+        claim=_SOFT_SUM.epsilon_of(1, DELTA),
         gaussian=True,
-        scores=partial(one_vote_in_a_sum, _ADDED, _SIGNED_VOTES),
+        scores=partial(score_sums, _NOISY_SUM, _SIGNED_VOTES),
     ),
     "inductive, no label": VoteCase(
         title="logistic regression, a record without a label replaced: all answers",
         says="the whole record of a person without a label",
-        claim=table_guarantee(Logistic(), _TWO, delta=DELTA).unlabelled,
-        scores=partial(record_in_answers, Logistic(), _TWO, people_on_a_line(labelled=False)),
+        claim=table_guarantee(Logistic(), _TWO_CLASS_ANSWER, delta=DELTA).unlabelled,
+        scores=partial(
+            score_all_answers, Logistic(), _TWO_CLASS_ANSWER, make_people_on_a_line(labelled=False)
+        ),
     ),
     "transductive, no label": VoteCase(
         title="label spreading, a record without a label replaced: all answers",
         says="one vote, labeller held fixed",
-        claim=_TWO.epsilon,
+        claim=_TWO_CLASS_ANSWER.epsilon,
         exceeded=True,
         scores=partial(
-            record_in_answers, Spreading(neighbours=2), _TWO, people_on_a_line(labelled=False)
+            score_all_answers,
+            Spreading(neighbours=2),
+            _TWO_CLASS_ANSWER,
+            make_people_on_a_line(labelled=False),
         ),
     ),
     "weights as they are": VoteCase(
         title="logistic regression, a labelled record replaced: all answers",
         says="one vote, labeller held fixed",
-        claim=_TWO.epsilon,
+        claim=_TWO_CLASS_ANSWER.epsilon,
         exceeded=True,
-        scores=partial(record_in_answers, Logistic(), _TWO, people_on_a_line(labelled=True)),
+        scores=partial(
+            score_all_answers, Logistic(), _TWO_CLASS_ANSWER, make_people_on_a_line(labelled=True)
+        ),
     ),
     "private weights": VoteCase(
         title="private logistic regression, a labelled record replaced: others' votes, bare",
         says="the weights",
-        claim=gdp_epsilon(gdp_mu(_WEIGHTS, DELTA), DELTA),
+        claim=gdp_epsilon(gdp_mu(_WEIGHTS_EPSILON, DELTA), DELTA),
         gaussian=True,
-        scores=partial(record_in_weights, _make_labeller, make_labelled_person()),
+        scores=partial(score_weights, _make_labeller, make_labelled_person()),
     ),
     "private weights, own answer": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, own answer",
         says="the whole record of a labelled person",
         claim=table_guarantee(_PRIVATE, _ANSWER, delta=DELTA).labelled,
-        scores=partial(weights_and_answer, _make_labeller, _ANSWER, make_labelled_person()),
+        scores=partial(score_weights_and_answer, _make_labeller, _ANSWER, make_labelled_person()),
     ),
     "private weights, own vote in a sum": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, noisy sum",
         says="the whole record of a labelled person",
-        claim=table_guarantee(_PRIVATE, _SUM, delta=DELTA).labelled,
+        claim=table_guarantee(_PRIVATE, _HARD_SUM, delta=DELTA).labelled,
         gaussian=True,
-        scores=partial(weights_and_sum, _make_labeller, _ADDED, make_labelled_person()),
+        scores=partial(score_weights_and_sum, _make_labeller, _NOISY_SUM, make_labelled_person()),
     ),
 }

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from apfed_experiments.columns import export_value, table_of, write_text
+from apfed_experiments.columns import export_value, make_plain_table, write_text
 from apfed_experiments.leaks.integrity import integrity
 from apfed_experiments.leaks.live import (
     Setting,
@@ -94,7 +94,8 @@ def declare_study(names: Sequence[str], store: Path | None = None) -> Study[Play
         folder=None,
         measure=partial(_play_parts, names, store),
         compare=lambda played: [
-            Part(name=name, table=table_of(rows, name)) for name, rows in played.values.items()
+            Part(name=name, table=make_plain_table(rows, name))
+            for name, rows in played.values.items()
         ],
         unit="parts",
     )

@@ -18,7 +18,7 @@ from apfed_experiments.drawing import Picture
 from apfed_experiments.report import contents
 from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
-from apfed_experiments.run_list import ListedRun, State, settings_in
+from apfed_experiments.run_list import ListedRun, State, flatten_settings
 from apfed_experiments.solo import LEFT_OUT
 from apfed_experiments.verdict import VerdictLine, describe_party, describe_run
 from secure_apfed.base.files import write_atomically
@@ -204,7 +204,7 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
             "data": sorted({run.config.data.dataset for run in runs if run.config}),
             "state": sorted({str(run.state) for run in runs}),
         },
-        settings=[{} if run.config is None else settings_in(run.config) for run in runs],
+        settings=[{} if run.config is None else flatten_settings(run.config) for run in runs],
     )
     write_atomically(path, page.encode(), private=True)
     return path

@@ -24,12 +24,12 @@ from apfed_experiments.drawing import (
     OURS,
     STYLE,
     Picture,
-    inches_of,
+    estimate_text_inches,
     set_margins,
 )
 from apfed_experiments.report.run import ReportedRun, load_predictions
 from apfed_experiments.words import attack_title, format_difference, format_key
-from apfed_experiments.worth import CAPTION, draw_worth, interval_of
+from apfed_experiments.worth import CAPTION, draw_worth, make_worth_interval
 from secure_apfed.base.files import own_subfolder
 from secure_apfed.measures.intervals import proportion_interval
 from secure_apfed.measures.table import MEASURES, Measure, calibration_curve
@@ -114,7 +114,7 @@ def _draw_learning(run: ReportedRun) -> Drawn:
             ylabel=rows if measure.share else measure.title,
         )
         last = max(points[-1][0] for points in curves.values())
-        right_margin += inches_of(_label_ends(panels[-1], last, ends, measure))
+        right_margin += estimate_text_inches(_label_ends(panels[-1], last, ends, measure))
         parts.append(f"{measure.title} on rows that no training step saw")
     for axes in panels:
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -138,7 +138,7 @@ def _draw_passive_worth(run: ReportedRun) -> Drawn:
     draw_worth(
         figure,
         [worth.passive for worth in who_helped.passives],
-        [interval_of(worth) for worth in who_helped.passives],
+        [make_worth_interval(worth) for worth in who_helped.passives],
         [worth.wire_bytes for worth in who_helped.passives],
         measure=MEASURES[who_helped.measure],
     )
@@ -254,7 +254,7 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
     below = _UNDER + 0.1
     heights = [len(rows) * row_height for rows in rows_by_metric.values()]
     # Names stand above their rows and not beside them, so that a phone shows the whole picture.
-    width = max(_MIN_WIDTH, inches_of(every_name) + 2 * _ATTACK_SIDE)
+    width = max(_MIN_WIDTH, estimate_text_inches(every_name) + 2 * _ATTACK_SIDE)
     figure = Figure(figsize=(width, _ATTACK_TOP + sum(heights) + below * len(heights)))
     panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (metric, rows) in zip(panels, rows_by_metric.items(), strict=True):
