@@ -13,7 +13,7 @@ from secure_apfed.base.files import to_json
 from secure_apfed.console import terminal
 from secure_apfed.errors import ApfedError
 
-# Of benches, for the help, which loads none of them; a test compares.
+# Names of all benches: the help must not import them; a test compares these with the real ones.
 NAMES = (
     "exchange",
     "ids",
@@ -42,21 +42,22 @@ def bench(
         Path | None, typer.Option(help="Folder for a JSON file of each bench.")
     ] = None,
 ) -> None:
-    """Measure one part against its peers, in turns within one run, or all after another."""
+    """Measure one part, or all one after another; a part and its peers take turns."""
     if name not in (*NAMES, _ALL):
         known = ", ".join((*NAMES, _ALL))
         raise typer.BadParameter(f"no bench is called {name!r}; there are {known}")
-    from apfed_bench.table import run_benches, table_of
+    from apfed_bench.table import make_table, run_benches
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # benches measure unsafe peers too
-    failed = False
+    has_failed = False
     names = NAMES if name == _ALL else (name,)
     for measured in run_benches(names, quick=quick, cases=only, folder=output):
-        failed |= any(row.get("failed") for row in measured["rows"])
+        if any(row.get("failed") for row in measured["rows"]):
+            has_failed = True
         if as_json:
             typer.echo(to_json(measured))
             continue
-        results = table_of(measured)
+        results = make_table(measured)
         terminal.show_rows(results.title, results.header, results.cells)
         for row in measured["rows"]:
             if "reason" in row:
@@ -65,7 +66,7 @@ def bench(
             f"measured on {measured['machine']}; {measured['stolen']:.1%} of its processor time "
             "was stolen"
         )
-    if failed:
+    if has_failed:
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Set intersections at 50 % overlap, beside the library that is fastest.
+"""Set intersections at 50 % overlap, beside the fastest library.
 
 Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ot/N`, both also with
 `-buckets` (as in a session, over sealed links), `vole/N`, `opprf/N` and `spu-rr22/N` for N IDs on
@@ -24,17 +24,17 @@ from apfed_bench.rows import Bench, Group, Row, find_crypten_error, make_row, ru
 
 _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _QUICK = {1_000: 1, 10_000: 1}
-_PATIENCE_S = 1800
+_TIMEOUT_S = 1800
 _ON_CRYPTEN = "circuit-crypten"
-_PEER = "spu-rr22"
+_FASTEST_PEER = "spu-rr22"
 _PEER_PYTHON = "SECURE_APFED_SPU_PYTHON"
-_THEIRS = (_PEER, "openmined")
-_MOST = {"openmined": 100_000, "circuit-ot": 10_000}
-"""The largest size of cases that take long: `circuit-ot` sends 64 KB an ID."""
-_MAX_QUICK = _MOST | {"circuit-ot": 1_000}
+_FOREIGN_CASES = (_FASTEST_PEER, "openmined")
+_MAX_SIZES = {"openmined": 100_000, "circuit-ot": 10_000}
+"""Largest number of IDs of cases that take long: `circuit-ot` sends 64 KB for each ID."""
+_MAX_QUICK_SIZES = _MAX_SIZES | {"circuit-ot": 1_000}
 
-_RIVAL = {
-    **dict.fromkeys(("circuit", "opprf", "vole", "ecdh", "ot"), _PEER),
+_PEER_BY_CASE = {
+    **dict.fromkeys(("circuit", "opprf", "vole", "ecdh", "ot"), _FASTEST_PEER),
     _ON_CRYPTEN: "circuit",
     "circuit-ot": "circuit",
     "opprf-ot": "opprf",
@@ -55,18 +55,18 @@ PSI = Bench(
 
 
 def _list_cases(size: int, *, quick: bool) -> list[str]:
-    """Return the cases that are run with so many IDs."""
-    most = _MAX_QUICK if quick else _MOST
-    return [case for case in psi_case.CASES if size <= most.get(case, size)]
+    """Return the cases that are run with `size` IDs on each side."""
+    max_sizes = _MAX_QUICK_SIZES if quick else _MAX_SIZES
+    return [case for case in psi_case.CASES if size <= max_sizes.get(case, size)]
 
 
 def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """Yield the rows of one size: each wanted case with the case that it is compared with.
+    """Yield the rows of the wanted cases with `size` IDs on each side.
 
-    `repetitions`: how often each case is measured.
+    The cases that they are compared with are run, too. `repetitions`: how often each case is run.
     """
     requested = [case for case in psi_case.CASES if f"{case}/{size}" in wanted]
-    needed = {*requested, *(_RIVAL[case] for case in requested if case in _RIVAL)}
+    needed = {*requested, *(_PEER_BY_CASE[case] for case in requested if case in _PEER_BY_CASE)}
     runs: dict[str, list[Mapping[str, Any]]] = {
         case: [] for case in psi_case.CASES if case in needed
     }
@@ -78,10 +78,10 @@ def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) 
             try:
                 runs[case].append(_run_case(case, size))
             except (RuntimeError, OSError) as error:
-                if case not in _THEIRS:
+                if case not in _FOREIGN_CASES:
                     raise
-                last = str(error).splitlines()[-1]
-                missing[case] = f"{last}; {_PEER_PYTHON} names an interpreter that has it"
+                last_line = str(error).splitlines()[-1]
+                missing[case] = f"{last_line}; {_PEER_PYTHON} names an interpreter that has it"
     medians = {
         case: _compute_medians(case_runs) for case, case_runs in runs.items() if case not in missing
     }
@@ -90,15 +90,15 @@ def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) 
             yield make_row(f"{case}/{size}", reason=missing[case])
             continue
         median = medians[case]
-        rival = _RIVAL.get(case)
-        ratio = median["seconds"] / medians[rival]["seconds"] if rival in medians else None
-        peer = None if rival is None else f"{rival}/{size}"
+        peer_case = _PEER_BY_CASE.get(case)
+        ratio = median["seconds"] / medians[peer_case]["seconds"] if peer_case in medians else None
+        peer = None if peer_case is None else f"{peer_case}/{size}"
         yield {**make_row(f"{case}/{size}", peer=peer, ratio=ratio), **median}
 
 
 def _compute_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the median of each field over the runs, apart from the number of common IDs."""
-    # the lower of two middle ones: bytes stay whole numbers
+    """Return the median over the runs of each field but the number of common IDs."""
+    # median_low, the lower of two middle values, keeps bytes whole numbers.
     return {
         field: statistics.median_low([run[field] for run in runs])
         for field in runs[0]
@@ -107,11 +107,14 @@ def _compute_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _run_case(case: str, size: int) -> Mapping[str, Any]:
-    """Run one case in an interpreter of its own; RuntimeError: it failed, or found other IDs."""
-    is_ours = case not in _THEIRS
+    """Run one case in an interpreter of its own and return its figures.
+
+    Raises RuntimeError: it failed, or found a wrong number of common IDs.
+    """
+    is_ours = case not in _FOREIGN_CASES
     python = sys.executable if is_ours else os.environ.get(_PEER_PYTHON, sys.executable)
     result = run_script(
-        psi_case.__file__, case, size, python=python, ours=is_ours, patience_s=_PATIENCE_S
+        psi_case.__file__, case, size, python=python, is_ours=is_ours, timeout_s=_TIMEOUT_S
     )
     if result["common"] != size - size // 2:
         raise RuntimeError(f"{case}/{size} found {result['common']} IDs, not {size - size // 2}")

@@ -1,21 +1,21 @@
-"""Cost of parties against one process: a training step with messages, and with parties apart.
+"""Cost of parties against one process: a training step with messages, and with separate processes.
 
-`PROTECTED`: one step of APFed-C through sealed envelopes, recorded, one thread, of perceptrons on a
-small table of three parties with ten columns each. Cases `SUM/GUARD/b64` and `/b256`: each sum with
-its clip, under no guard (`open`), a guard of representations, or guard and noise under the sum. The
-peer is a plain torch loop: the same networks, losses and optimisers in one autograd graph and no
-parties. All cases of a batch take turns with it. Cases `release/b64` and `/b256` are of a loop of
-one's own: a `PrivateRelease` of 64 numbers a row, beside a clip and torch's noise, which nobody
-counts and no key makes. Seconds are the processor's.
+`PROTECTED`: one step of APFed-C with sealed envelopes and a transcript, on one thread, of
+perceptrons on a small table of three parties with ten columns each. Cases `SUM/GUARD/b64` and
+`/b256`: each sum with its clip, without a guard (`open`), with a guard of representations, or with
+guard and noise in the sum. The peer is a plain torch loop: the same networks, losses and optimisers
+in one autograd graph without parties. All cases of a batch size take turns with it. Cases
+`release/b64` and `/b256` are of a user's own loop: a `PrivateRelease` of 64 numbers for each row,
+beside a clip and torch's noise, without accounting and secret key. Seconds are the processor's.
 
 `EXCHANGE`: the same without any protection: the plain sum of floats, no clip and no guard. Cases
 `apfed_c/fmnist/2-1/b256`, convolutions on two strips of images, and `mlp/3-10/b64` and `/b256`,
 the perceptrons above.
 
 `TRANSPORT`, cases `local`, `grpc` and `relay` of `/m3/b256`: the same step with three passives and
-every party in a process of its own, one thread each, by how they reach each other: over loopback,
-over gRPC with mutual TLS, proofs of identity and seals end to end, or through a relay. The peer is
-the same step with all in one process.
+every party in a process of its own, one thread each, by transport: sockets over loopback, gRPC with
+mutual TLS, proofs of identity and end-to-end encryption, or a relay. The peer is the same step with
+all parties in one process.
 
 Images are Fashion-MNIST's, or of the same shapes MNIST's where it is not installed.
 """
@@ -75,21 +75,21 @@ from secure_apfed.privacy.release import PrivateRelease
 from secure_apfed.runs.run import WAYS, Way
 from secure_apfed.settings.training import ContrastiveSettings
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _BATCH = 256
-_SENT = 64
+_REPRESENTATION_SIZE = 64
 _PASSIVES = 3
 _PEER = "plain torch loop"
-# Of a table whose rows are released in a loop of one's own.
-_ROWS = 10_000
-_EPOCHS = 50
-_CLIP = 1.0
+# Of the cases `release`: rows of the table, epochs that its epsilon covers, clip of a row.
+_RELEASE_ROWS = 10_000
+_RELEASE_EPOCHS = 50
+_RELEASE_CLIP = 1.0
 
 
 def _make_image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
-    """Return a run of APFed-C on strips of images under the plain sum, and its data.
+    """Return the configuration of APFed-C on strips of images with a plain sum, and its data.
 
-    `views`: how many parties.
+    `name`: of the run. `views`: number of parties. `secure_sum`: further settings of the sum.
 
     Raises DataError: no images are installed.
     """
@@ -109,7 +109,7 @@ def _make_image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Co
     return config, load_data(config.data, seed=0)
 
 
-# Noise as wide as epsilon 8 over an ordinary run asks for; a step's time does not depend on it.
+# Noise of about the size that epsilon 8 needs in an ordinary run; it does not change a step's time.
 _SUM_NOISE = {"noise": {"sigma": 60.0}}
 _OPEN = {"mechanism": "none"}
 _GUARD = {"mechanism": "gaussian", "sigma": 10.0}
@@ -119,7 +119,7 @@ _SUMS: Mapping[str, Mapping[str, Any]] = {
     "bfv+masks": {"scheme": "bfv", "masks": "pairwise"},
     "ckks": {"scheme": "ckks"},
 }
-# settings of the guard, and what they add to those of the sum
+# Settings of the guard, and further settings of the sum.
 _GUARDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "open": (_OPEN, {}),
     "guard": (_GUARD, {}),
@@ -130,9 +130,9 @@ _GUARDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 def _make_table_run(
     batch: int, secure_sum: Mapping[str, Any], guard: Mapping[str, Any] = _OPEN
 ) -> tuple[Config, VerticalData]:
-    """Return a run of APFed-C on a small table of three parties, and its data.
+    """Return the configuration of APFed-C on a small table of three parties, and its data.
 
-    `batch`: rows of a step. `secure_sum`: settings of the sum, and of the guard.
+    `batch`: number of rows of a step. `secure_sum`, `guard`: settings of these sections.
     """
     settings: dict[str, Any] = {
         "name": "bench-exchange-table",
@@ -146,8 +146,8 @@ def _make_table_run(
     return config, load_data(config.data, seed=0)
 
 
-def _open_quietly(config: Config, data: VerticalData) -> Simulation:
-    """Open a session without the warnings that its unsafe settings call for."""
+def _open_without_warnings(config: Config, data: VerticalData) -> Simulation:
+    """Return a simulated session, without the warnings about its unsafe settings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         warnings.simplefilter("ignore", NarrowTableWarning)
@@ -157,7 +157,9 @@ def _open_quietly(config: Config, data: VerticalData) -> Simulation:
 
 
 def _iter_batches(rows: Tensor, size: int = _BATCH) -> Iterator[tuple[int, Tensor]]:
-    """Yield whole batches without end, each with its step."""
+    """Yield step numbers with full batches of `size` rows, in a new random order every epoch,
+    without end.
+    """
     steps = itertools.count()
     for epoch in itertools.count():
         order = shuffle_rows(rows, 0, "bench", epoch)
@@ -165,21 +167,22 @@ def _iter_batches(rows: Tensor, size: int = _BATCH) -> Iterator[tuple[int, Tenso
             yield next(steps), rows_B
 
 
-def _count_turns(quick: bool) -> int:
-    """Return the repetitions of a case."""
+def _count_repetitions(quick: bool) -> int:
+    """Return how often a case of images is measured; faster cases multiply this."""
     return 7 if quick else 31
 
 
 @one_thread()
 def _measure_exchange(case: str, repetitions: int, config: Config, data: VerticalData) -> Row:
-    """Measure a training step, and its ratio to the plain loop's (targets: 1.10; tables 2.5).
+    """Return the row of a training step, with its ratio to the plain loop's.
 
-    `case`: its name in the table. `repetitions`: how often each case is measured.
+    Targets: 1.10 for images, 2.5 for tables. `case`: its name in the table. `repetitions`: how
+    often it is measured.
     """
-    session = _open_quietly(config, data)
+    session = _open_without_warnings(config, data)
     warm_up = 2
     batches = _iter_batches(session.learner.training_rows, config.train.batch_size)
-    before = session.transcript.wire_bytes
+    bytes_before = session.transcript.wire_bytes
     row = compare_calls(
         case,
         lambda: session.train_step(*next(batches)),
@@ -188,40 +191,49 @@ def _measure_exchange(case: str, repetitions: int, config: Config, data: Vertica
         repetitions=repetitions,
         warm_up=warm_up,
     )
-    sent = (session.transcript.wire_bytes - before) // (repetitions + warm_up)
-    return {**row, "bytes": sent}
+    all_bytes = session.transcript.wire_bytes - bytes_before
+    return {**row, "bytes": all_bytes // (repetitions + warm_up)}
 
 
-def _name_protected_cases(batch: int) -> Mapping[str, tuple[str, str]]:
-    """Return the sum and the guard of each case, those first that protect most."""
-    guards = sorted(_GUARDS, reverse=True, key=list(_GUARDS).index)
+def _list_protected_cases(batch: int) -> Mapping[str, tuple[str, str]]:
+    """Return the keys of sum and guard by name of the case, the most protected guard first.
+
+    `batch`: number of rows of a step.
+    """
+    guards = list(_GUARDS)[::-1]
     return {f"{kind}/{guard}/b{batch}": (kind, guard) for kind in _SUMS for guard in guards}
 
 
-def _open_protected(batch: int, kind: str, guard: str) -> Callable[[], object]:
-    """Return one step after the other of a session under this sum and guard."""
+def _make_protected_step(batch: int, kind: str, guard: str) -> Callable[[], object]:
+    """Return a function that runs the next training step of a session with this sum and guard.
+
+    `batch`: number of rows of a step. `kind`: key of `_SUMS`. `guard`: key of `_GUARDS`.
+    """
     guard_settings, sum_settings = _GUARDS[guard]
     config, data = _make_table_run(batch, {**_SUMS[kind], **sum_settings}, guard_settings)
-    session = _open_quietly(config, data)
+    session = _open_without_warnings(config, data)
     batches = _iter_batches(session.learner.training_rows, batch)
     return lambda: session.train_step(*next(batches))
 
 
 @one_thread()
 def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) -> Iterator[Row]:
-    """Measure steps in turns (targets under masks: with a guard 2.5 at a batch of 64, with noise
-    4.0, and 2.2 at 256).
+    """Yield the rows of training steps under protection, with their ratio to the plain loop's.
 
-    `wanted`: names of cases. `repetitions`: how often each case is measured.
+    All wanted cases and the plain loop take turns. Targets with masks at a batch of 64: 2.5 with a
+    guard, 4.0 with noise, too; at 256: 2.2.
+
+    Args:
+        wanted: names of cases with this batch size.
+        batch: number of rows of a step.
+        repetitions: how often each case is measured.
     """
-    cases = _name_protected_cases(batch)
+    cases = _list_protected_cases(batch)
     steps: dict[str, Callable[[], object]] = {
-        case: _open_protected(batch, *cases[case]) for case in wanted
+        case: _make_protected_step(batch, *cases[case]) for case in wanted
     }
-    plain = _make_plain_step(*_make_table_run(batch, {"scheme": "plain", "clip": None}))
-    seconds = interleave(
-        {**steps, _PEER: plain}, repetitions=repetitions, warm_up=3, clock=time.process_time
-    )
+    steps[_PEER] = _make_plain_step(*_make_table_run(batch, {"scheme": "plain", "clip": None}))
+    seconds = interleave(steps, repetitions=repetitions, warm_up=3, clock=time.process_time)
     for case in wanted:
         yield make_row(
             case,
@@ -234,18 +246,21 @@ def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) ->
 
 @one_thread()
 def _measure_release(case: str, batch: int, repetitions: int) -> Row:
-    """Measure the release of one batch, and its ratio to a clip and torch's noise (target: 5).
+    """Return the row of the release of one batch, with its ratio to a clip and torch's noise.
 
-    `case`: its name in the table. `repetitions`: how often each case is measured.
+    Target: 5. `case`: its name in the table. `batch`: number of rows. `repetitions`: how often it
+    is measured.
     """
-    guard = PrivateRelease(clip=_CLIP, epsilon=8.0, delta=1e-5, epochs=_EPOCHS, rows=_ROWS)
-    h_BD = torch.randn(batch, _SENT, requires_grad=True)
-    batches = _iter_batches(torch.arange(_ROWS), batch)
+    guard = PrivateRelease(
+        clip=_RELEASE_CLIP, epsilon=8.0, delta=1e-5, epochs=_RELEASE_EPOCHS, rows=_RELEASE_ROWS
+    )
+    h_BD = torch.randn(batch, _REPRESENTATION_SIZE, requires_grad=True)
+    batches = _iter_batches(torch.arange(_RELEASE_ROWS), batch)
 
     def clip_and_noise() -> Tensor:
-        """Clip each row and add torch's noise, without an account: the peer."""
+        """Clip each row and add torch's noise, without accounting: the peer."""
         norm_B1 = torch.linalg.vector_norm(h_BD, dim=1, keepdim=True)
-        clipped_BD = h_BD * (_CLIP / norm_B1).clamp(max=1.0)
+        clipped_BD = h_BD * (_RELEASE_CLIP / norm_B1).clamp(max=1.0)
         noisy_BD: Tensor = clipped_BD + guard.sigma * torch.randn_like(clipped_BD)
         return noisy_BD
 
@@ -264,14 +279,14 @@ PROTECTED = Bench(
     groups=lambda quick: [
         *(
             Group(
-                tuple(_name_protected_cases(batch)),
-                partial(_measure_protected, batch=batch, repetitions=3 * _count_turns(quick)),
+                tuple(_list_protected_cases(batch)),
+                partial(_measure_protected, batch=batch, repetitions=3 * _count_repetitions(quick)),
             )
             for batch in (64, 256)
         ),
         *(
             make_single_group(
-                f"release/b{batch}", _measure_release, batch, 30 * _count_turns(quick)
+                f"release/b{batch}", _measure_release, batch, 30 * _count_repetitions(quick)
             )
             for batch in (64, 256)
         ),
@@ -285,7 +300,7 @@ EXCHANGE = Bench(
         make_single_group(
             "apfed_c/fmnist/2-1/b256",
             lambda case: _measure_exchange(
-                case, _count_turns(quick), *_make_image_run("bench-exchange", clip=None)
+                case, _count_repetitions(quick), *_make_image_run("bench-exchange", clip=None)
             ),
         ),
         *(
@@ -293,7 +308,7 @@ EXCHANGE = Bench(
                 f"mlp/3-10/b{batch}",
                 lambda case, batch=batch: _measure_exchange(
                     case,
-                    10 * _count_turns(quick),
+                    10 * _count_repetitions(quick),
                     *_make_table_run(batch, {"scheme": "plain", "clip": None}),
                 ),
             )
@@ -305,18 +320,26 @@ EXCHANGE = Bench(
 
 
 def _make_plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
-    """Return a step with the same arithmetic as one graph, Eq. (8): no parties, no messages."""
+    """Return a function that runs one training step of APFed-C as one autograd graph, Eq. (8).
+
+    It has the networks, losses and optimisers of a session, but no parties and no messages; it
+    returns the task loss.
+    """
     active = data.active
     model = config.model
     shape = tuple(active.features.shape[1:])
     family = family_for(model, shape)
     encoder = family.make_encoder(shape, model)
-    encoded = output_shape(encoder, shape)
-    head = family.make_head(math.prod(encoded), len(data.classes), model)
-    networks = ActiveNetworks(encoder, head, projection_to(_SENT, encoded))
+    encoded_shape = output_shape(encoder, shape)
+    head = family.make_head(math.prod(encoded_shape), len(data.classes), model)
+    projection = projection_to(_REPRESENTATION_SIZE, encoded_shape)
+    networks = ActiveNetworks(encoder, head, projection)
     objectives = [
         Contrastive(
-            ContrastiveSettings(), representation=(_SENT,), features=passive.shape, model=model
+            ContrastiveSettings(),
+            representation=(_REPRESENTATION_SIZE,),
+            features=passive.shape,
+            model=model,
         )
         for passive in data.passives
     ]
@@ -326,6 +349,7 @@ def _make_plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     def order_features(passive: PartyTable) -> Tensor:
         """Return a passive's features in the order of the active's rows."""
         row_by_id = {identity: row for row, identity in enumerate(passive.ids)}
+        # A person whom the passive does not know gets its first row: only the time counts here.
         return passive.features[[row_by_id.get(identity, 0) for identity in active.ids]]
 
     passive_pairs = list(zip(objectives, map(order_features, data.passives), strict=True))
@@ -339,35 +363,39 @@ def _make_plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
         for descent in descents:
             descent.zero_grad()
         scores_BK, z_BD = networks(active.features[rows_B])
-        task = F.cross_entropy(scores_BK, labels_N[rows_B])
-        helped = [objective(z_BD, features_N[rows_B]) for objective, features_N in passive_pairs]
-        torch.stack([task, *helped]).sum().backward()
+        task_loss = F.cross_entropy(scores_BK, labels_N[rows_B])
+        passive_losses = [
+            objective(z_BD, features_N[rows_B]) for objective, features_N in passive_pairs
+        ]
+        torch.stack([task_loss, *passive_losses]).sum().backward()
         for descent in descents:
             descent.step()
-        return task.item()
+        return task_loss.item()
 
     return run_step
 
 
 @one_thread()
-def _measure_apart(case: str, way: Way, repetitions: int) -> Row:
-    """Measure a training step with parties apart, and its ratio to one process's (targets: 1.3,
-    over gRPC 1.5).
+def _measure_transport(case: str, way: Way, repetitions: int) -> Row:
+    """Return the row of a training step with every party in a process of its own, with its ratio to
+    one process's.
 
-    `case`: its name in the table. `repetitions`: how often each case is measured.
+    Targets: 1.3, over gRPC 1.5. `case`: its name in the table. `way`: of transport. `repetitions`:
+    how often it is measured.
     """
     config, data = _make_image_run("bench-transport", clip=None, views=_PASSIVES + 1)
     with _start_parties(config, data, way=way) as (active_session, learner):
-        session = _open_quietly(config, data)
-        batches, others = (_iter_batches(end.training_rows) for end in (learner, session.learner))
+        session = _open_without_warnings(config, data)
+        batches = _iter_batches(learner.training_rows)
+        peer_batches = _iter_batches(session.learner.training_rows)
         return compare_calls(
             case,
             lambda: run_script(
                 learner.train_step(active_session.links, *next(batches)),
                 active_session.transport,
-                timeout_s=_PATIENCE_S,
+                timeout_s=_TIMEOUT_S,
             ),
-            lambda: session.train_step(*next(others)),
+            lambda: session.train_step(*next(peer_batches)),
             peer="memory",
             repetitions=repetitions,
             warm_up=2,
@@ -377,7 +405,7 @@ def _measure_apart(case: str, way: Way, repetitions: int) -> Row:
 TRANSPORT = Bench(
     groups=lambda quick: [
         make_single_group(
-            f"{name}/m{_PASSIVES}/b{_BATCH}", _measure_apart, way, _count_turns(quick)
+            f"{name}/m{_PASSIVES}/b{_BATCH}", _measure_transport, way, _count_repetitions(quick)
         )
         for name, way in WAYS.items()
     ],
@@ -389,11 +417,14 @@ TRANSPORT = Bench(
 def _start_parties(
     config: Config, data: VerticalData, *, way: Way
 ) -> Iterator[tuple[ConnectedParty, ActiveRole]]:
-    """Yield a session that is set up: its active here, each other party in its own process."""
+    """Yield the active of a session in this process; each other party has a process of its own.
+
+    When the block ends, the session is ended for all. `way`: of transport.
+    """
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder)
         make_private(path)
-        files = dict(prepare_parties(config, path, data=data, timeout_s=_PATIENCE_S, way=way))
+        files = dict(prepare_parties(config, path, data=data, timeout_s=_TIMEOUT_S, way=way))
         stack.enter_context(run_relay(files.values()))
         active = PartyFile.from_file(files.pop(data.active.name))
         for file in files.values():
@@ -405,7 +436,7 @@ def _start_parties(
             METHODS[config.method.name],
             session=new_session(),
         )
-        entered, learner = run_script(script, active_session.transport, timeout_s=_PATIENCE_S)
+        entered, learner = run_script(script, active_session.transport, timeout_s=_TIMEOUT_S)
         yield active_session, learner
         end_all(active_session.links, list(entered.contract.list_names("passive")), 0)
         end_all(active_session.links, list(entered.contract.list_names("aggregator")), 0)
@@ -414,7 +445,7 @@ def _start_parties(
 
 @contextmanager
 def _start_party(file: Path) -> Iterator[None]:
-    """Run a party in a process of its own while the block runs."""
+    """Run the party of a settings file in a process of its own; await its end after the block."""
     command = [sys.executable, "-m", "secure_apfed.cli", "party", "--config", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(  # noqa: S603 - this very program
@@ -422,6 +453,6 @@ def _start_party(file: Path) -> Iterator[None]:
     ) as process:
         try:
             yield
-            process.wait(_PATIENCE_S)
+            process.wait(_TIMEOUT_S)
         finally:
             process.kill()

@@ -1,4 +1,4 @@
-"""Benchmark of one intersection: a script that `apfed_bench.apart` runs in its own interpreter.
+"""Benchmark of one private set intersection: a script that `apfed_bench.apart` runs as a process.
 
 Takes a case and a size, and prints one JSON object: `seconds` from a CSV file of IDs to the rows
 that both have, reading, encoding and the dealer's part included, as the peer's are;
@@ -30,23 +30,25 @@ from pathlib import Path
 from typing import Any, cast
 
 Measured = dict[str, Any]
+# Of two parties with IDs the hub is the one that learns which rows are common; a dealer, where a
+# protocol has one, provides correlated randomness.
 _PARTIES = ("hub", "member", "dealer")
-# how the figures of several parties become one
-_GATHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
+# How the figures of several parties are merged.
+_MERGE_BY_FIELD: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("bytes", "peak_memory", "dealt_bytes"), sum),
     **dict.fromkeys(("seconds", "processor_seconds", "common", "floor_seconds"), max),
 }
 _WITHOUT_DEALER = ("circuit_ot", "ecdh", "opprf_ot", "ot")
-_SAMPLE = 20_000
-_PATIENCE_S = 1500
-_PIECE = 2**16
-_FALSE_POSITIVES = 1e-9
+_SAMPLE_CALLS = 20_000
+_TIMEOUT_S = 1500
+_ROWS_WRITTEN_TOGETHER = 2**16
+_FALSE_POSITIVE_RATE = 1e-9
 
 
 def peak_memory() -> int:
-    """Return the peak resident bytes of this process.
+    """Return the peak resident memory of this process in bytes.
 
-    The figure ru_maxrss would count what its parent held.
+    It is read from /proc where possible, since ru_maxrss includes memory of the parent process.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -56,56 +58,67 @@ def peak_memory() -> int:
 
 
 def _make_ids(me: str, size: int) -> list[bytes]:
-    """Return the set of one party, which shares one half with the other's; nobody holds both."""
-    first = {"hub": 0, "member": size // 2}
-    return [b"person %d" % k for k in range(first[me], first[me] + size)] if me in first else []
+    """Return the IDs of a party: hub and member have half of theirs in common, a dealer none."""
+    if me not in ("hub", "member"):
+        return []
+    first = 0 if me == "hub" else size // 2
+    return [b"person %d" % number for number in range(first, first + size)]
 
 
 def _estimate_floor_seconds(size: int) -> float:
-    """Estimate from a sample how long X25519's multiplications take a party, for both sets."""
+    """Estimate the seconds of one party's X25519 multiplications: one for each ID of both sets.
+
+    `size`: number of IDs of a set. A sample of the multiplications is timed.
+    """
     from nacl.bindings import crypto_scalarmult
 
     scalar = os.urandom(32)
     points = [bytes([k + 9]) + bytes(31) for k in range(100)]
     calls = 2 * size
-    sample = min(calls, _SAMPLE)
+    sample = min(calls, _SAMPLE_CALLS)
     began = time.perf_counter()
     for call in range(sample):
         crypto_scalarmult(scalar, points[call % len(points)])
     return (time.perf_counter() - began) * calls / sample
 
 
-def _run_parties(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> Measured:
-    """Play each party in a process of its own; gather what they send to their last argument.
+def _run_parties(
+    run_party: Callable[..., None], arguments: Mapping[str, tuple[Any, ...]]
+) -> Measured:
+    """Run each party in a process of its own and return their merged figures.
 
-    `parties`: arguments of each party's function.
+    Args:
+        run_party: runs one party and sends its figures through its last argument, a connection.
+        arguments: other arguments of `run_party` by name of the party.
+
+    Raises RuntimeError: a party ended without figures.
     """
     context = multiprocessing.get_context("spawn")
-    name_by_end = {}
+    name_by_inbox = {}
     results = list[Measured]()
-    for name, args in parties.items():
+    for name, party_arguments in arguments.items():
         inbox, report = context.Pipe(duplex=False)
-        context.Process(target=play, args=(*args, report), daemon=True).start()
+        context.Process(target=run_party, args=(*party_arguments, report), daemon=True).start()
         report.close()
-        name_by_end[inbox] = name
-    while name_by_end:
-        for inbox in cast(list[Connection], wait(list(name_by_end))):
-            name = name_by_end.pop(inbox)
+        name_by_inbox[inbox] = name
+    while name_by_inbox:
+        for inbox in cast(list[Connection], wait(list(name_by_inbox))):
+            name = name_by_inbox.pop(inbox)
             try:
                 results.append(inbox.recv())
             except EOFError:
                 raise RuntimeError(f"{name} ended without a result") from None
     return {
-        field: gather(result[field] for result in results)
-        for field, gather in _GATHER.items()
+        field: merge(result[field] for result in results)
+        for field, merge in _MERGE_BY_FIELD.items()
         if field in results[0]
     }
 
 
-def _meet_parties(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]]:
-    """Wait until all parties are up; return what waits for the next message of any.
+def _await_parties(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]]:
+    """Wait until all parties have started; return a function that receives the next message.
 
-    `ends`: connection to each party.
+    `ends`: connection to each other party.
     """
     for end in ends.values():
         end.send_bytes(b"up")
@@ -113,13 +126,12 @@ def _meet_parties(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str
         end.recv_bytes()
     name_by_end = {end: name for name, end in ends.items()}
 
-    def receive_next(patience_s: float) -> tuple[str, bytes]:
-        """Return the name of the next party that sends, and its message. Raises TimeoutError: none
-        did.
+    def receive_next(timeout_s: float) -> tuple[str, bytes]:
+        """Return the sender and the body of the next message of any party.
 
-        `patience_s`: seconds.
+        Raises TimeoutError: no message came within this number of seconds.
         """
-        ready = cast(list[Connection], wait(list(name_by_end), patience_s))
+        ready = cast(list[Connection], wait(list(name_by_end), timeout_s))
         if not ready:
             raise TimeoutError("the other parties sent nothing")
         return name_by_end[ready[0]], ready[0].recv_bytes()
@@ -127,7 +139,7 @@ def _meet_parties(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str
     return receive_next
 
 
-def _run_party(
+def _run_pipe_party(
     me: str,
     protocol: str,
     folder: str,
@@ -135,10 +147,15 @@ def _run_party(
     ends: Mapping[str, Connection],
     report: Connection,
 ) -> None:
-    """Play one party from its file to its result, once all are up, and report what it took and
-    sent.
+    """Run one party from its file to its result, once all parties have started, and report figures.
 
-    `protocol`: name of the intersection. `ends`: connection to each party.
+    Args:
+        me: name of the party, which is also its role.
+        protocol: name of the intersection.
+        folder: with the CSV files of IDs.
+        size: number of IDs of a set.
+        ends: connection to each other party.
+        report: through which figures are sent.
     """
     from pyarrow import csv
 
@@ -154,7 +171,7 @@ def _run_party(
         load_crypten()
     agreement = IntersectionAgreement(session="bench", dealer="dealer")
     backend: Any = SET_INTERSECTIONS[protocol](agreement, threads=1)
-    receive = _meet_parties(ends)
+    receive = _await_parties(ends)
     began = time.perf_counter()
     processor_began = time.process_time()
     sent = list[int]()
@@ -171,13 +188,13 @@ def _run_party(
         "member": lambda: backend.make_member("member", "hub", ids),
         "dealer": lambda: backend.make_dealer("hub", ["member"]),
     }[me]()
-    take_part(role, send=send_body, receive=receive, patience_s=_PATIENCE_S)
+    take_part(role, send=send_body, receive=receive, patience_s=_TIMEOUT_S)
     result = {
         "seconds": time.perf_counter() - began,
         "processor_seconds": time.process_time() - processor_began,
         "bytes": sum(sent),
     }
-    if protocol in ("vole", "opprf"):  # correlations know no ID, and are counted apart
+    if protocol in ("vole", "opprf"):  # a dealer's correlations depend on no ID: counted separately
         dealt_bytes = result["bytes"] if me == "dealer" else 0
         result |= {"bytes": result["bytes"] - dealt_bytes, "dealt_bytes": dealt_bytes}
     result |= {"peak_memory": peak_memory(), "common": len(role.rows) if me == "hub" else 0}
@@ -186,10 +203,10 @@ def _run_party(
     report.send(result)
 
 
-def _run_ours(protocol: str, size: int) -> Measured:
-    """Run each party as a process of its own with one thread, over sockets of this machine.
+def _run_over_pipes(protocol: str, size: int) -> Measured:
+    """Run one of our intersections, each party as a process with one thread, over pipes.
 
-    `protocol`: name of the intersection.
+    `protocol`: name of the intersection. `size`: number of IDs of a set.
     """
     parties = _PARTIES[: 2 if protocol in _WITHOUT_DEALER else 3]
     ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
@@ -199,7 +216,7 @@ def _run_ours(protocol: str, size: int) -> Measured:
         for name in _PARTIES[:2]:
             _write_csv(Path(folder) / f"{name}.csv", name, size)
         return _run_parties(
-            _run_party, {name: (name, protocol, folder, size, ends[name]) for name in parties}
+            _run_pipe_party, {name: (name, protocol, folder, size, ends[name]) for name in parties}
         )
 
 
@@ -208,10 +225,10 @@ def _write_csv(path: Path, party: str, size: int) -> None:
     path.write_bytes(b"\n".join((b"id", *_make_ids(party, size), b"")))
 
 
-def _write_ids(path: Path, first: int, size: int) -> None:
-    """Write IDs beside a column that nobody reads, in no order of theirs; a piece at a time.
+def _write_parquet(path: Path, first: int, size: int) -> None:
+    """Write a Parquet file of consecutive IDs and a column that is not read, in pieces.
 
-    `first`: number of the first ID.
+    `first`: number of the first ID. `size`: number of IDs.
     """
     import numpy as np
     import pyarrow as pa
@@ -219,23 +236,26 @@ def _write_ids(path: Path, first: int, size: int) -> None:
 
     schema = pa.schema([("id", pa.string()), ("amount", pa.float64())])
     with ParquetWriter(path, schema) as file:
-        for start in range(first, first + size, _PIECE):
-            end = min(start + _PIECE, first + size)
+        for start in range(first, first + size, _ROWS_WRITTEN_TOGETHER):
+            end = min(start + _ROWS_WRITTEN_TOGETHER, first + size)
             names = [f"person {k}" for k in range(start, end)]
             amounts = np.random.default_rng(start).random(end - start)
             file.write_table(pa.table({"id": names, "amount": amounts}, schema))
 
 
-def _seal_link(me: str, peer: str, meeting: Connection, links: Any) -> None:
-    """Agree on keys of the link, as a session does after its contract."""
+def _encrypt_link(me: str, peer: str, key_exchange: Connection, links: Any) -> None:
+    """Agree on keys with the peer and encrypt the link from now on, as a session does.
+
+    `key_exchange`: connection for the messages of the key agreement. `links`: of this party.
+    """
     from apfed_protocols.seal import SealedLink, fresh_run_key
 
     key = fresh_run_key()
     seal = SealedLink(me=me, peer=peer, run_key=key, contract_hash=bytes(32))
-    meeting.send_bytes(key.public)
-    meeting.send_bytes(seal.hello)
-    public = meeting.recv_bytes()
-    seal.agree(public, meeting.recv_bytes())
+    key_exchange.send_bytes(key.public)
+    key_exchange.send_bytes(seal.hello)
+    public = key_exchange.recv_bytes()
+    seal.agree(public, key_exchange.recv_bytes())
     links.seal("bench", {peer: seal})
 
 
@@ -245,12 +265,19 @@ def _run_bucket_party(
     folder: str,
     size: int,
     own_socket: socket.socket,
-    meeting: Connection,
+    key_exchange: Connection,
     report: Connection,
 ) -> None:
-    """Play one party in buckets, from its file to its rows, and report it.
+    """Run one party of an intersection in buckets, as in a session, and report figures.
 
-    `protocol`: name of the intersection.
+    Args:
+        me: name of the party, which is also its role.
+        protocol: name of the intersection.
+        folder: with the Parquet files of IDs.
+        size: number of IDs of a set.
+        own_socket: link to the peer.
+        key_exchange: connection for the key agreement.
+        report: through which figures are sent.
     """
     from secure_apfed.alignment import IdFile
     from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_alignment
@@ -265,7 +292,7 @@ def _run_bucket_party(
     connection.trust_peer()
     transport = LinkTransport(me, {peer: lambda: connection}, patience_s=60, meet_s=60)
     links = Links(me, [peer], transport.send_frame, lambda _, wire_bytes: sent.append(wire_bytes))
-    _seal_link(me, peer, meeting, links)
+    _encrypt_link(me, peer, key_exchange, links)
     links.signs.set_limits({peer: signs_of_alignment(size, 1)})
     settings = AlignmentSettings(protocol=protocol, threads=1, maximum_ids=size)
     store = Path(folder) / me
@@ -286,20 +313,21 @@ def _run_bucket_party(
 
 
 def _run_buckets(protocol: str, size: int) -> Measured:
-    """Run two processes on sealed links; a minute of silence ends it.
+    """Run an intersection in buckets between two processes over encrypted sockets.
 
-    `protocol`: name of the intersection.
+    It ends after a minute without a message. `protocol`: name of the intersection. `size`: number
+    of IDs of a set.
     """
     parties = ("hub", "member")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sockets = (socket.create_connection(listener.getsockname()), listener.accept()[0])
-    meetings = multiprocessing.Pipe()
+    key_exchanges = multiprocessing.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         for party, first in zip(parties, (0, size // 2), strict=True):
-            _write_ids(Path(folder) / f"{party}.parquet", first, size)
+            _write_parquet(Path(folder) / f"{party}.parquet", first, size)
         jobs = {
-            party: (party, protocol, folder, size, near, meeting)
-            for party, near, meeting in zip(parties, sockets, meetings, strict=True)
+            party: (party, protocol, folder, size, own_socket, key_exchange)
+            for party, own_socket, key_exchange in zip(parties, sockets, key_exchanges, strict=True)
         }
         return _run_parties(_run_bucket_party, jobs)
 
@@ -307,15 +335,20 @@ def _run_buckets(protocol: str, size: int) -> Measured:
 def _run_spu_party(
     rank: int, folder: str, protocol: str, addresses: list[str], report: Connection
 ) -> None:
-    """Run one party of spu's intersection and report seconds, common IDs and memory.
+    """Run one party of spu's intersection and report figures.
 
-    `rank`: 0 or 1. `protocol`: name of the intersection.
+    Args:
+        rank: 0 or 1; the first party receives the result.
+        folder: with the CSV files of IDs.
+        protocol: spu's name of the intersection.
+        addresses: of both parties.
+        report: through which figures are sent.
     """
     from spu import libspu, psi
 
     description = libspu.link.Desc()
-    for place, address in enumerate(addresses):
-        description.add_party(f"party {place}", address)
+    for party, address in enumerate(addresses):
+        description.add_party(f"party {party}", address)
     link = libspu.link.create_brpc(description, rank)
     config = psi.PsiExecuteConfig(
         protocol_conf=psi.PsiProtocolConfig(
@@ -339,9 +372,9 @@ def _run_spu_party(
 
 
 def _run_spu(protocol: str, size: int) -> Measured:
-    """Run two processes over the loopback; spu does not report bytes.
+    """Run spu's intersection between two processes over loopback; it does not report bytes.
 
-    `protocol`: name of the intersection.
+    `protocol`: spu's name of the intersection. `size`: number of IDs of a set.
     """
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
@@ -355,14 +388,17 @@ def _run_spu(protocol: str, size: int) -> Measured:
 
 
 def _run_openmined_psi(_protocol: str, size: int) -> Measured:
-    """Run client and server in turn in this process, as the library's example does."""
+    """Run openmined-psi's client and server in turns in this process, as its example does.
+
+    `size`: number of IDs of a set.
+    """
     from private_set_intersection import python as psi
 
     hub, member = ([name.decode() for name in _make_ids(me, size)] for me in ("hub", "member"))
     began = time.perf_counter()
     client = psi.client.CreateWithNewKey(True)
     server = psi.server.CreateWithNewKey(True)
-    setup = server.CreateSetupMessage(_FALSE_POSITIVES, size, member, psi.DataStructure.GCS)
+    setup = server.CreateSetupMessage(_FALSE_POSITIVE_RATE, size, member, psi.DataStructure.GCS)
     request = client.CreateRequest(hub)
     response = server.ProcessRequest(request)
     common = len(client.GetIntersection(setup, response))
@@ -372,23 +408,23 @@ def _run_openmined_psi(_protocol: str, size: int) -> Measured:
 
 
 CASES: Mapping[str, tuple[Callable[..., Measured], str]] = {
-    "circuit": (_run_ours, "circuit"),
-    "circuit-crypten": (_run_ours, "circuit_crypten"),
-    "circuit-ot": (_run_ours, "circuit_ot"),
-    "ecdh": (_run_ours, "ecdh"),
+    "circuit": (_run_over_pipes, "circuit"),
+    "circuit-crypten": (_run_over_pipes, "circuit_crypten"),
+    "circuit-ot": (_run_over_pipes, "circuit_ot"),
+    "ecdh": (_run_over_pipes, "ecdh"),
     "ecdh-buckets": (_run_buckets, "ecdh"),
-    "ot": (_run_ours, "ot"),
+    "ot": (_run_over_pipes, "ot"),
     "ot-buckets": (_run_buckets, "ot"),
-    "vole": (_run_ours, "vole"),
-    "opprf": (_run_ours, "opprf"),
-    "opprf-ot": (_run_ours, "opprf_ot"),
+    "vole": (_run_over_pipes, "vole"),
+    "opprf": (_run_over_pipes, "opprf"),
+    "opprf-ot": (_run_over_pipes, "opprf_ot"),
     "spu-rr22": (_run_spu, "RR22"),
     "openmined": (_run_openmined_psi, "ECDH"),
 }
 
 
 def main(case: str, size: int) -> None:
-    """Run one case and print what it took."""
+    """Run one case with `size` IDs on each side and print its figures as JSON."""
     run, protocol = CASES[case]
     print(json.dumps(run(protocol, size)))
 

@@ -1,9 +1,10 @@
-"""The one form of every benchmark: cases that are named before they are measured.
+"""The common form of all benches: cases that are named before they are measured.
 
-A bench is a list of groups: cases that one function measures in turns, so that a drift of the
-machine's speed meets them alike. It declares them without measuring anything, so that one row can
-be had without the others. Seconds are medians over repetitions unless a bench says otherwise. A
-peer that cannot be had is a row without seconds, with the reason.
+A bench is a list of groups; the cases of a group are measured in turns by one function, so that a
+change of the machine's speed affects them alike. A bench declares its cases without measuring
+anything, so that one row can be measured without the others. Seconds are medians over repetitions
+unless a bench says otherwise. A peer that is not installed is a row without seconds, with the
+reason.
 """
 
 import json
@@ -33,10 +34,15 @@ def make_row(
     sent: int | None = None,
     **more: Any,
 ) -> Row:
-    """Return one line of a table: a case and its median seconds.
+    """Return the row of a case.
 
-    Seconds are None where they could not be measured. `peer` is what `ratio` is against; `sent` are
-    bytes on the wire, where that means something; `more` are further fields.
+    Args:
+        case: its name in the table.
+        seconds: median over the repetitions; None: not measured.
+        peer: name of the case or library that it is compared with.
+        ratio: of the two, as the bench defines it.
+        sent: bytes on the wire; None: nothing is sent.
+        more: further fields.
     """
     return {"case": case, "seconds": seconds, "peer": peer, "ratio": ratio, "bytes": sent, **more}
 
@@ -45,8 +51,10 @@ def make_row(
 class Group:
     """A group of cases that are measured together.
 
-    `measure` goes from the names that are wanted to their rows, and measures these, what they are
-    compared with, and nothing else.
+    Attributes:
+        cases: their names.
+        measure: takes the names of the wanted cases and returns their rows; it measures these, the
+            cases that they are compared with, and nothing else.
     """
 
     cases: Sequence[str]
@@ -55,10 +63,13 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A bench of groups, by whether to be quick (stay under 30 seconds).
+    """A bench.
 
-    Making the groups measures nothing. `ratio` says what that of its rows is; `fields` are further
-    ones that are published.
+    Attributes:
+        groups: returns its groups without measuring anything; True: of a quick version, under 30
+            seconds.
+        ratio: what the field `ratio` of its rows is, for people.
+        fields: further fields of its rows that are published.
     """
 
     groups: Callable[[bool], Sequence[Group]]
@@ -67,7 +78,10 @@ class Bench:
 
 
 def make_single_group(case: str, measure: Callable[..., Row], *arguments: Any) -> Group:
-    """Return the group of one case, whose row `measure` makes of its name and these arguments."""
+    """Return the group of one case.
+
+    `measure`: takes the case's name and these arguments, and returns its row.
+    """
     return Group((case,), lambda _: [measure(case, *arguments)])
 
 
@@ -78,12 +92,11 @@ def interleave(
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Run all cases in turn, several times; return the seconds of each by case.
+    """Run all cases in turn, several times; return the seconds of each repetition by case.
 
-    By `time.process_time` they are the processor's, whatever else the machine does.
-
-    `repetitions`: how often each case is measured. `warm_up`: calls before the measured ones.
-    `clock`: returns seconds.
+    `repetitions`: how often each case is measured. `warm_up`: number of calls before the measured
+    ones. `clock`: returns seconds; with `time.process_time`, those of the processor, which other
+    processes do not change.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for repetition in range(-warm_up, repetitions):
@@ -106,10 +119,14 @@ def compare_calls(
     clock: Callable[[], float] = time.perf_counter,
     **more: Any,
 ) -> Row:
-    """Measure a call and its peer's in turns; return the row.
+    """Measure a call and its peer's in turns; return the row of the call.
 
-    `case`: its name in the table. `ours`: the call; `theirs`: the peer's. `repetitions`: how often
-    each case is measured. `warm_up`: calls before the measured ones. `clock`: returns seconds.
+    Args:
+        case: its name in the table.
+        ours, theirs: the call, and the peer's.
+        peer: name of the peer.
+        repetitions, warm_up, clock: as in `interleave`.
+        more: further fields of the row.
     """
     calls = {"ours": ours, "peer": theirs}
     seconds = interleave(calls, repetitions=repetitions, warm_up=warm_up, clock=clock)
@@ -127,28 +144,32 @@ def run_script(
     script: str,
     *arguments: object,
     python: str = sys.executable,
-    ours: bool = True,
-    patience_s: float,
+    is_ours: bool = True,
+    timeout_s: float,
 ) -> Mapping[str, Any]:
-    """Run a script of a bench and return what it prints last, read as JSON.
+    """Run a script of a bench and return its last line of output, parsed as JSON.
 
-    If `ours`, it finds what this process finds. Raises RuntimeError: the end of what it complained
-    of.
+    Args:
+        script: path.
+        arguments: of the script.
+        python: interpreter.
+        is_ours: whether the script imports this project, from where this process does.
+        timeout_s: seconds after which it is ended.
 
-    `python`: interpreter; `patience_s`: seconds until it is ended.
+    Raises RuntimeError: the script failed; the message ends with its error output.
     """
     environment = dict(os.environ)
-    if ours:
+    if is_ours:
         environment["PYTHONPATH"] = os.pathsep.join(
-            str(Path(place).resolve()) for place in sys.path
+            str(Path(folder).resolve()) for folder in sys.path
         )
-    # the interpreter is the user's own choice, the script is ours
+    # the interpreter is the user's own choice, the script is is_ours
     process = subprocess.run(  # noqa: S603
         [python, script, *map(str, arguments)],
         capture_output=True,
         text=True,
         env=environment,
-        timeout=patience_s,
+        timeout=timeout_s,
         check=False,
     )
     if process.returncode:
@@ -158,23 +179,28 @@ def run_script(
 
 
 def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    """Return the median over the repetitions of ours / theirs, turn by turn.
+    """Return the median over the repetitions of ours / theirs; repetitions with 0 are left out.
 
-    Raises as `divide_seconds`.
+    Raises as `divide_seconds`, if all have 0.
     """
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True) if a and b]
+    ratios = [own / other for own, other in zip(ours, theirs, strict=True) if own and other]
     return statistics.median(ratios) if ratios else divide_seconds(0.0, 0.0)
 
 
 def divide_seconds(ours: float, theirs: float) -> float:
-    """Divide seconds by seconds; RuntimeError: the clock stood still, as coarse ones do."""
+    """Return a ratio of seconds.
+
+    Raises RuntimeError: `theirs` is 0, since the clock was too coarse.
+    """
     if not theirs:
         raise RuntimeError("the clock did not move while a turn was measured; measure again")
     return ours / theirs
 
 
-def clock_step() -> float:
-    """Measure the clock's least step in seconds: many milliseconds on some virtual machines."""
+def measure_clock_step() -> float:
+    """Return the clock's least step in seconds, which is many milliseconds on some virtual
+    machines.
+    """
     steps = []
     for _ in range(5):
         began = now = time.perf_counter()
@@ -185,7 +211,7 @@ def clock_step() -> float:
 
 
 def find_crypten_error() -> str:
-    """Return why CrypTen does not load here; empty if it loads."""
+    """Return why CrypTen cannot be loaded; empty if it can."""
     try:
         load_crypten()
     except LocalProtocolError as error:

@@ -26,10 +26,10 @@ from apfed_bench.rows import (
     Bench,
     Group,
     Row,
-    clock_step,
     divide_seconds,
     find_crypten_error,
     make_row,
+    measure_clock_step,
 )
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import UnsafeChoiceWarning
@@ -50,19 +50,26 @@ CASES: Mapping[str, str] = {
     "plain": "plain",
 }
 _SHAPES: Mapping[int, Shape] = {3: (64, 16), 4: (128, 256), 50: (256, 64)}  # by how many contribute
-_TURN = 0.01
-_FINE = 1e-4
-_STEPS = 50
+_TURN_S = 0.01  # a turn lasts at least so long
+_FINE_CLOCK_S = 1e-4  # a clock with smaller steps can measure a single run
+_CLOCK_STEPS = 50  # with a coarser clock a turn lasts so many of its steps
 _TUTORIAL = "tutorial"
 
 
 class OurPath:
-    """A sum of the table with all its checks; `run` returns its seconds."""
+    """One of our secure sums with all its checks.
+
+    Attributes:
+        contribution_bytes: that one contributor sent in the last run.
+    """
 
     contribution_bytes: int
 
     def __init__(self, name: str, values: Values) -> None:
-        """Make all roles of a sum of these contributions and run their set-up."""
+        """Make all roles of a sum and run their set-up.
+
+        `name`: key of `CASES`. `values`: contribution of each passive.
+        """
         self._values = values
         agreement = SumAgreement(
             session="bench",
@@ -74,20 +81,18 @@ class OurPath:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
             kind = SECURE_SUMS[CASES[name]]
-            described = kind(agreement, allow_single_reader=not kind.needs_all)
-        self._rounds = described.rounds
-        self._receiver = described.make_receiver()
-        self._combiner = described.make_combiner()
-        self._contributors = {me: described.make_contributor(me) for me in agreement.contributors}
+            sum_scheme = kind(agreement, allow_single_reader=not kind.needs_all)
+        self._rounds = sum_scheme.rounds
+        self._receiver = sum_scheme.make_receiver()
+        self._combiner = sum_scheme.make_combiner()
+        self._contributors = {me: sum_scheme.make_contributor(me) for me in agreement.contributors}
         roles = {agreement.receiver: self._receiver, agreement.combiner: self._combiner}
         converse({**roles, **self._contributors})
         self._shape = (values[0].shape[0], values[0].shape[1])
         self._steps = itertools.count()
 
     def run(self) -> float:
-        """Run one step of all roles and return its seconds; note the bytes that one contributor
-        sent.
-        """
+        """Run one step of all roles and return its seconds."""
         binding = StepBinding(
             session="bench", step=next(self._steps), rows=bytes(32), message=bytes(32)
         )
@@ -107,7 +112,11 @@ class OurPath:
 
 
 class TutorialPath:
-    """A path through CKKS as tutorials of TenSEAL show it: one vector, whose warning is hidden."""
+    """A sum under CKKS as TenSEAL's tutorials show it, with each contribution as one vector.
+
+    Attributes:
+        contribution_bytes: that one contributor sent in the last run.
+    """
 
     contribution_bytes: int
 
@@ -121,7 +130,7 @@ class TutorialPath:
 
     def run(self) -> float:
         """Encrypt, add and decrypt all contributions and return the seconds."""
-        with redirect_stdout(StringIO()):
+        with redirect_stdout(StringIO()):  # TenSEAL prints a warning
             began = time.perf_counter()
             sent = [
                 ts.ckks_vector(self._context, values.reshape(-1).tolist()).serialize()
@@ -141,9 +150,10 @@ _NAMES = (*CASES, _TUTORIAL)
 
 
 def _measure_sums(passives: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """Yield the rows that are wanted; without CrypTen the sum that needs it gives the reason.
+    """Yield the rows of the wanted cases of sums with so many passives.
 
-    `repetitions`: how often each case is measured.
+    A case that needs CrypTen, where that is missing, is a row with the reason. `repetitions`: how
+    often each case is measured.
     """
     case_by_name = {name: f"{name}/m{passives}" for name in _NAMES}
     chosen = {name: case for name, case in case_by_name.items() if case in wanted}
@@ -168,23 +178,25 @@ BENCH = Bench(
 
 
 def _compare_with_tutorial(
-    passives: int, repetitions: int, case_of: Mapping[str, str]
+    passives: int, repetitions: int, case_by_name: Mapping[str, str]
 ) -> Iterator[Row]:
-    """Yield a row for each sum, its fastest time against that of the tutorial, taken in turns.
+    """Yield a row for each sum: its fastest time, against that of the tutorial; they take turns.
 
-    `repetitions`: how often each case is measured. `case_of`: name of the case by sum.
+    `repetitions`: how often each case is measured. `case_by_name`: name of the row by that of the
+    sum.
     """
     shape = _SHAPES[passives]
     values = _draw_gradients(shape, passives)
-    our_paths = {name: OurPath(name, values) for name in case_of if name != _TUTORIAL}
+    our_paths = {name: OurPath(name, values) for name in case_by_name if name != _TUTORIAL}
     paths: dict[str, OurPath | TutorialPath] = {**our_paths, _TUTORIAL: TutorialPath(values)}
     seconds: dict[str, list[float]] = {name: [] for name in paths}
     for repetition in range(-1, repetitions):
+        is_warm_up = repetition < 0
         for name, path in paths.items():
             turn_seconds = _time_turn(path)
-            if repetition >= 0:
+            if not is_warm_up:
                 seconds[name].append(turn_seconds)
-    for name, case in case_of.items():
+    for name, case in case_by_name.items():
         sent = paths[name].contribution_bytes
         yield make_row(
             case,
@@ -197,21 +209,23 @@ def _compare_with_tutorial(
 
 
 def _time_turn(path: OurPath | TutorialPath) -> float:
-    """Return the seconds of the fastest run of a turn.
+    """Run a path for the length of a turn, at least once; return the seconds of its fastest run.
 
-    Short paths run several times, so that caches are warm. Where the clock moves too coarsely to
-    tell one run, they run longer, and the mean stands for all.
+    If the clock is too coarse to measure a single run, the turn is longer, and the mean of its runs
+    is returned.
     """
-    enough = _TURN if (coarse := clock_step()) < _FINE else _STEPS * coarse
+    clock_step_s = measure_clock_step()
+    is_fine = clock_step_s < _FINE_CLOCK_S
+    turn_s = _TURN_S if is_fine else _CLOCK_STEPS * clock_step_s
     runs: list[float] = []
     began = time.perf_counter()
-    while not runs or time.perf_counter() - began < enough:
+    while not runs or time.perf_counter() - began < turn_s:
         runs.append(path.run())
-    return min(runs) if enough == _TURN else sum(runs) / len(runs)
+    return min(runs) if is_fine else sum(runs) / len(runs)
 
 
 def _draw_gradients(shape: Shape, passives: int) -> Values:
-    """Draw gradients of about a tenth of the clip bound."""
+    """Return a random gradient for each passive, with row norms of about a tenth of the clip."""
     rng = np.random.default_rng(0)
     scale = 0.1 / shape[1] ** 0.5
     return [

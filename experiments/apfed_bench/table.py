@@ -1,9 +1,9 @@
-"""All benches in one form: `python -m apfed_bench NAME [--only CASES] [--json] [--quick]`.
+"""All benches by name: `python -m apfed_bench NAME [--only CASES] [--json] [--quick]`.
 
-A new bench is a `Bench` and one line in the table. One is run, or all after another into a folder:
-a case that fails is a row with the reason, as one whose peer is missing, and ends no other.
-docs/performance.md shows what such a folder holds: `python docs/site_pages.py` puts there what
-`format_bench` makes of each file.
+A new bench is a `Bench` and one line in the table. One bench is run, or all one after another. A
+case that fails, or whose peer is missing, is a row with the reason; other cases are run all the
+same. docs/performance.md shows a folder of results: `python docs/site_pages.py` inserts there the
+tables that `format_bench` makes of its files.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from apfed_bench import apart, parties, secure_sum, tables, user
-from apfed_bench.rows import Bench, Group, Row, clock_step, make_row
+from apfed_bench.rows import Bench, Group, Row, make_row, measure_clock_step
 from apfed_experiments.columns import Column, Table, write_text
 from apfed_experiments.machine import describe_machine
 from secure_apfed.base.files import to_json
@@ -36,13 +36,13 @@ BENCHES: Mapping[str, Bench] = {
     "user": user.USER,
 }
 Measured: TypeAlias = dict[str, Any]
-"""Rows of a bench and what they were measured on: one JSON object."""
-_Chosen: TypeAlias = Sequence[tuple[Group, Sequence[str]]]
+"""Rows of a bench and the machine that they were measured on: one JSON object."""
+_ChosenGroups: TypeAlias = Sequence[tuple[Group, Sequence[str]]]
 
-_HEADS = {"peer_seconds": "the peer's seconds"}
-_COARSE_S = 1e-4
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_FIELD_TITLES = {"peer_seconds": "the peer's seconds"}
+_COARSE_CLOCK_S = 1e-4
+_TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_SIZE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def run_benches(
@@ -52,16 +52,19 @@ def run_benches(
     cases: str = "*",
     folder: Path | None = None,
 ) -> Iterator[Measured]:
-    """Run the benches of these names after one another, those that have cases like the glob.
+    """Run benches one after another and yield the results of each when it ends.
 
-    Others are not measured, unless a wanted one is compared with them; `folder` gets NAME.json of
-    each bench when it ends. ConfigError: `cases` names no case of any.
+    Args:
+        names: of the benches.
+        quick: whether only small cases are measured.
+        cases: glob of the cases that are measured, with those that they are compared with; benches
+            without such a case are left out.
+        folder: where NAME.json of each bench is stored; None: nothing is stored.
 
-    `quick`: measure small cases alone.
+    Raises ConfigError: `cases` matches no case.
     """
-    chosen = {
-        name: picked for name in names if (picked := _pick_cases(BENCHES[name], quick, cases))
-    }
+    groups_by_bench = {name: _pick_cases(BENCHES[name], quick, cases) for name in names}
+    chosen = {name: groups for name, groups in groups_by_bench.items() if groups}
     if not chosen:
         case_names = [
             case for name in names for group in BENCHES[name].groups(quick) for case in group.cases
@@ -80,8 +83,8 @@ def run_benches(
         yield measured
 
 
-def _pick_cases(bench: Bench, quick: bool, cases: str) -> _Chosen:
-    """Return the groups that have cases like the glob, with these cases."""
+def _pick_cases(bench: Bench, quick: bool, cases: str) -> _ChosenGroups:
+    """Return the groups with cases that match the glob, each with these cases."""
     matches = (
         (group, [case for case in group.cases if fnmatchcase(case, cases)])
         for group in bench.groups(quick)
@@ -89,42 +92,49 @@ def _pick_cases(bench: Bench, quick: bool, cases: str) -> _Chosen:
     return [(group, names) for group, names in matches if names]
 
 
-def _measure_bench(name: str, chosen: _Chosen, quick: bool, cases: str) -> Measured:
-    """Return the rows of the chosen cases, and the state of the machine while they were
-    measured.
+def _measure_bench(name: str, chosen: _ChosenGroups, quick: bool, cases: str) -> Measured:
+    """Return the rows of the chosen cases, and the state of the machine while they were measured.
 
-    `quick`: measure small cases alone.
+    `name`: of the bench. `quick`, `cases`: as in `run_benches`.
     """
-    head = {"bench": name, "quick": quick, "cases": cases, "machine": describe_machine()}
-    began = datetime.now(UTC).date().isoformat()
-    before = _count_ticks()
+    date = datetime.now(UTC).date().isoformat()
+    steal_before, total_before = _read_steal_time()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    first = clock_step()
+    clock_step_before = measure_clock_step()
     rows = [row for group, names in chosen for row in _measure_rows(group, names)]
-    step = max(first, clock_step())
-    stolen, passed = (current - past for current, past in zip(_count_ticks(), before, strict=True))
-    share = round(stolen / passed if passed else 0.0, 4)
-    return {**head, "date": began, "load": load, "stolen": share, "clock_step": step, "rows": rows}
+    steal_after, total_after = _read_steal_time()
+    total = total_after - total_before
+    steal_share = (steal_after - steal_before) / total if total else 0.0
+    return {
+        "bench": name,
+        "quick": quick,
+        "cases": cases,
+        "machine": describe_machine(),
+        "date": date,
+        "load": load,
+        "stolen": round(steal_share, 4),
+        "clock_step": max(clock_step_before, measure_clock_step()),
+        "rows": rows,
+    }
 
 
-def _count_ticks() -> tuple[int, int]:
-    """Read the processor time that the host gave to others, and all.
+def _read_steal_time() -> tuple[int, int]:
+    """Return the steal time and the total time of all processors since the system started.
 
-    Both are 0 where the system does not tell.
+    Steal time is what the host of a virtual machine gave to others. Both are in clock ticks, from
+    the first line of /proc/stat: "cpu user nice system idle iowait irq softirq steal ...". They are
+    0 on systems without it.
     """
     try:
-        line = Path("/proc/stat").read_text("ascii").splitlines()[0]
-        ticks = [int(part) for part in line.split()[1:9]]
-        return ticks[-1], sum(ticks)
+        all_processors = Path("/proc/stat").read_text("ascii").splitlines()[0]
+        times = [int(field) for field in all_processors.split()[1:9]]
+        return times[-1], sum(times)
     except (OSError, ValueError, IndexError):
         return 0, 0
 
 
 def _measure_rows(group: Group, names: Sequence[str]) -> list[Row]:
-    """Return one row for each of these cases; the reason in its place where measuring failed.
-
-    `names`: of the cases.
-    """
+    """Return one row for each of these cases; a case that failed has the reason in its row."""
     row_by_case: dict[str, Row] = {}
     reason = "its bench made no row of it"
     try:
@@ -137,7 +147,7 @@ def _measure_rows(group: Group, names: Sequence[str]) -> list[Row]:
 
 
 def load_measurement(path: Path) -> Measured:
-    """Read what a bench measured. Raises DataError: the file is not what a bench wrote."""
+    """Return the results that a bench stored. Raises DataError: the file holds something else."""
     try:
         measured: Measured = json.loads(path.read_bytes())
         format_bench(measured)
@@ -150,53 +160,56 @@ def load_measurement(path: Path) -> Measured:
 
 
 def format_bench(measured: Measured, only: str = "*") -> str:
-    """Return a bench's table, the machine it was measured on, and why rows are missing.
+    """Return, as Markdown, the measuring machine, the bench's table, and why rows are missing.
 
-    `only`: glob of cases.
+    `only`: glob of the cases that are shown.
     """
     machine = measured["machine"]
     step = measured["clock_step"]
-    rows = [line for line in measured["rows"] if fnmatchcase(line["case"], only)]
+    rows = [row for row in measured["rows"] if fnmatchcase(row["case"], only)]
     cases = measured["cases"] if only == "*" else only
     missing: dict[str, list[str]] = {}
-    for line in rows:
-        if "reason" in line:
-            reason = " ".join(line["reason"].split()).replace("<", "&lt;")
-            missing.setdefault(reason, []).append(f"`{line['case']}`")
+    for row in rows:
+        if "reason" in row:
+            reason = " ".join(row["reason"].split()).replace("<", "&lt;")
+            missing.setdefault(reason, []).append(f"`{row['case']}`")
     pattern = "" if cases == "*" else f", cases `{cases}`"
     load = "" if measured["load"] is None else f", load {measured['load']:.1f} when it began"
-    clock = f" The clock moved by {_format_unit(_SECONDS, step)}." if step > _COARSE_S else ""
+    clock = ""
+    if step > _COARSE_CLOCK_S:
+        clock = f" The clock moved by {_format_unit(_TIME_UNITS, step)}."
     heading = (
         f"{measured['date']}{', quick' if measured['quick'] else ''}{pattern}: "
         f"{machine['processor']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}{load}, "
         f"{measured['stolen']:.1%} stolen. "
         f"*Ratio*: {BENCHES[measured['bench']].ratio}.{clock}"
     )
-    table = table_of({**measured, "rows": rows})
+    table = make_table({**measured, "rows": rows})
     reasons = [
-        f"Not measured: {', '.join(skipped)}: {reason}" for reason, skipped in missing.items()
+        f"Not measured: {', '.join(missing_cases)}: {reason}"
+        for reason, missing_cases in missing.items()
     ]
     tables = [table.format_markdown().rstrip()] if table.rows else []
     return "\n\n".join([heading, *tables, *reasons])
 
 
-def table_of(measured: Measured) -> Table:
-    """Return a bench's table, without what was not measured and empty columns."""
-    rows = [line for line in measured["rows"] if "reason" not in line]
+def make_table(measured: Measured) -> Table:
+    """Return a bench's table, without rows that were not measured and without empty columns."""
+    rows = [row for row in measured["rows"] if "reason" not in row]
     fields = ("case", "seconds", "peer", "ratio", "bytes", *BENCHES[measured["bench"]].fields)
-    filled = [name for name in fields if any(line.get(name) is not None for line in rows)]
+    filled = [name for name in fields if any(row.get(name) is not None for row in rows)]
     return Table([_make_column(name) for name in filled], rows, f"bench {measured['bench']}")
 
 
 def _make_column(name: str) -> Column:
-    """Return a field's column, with the unit that the field's name implies."""
-    title = _HEADS.get(name, name.removesuffix("_seconds").replace("_", " "))
+    """Return the column of a field, in the unit that the end of its name implies."""
+    title = _FIELD_TITLES.get(name, name.removesuffix("_seconds").replace("_", " "))
     if name == "case":
         return Column(name=name, title=title, form="`{}`".format)
     if name.endswith("seconds"):
-        return Column(name=name, title=title, form=partial(_format_unit, _SECONDS))
+        return Column(name=name, title=title, form=partial(_format_unit, _TIME_UNITS))
     if name.endswith(("bytes", "memory")):
-        return Column(name=name, title=title, form=partial(_format_unit, _BYTES))
+        return Column(name=name, title=title, form=partial(_format_unit, _SIZE_UNITS))
     return Column(name=name, title=title, form=_format_number)
 
 
@@ -206,7 +219,11 @@ def _format_number(value: object) -> str:
 
 
 def _format_unit(scales: Sequence[tuple[float, str]], value: float) -> str:
-    """Return a value in the unit in which it is 1 or more, with three digits."""
+    """Return a value with three digits in the largest unit in which it is at least 1.
+
+    `scales`: size and name of each unit, the largest first.
+    """
     factor, name = next((scale for scale in scales if value >= scale[0]), scales[-1])
-    digits = 0 if name == "B" else max(0, 3 - len(str(int(value / factor))))
-    return f"{value / factor:.{digits}f} {name}"
+    whole_digits = len(str(int(value / factor)))
+    decimals = 0 if name == "B" else max(0, 3 - whole_digits)
+    return f"{value / factor:.{decimals}f} {name}"

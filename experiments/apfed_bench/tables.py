@@ -22,25 +22,25 @@ from apfed_bench.rows import Bench, Group, Row, make_row, run_script
 
 _QUICK = {20_000: ("memory", "mapped")}
 _SIZES = {1_000_000: ("memory", "mapped"), 10_000_000: ("mapped",)}
-_ROWS = 500_000  # that are written together
-_PATIENCE_S = 3600.0
-_NUMBERS = 4
-_KINDS = np.array(["red", "green", "blue"])
+_ROWS_WRITTEN_TOGETHER = 500_000
+_TIMEOUT_S = 3600.0
+_NUMBER_COLUMNS = 4
+_CATEGORIES = np.array(["red", "green", "blue"])
 
 
 def write_table(path: Path, rows: int) -> None:
-    """Write a table of random people, whose label follows from their numbers and chance."""
+    """Write a Parquet table of random people, whose label depends on their numbers and chance."""
     draw = np.random.default_rng(0)
     writer: parquet.ParquetWriter | None = None
-    for first in range(0, rows, _ROWS):
-        count = min(_ROWS, rows - first)
-        numbers_NF = draw.normal(size=(count, _NUMBERS))
+    for first in range(0, rows, _ROWS_WRITTEN_TOGETHER):
+        count = min(_ROWS_WRITTEN_TOGETHER, rows - first)
+        numbers_NF = draw.normal(size=(count, _NUMBER_COLUMNS))
         is_positive = numbers_NF.sum(1) + draw.normal(size=count) > 0
         people = compute.cast(pyarrow.array(np.arange(first, first + count)), pyarrow.string())
         columns: dict[str, Any] = {
             "id": compute.binary_join_element_wise("person", people, "-"),
-            **{f"number {place}": numbers_NF[:, place] for place in range(_NUMBERS)},
-            "kind": _KINDS[draw.integers(0, len(_KINDS), count)],
+            **{f"number {column}": numbers_NF[:, column] for column in range(_NUMBER_COLUMNS)},
+            "kind": _CATEGORIES[draw.integers(0, len(_CATEGORIES), count)],
             "label": np.where(is_positive, "yes", "no"),
         }
         table = pyarrow.table(columns)
@@ -51,7 +51,11 @@ def write_table(path: Path, rows: int) -> None:
 
 
 def measure_reading(path: Path, memory_map: str) -> dict[str, float]:
-    """Read the table; return processor seconds, and the peak memory of this process in bytes."""
+    """Read the table as the active's; return processor seconds and this process's peak memory.
+
+    `memory_map`: the setting of this name, "never" or "always". Memory is in bytes: at the end, and
+    after the imports.
+    """
     from secure_apfed.base.phases import peak_memory
     from secure_apfed.data import load_own_tables
     from secure_apfed.settings.data import DataSettings
@@ -75,23 +79,28 @@ def measure_reading(path: Path, memory_map: str) -> dict[str, float]:
 
 
 def compare_readings(size: int, kinds: Collection[str], wanted: Collection[str]) -> Iterator[Row]:
-    """Yield the rows of one size; both ways read the same file."""
+    """Yield the rows of the wanted cases of tables with `size` rows; all read the same file.
+
+    `kinds`: "memory" and "mapped", as far as there are such cases; the latter is compared with the
+    former.
+    """
+    is_mapped_wanted = f"mapped/{size}" in wanted
     needed = [
         kind
         for kind in kinds
-        if f"{kind}/{size}" in wanted or (kind == "memory" and f"mapped/{size}" in wanted)
+        if f"{kind}/{size}" in wanted or (kind == "memory" and is_mapped_wanted)
     ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bank.parquet"
         write_table(path, size)
         measured: dict[str, Mapping[str, Any]] = {
-            kind: run_script(__file__, path, kind, patience_s=_PATIENCE_S) for kind in needed
+            kind: run_script(__file__, path, kind, timeout_s=_TIMEOUT_S) for kind in needed
         }
-    for kind, found in measured.items():
+    for kind, figures in measured.items():
         peer = f"memory/{size}" if kind == "mapped" and "memory" in measured else None
-        ratio = found["seconds"] / measured["memory"]["seconds"] if peer else None
+        ratio = figures["seconds"] / measured["memory"]["seconds"] if peer else None
         if f"{kind}/{size}" in wanted:
-            yield {**make_row(f"{kind}/{size}", peer=peer, ratio=ratio), **found}
+            yield {**make_row(f"{kind}/{size}", peer=peer, ratio=ratio), **figures}
 
 
 TABLES = Bench(
@@ -106,5 +115,5 @@ TABLES = Bench(
 
 if __name__ == "__main__":
     _, file, kind = sys.argv
-    way = {"memory": "never", "mapped": "always"}[kind]
-    print(json.dumps(measure_reading(Path(file), way)))
+    memory_map = {"memory": "never", "mapped": "always"}[kind]
+    print(json.dumps(measure_reading(Path(file), memory_map)))

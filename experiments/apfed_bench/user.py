@@ -47,16 +47,16 @@ _QUICK = (1_000,)
 _FORMATS = ("csv", "parquet")
 _PARTIES = ("active", "bank", "shop")
 _COLUMNS = 20
-_PATIENCE_S = 3600
-_NOTABLE_S = 1.0
-_STARTS = ("help", "plan", "predict", "run")
-_FEW = 178
+_TIMEOUT_S = 3600
+_SHORTEST_PHASE_S = 1.0
+_COMMANDS = ("help", "plan", "predict", "run")
+_START_ROWS = 178
 _PHASES: tuple[PhaseName, ...] = ("start", "read", "align", "train", "baselines", "report")
-_OPEN: Mapping[str, Any] = {
+_UNENCRYPTED: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "masks": "pairwise"},
     "guard": {"mechanism": "none"},
 }
-# What a run of each says besides, and of its data.
+# Further settings of a run of each method, and of its data.
 _METHODS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "apfed_c": ({}, {}),
     "votes": ({"model": {"network": "random_features"}}, {"labelled": 200}),
@@ -64,18 +64,16 @@ _METHODS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 
 
 def _write_tables(folder: Path, rows: int, form: str) -> float:
-    """Write the parties' files, each in an order of its own.
+    """Write the tables of all parties, each in a random order of its own.
 
-    Returns the seconds that pandas takes to read them.
-
-    `form`: file format of the tables, csv or parquet.
+    `form`: file format of the tables, csv or parquet. Returns the seconds that pandas takes to read
+    them all.
     """
     rng = np.random.default_rng(0)
     seconds = 0.0
     hidden = rng.normal(size=(rows, 4))
-    label = (hidden[:, 0] + 0.5 * hidden[:, 1] * hidden[:, 2] + rng.normal(size=rows) > 0).astype(
-        int
-    )
+    score = hidden[:, 0] + 0.5 * hidden[:, 1] * hidden[:, 2] + rng.normal(size=rows)
+    label = (score > 0).astype(int)
     ids = np.array([f"person-{row:07d}" for row in range(rows)])
     for party in _PARTIES:
         values = hidden @ rng.normal(size=(4, _COLUMNS)) + rng.normal(size=(rows, _COLUMNS))
@@ -87,15 +85,16 @@ def _write_tables(folder: Path, rows: int, form: str) -> float:
         shuffled = frame.iloc[rng.permutation(rows)]
         path = folder / f"{party}.{form}"
         write = shuffled.to_csv if form == "csv" else shuffled.to_parquet
+        read = pd.read_csv if form == "csv" else pd.read_parquet
         write(path, index=False)
         began = time.perf_counter()
-        (pd.read_csv if form == "csv" else pd.read_parquet)(path)
+        read(path)
         seconds += time.perf_counter() - began
     return seconds
 
 
 def _write_run(folder: Path, method: str, form: str) -> None:
-    """Write a run of one epoch of the method, on tables that lie beside the file.
+    """Write `run.yaml` of one epoch of a method, on the tables in the same folder.
 
     `form`: file format of the tables, csv or parquet.
     """
@@ -103,7 +102,7 @@ def _write_run(folder: Path, method: str, form: str) -> None:
     run = {
         "name": "own",
         "method": method,
-        **_OPEN,
+        **_UNENCRYPTED,
         **settings,
         "train": {"epochs": 1},
         "data": {
@@ -118,10 +117,10 @@ def _write_run(folder: Path, method: str, form: str) -> None:
 
 
 def _measure_run(method: str, form: str, rows: int) -> Row:
-    """Measure one run of a method by phase, beside what `plan` predicts and what pandas takes to
-    read.
+    """Return the row of one run of a method, with the seconds of each phase.
 
-    `form`: file format of the tables, csv or parquet.
+    `floor_seconds` are those of pandas to read the same files, `forecast` the ratio of the seconds
+    that `plan` predicts to the measured ones. `form`: file format of the tables, csv or parquet.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -147,25 +146,25 @@ def _measure_run(method: str, form: str, rows: int) -> Row:
 def _measure_runs(
     method: str, form: str, sizes: tuple[int, ...], wanted: Collection[str]
 ) -> Iterator[Row]:
-    """Yield the rows of growing sizes, each with the exponent by which it grew over the
-    one before.
+    """Yield the rows of the wanted cases of a method, in ascending order of sizes.
 
-    `form`: file format of the tables, csv or parquet. `wanted`: names of cases.
+    Where the size before, a tenth of the rows, is also wanted, `growth` is the largest exponent by
+    which a phase of a second or more grew. `form`: file format of the tables, csv or parquet.
     """
-    before: Row | None = None
+    previous: Row | None = None
     for rows in sizes:
         if f"{method}/{form}/{rows}" not in wanted:
-            before = None
+            previous = None
             continue
         row = _measure_run(method, form, rows)
-        if before is not None:
+        if previous is not None:
             row["growth"] = max(
-                math.log10(row[field] / before[field])
+                math.log10(row[field] / previous[field])
                 for field in (f"{name}_seconds" for name in _PHASES)
-                if row[field] >= _NOTABLE_S
+                if row[field] >= _SHORTEST_PHASE_S
             )
         yield row
-        before = row
+        previous = row
 
 
 USER = Bench(
@@ -197,13 +196,16 @@ def _run_command(*arguments: str, folder: Path) -> str:
 
 
 def _run_python(*arguments: str, folder: Path) -> str:
-    """Return what a process of its own prints; RuntimeError: the end of what it complained of."""
+    """Return the output of Python in a process of its own.
+
+    Raises RuntimeError: it failed; the message ends with its error output.
+    """
     process = subprocess.run(  # noqa: S603 - this very interpreter
         [sys.executable, "-W", "ignore", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=_PATIENCE_S,
+        timeout=_TIMEOUT_S,
         check=False,
     )
     if process.returncode:
@@ -212,13 +214,14 @@ def _run_python(*arguments: str, folder: Path) -> str:
 
 
 def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """Yield the seconds of each command's process, against one that only imports torch.
+    """Yield the row of each wanted command: seconds of its process, against one that only imports
+    torch.
 
-    `repetitions`: how often each case is measured. `wanted`: names of cases.
+    `repetitions`: how often each case is measured.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _write_tables(folder, _FEW, "csv")
+        _write_tables(folder, _START_ROWS, "csv")
         _write_run(folder, "apfed_c", "csv")
         _run_command("run", "run.yaml", "--no-baselines", "--output", "model", folder=folder)
         pd.read_csv(folder / "active.csv").head(4).to_csv(folder / "four.csv", index=False)
@@ -230,9 +233,9 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
         }
 
         def run_case(case: str) -> str:
-            """Run one command; `run` writes to a fresh folder each time."""
-            fresh = (f"out-{time.monotonic_ns()}",) if case == "run" else ()
-            return _run_command(*calls[case], *fresh, folder=folder)
+            """Run one command; `run` writes to a new folder each time."""
+            new_folder = (f"out-{time.monotonic_ns()}",) if case == "run" else ()
+            return _run_command(*calls[case], *new_folder, folder=folder)
 
         requested = {case: partial(run_case, case) for case in calls if case in wanted}
         peer = {"import torch": partial(_run_python, "-c", "import torch", folder=folder)}
@@ -249,15 +252,15 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
 
 
 STARTUP = Bench(
-    groups=lambda quick: [Group(_STARTS, partial(_measure_starts, 1 if quick else 5))],
+    groups=lambda quick: [Group(_COMMANDS, partial(_measure_starts, 1 if quick else 5))],
     fields=("peer_seconds",),
 )
 
 
 def _measure_encoding(case: str, rows: int, repetitions: int) -> Row:
-    """Measure the encoding of texts as IDs, against encoding them alone.
+    """Return the row of the encoding of texts as IDs, against `str.encode`, which checks nothing.
 
-    `case`: its name in the table. `repetitions`: how often each case is measured.
+    `case`: its name in the table. `rows`: number of IDs. `repetitions`: how often it is measured.
     """
     texts = [f"person-{row:07d}" for row in range(rows)]
     rules = IdNormalisation()

@@ -35,7 +35,7 @@ WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
     "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
     "startup": ("predict", user, "_measure_starts", [1]),
     "tables": ("mapped/20000", tables, "compare_readings", [20_000]),
-    "transport": ("grpc/*", parties, "_measure_apart", ["grpc/m3/b256"]),
+    "transport": ("grpc/*", parties, "_measure_transport", ["grpc/m3/b256"]),
     "user": ("votes/csv/*", user, "_measure_run", ["votes"]),
 }
 
@@ -246,7 +246,7 @@ def test_a_peer_may_fail_and_what_is_ours_must_not(
 
 def test_a_party_that_dies_ends_the_case_soon(own_children: Children) -> None:
     with ThreadPoolExecutor(1) as pool:
-        case = pool.submit(psi_case._run_ours, "circuit", 100_000)
+        case = pool.submit(psi_case._run_over_pipes, "circuit", 100_000)
         try:
             while len(parties := own_children()) < 2:
                 assert not case.done()

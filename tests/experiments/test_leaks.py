@@ -14,7 +14,7 @@ from apfed_attacks.live.runs import ALL_RULES
 from apfed_attacks.run import prepare_attack
 from apfed_experiments import leaks as parts
 from apfed_experiments.leaks import PARTS, declare_study, live
-from apfed_experiments.leaks.recorded import CASES, config_of, papers
+from apfed_experiments.leaks.recorded import CASES, make_paper_config, papers
 from apfed_experiments.leaks.votes import chosen_labels, poisoned_votes, repeated_votes
 from apfed_experiments.runner import run_study
 from apfed_experiments.summary import Interval, Row
@@ -89,10 +89,10 @@ def test_a_refusal_is_a_figure() -> None:
 
 
 def test_rules_decide_which_sum_protects() -> None:
-    assert live.sum_for("digits", "apfed_r", 3, live.UNPROTECTED).secure_sum.clip is None
-    protected = live.sum_for("digits", "apfed_r", 3, ALL_RULES).secure_sum
+    assert live.make_sum_config("digits", "apfed_r", 3, live.UNPROTECTED).secure_sum.clip is None
+    protected = live.make_sum_config("digits", "apfed_r", 3, ALL_RULES).secure_sum
     assert (sum_kind(protected).name, protected.clip) == ("plain + pairwise masks", 1.0)
-    assert live.live_config("digits", "apfed_c", projection=16).model.projection == 16
+    assert live.make_live_config("digits", "apfed_c", projection=16).model.projection == 16
 
 
 def test_a_common_mean_is_no_agreement() -> None:
@@ -104,7 +104,7 @@ def test_a_common_mean_is_no_agreement() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.method)
 def test_cases_of_the_papers_are_runs_and_attacks_that_there_are(case: Any) -> None:
-    config = config_of(case, 1)
+    config = make_paper_config(case, 1)
     assert (config.method.name, config.seed, config.transcript.keep) == (case.method, 1, "all")
     assert case.attacks
     for name, options in case.attacks:

@@ -54,8 +54,8 @@ from secure_apfed.errors import ConfigError
 
 __all__ = ["PARTS", "declare_study"]
 
-PlayedParts: TypeAlias = Found[dict[str, list[Row]]]
-"""The rows of every part that was played."""
+PartRows: TypeAlias = Found[dict[str, list[Row]]]
+"""The rows of every part that was measured."""
 
 PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
     part.__name__: part
@@ -81,33 +81,34 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
 }
 
 
-def declare_study(names: Sequence[str], store: Path | None = None) -> Study[PlayedParts]:
-    """Return the study of these parts; each replaces its rows in the file `store` as it ends.
+def declare_study(names: Sequence[str], store: Path | None = None) -> Study[PartRows]:
+    """Return the study of some parts.
 
-    Measuring raises ConfigError where `store` holds something else; nothing was run.
+    `names`: keys of `PARTS`. `store`: JSON file in which each part, when it ends, replaces its
+    rows; None: rows are not stored.
 
-    `names`: parts of the study.
+    Measuring raises ConfigError, before anything is run, if `store` holds something else.
     """
     return Study(
         title="What an active or a passive reads",
         reading="",
         folder=None,
-        measure=partial(_play_parts, names, store),
-        compare=lambda played: [
+        measure=partial(_measure_parts, names, store),
+        compare=lambda measured: [
             Part(name=name, table=make_plain_table(rows, name))
-            for name, rows in played.values.items()
+            for name, rows in measured.values.items()
         ],
         unit="parts",
     )
 
 
-def _play_parts(
+def _measure_parts(
     names: Sequence[str], store: Path | None, *, jobs: int, on_done: OnDone
-) -> PlayedParts:
-    """Run one part after another on one thread, also for more `jobs`: each holds all parties in
-    memory.
+) -> PartRows:
+    """Measure parts one after another on one thread, whatever `jobs` is, since each holds all
+    parties in memory.
 
-    `names`: parts of the study. `store`: file of earlier rows; None: none.
+    `names`, `store`: as in `declare_study`. `on_done`: is called after each part.
     """
     stored = _load_rows(store) if store else {}
     rows_by_part: dict[str, list[Row]] = {}
@@ -123,7 +124,7 @@ def _play_parts(
 
 
 def _load_rows(path: Path) -> dict[str, Any]:
-    """Read the stored rows of every part; none if there is no such file.
+    """Return the stored rows by part; empty if there is no such file.
 
     Raises ConfigError: the folder is missing, or the file holds something else.
     """

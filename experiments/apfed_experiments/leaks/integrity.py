@@ -1,8 +1,8 @@
-"""A passive that spoils or steers the active's model, by what it may answer within all rules.
+"""A passive that spoils or steers the active's model by what it sends, within all rules.
 
-Digits in four strips. In gradients (APFed) and summed representations (a split network) 600 people
-have all labels, and the adversary knows twenty people of the first class. In votes 50 of all people
-have a label. A backdoor is for the tenth of people whose strip is brightest.
+Digits in four strips. It sends gradients (APFed) or summed representations (a split network), with
+600 labelled people, of whom the adversary knows twenty of the first class; or votes, with 50
+labelled people. A backdoor is for the tenth of people whose strip is brightest.
 """
 
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ from apfed_attacks.live.runs import (
     VotesRun,
     choose_people,
 )
-from apfed_experiments.leaks.live import VICTIM, Setting, live_config
-from apfed_experiments.leaks.votes import open_votes
+from apfed_experiments.leaks.live import VICTIM, Setting, make_live_config
+from apfed_experiments.leaks.votes import open_votes_run
 from apfed_experiments.summary import Row
 from secure_apfed.methods.alignment import positions_of
 
@@ -37,34 +37,34 @@ _SEEDS = range(3)
 _GRADIENT = "a gradient"
 _REPRESENTATION = "a summed representation"
 _VOTE = "a vote"
-_ANSWERS = {_GRADIENT: "apfed_c", _REPRESENTATION: "split_nn_sum", _VOTE: "votes"}
+_METHOD_BY_ANSWER = {_GRADIENT: "apfed_c", _REPRESENTATION: "split_nn_sum", _VOTE: "votes"}
 """Method by the kind of answer that its passives give."""
 _TARGET = 0
-_KNOWN = 20
+_KNOWN_PEOPLE = 20
 _EPOCHS = 10
 _PEOPLE = 600
-_LENGTH = 3.0
+_UNCLIPPED_NORM = 3.0
 """Norm of a forged row where the sum clips nothing; else the norm is that of the clip."""
 
 
 def integrity() -> Iterator[Setting]:
-    """Yield settings: one passive's harm, and how the active's predictions of test rows change.
+    """Yield the settings: how one passive's attack changes the active's predictions of test rows.
 
-    Accuracy in per cent; *called*: the share of the chosen people of other classes who are called
-    the target class, against the share among all other people.
+    Figures are in per cent: accuracy; `called`, the share of people of other classes who have the
+    backdoor and are predicted as the target class; `others called`, that share without a backdoor.
     """
     harms: tuple[Harm, ...] = HARMS
-    for answer in _ANSWERS:
+    for answer in _METHOD_BY_ANSWER:
         for harm in harms if answer != _VOTE else ("backdoor",):
             measure = partial(_measure_harm, answer, harm)
             yield Setting(columns={"answer": answer, "harm": harm}, measure=measure, seeds=_SEEDS)
 
 
 def _measure_harm(answer: str, harm: Harm, seed: int) -> Row:
-    """Return the accuracy under this harm against an honest run and, of a backdoor, how often it
-    works.
+    """Return the accuracy under an attack, the change from an honest run and, for a backdoor, how
+    often it works.
 
-    `answer`: how the adversary answers: random, reversed, replayed, backdoor.
+    `answer`: what passives send, a key of `_METHOD_BY_ANSWER`. `harm`: of the adversary.
     """
     honest = _measure_predictions(answer, None, seed)
     harmed = _measure_predictions(answer, harm, seed)
@@ -79,73 +79,74 @@ def _measure_harm(answer: str, harm: Harm, seed: int) -> Row:
 
 @cache
 def _measure_predictions(answer: str, harm: Harm | None, seed: int) -> dict[str, float]:
-    """Return the accuracy, and which shares are called the target class, in per cent.
+    """Return the accuracy, and the shares predicted as the target class among people of other
+    classes with a backdoor (`chosen`) and without (`others`), in per cent.
 
-    `answer`: how the adversary answers: random, reversed, replayed, backdoor. `harm`: what the
-    adversary does; None: honest run.
+    `answer`: what passives send, a key of `_METHOD_BY_ANSWER`. `harm`: of the adversary; None: an
+    honest run.
     """
     run = _open_run(answer, seed)
-    chosen_N = _find_chosen(run)
+    has_backdoor_N = _choose_people(run)
     if harm is not None:
-        _spoil_run(run, harm, chosen_N, seed)
+        _poison_run(run, harm, has_backdoor_N, seed)
     aligned = run.alignment[run.data.active.name]
     test_T = positions_of(aligned, run.data.test_rows)
-    test_T = test_T[test_T >= 0]
+    test_T = test_T[test_T >= 0]  # test people whom all parties know
     predicted_T = _predict_rows(run, test_T)
     labels_T = _read_labels(run)[test_T]
-    other_T = labels_T != _TARGET
-    called_T = predicted_T == _TARGET
-    chosen_T = chosen_N[test_T]
+    is_other_T = labels_T != _TARGET
+    is_called_T = predicted_T == _TARGET
+    has_backdoor_T = has_backdoor_N[test_T]
     return {
         "accuracy": _compute_percent(predicted_T == labels_T),
-        "chosen": _compute_percent(called_T[chosen_T & other_T]),
-        "others": _compute_percent(called_T[~chosen_T & other_T]),
+        "chosen": _compute_percent(is_called_T[has_backdoor_T & is_other_T]),
+        "others": _compute_percent(is_called_T[~has_backdoor_T & is_other_T]),
     }
 
 
 def _compute_percent(is_so: Tensor) -> float:
-    """Return the share of True in per cent."""
+    """Return the share of true values in per cent."""
     return 100 * float(is_so.double().mean())
 
 
 def _open_run(answer: str, seed: int) -> LiveSession[Any]:
-    """Open a live session whose passives answer in this way."""
-    method = _ANSWERS[answer]
+    """Return a live session whose passives send this kind of answer."""
+    method = _METHOD_BY_ANSWER[answer]
     if answer == _VOTE:
-        return open_votes("digits", method, None, seed)
-    config = live_config("digits", method, seed=seed)
-    few = config.data.model_copy(update={"limit": _PEOPLE})
-    config = config.model_copy(update={"data": few})
+        return open_votes_run("digits", method, None, seed)
+    config = make_live_config("digits", method, seed=seed)
+    limited = config.data.model_copy(update={"limit": _PEOPLE})
+    config = config.model_copy(update={"data": limited})
     return SummedRun(config) if answer == _REPRESENTATION else LiveRun(config)
 
 
-def _find_chosen(run: LiveSession[Any]) -> Tensor:
-    """Return whom the adversary's backdoor is for, by its own columns, (N,), bool."""
+def _choose_people(run: LiveSession[Any]) -> Tensor:
+    """Return whether each person has the backdoor, by the adversary's own columns, (N,)."""
     table = next(table for table in run.data.passives if table.name == _ADVERSARY)
     rows_NF = table.features[run.alignment[_ADVERSARY]].flatten(1)
     return torch.from_numpy(choose_people(rows_NF.double().numpy()))
 
 
 def _read_labels(run: LiveSession[Any]) -> Tensor:
-    """Return the true labels of all people, (N,)."""
+    """Return the true labels of all aligned people, (N,)."""
     active = run.data.active
     assert active.labels is not None
     return active.labels[run.alignment[active.name]]
 
 
-def _find_target(run: LiveSession[Any]) -> Tensor:
-    """Return the people of the target class whom the adversary knows, (N,), bool."""
+def _find_known_target_people(run: LiveSession[Any]) -> Tensor:
+    """Return whether the adversary knows that each person is of the target class, (N,)."""
     aligned = run.alignment[run.data.active.name]
     is_target_N = _read_labels(run) == _TARGET
     is_target_N &= torch.isin(aligned, run.data.train_rows)
-    known = is_target_N.nonzero().flatten()[:_KNOWN]
+    known = is_target_N.nonzero().flatten()[:_KNOWN_PEOPLE]
     return torch.isin(torch.arange(len(aligned)), known)
 
 
-def _spoil_run(run: LiveSession[Any], harm: Harm, chosen_N: Tensor, seed: int) -> None:
-    """Let the adversary take the passive's place: poison its votes, gradients or representations.
+def _poison_run(run: LiveSession[Any], harm: Harm, has_backdoor_N: Tensor, seed: int) -> None:
+    """Make the adversary poison its votes, gradients or representations in this session.
 
-    `chosen_N`: people to be moved to the target class.
+    `has_backdoor_N`: people whose predictions a backdoor moves to the target class.
     """
     if isinstance(run, VotesRun):
         voter = run.get_voter(_ADVERSARY)
@@ -154,9 +155,9 @@ def _spoil_run(run: LiveSession[Any], harm: Harm, chosen_N: Tensor, seed: int) -
     clip = run.config.secure_sum.clip
     steering = Steering(
         harm=harm,
-        chosen=chosen_N,
-        target=_find_target(run),
-        length=clip or _LENGTH,
+        chosen=has_backdoor_N,
+        target=_find_known_target_people(run),
+        length=clip or _UNCLIPPED_NORM,
         seed=seed,
     )
     if isinstance(run, SummedRun):
@@ -166,9 +167,9 @@ def _spoil_run(run: LiveSession[Any], harm: Harm, chosen_N: Tensor, seed: int) -
 
 
 def _predict_rows(run: LiveSession[Any], test_T: Tensor) -> Tensor:
-    """Train, and return the class of each of these people, (T,).
+    """Train the session, and return the predicted class of some people, (T,).
 
-    `test_T`: alignment positions.
+    `test_T`: their positions in the alignment.
     """
     rows_T = run.alignment[run.data.active.name][test_T]
     if isinstance(run, VotesRun):

@@ -41,11 +41,11 @@ from secure_apfed.settings.training import ReconstructionSettings
 
 # A seed of Fashion-MNIST takes longer than all of digits.
 _INVERSION_SEEDS = {"digits-in-6": range(3), "fashion_mnist-in-6": range(1)}
-_STEPS = 3
+_INVERTED_STEPS = 3
 _ITERATIONS = 300
 _NOISE_SEEDS = range(5)  # under noise
 _PASSIVES = 3
-_DECOYS = 0.52
+_DECOY_SHARE = 0.52
 _STRENGTHS: tuple[Mapping[str, float] | None, ...] = (
     None,
     {"sigma": 0.01},
@@ -53,7 +53,7 @@ _STRENGTHS: tuple[Mapping[str, float] | None, ...] = (
     {"epsilon": 8.0},
 )
 Role: TypeAlias = Literal["active", "passive"]
-_CASES = (
+_STUFFING_CASES = (
     # limits, agreed size, minimum, intersections, runs with a peer, overstuffed
     ("none", 10_000, 2, 1, None, False),
     ("size", 550, 2, 1, None, False),
@@ -62,7 +62,7 @@ _CASES = (
     ("size and 2 runs", 550, 2, 20, 2, False),
     ("minimum above the overlap", 10_000, 550, 1, None, False),
 )
-_ENDS: tuple[tuple[Role, str], ...] = (
+_ADVERSARIES: tuple[tuple[Role, str], ...] = (
     ("passive", "ecdh"),
     ("active", "ecdh"),
     ("active", "circuit"),
@@ -71,10 +71,13 @@ _ENDS: tuple[tuple[Role, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A line of a table: what a function measures, for every seed.
+    """A line of a table, measured for each seed.
 
-    A party's refusal is a figure; one seed has no intervals, and its figures stay as they are;
-    `ends` are figures whose least and greatest stand in the line, too.
+    Attributes:
+        columns: fixed values of the line.
+        measure: returns the figures of a seed.
+        seeds: of the measurements.
+        ends: figures whose least and greatest value over the seeds are also in the line.
     """
 
     columns: Row
@@ -83,9 +86,10 @@ class Setting:
     ends: Collection[str] = ()
 
     def measure_row(self) -> Row:
-        """Measure: the mean of every number with its interval; texts are listed.
+        """Return the line: means of numbers over the seeds with intervals, and lists of texts.
 
-        A seed that lacks a number (an attack that was refused) takes no part in its mean.
+        A seed that lacks a number, since the attack was refused, is left out of its mean. With one
+        seed, figures are returned as they are.
         """
         rows = [self._measure_seed(seed) for seed in self.seeds]
         if len(rows) == 1:
@@ -102,7 +106,7 @@ class Setting:
         return merged
 
     def _measure_seed(self, seed: int) -> Row:
-        """Measure one seed; a party's refusal becomes a figure of its own."""
+        """Return the figures of one seed, or a party's refusal as the figure `refused`."""
         try:
             return self.measure(seed)
         except RemoteProtocolError as refusal:
@@ -127,7 +131,7 @@ _DATA: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def live_config(
+def make_live_config(
     data: str,
     method: str,
     *,
@@ -138,11 +142,15 @@ def live_config(
     noise: Mapping[str, float] | None = None,
     **model: Any,
 ) -> Config:
-    """Return a run of 20 epochs on one of the data sets here, with perceptrons.
+    """Return the configuration of a run of 20 epochs with perceptrons.
 
-    `noise` is that of the passives under the sum, `model` what differs in the networks.
-
-    `masks`: and `scheme`: of the secure sum.
+    Args:
+        data: a key of `_DATA`.
+        method: its name.
+        masks, scheme, clip: of the secure sum.
+        seed: of the run.
+        noise: of the passives in the sum; None: no noise.
+        model: further settings of the networks.
     """
     return Config.model_validate(
         {
@@ -182,12 +190,12 @@ def live_config(
 
 @cache
 def _load_data(name: str, passives: int, seed: int) -> VerticalData:
-    """Load the data set, with the first of its passives only."""
-    data = load_data(live_config(name, "apfed_c").data, seed=seed)
+    """Return the data set with the first `passives` of its passives."""
+    data = load_data(make_live_config(name, "apfed_c").data, seed=seed)
     return replace(data, passives=data.passives[:passives])
 
 
-_ALIGNED: dict[tuple[str, int, int], Mapping[str, Tensor]] = {}
+_ALIGNMENTS: dict[tuple[str, int, int], Mapping[str, Tensor]] = {}
 
 
 def open_run(
@@ -197,48 +205,56 @@ def open_run(
     *,
     kind: type[LiveRun] = LiveRun,
 ) -> LiveRun:
-    """Open a session that has trained for some epochs; the same data is aligned once.
+    """Return a live session after a few honest epochs; the same data are aligned once.
 
-    `rules`: that the passives enforce.
+    `passives`: their number. `rules`: of the protocol that the passives enforce. `kind`: class of
+    the session.
     """
     key = config.name.removeprefix("leaks-"), passives, config.seed
-    known = _ALIGNED.get(key)
-    run = kind(config, _load_data(*key), rules=rules, alignment=known)
-    _ALIGNED[key] = run.alignment
+    past_alignment = _ALIGNMENTS.get(key)
+    run = kind(config, _load_data(*key), rules=rules, alignment=past_alignment)
+    _ALIGNMENTS[key] = run.alignment
     run.train_epochs(_HONEST_EPOCHS)
     return run
 
 
-def sum_for(
+def make_sum_config(
     data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
 ) -> Config:
-    """Return settings of a protected sum under all rules, else of a plain sum without clip."""
+    """Return the configuration of a run: with a protected sum under all rules, else with a plain
+    sum without clip.
+
+    `passives`: their number. `changes`: further arguments of `make_live_config`.
+    """
     if rules != ALL_RULES:
-        return live_config(data, method, masks="none", clip=None, **changes)
-    return live_config(data, method, **pick_protection(passives), **changes)
+        return make_live_config(data, method, masks="none", clip=None, **changes)
+    return make_live_config(data, method, **pick_protection(passives), **changes)
 
 
-def open_sum(
+def open_sum_run(
     data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
 ) -> LiveRun:
-    """Open a session of APFed under a sum that fits these rules."""
-    return open_run(sum_for(data, method, passives, rules, **changes), passives, rules)
+    """Return a live session after a few honest epochs, with the sum of `make_sum_config`."""
+    return open_run(make_sum_config(data, method, passives, rules, **changes), passives, rules)
 
 
 def pick_protection(passives: int) -> dict[str, Any]:
-    """Return settings of a protected sum: one passive has nobody to share masks with."""
+    """Return arguments of `make_live_config` for a protected sum.
+
+    Masks need two passives; for one passive the sum is encrypted.
+    """
     return {} if passives > 1 else {"scheme": "ckks", "masks": "none"}
 
 
 def compute_centred_cosine(guess_ND: Tensor, truth_ND: Tensor) -> float:
-    """Return the mean cosine of the rows after each column's mean is taken away."""
+    """Return the mean cosine similarity of corresponding rows after centring the columns."""
     guess_ND = guess_ND - guess_ND.mean(dim=0)
     truth_ND = truth_ND - truth_ND.mean(dim=0)
     return float(F.cosine_similarity(guess_ND, truth_ND).mean())
 
 
-def features_of(result: AttackResult) -> Row:
-    """Return the figures of an attack on features, or who refused."""
+def list_feature_figures(result: AttackResult) -> Row:
+    """Return the figures of an attack on features, or why it was refused."""
     if not result.applicable or result.baseline is None:
         return {"refused": result.reason}
     return {
@@ -250,11 +266,13 @@ def features_of(result: AttackResult) -> Row:
     }
 
 
-# A5 in live runs: an honest active inverts the sums of APFed-C, against the number of passives.
+# A5 in live runs: an honest active inverts the sums of APFed-C, by the number of passives.
 
 
 def inversion() -> Iterator[Setting]:
-    """Yield settings of A5: z^p out of honest steps, and x^p from there."""
+    """Yield the settings of A5: a passive's representations z^p from honest steps, then features
+    x^p from these.
+    """
     for (name, seeds), passives in product(_INVERSION_SEEDS.items(), (1, 2, 5)):
         columns = {"data": name.removesuffix("-in-6"), "M": passives}
         yield Setting(
@@ -263,35 +281,40 @@ def inversion() -> Iterator[Setting]:
 
 
 def _measure_inversion(name: str, passives: int, seed: int) -> Row:
-    """Return how well representations z and the victim's features are recovered from
+    """Return how well the passives' representations z and the victim's features are recovered from
     honest sums.
+
+    `name`: of the data. `passives`: their number.
     """
-    run = open_run(live_config(name, "apfed_c", seed=seed, **pick_protection(passives)), passives)
+    run = open_run(
+        make_live_config(name, "apfed_c", seed=seed, **pick_protection(passives)), passives
+    )
     guess, truth = _invert_steps(run)
     choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
     mounted = run_attacks(run.recording, [choice], seed=seed)
 
-    def over_passives(figure: Callable[[Tensor, Tensor], float | None]) -> float:
-        """Return the mean of a figure over all passives."""
+    def average_over_passives(figure: Callable[[Tensor, Tensor], float | None]) -> float:
+        """Return the mean, over the passives, of a figure of guessed and true representations."""
         values = [figure(guess, passive_truth) or 0.0 for passive_truth in truth.unbind(dim=1)]
         return sum(values) / len(values)
 
     return {
-        "r2 of z": over_passives(lambda z, truth: compute_r2(z.numpy(), truth.numpy())),
-        "cosine, centred": over_passives(compute_centred_cosine),
-        **features_of(next(result for result in mounted if result.victim == VICTIM)),
+        "r2 of z": average_over_passives(lambda z, truth: compute_r2(z.numpy(), truth.numpy())),
+        "cosine, centred": average_over_passives(compute_centred_cosine),
+        **list_feature_figures(next(result for result in mounted if result.victim == VICTIM)),
     }
 
 
 def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
-    """Train honestly for an epoch; return z recovered from its first steps, (N, D), and the true z
-    of all passives, (N, M, D).
+    """Train honestly for an epoch and invert the sums of its first steps.
+
+    Returns the recovered representations, (N, D), and the true ones of all passives, (N, M, D).
     """
     truth_by_step: dict[int, Tensor] = {}
 
     def note_truth(step: int, rows_B: Tensor) -> None:
-        """Note the true representations of the first steps' people."""
-        if len(truth_by_step) < _STEPS:
+        """Keep the true representations of the people in the first steps."""
+        if len(truth_by_step) < _INVERTED_STEPS:
             people = run.find_sent_positions(rows_B)
             truth_by_step[step] = torch.stack(
                 [run.encode_people(name, people) for name in run.passives], dim=1
@@ -310,17 +333,19 @@ def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
     return torch.cat(guesses), torch.cat(truth)
 
 
-# A6 and A7 in live runs: an active that chooses what it sends, with rules, without, under noise.
+# A6 and A7 in live runs: an active that chooses what it sends, with rules, without, and with noise.
 #
-# Under noise all rules hold; three passives of digits add discrete Gaussian noise to their
-# contributions. The active gets round the rule against near-constant batches with decoys, and asks
-# about everybody once, or as often as the contract's epochs allow and averages.
+# With noise all rules hold; three passives of digits add discrete Gaussian noise to their
+# contributions. The active avoids the rule against near-constant batches with decoys. It asks about
+# everybody once, or as often as the contract's epochs allow, and then averages the answers.
 
 
 def chosen() -> Iterator[Setting]:
-    """Yield settings of A6: the active chooses directions and reads the sum of z, both centred."""
-    ways: tuple[tuple[str, frozenset[Rule], int, Row], ...] = (
-        # rules, people whose z is read, how rows differ
+    """Yield the settings of A6: the active chooses representations to read the sum of the passives'
+    z, up to its mean.
+    """
+    variants: tuple[tuple[str, frozenset[Rule], int, Row], ...] = (
+        # title of the rules, rules, people whose z is read, how sent rows differ
         ("no rules", UNPROTECTED, 128, {}),
         ("all rules", ALL_RULES, 30, {}),
         ("all rules", ALL_RULES, 30, {"spread": 0.02}),
@@ -329,18 +354,21 @@ def chosen() -> Iterator[Setting]:
         ("all rules", ALL_RULES, 30, {"decoys": 0.52}),
     )
     for data, passives in product(("digits-in-6", "fashion_mnist-in-6"), (1, 2, 5)):
-        for title, rules, people, options in ways:
+        for title, rules, people, options in variants:
             columns = {"data": data.removesuffix("-in-6"), "M": passives, "rules": title}
-            opened = partial(open_sum, data, "apfed_c", passives, rules)
+            start_run = partial(open_sum_run, data, "apfed_c", passives, rules)
             attack = ChosenRepresentations(people=people, **options)
-            measure = partial(_attack_sum, opened, attack)
+            measure = partial(_measure_sum_attack, start_run, attack)
             yield Setting(columns={**columns, **options}, measure=measure)
 
 
-def _attack_sum(start_run: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int) -> Row:
-    """Return the largest error of a row and R^2 of the sum of the passives' z, both centred.
+def _measure_sum_attack(
+    start_run: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int
+) -> Row:
+    """Return how well the attack recovers the sum of the passives' z, up to its mean: the largest
+    error of a row, and R^2.
 
-    `start_run`: opens a trained session under these rules.
+    `start_run`: opens a session with this seed.
     """
     live = start_run(seed=seed)
     active = live.data.active.name
@@ -363,7 +391,9 @@ def _attack_sum(start_run: Callable[..., LiveRun], attack: ChosenRepresentations
 
 
 def decoder() -> Iterator[Setting]:
-    """Yield settings of A7: one point for all, against linear and other decoders."""
+    """Yield the settings of A7: the active sends one representation for all people, against linear
+    and other decoders.
+    """
     protections: tuple[tuple[str, frozenset[Rule], Row], ...] = (
         ("no rules", UNPROTECTED, {}),
         ("all rules", ALL_RULES, {}),
@@ -372,7 +402,7 @@ def decoder() -> Iterator[Setting]:
         ("all rules", ALL_RULES, {"decoys": 0.52}),
     )
     cases = (
-        # data, passives, numbers of a representation, known pairs, ways
+        # data, passives, numbers of a representation, known pairs, protections
         ("breast_cancer", 1, 64, 11, protections),
         ("breast_cancer", 1, 64, 60, protections[2:]),
         ("digits", 1, 64, 60, protections),
@@ -380,10 +410,10 @@ def decoder() -> Iterator[Setting]:
         ("digits", 3, 64, 60, protections),
         ("digits", 3, 16, 60, protections),
     )
-    for name, passives, size, pairs, ways in cases:
-        for hidden, (title, rules, options) in product(([], [64]), ways):
-            opened = partial(
-                open_sum, name, "apfed_r", passives, rules, hidden=hidden, projection=size
+    for name, passives, size, pairs, case_protections in cases:
+        for hidden, (title, rules, options) in product(([], [64]), case_protections):
+            start_run = partial(
+                open_sum_run, name, "apfed_r", passives, rules, hidden=hidden, projection=size
             )
             attack = DecoderExtraction(people=pairs + 68, shadow_rows=pairs, **options)
             columns = {
@@ -394,23 +424,25 @@ def decoder() -> Iterator[Setting]:
                 "pairs": pairs,
                 "rules": title,
             }
-            measure = partial(_attack_features, opened, attack)
+            measure = partial(_measure_decoder_attack, start_run, attack)
             yield Setting(columns={**columns, **options}, measure=measure)
 
 
-def _attack_features(
+def _measure_decoder_attack(
     start_run: Callable[..., LiveRun], attack: DecoderExtraction, seed: int
 ) -> Row:
-    """Play the attack on a fresh session and return its figures."""
-    return features_of(play_from(start_run(seed=seed), attack, VICTIM, seed=seed))
+    """Return the figures of the attack on a fresh session.
+
+    `start_run`: opens a session with this seed.
+    """
+    return list_feature_figures(play_from(start_run(seed=seed), attack, VICTIM, seed=seed))
 
 
 def noise() -> Iterator[Setting]:
-    """Yield settings under noise: what is read in one round of questions and in many.
+    """Yield the settings with noise in the sum: what is read in one round of questions and in many.
 
-    Epsilon and accuracy are those of 20 epochs. The noise is fresh in every run, so that the seeds
-    differ in it, too; some runs are shaken off their way by it, which the least and the greatest
-    accuracy show.
+    Epsilon and accuracy are those of 20 epochs. The noise is fresh in every run, so seeds differ in
+    it, too; it makes some trainings fail, as the least and the greatest accuracy show.
     """
     for method, strength in product(("apfed_r", "apfed_c"), _STRENGTHS):
         settings: Row = {
@@ -419,15 +451,14 @@ def noise() -> Iterator[Setting]:
             "rules": ALL_RULES,
             "noise": strength,
         }
-        objective = sum_for("digits", **settings).method.own_objective
+        objective = make_sum_config("digits", **settings).method.own_objective
         decodes = isinstance(objective, ReconstructionSettings)
-        strength_text = strength and " ".join(
-            f"{name} {value:g}" for name, value in strength.items()
-        )
-        reads, measure = (
-            ("x of one passive", _measure_decoder) if decodes else ("sum of z", _measure_sum)
-        )
-        columns = {"method": method, "noise": strength_text or "none", "reads": reads}
+        strength_text = "none"
+        if strength:
+            strength_text = " ".join(f"{name} {value:g}" for name, value in strength.items())
+        reads = "x of one passive" if decodes else "sum of z"
+        measure = _measure_repeated_decoder if decodes else _measure_repeated_sum
+        columns = {"method": method, "noise": strength_text, "reads": reads}
         measure_noisy = partial(_measure_noise, measure, settings)
         yield Setting(
             columns=columns, measure=measure_noisy, seeds=_NOISE_SEEDS, ends=("accuracy",)
@@ -437,58 +468,64 @@ def noise() -> Iterator[Setting]:
 def _measure_noise(
     read: Callable[[Callable[..., LiveRun], int], Row], settings: Mapping[str, Any], seed: int
 ) -> Row:
-    """Return what an attack reads, and an honest run's accuracy and largest epsilon of a
-    passive.
+    """Return the figures of an attack, and the accuracy and the largest epsilon of a passive in an
+    honest run.
+
+    `read`: attacks the sessions that a function opens, with a seed. `settings`: of the run.
     """
-    row = read(partial(open_sum, **settings), seed)
+    row = read(partial(open_sum_run, **settings), seed)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        run(sum_for("digits", seed=seed, **settings), path)
+        run(make_sum_config("digits", seed=seed, **settings), path)
         outcome = load_finished_run(path).outcome
     epsilon = max((account.epsilon for account in outcome.contributions.values()), default=None)
     return {**row, "epsilon": epsilon, "accuracy": outcome.accuracy[outcome.method]}
 
 
-def _measure_decoder(start_run: Callable[..., LiveRun], seed: int) -> Row:
-    """Return what decoder extraction reads in one round of questions and in 16.
+def _measure_repeated_decoder(start_run: Callable[..., LiveRun], seed: int) -> Row:
+    """Return how well decoder extraction reads features in one round of questions and in 16.
 
-    `start_run`: opens a trained session under these rules.
+    `start_run`: opens a session on given data with a seed.
     """
     row: Row = {}
     for repeats in (1, 16):
-        attack = DecoderExtraction(people=128, shadow_rows=60, decoys=_DECOYS, repeats=repeats)
-        features_row = _attack_features(partial(start_run, "digits", hidden=[]), attack, seed)
+        attack = DecoderExtraction(people=128, shadow_rows=60, decoys=_DECOY_SHARE, repeats=repeats)
+        features_row = _measure_decoder_attack(
+            partial(start_run, "digits", hidden=[]), attack, seed
+        )
         row[f"r2, asked {repeats} times"] = features_row["r2 of x"]
         row[f"mse, asked {repeats} times"] = features_row["mse of x"]
         row["baseline r2"] = features_row["its r2"]
     return row
 
 
-def _measure_sum(start_run: Callable[..., LiveRun], seed: int) -> Row:
-    """Return what chosen representations read in one round of two questions and in 8.
+def _measure_repeated_sum(start_run: Callable[..., LiveRun], seed: int) -> Row:
+    """Return how well chosen representations read the sum in one round of two questions and in 8.
 
-    `start_run`: opens a trained session under these rules.
+    `start_run`: opens a session on given data with a seed.
     """
     row: Row = {}
     for repeats in (1, 8):  # of two questions each
-        attack = ChosenRepresentations(people=30, decoys=_DECOYS, repeats=repeats)
-        sum_row = _attack_sum(partial(start_run, "digits-in-6"), attack, seed)
+        attack = ChosenRepresentations(people=30, decoys=_DECOY_SHARE, repeats=repeats)
+        sum_row = _measure_sum_attack(partial(start_run, "digits-in-6"), attack, seed)
         row[f"r2, asked {2 * repeats} times"] = sum_row["r2"]
     return row
 
 
-# A8 in live runs: ways to one passive's part of the sum, against each rule of the protocol.
+# A8 in live runs: ways to isolate one passive's contribution, against each rule of the protocol.
 
 
 def isolation() -> Iterator[Setting]:
-    """Yield settings of A8: ways to one passive's part, against each rule by itself and all."""
-    single = {
+    """Yield the settings of A8: ways to isolate one passive's contribution, against no rule, the
+    rule that prevents them, all other rules, and all rules.
+    """
+    preventing_rules = {
         "weight": Rule.WEIGHT,
         "unequal": Rule.BINDING,
         "subset": Rule.PARTICIPANTS,
     }
     for method in ("apfed_c", "apfed_r"):
-        for way, rule in single.items():
+        for way, rule in preventing_rules.items():
             yield _make_setting(method, "no rules", UNPROTECTED, way=way)
             yield _make_setting(method, f"only {rule}", frozenset({rule}), way=way)
             if way == "unequal":
@@ -503,7 +540,7 @@ def isolation() -> Iterator[Setting]:
 
 
 class RecordingRun(LiveRun):
-    """A run that records the victim's real part of the first question."""
+    """A run that records the victim's true contribution to the first sum."""
 
     truth: Tensor | None = None
 
@@ -516,9 +553,12 @@ class RecordingRun(LiveRun):
 
 
 def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: Any) -> Setting:
-    """Return the setting of one way of isolation under these rules."""
+    """Return the setting of one way of isolation under these rules.
+
+    `title`: of the rules. `options`: of the attack, with its `way`.
+    """
     masked = Rule.PARTICIPANTS in rules and Rule.BINDING in rules
-    config = live_config("digits", method, masks="pairwise" if masked else "none")
+    config = make_live_config("digits", method, masks="pairwise" if masked else "none")
     columns = {"method": method, "way": options["way"], "rules": title}
     return Setting(
         columns={**columns, "sum": sum_kind(config.secure_sum).name, **options},
@@ -527,9 +567,7 @@ def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: An
 
 
 def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation, seed: int) -> Row:
-    """Return how near a contribution that the attack isolated from the secure sum comes to the
-    victim's real one.
-    """
+    """Return how close the contribution that the attack isolates is to the victim's true one."""
     run = open_run(config, 3, rules, kind=RecordingRun)
     assert isinstance(run, RecordingRun)
     shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
@@ -546,11 +584,12 @@ def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation
 
 
 def stuffing() -> Iterator[Setting]:
-    """Yield settings of ID stuffing: 500 customers each, 300 in common.
+    """Yield the settings of ID stuffing: both parties have 500 people, 300 in common.
 
-    The adversary makes 400 guesses, half of which the victim has.
+    The adversary tries 400 further IDs, half of which the victim has.
     """
-    for (role, protocol), (limits, size, minimum, times, runs, overstuff) in product(_ENDS, _CASES):
+    for (role, protocol), case in product(_ADVERSARIES, _STUFFING_CASES):
+        limits, size, minimum, times, runs, overstuff = case
         attack = IdStuffing(candidates=400, intersections=times, overstuff=overstuff)
         settings = AlignmentSettings(protocol=protocol, maximum_ids=size, minimum_rows=minimum)
         columns = {"adversary": role, "protocol": protocol, "limits": limits}
@@ -562,9 +601,10 @@ def stuffing() -> Iterator[Setting]:
 def _measure_stuffing(
     attack: IdStuffing, settings: AlignmentSettings, role: Role, runs: int | None, seed: int
 ) -> Row:
-    """Return how many guesses are tried and learned in intersections of 500 people each.
+    """Return how many guessed IDs the adversary tries, and how many it learns to be the victim's.
 
-    `runs`: how many intersections; None: as in the page.
+    `role`: of the adversary. `runs`: largest number of runs that the victim takes part in with one
+    peer; None: no limit.
     """
     people = [f"person {number}" for number in range(2_000)]
     tables = Tables(own=people[:500], victim=people[200:700], outsiders=people[700:])
@@ -582,27 +622,29 @@ def _measure_stuffing(
     }
 
 
-# What a curious active of joint training rebuilds of a passive's features, and what hijackers do.
+# Joint training: features that a curious active reconstructs, and hijacking by a malicious party.
 #
-# Digits in strips of two rows, MNIST in halves, images as numbers between 0 and 1; one passive.
+# Digits in strips of two rows, MNIST in halves, pixels between 0 and 1; one passive.
 
 _HIJACK_EPOCHS = 300
-_RATE = 0.03
-_HIDDEN = 128
+_HIJACK_LEARNING_RATE = 0.03
+_HIJACK_HIDDEN = 128
 _HIJACK_SEEDS = range(5)
 _FEWER_SEEDS = range(3)  # of MNIST and of APFed-C, where a run takes several times as long
 
 
 def joint_inversion() -> Iterator[Setting]:
-    """Yield settings of curious actives: with pairs, public rows without pairs, or the encoder."""
+    """Yield the settings of a curious active that knows pairs of a representation and its features,
+    public rows without pairs, or the encoder.
+    """
     for name in ("inverse_network", "representation_network", "unpaired_inversion"):
         measure = partial(_measure_joint_inversion, name)
         yield Setting(columns={"attack": name}, measure=measure, seeds=_HIJACK_SEEDS)
 
 
 def _measure_joint_inversion(name: str, seed: int) -> Row:
-    """Return the figures of one curious attack on a run of joint training with one passive."""
-    config, data = _load_one_passive(live_config("digits", "tvfl", seed=seed))
+    """Return the figures of the attack `name` by the active on a run of TVFL with one passive."""
+    config, data = _load_one_passive(make_live_config("digits", "tvfl", seed=seed))
     results = run_attacks(
         run(config, None, data=data).recording, [AttackChoice(name=name)], seed=seed
     )
@@ -610,9 +652,9 @@ def _measure_joint_inversion(name: str, seed: int) -> Row:
 
 
 def hijacking() -> Iterator[Setting]:
-    """Yield settings of FSHA against real passives.
+    """Yield the settings of feature-space hijacking (FSHA) by the active against a real passive.
 
-    The adversary is told its own features of the same people, or not.
+    The adversary's generator gets the active's own features of the same people, or not.
     """
     cases = (
         ("digits", True, _HIJACK_EPOCHS, _HIJACK_SEEDS),
@@ -622,17 +664,17 @@ def hijacking() -> Iterator[Setting]:
     )
     for name, with_x, epochs, seeds in cases:
         columns = {"data": name, "told x": "yes" if with_x else "no", "epochs": epochs}
-        attack = FeatureSpaceHijack(hidden=_HIDDEN, conditioned=with_x)
-        measure = partial(_measure_hijack, attack, partial(live_config, name, "tvfl"), epochs)
+        attack = FeatureSpaceHijack(hidden=_HIJACK_HIDDEN, conditioned=with_x)
+        measure = partial(_measure_hijack, attack, partial(make_live_config, name, "tvfl"), epochs)
         yield Setting(columns={**columns, "attack": "hijack"}, measure=measure, seeds=seeds)
 
 
 def reversed_hijacking() -> Iterator[Setting]:
-    """Yield settings of A4 on digits: the only passive attacks the active.
+    """Yield the settings of A4 on digits: the only passive hijacks the active's encoder.
 
-    It attacks against the active's own loss, clip and guard.
+    Its gradients compete with the active's own loss, and are limited by clip and guard.
     """
-    # strength of the answers, clip of the sum, noise of the guard (0: none)
+    # strength of the gradients, clip of the sum, noise of the guard (0: none)
     for strength, clip, sigma in (
         (1.0, 1.0, 0.0),
         (5.0, 1.0, 0.0),
@@ -646,7 +688,7 @@ def reversed_hijacking() -> Iterator[Setting]:
             "epochs": _HIJACK_EPOCHS,
             "attack": "reversed_hijack",
         }
-        attack = ReversedHijack(hidden=_HIDDEN, strength=strength)
+        attack = ReversedHijack(hidden=_HIJACK_HIDDEN, strength=strength)
         measure = partial(
             _measure_hijack, attack, partial(_make_guarded_config, clip, sigma), _HIJACK_EPOCHS
         )
@@ -655,26 +697,29 @@ def reversed_hijacking() -> Iterator[Setting]:
 
 def _measure_hijack(
     attack: FeatureSpaceHijack | ReversedHijack,
-    config_of: Callable[..., Config],
+    make_config: Callable[..., Config],
     epochs: int,
     seed: int,
 ) -> Row:
-    """Run the attack for this number of epochs, at a rate under which the pull is steady.
+    """Return the figures of a hijacking attack over a run of this number of epochs.
 
-    `config_of`: returns the run's settings.
+    `make_config`: returns the run's configuration for a seed. The learning rate is one at which the
+    attack is stable.
     """
-    config = config_of(seed=seed)
-    train = config.train.model_copy(update={"epochs": epochs, "learning_rate": _RATE})
+    config = make_config(seed=seed)
+    train = config.train.model_copy(
+        update={"epochs": epochs, "learning_rate": _HIJACK_LEARNING_RATE}
+    )
     config, data = _load_one_passive(config.model_copy(update={"train": train}))
     return _pick_figures(play_answers(attack, config, VICTIM, data=data, seed=seed))
 
 
 def _make_guarded_config(clip: float, sigma: float, *, seed: int) -> Config:
-    """Return settings of APFed-C, with a guard unless `sigma` is 0.
+    """Return the configuration of APFed-C, whose clip also bounds the adversary's rows.
 
-    The adversary's answers are as long as its strength makes them.
+    `clip`: of the sum. `sigma`: standard deviation of the guard's noise; 0: no guard.
     """
-    config = live_config("digits", "apfed_c", masks="none", clip=clip, seed=seed)
+    config = make_live_config("digits", "apfed_c", masks="none", clip=clip, seed=seed)
     if not sigma:
         return config
     guard = {"mechanism": "gaussian", "clip": 1.0, "sigma": sigma}
@@ -682,20 +727,18 @@ def _make_guarded_config(clip: float, sigma: float, *, seed: int) -> Config:
 
 
 def _load_one_passive(config: Config) -> tuple[Config, VerticalData]:
-    """Return the settings with their data, of which one passive is left."""
+    """Return the configuration, and its data with the first passive only."""
     data = load_data(config.data, seed=config.seed)
     return config, replace(data, passives=data.passives[:1])
 
 
 def _pick_figures(result: AttackResult) -> Row:
-    """Return the columns of an attack's result: best variant, its figures, baseline and
-    advantage.
-    """
-    floor = result.baselines[result.baseline or ""]
+    """Return the columns of an attack's result: best variant, its figures, baseline, advantage."""
+    best_baseline = result.baselines[result.baseline or ""]
     return {
         "variant": result.variant,
         **{key: result.score.get(key) for key in ("r2", "mse", "psnr", "ssim")},
         "baseline": result.baseline,
-        "baseline r2": floor["r2"],
+        "baseline r2": best_baseline["r2"],
         "advantage": result.advantage,
     }

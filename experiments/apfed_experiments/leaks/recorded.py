@@ -12,7 +12,7 @@ from typing import Any
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.run import run_attacks
 from apfed_experiments.leaks.live import Setting
-from apfed_experiments.leaks.votes import labels_config
+from apfed_experiments.leaks.votes import make_labels_config
 from apfed_experiments.study import base_config
 from apfed_experiments.summary import Row
 from secure_apfed.config import AttackChoice, Config
@@ -28,7 +28,7 @@ _GUARDS: Mapping[str, Mapping[str, Any]] = {
     "fresh": {"mechanism": "gaussian", **_NOISE},
     "frozen": {"mechanism": "frozen_gaussian", **_NOISE},
 }
-_KNOWN = (1, 4, 40, 0)
+_KNOWN_LABELS = (1, 4, 40, 0)
 NETWORKS: Mapping[str, Any] = {
     "model": {"network": "mlp", "hidden": [64], "representation": 32, "dropout": 0.2},
     "train": {
@@ -50,16 +50,16 @@ _METHODS: Mapping[str, Mapping[str, Any]] = {
         "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 8.0},
     },
 }
-_PAIRS = {"shadow_rows": 100}
+_HUNDRED_PAIRS = {"shadow_rows": 100}
 _ONE_LABEL = {"labels_per_class": 1}
 _MORE_LABELS = {"labels_per_class": 20}  # joint training observes the few labelled rows alone
 _ATTACKS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     "features": (
-        ("vote_regression", _PAIRS),
-        ("contrastive_inversion", _PAIRS),
-        ("inverse_network", _PAIRS),
-        ("gradient_regression", _PAIRS),
-        ("sum_regression", _PAIRS),
+        ("vote_regression", _HUNDRED_PAIRS),
+        ("contrastive_inversion", _HUNDRED_PAIRS),
+        ("inverse_network", _HUNDRED_PAIRS),
+        ("gradient_regression", _HUNDRED_PAIRS),
+        ("sum_regression", _HUNDRED_PAIRS),
     ),
     "labels": (
         ("shown_labels", _ONE_LABEL),
@@ -68,7 +68,7 @@ _ATTACKS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     ),
     "membership": (("membership", {"shadow_models": 16, "epochs": 20}),),
 }
-_NEEDED: Mapping[str, AbstractSet[str]] = {
+_REQUIRED_FACTS: Mapping[str, AbstractSet[str]] = {
     "vote_regression": {"passives vote"},
     "shown_labels": {"labels are shown"},
     "contrastive_inversion": {"gradients are summed"},
@@ -81,7 +81,7 @@ _NEEDED: Mapping[str, AbstractSet[str]] = {
 }
 _PAPER_SEEDS = range(3)
 _SEQUENCES = "synthetic_keystrokes"
-_PEOPLE: Mapping[str, Mapping[str, Any]] = {
+_PAPER_DATA: Mapping[str, Mapping[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4, "overlap": 1.0, "limit": 800},
     "handwritten": {
         "dataset": "handwritten",
@@ -92,25 +92,27 @@ _PEOPLE: Mapping[str, Mapping[str, Any]] = {
     _SEQUENCES: {"dataset": _SEQUENCES, "partition": "horizontal", "limit": 240},
 }
 _SUM: Mapping[str, Any] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}
-_BITS = (16, 24)
-_CODE: Mapping[str, Any] = {"network": "selu", "hidden": [32], "representation": 64}
-_LABELS = {"labels_per_class": 4}
+_SUM_BITS = (16, 24)
+_CODE_MODEL: Mapping[str, Any] = {"network": "selu", "hidden": [32], "representation": 64}
+_FOUR_LABELS = {"labels_per_class": 4}
 _NO_LABELS = {"labels_per_class": 0}
-_ASKED = tuple(("averaged_membership", {"strangers": group}) for group in ("outside", "elsewhere"))
+_AVERAGED_MEMBERSHIP = tuple(
+    ("averaged_membership", {"strangers": group}) for group in ("outside", "elsewhere")
+)
 
 
-# A1 and A2: labels out of representations, against what a passive's own features tell.
+# A1 and A2: labels inferred from representations, against what a passive's own features reveal.
 #
-# The runs of the main job without noise, with noise that is fresh in every epoch, and with noise
-# that is frozen; the whole transcript is kept.
+# The runs of the main job without noise, with fresh noise in every epoch, and with frozen noise;
+# the whole transcript is kept.
 
 
 def labels() -> Iterator[Setting]:
-    """Yield settings by noise and by the labels that passives know.
+    """Yield the settings of A1 and A2, by noise and by the number of labels that passives know.
 
-    Figures are balanced accuracies, means over the passives.
+    Figures are balanced accuracies, averaged over the passives.
     """
-    for name, noise, known in product(_DATA, _GUARDS, _KNOWN):
+    for name, noise, known in product(_DATA, _GUARDS, _KNOWN_LABELS):
         data = name.removeprefix("all-labels-")
         columns = {"data": data, "noise": noise, "labels a class": known or "none"}
         measure = partial(_measure_labels, name, noise, known)
@@ -119,13 +121,20 @@ def labels() -> Iterator[Setting]:
 
 @lru_cache(maxsize=len(_SEEDS))
 def _run_settings(settings: str) -> tuple[Recording, float]:
-    """Run these settings, for several attacks to read; return the recording and its accuracy."""
+    """Return the recording and the accuracy of a run; recent runs are cached for several attacks.
+
+    `settings`: of the run, as JSON.
+    """
     result = run(Config.model_validate_json(settings), None)
     return result.recording, next(iter(result.accuracy.values()))
 
 
 def _make_guarded_config(name: str, noise: str, seed: int) -> Config:
-    """Return the main job's run with another guard; a plain sum changes no result here."""
+    """Return the configuration of a run of the main job with another guard and a plain sum, which
+    changes no result here.
+
+    `name`: of the base configuration. `noise`: a key of `_GUARDS`.
+    """
     settings = base_config(name).model_dump(mode="json") | {
         "seed": seed,
         "party_seeds": "shared_for_comparison",
@@ -137,37 +146,36 @@ def _make_guarded_config(name: str, noise: str, seed: int) -> Config:
 
 
 def _measure_labels(name: str, noise: str, known: int, seed: int) -> Row:
-    """Return what both attacks and the best of their baselines reach, with the same labels.
+    """Return the balanced accuracies of both attacks and of the best baseline with the same labels.
 
-    Where no label is known the clusters are named by the truth. x: the best baseline of A1, that is
-    probes on a passive's own features, alone or beside decoys. Figures are means over the passives,
-    but for the advantages of each.
+    `known`: number of labels of each class that a passive knows; 0: clusters are matched to classes
+    by the truth. In the row, "x" is the best baseline of A1: probes on a passive's own features,
+    alone or beside decoys. Figures are means over the passives, except the advantage of each.
     """
     recording, _ = _run_settings(
         _make_guarded_config(name, noise, seed).model_dump_json(exclude_defaults=True)
     )
     options = {"labels_per_class": known}
-    once, course = (
-        {
-            result.adversary: result
-            for result in run_attacks(
-                recording, [AttackChoice(name=name, options=options)], seed=seed
-            )
-            if result.applicable
-        }
-        for name in ("model_completion", "temporal")
-    )
+
+    def attack_run(name: str) -> dict[str, AttackResult]:
+        """Return the results of one attack by adversary."""
+        choice = AttackChoice(name=name, options=options)
+        results = run_attacks(recording, [choice], seed=seed)
+        return {result.adversary: result for result in results if result.applicable}
+
+    a1 = attack_run("model_completion")
+    a2 = attack_run("temporal")
     return {
-        "x": fmean(_get_score(result) - _get_advantage(result) for result in once.values()),
-        "A1": fmean(map(_get_score, once.values())),
-        "A2": fmean(map(_get_score, course.values())),
-        "A1 less x": fmean(map(_get_advantage, once.values())),
-        "A2 less x": fmean(map(_get_advantage, course.values())),
+        "x": fmean(_get_score(result) - _get_advantage(result) for result in a1.values()),
+        "A1": fmean(map(_get_score, a1.values())),
+        "A2": fmean(map(_get_score, a2.values())),
+        "A1 less x": fmean(map(_get_advantage, a1.values())),
+        "A2 less x": fmean(map(_get_advantage, a2.values())),
         "A2 less A1": fmean(
-            _get_score(course[name]) - _get_score(result) for name, result in once.items()
+            _get_score(a2[name]) - _get_score(result) for name, result in a1.items()
         ),
-        **{f"A1 less x, {name}": _get_advantage(result) for name, result in once.items()},
-        **{f"A2 less x, {name}": _get_advantage(result) for name, result in course.items()},
+        **{f"A1 less x, {name}": _get_advantage(result) for name, result in a1.items()},
+        **{f"A2 less x, {name}": _get_advantage(result) for name, result in a2.items()},
     }
 
 
@@ -184,18 +192,18 @@ def _get_score(result: AttackResult) -> float:
     return figure
 
 
-# What is read of votes beside what is read under APFed-C and joint training, with few labels.
+# Attacks on votes beside attacks on APFed-C and joint training, with few labels.
 
 
 def few_labels() -> Iterator[Setting]:
-    """Yield settings of each attack that a method gives something to read.
+    """Yield the settings of each method with each attack that applies to its messages.
 
     Figures are means over all adversaries and victims of the attack.
     """
     for data, target in product(("digits", "breast_cancer"), _ATTACKS):
         for method, (name, options) in product(_METHODS, _ATTACKS[target]):
-            # Whether there is something for the attack, as its own reasons and roles have it.
-            if _NEEDED[name] & _make_labels_config("digits", method, 0).method.facts:
+            # An attack applies if the method's messages are of a kind that it reads.
+            if _REQUIRED_FACTS[name] & _make_labels_config("digits", method, 0).method.facts:
                 columns = {"data": data, "target": target, "method": method, "attack": name}
                 measure = partial(
                     _measure_attack, partial(_make_labels_config, data, method), name, options
@@ -204,38 +212,42 @@ def few_labels() -> Iterator[Setting]:
 
 
 def _make_labels_config(data: str, method: str, seed: int) -> Config:
-    """Return the run of a method where few rows have a label."""
-    return labels_config(data, method, seed=seed, **_METHODS[method])
+    """Return the configuration of a method's run with few labelled rows."""
+    return make_labels_config(data, method, seed=seed, **_METHODS[method])
 
 
 def _measure_attack(
-    config_of: Callable[[int], Config], attack: str, options: Mapping[str, Any], seed: int
+    make_config: Callable[[int], Config], attack: str, options: Mapping[str, Any], seed: int
 ) -> Row:
-    """Return what the attack reaches, means over adversaries and victims, beside the accuracy.
+    """Return the figures of an attack on a run, averaged over adversaries and victims, and the
+    run's accuracy in per cent.
 
-    `config_of`: settings by seed. `options`: of the attack.
+    `make_config`: returns the run's configuration for a seed. `attack`: its name.
     """
-    recording, accuracy = _run_settings(config_of(seed).model_dump_json(exclude_defaults=True))
+    recording, accuracy = _run_settings(make_config(seed).model_dump_json(exclude_defaults=True))
     choice = AttackChoice(name=attack, options=dict(options))
     mounted = run_attacks(recording, [choice], seed=seed)
     results = [result for result in mounted if result.advantage is not None]
     if not results:
         return {"accuracy": 100 * accuracy, "refused": str(mounted[0].reason)}
     metric = str(results[0].metric)
+    best_baselines = [str(result.baseline) for result in results]
+    baseline_scores = [
+        result.baselines[name][metric] or 0.0
+        for result, name in zip(results, best_baselines, strict=True)
+    ]
     return {
         "reached": fmean(result.score[metric] or 0.0 for result in results),
-        "baseline": fmean(
-            result.baselines[str(result.baseline)][metric] or 0.0 for result in results
-        ),
+        "baseline": fmean(baseline_scores),
         "advantage": fmean(result.advantage or 0.0 for result in results),
         "metric": metric,
-        "best baseline": Counter(str(result.baseline) for result in results).most_common(1)[0][0],
+        "best baseline": Counter(best_baselines).most_common(1)[0][0],
         "scored": fmean(result.counts["scored"] for result in results),
         "accuracy": 100 * accuracy,
     }
 
 
-# The methods of the papers beside APFed: what is read in them, by the attacks that find something.
+# Attacks on the methods of the papers beside APFed, as far as they find something.
 #
 # SplitNN by concatenation and by sum, APC-VFL, VFedTrans, MMVFL and V-FedMV on digits in four
 # strips; H-FedMV on the Handwritten features and S-FedMV on sequences that are synthetic, among
@@ -244,7 +256,14 @@ def _measure_attack(
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A method and the attacks on it; `note`: settings that differ between cases of one method."""
+    """A method and the attacks on it.
+
+    Attributes:
+        data: a key of `_PAPER_DATA`.
+        attacks: name and options of each.
+        changes: settings of the run that differ from the usual ones.
+        note: what differs between cases of one method, for people.
+    """
 
     method: str
     data: str
@@ -254,12 +273,15 @@ class Case:
 
 
 def _make_averaging_case(method: str, bits: int) -> Case:
-    """Return the case of MMVFL or V-FedMV with `bits` of one number of the sum."""
-    attacks = [("pseudo_labels", _NO_LABELS)] if bits == _BITS[0] else []
+    """Return the case of MMVFL or V-FedMV with sums of numbers of so many bits.
+
+    Pseudo-labels are attacked in the first case only, since bits do not change them.
+    """
+    attacks = [("pseudo_labels", _NO_LABELS)] if bits == _SUM_BITS[0] else []
     return Case(
         method=method,
         data="digits",
-        attacks=[*attacks, ("sum_regression", _PAIRS)],
+        attacks=[*attacks, ("sum_regression", _HUNDRED_PAIRS)],
         changes={"model": {"network": "identity"}, "secure_sum": {**_SUM, "bits": bits}},
         note=f"{bits} bits",
     )
@@ -271,40 +293,40 @@ CASES = (
         data="digits",
         changes=NETWORKS,
         attacks=(
-            ("gradient_direction", _LABELS),
-            ("model_completion", _LABELS),
-            ("inverse_network", _PAIRS),
+            ("gradient_direction", _FOUR_LABELS),
+            ("model_completion", _FOUR_LABELS),
+            ("inverse_network", _HUNDRED_PAIRS),
         ),
     ),
     Case(
         method="split_nn_sum",
         data="digits",
         changes=NETWORKS,
-        attacks=(("gradient_direction", _LABELS), ("sum_regression", _PAIRS)),
+        attacks=(("gradient_direction", _FOUR_LABELS), ("sum_regression", _HUNDRED_PAIRS)),
     ),
     Case(
         method="apc_vfl",
         data="digits",
-        attacks=(("inverse_network", _PAIRS),),
+        attacks=(("inverse_network", _HUNDRED_PAIRS),),
         changes={
-            "model": _CODE,
-            "method": {"own": _CODE, "passive": _CODE, "joint": [128], "epochs": 60},
+            "model": _CODE_MODEL,
+            "method": {"own": _CODE_MODEL, "passive": _CODE_MODEL, "joint": [128], "epochs": 60},
         },
     ),
     Case(
         method="vfedtrans",
         data="digits",
-        attacks=(("vector_regression", _PAIRS),),
+        attacks=(("vector_regression", _HUNDRED_PAIRS),),
         changes={
             "model": {"network": "enriched", "hidden": [64], "representation": 64},
             "method": {"epochs": 60},
         },
     ),
-    *(_make_averaging_case(method, bits) for method in ("mmvfl", "v_fedmv") for bits in _BITS),
+    *(_make_averaging_case(method, bits) for method in ("mmvfl", "v_fedmv") for bits in _SUM_BITS),
     Case(
         method="h_fedmv",
         data="handwritten",
-        attacks=_ASKED,
+        attacks=_AVERAGED_MEMBERSHIP,
         changes={
             "model": {"network": "identity"},
             "train": {"epochs": 4, "device": "cpu"},
@@ -314,7 +336,7 @@ CASES = (
     Case(
         method="s_fedmv",
         data=_SEQUENCES,
-        attacks=_ASKED,
+        attacks=_AVERAGED_MEMBERSHIP,
         changes={
             "model": {
                 "network": "gru",
@@ -330,25 +352,25 @@ CASES = (
 
 
 def papers() -> Iterator[Setting]:
-    """Yield each attack on each method that gives it something to read.
+    """Yield the settings of each case with each of its attacks.
 
-    Figures are means over the attack's adversaries.
+    Figures are means over the attack's adversaries and victims.
     """
     for case in CASES:
         for name, options in case.attacks:
             options_text = ", ".join(f"{key} {value}" for key, value in options.items())
             columns = {"method": case.method, "data": case.data, "settings": case.note}
-            measure = partial(_measure_attack, partial(config_of, case), name, options)
+            measure = partial(_measure_attack, partial(make_paper_config, case), name, options)
             columns |= {"attack": name, "options": options_text}
             yield Setting(columns=columns, measure=measure, seeds=_PAPER_SEEDS)
 
 
-def config_of(case: Case, seed: int) -> Config:
-    """Return the run of one case under a seed: all messages are kept, without a guard."""
+def make_paper_config(case: Case, seed: int) -> Config:
+    """Return the configuration of a case's run, without a guard and with its whole transcript."""
     usual: dict[str, Any] = {
         "name": f"papers-{case.method}",
         "seed": seed,
-        "data": _PEOPLE[case.data],
+        "data": _PAPER_DATA[case.data],
         "party_seeds": "shared_for_comparison",
         "train": {"epochs": 20, "device": "cpu"},
         "secure_sum": _SUM,

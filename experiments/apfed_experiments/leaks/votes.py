@@ -1,9 +1,9 @@
-"""Ballots in live runs: what chosen labels and repeated runs read, and what poisoned votes spoil.
+"""Votes in live runs: leakage by chosen labels and repeated runs, and damage by poisoned votes.
 
 Digits in four strips with 50 labels and breast cancer with 20; votes by label spreading. An epsilon
-is of one vote at one passive: noise under the sum, or randomised response. All rules hold.
+is of one vote at one passive: noise in the sum, or randomised response. All rules hold.
 
-Letters: U rows asked about, K classes.
+Letters: N people, U rows that are voted on, K classes, k classes but the last, F features.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,20 +27,20 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.measures.table import ACCURACY
 
 _SEEDS = range(5)
-_NEAR = 10
+_NEIGHBOURS = 10
 _DATA: Mapping[str, Mapping[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4, "overlap": 1.0, "labelled": 50},
     "breast_cancer": {"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20},
 }
-# Name for the table, method, epsilon.
-_OPENINGS: tuple[tuple[str, str, float | None], ...] = (
+# What is revealed (the sum of votes or each vote), method, epsilon.
+_REVEALS: tuple[tuple[str, str, float | None], ...] = (
     ("sum", "votes", None),
     ("sum", "votes", 4.0),
     ("each", "votes_randomised", 4.0),
 )
 
 
-def labels_config(
+def make_labels_config(
     data: str,
     method: str,
     /,
@@ -50,7 +50,16 @@ def labels_config(
     seed: int = 0,
     **changes: Any,
 ) -> Config:
-    """Return a run with few labels; votes by this labeller, under noise of this epsilon."""
+    """Return the configuration of a run with few labelled rows.
+
+    Args:
+        data: a key of `_DATA`.
+        method: its name.
+        epsilon: of one vote; None: no noise.
+        labeller: of the passives; None: the method has none, or its default.
+        seed: of the run.
+        changes: top-level settings.
+    """
     method_settings = {"name": method, "epsilon": epsilon, "labeller": labeller}
     settings: dict[str, Any] = {
         "name": f"few-labels-{data}",
@@ -68,29 +77,29 @@ def labels_config(
 
 @cache
 def _load_data(name: str, seed: int) -> VerticalData:
-    return load_data(labels_config(name, "votes").data, seed=seed)
+    return load_data(make_labels_config(name, "votes").data, seed=seed)
 
 
-_ALIGNED: dict[tuple[str, int], Mapping[str, Tensor]] = {}
+_ALIGNMENTS: dict[tuple[str, int], Mapping[str, Tensor]] = {}
 
 
-def open_votes(
+def open_votes_run(
     data: str, method: str, epsilon: float | None, seed: int, labeller: str = "spreading"
 ) -> VotesRun:
-    """Open a new run on the same people, which nobody counts together with an earlier one.
+    """Return a new live session on the same people; no party charges it with earlier sessions.
 
-    `labeller`: its name.
+    `data`, `method`, `epsilon`, `labeller`: as in `make_labels_config`.
     """
-    config = labels_config(data, method, epsilon=epsilon, seed=seed, labeller=labeller)
-    run = VotesRun(config, _load_data(data, seed), alignment=_ALIGNED.get((data, seed)))
-    _ALIGNED[data, seed] = run.alignment
+    config = make_labels_config(data, method, epsilon=epsilon, seed=seed, labeller=labeller)
+    run = VotesRun(config, _load_data(data, seed), alignment=_ALIGNMENTS.get((data, seed)))
+    _ALIGNMENTS[data, seed] = run.alignment
     return run
 
 
 def _make_setting(
     measure: Callable[[int], Row],
     data: str,
-    opened: str,
+    revealed: str,
     epsilon: float | None,
     *,
     seeds: Sequence[int] = _SEEDS,
@@ -98,190 +107,202 @@ def _make_setting(
 ) -> Setting:
     """Return the setting of one line of a table on votes.
 
-    `measure`: returns the row of a seed. `opened`: what is revealed, in words.
+    `measure`: returns the figures of a seed. `revealed`: "sum" or "each". `more`: columns.
     """
-    columns = {"data": data, "opened": opened, "epsilon": epsilon, **more}
+    columns = {"data": data, "opened": revealed, "epsilon": epsilon, **more}
     return Setting(columns=columns, measure=measure, seeds=seeds)
 
 
 def chosen_labels() -> Iterator[Setting]:
-    """Yield settings: the active labels one person a class, and others with the last class.
+    """Yield the settings of an active that chooses labels to find each person's neighbours.
 
-    Column k of what it opens is then how near everybody is to person k, summed over the passives.
-    Measured: which share of the ten people nearest to k in the victim's features (by its table) are
-    among the ten that it names, for one run and several; the baseline names the nearest in its own
-    features, and chance ten of all.
+    It gives one person each class but the last, and others the last class. Votes for class k then
+    say how near everybody is to person k in the passives' features. Measured: the share of the ten
+    nearest people in a passive's features whom the active names, after one run and several. The
+    baseline names the ten nearest in the active's own features; chance is ten of all people.
     """
-    for data, (opened, method, epsilon), runs in product(_DATA, _OPENINGS, (1, 8)):
+    for data, (revealed, method, epsilon), runs in product(_DATA, _REVEALS, (1, 8)):
         measure = partial(_measure_neighbours, data, method, epsilon, runs)
-        yield _make_setting(measure, data, opened, epsilon, seeds=range(3), runs=runs)
+        yield _make_setting(measure, data, revealed, epsilon, seeds=range(3), runs=runs)
 
 
 def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: int) -> Row:
-    """Return which share of the nearest neighbours of chosen people the revealed votes name, beside
-    the active's own features and chance.
+    """Return the share of the landmarks' nearest neighbours that votes name ("found"), beside that
+    of the active's own features ("baseline") and chance.
 
-    `runs`: how often.
+    Landmarks are random people with chosen labels. `runs`: number of runs whose votes are averaged.
     """
-    run = open_votes(data, method, epsilon, seed)
+    run = open_votes_run(data, method, epsilon, seed)
     rows = run.ballot.rows.sort().values
     draw = np.random.default_rng(seed)
     landmarks = draw.choice(len(rows), size=run.learner.classes - 1, replace=False)
-    later = (open_votes(data, method, epsilon, seed) for _ in range(1, runs))
-    votes_Uk = np.mean(
-        [_measure_landmarks(ran, rows, landmarks, draw) for ran in (run, *later)], axis=0
-    )
-    neighbours_by_party = {
+    votes_by_run = [_request_landmark_votes(run, rows, landmarks, draw)]
+    for _ in range(1, runs):
+        later_run = open_votes_run(data, method, epsilon, seed)
+        votes_by_run.append(_request_landmark_votes(later_run, rows, landmarks, draw))
+    votes_Uk = np.mean(votes_by_run, axis=0)
+    votes_Uk[landmarks, np.arange(len(landmarks))] = -np.inf  # a landmark is not its own neighbour
+    named = np.argsort(-votes_Uk, axis=0)[:_NEIGHBOURS].T
+    nearest_by_party = {
         table.name: _find_nearest(table.features[run.alignment[table.name]][rows], landmarks)
         for table in run.data.tables
     }
-    votes_Uk[landmarks, np.arange(len(landmarks))] = -np.inf
-    neighbours = np.argsort(-votes_Uk, axis=0)[:_NEAR].T
-    others = [name for name in neighbours_by_party if name != run.data.active.name]
+    nearest_by_active = nearest_by_party.pop(run.data.active.name)
+    passives_nearest = list(nearest_by_party.values())
     return {
-        "found": fmean(_compute_overlap(neighbours, neighbours_by_party[name]) for name in others),
+        "found": fmean(_compute_overlap(named, nearest) for nearest in passives_nearest),
         "baseline": fmean(
-            _compute_overlap(neighbours_by_party[run.data.active.name], neighbours_by_party[name])
-            for name in others
+            _compute_overlap(nearest_by_active, nearest) for nearest in passives_nearest
         ),
-        "chance": _NEAR / len(rows),
+        "chance": _NEIGHBOURS / len(rows),
     }
 
 
-def _measure_landmarks(
+def _request_landmark_votes(
     run: VotesRun, rows: Tensor, landmarks: NDArray[np.int64], draw: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Return how near everybody is to each landmark, as estimated from the votes.
+    """Return everybody's votes for the class of each landmark, (U, k): higher is nearer.
 
-    A soft vote has a share for the landmark whoever else is labelled, so all are. A hard one is for
-    whoever is nearest: with a tenth of all labelled, about ten people vote for each landmark.
+    Soft votes have a share for the landmark whoever else is labelled, so all people are labelled. A
+    hard vote is for the nearest labelled person: only a tenth of the people is labelled, so that
+    about ten people vote for each landmark.
+
+    `rows`: U people of the ballot. `landmarks`: their positions in `rows`.
     """
-    others = np.arange(len(rows))
+    labelled = np.arange(len(rows))
     if "votes are answered singly" in run.config.method.facts:
-        others = draw.choice(len(rows), size=len(rows) // _NEAR, replace=False)
-    last = run.learner.classes - 1
-    labels = dict.fromkeys(rows[others].tolist(), last)
-    labels |= {int(rows[place]): number for number, place in enumerate(landmarks)}
-    _, votes = run.request_votes(rows, labels)
-    return np.asarray(votes[:, :last])
+        labelled = draw.choice(len(rows), size=len(rows) // _NEIGHBOURS, replace=False)
+    last_class = run.learner.classes - 1
+    labels = dict.fromkeys(rows[labelled].tolist(), last_class)
+    for number, position in enumerate(landmarks):
+        labels[int(rows[position])] = number
+    _, votes_UK = run.request_votes(rows, labels)
+    return np.asarray(votes_UK[:, :last_class])
 
 
 def _find_nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the ten nearest rows of each landmark, (landmarks, 10), without itself."""
+    """Return the ten rows nearest to each landmark, (k, 10), without itself.
+
+    `rows_U`: features of all rows. `landmarks`: positions of k of them.
+    """
     features_UF = rows_U.flatten(1).double().numpy()
-    search = NearestNeighbors(n_neighbors=_NEAR + 1).fit(features_UF)
+    search = NearestNeighbors(n_neighbors=_NEIGHBOURS + 1).fit(features_UF)
     neighbours = search.kneighbors(features_UF[landmarks], return_distance=False)
     return np.stack(
-        [row[row != landmark][:_NEAR] for row, landmark in zip(neighbours, landmarks, strict=True)]
+        [
+            row[row != landmark][:_NEIGHBOURS]
+            for row, landmark in zip(neighbours, landmarks, strict=True)
+        ]
     )
 
 
 def _compute_overlap(neighbours: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
-    """Return the mean share of true neighbours among those named."""
+    """Return the mean share of true neighbours among those named; both are (k, 10)."""
     pairs = zip(neighbours, truth, strict=True)
-    return fmean(len(set(guessed) & set(expected)) / _NEAR for guessed, expected in pairs)
+    return fmean(len(set(named) & set(expected)) / _NEIGHBOURS for named, expected in pairs)
 
 
 def repeated_votes() -> Iterator[Setting]:
-    """Yield settings: each person's class at the passives, from new runs on the same people.
+    """Yield the settings of an active that averages the noisy votes of new runs on the same people.
 
-    Measured: for which share of the people the class with the most votes in the mean of the
-        revealed votes is that of the votes without noise. Each run is a run of its own, with its
-        own budget.
+    Measured: the share of people for whom the class with the most votes, on average, is also that
+    of the votes without noise. Every run has its own privacy budget.
     """
     cases = (
         ("each", "votes_randomised", 1.0),
         ("each", "votes_randomised", 4.0),
         ("sum", "votes", 4.0),
     )
-    for data, (opened, method, epsilon), runs in product(_DATA, cases, (1, 4, 16)):
+    for data, (revealed, method, epsilon), runs in product(_DATA, cases, (1, 4, 16)):
         measure = partial(_measure_repeats, data, method, epsilon, runs)
-        yield _make_setting(measure, data, opened, epsilon, runs=runs)
+        yield _make_setting(measure, data, revealed, epsilon, runs=runs)
 
 
 def _measure_repeats(data: str, method: str, epsilon: float, runs: int, seed: int) -> Row:
-    """Return for which share of the people the class with most votes is read from the mean of many
-    openings.
+    """Return the share of people whose class with the most votes is read from the mean of several
+    runs' noisy votes, and the epsilon of all runs.
 
-    `runs`: how often.
+    `runs`: their number.
     """
-    totals = []
-    run = open_votes(data, method, epsilon, seed)
-    for number in range(runs):
-        run = open_votes(data, method, epsilon, seed) if number else run
-        _, votes = run.request_votes()
-        totals.append(votes)
+    run = open_votes_run(data, method, epsilon, seed)
+    votes_by_run = [run.request_votes()[1]]
+    for _ in range(1, runs):
+        run = open_votes_run(data, method, epsilon, seed)
+        votes_by_run.append(run.request_votes()[1])
     truth_UK = np.sum([run.get_voter(name).cast_votes(run.ballot) for name in run.voters], axis=0)
-    named_U1 = np.mean(totals, axis=0).argmax(axis=1)[:, None]
-    # Hard votes tie often: any class of those with most votes will do.
-    reached_U1 = np.take_along_axis(truth_UK, named_U1, axis=1) >= truth_UK.max(1, keepdims=True)
-    return {"class read": float(reached_U1.mean()), "epsilon spent": epsilon * runs}
+    named_U1 = np.mean(votes_by_run, axis=0).argmax(axis=1)[:, None]
+    # Hard votes tie often: any of the classes with the most votes counts as read.
+    is_read_U1 = np.take_along_axis(truth_UK, named_U1, axis=1) >= truth_UK.max(1, keepdims=True)
+    return {"class read": float(is_read_U1.mean()), "epsilon spent": epsilon * runs}
 
 
 def vote_membership() -> Iterator[Setting]:
-    """Yield settings of two runs whose labels differ in one person: does its row vote?
+    """Yield the settings of an attack on membership: is a person in the passives' tables?
 
-    Half of the candidates are in the passives' tables. The statistic is how far the two openings
-    lie apart for all other people. The active knows the answer from the intersection: this is what
-    the two revealed answers alone let a reader infer.
+    Votes of two runs are compared whose labels differ in that person only. The score is the
+    distance of the votes on all other people. Half of the candidates are in the tables. The active
+    knows the truth from the intersection; this measures what votes alone reveal to a reader.
     """
-    for data, (opened, method, epsilon) in product(_DATA, _OPENINGS):
+    for data, (revealed, method, epsilon) in product(_DATA, _REVEALS):
         yield _make_setting(
-            partial(_measure_membership, data, method, epsilon), data, opened, epsilon
+            partial(_measure_membership, data, method, epsilon), data, revealed, epsilon
         )
 
 
-_CANDIDATES = 16
+_CANDIDATES = 16  # people whose membership is guessed
 
 
 def _measure_membership(data: str, method: str, epsilon: float | None, seed: int) -> Row:
-    """Return the AUC of the distance between two openings."""
-    run = open_votes(data, method, epsilon, seed)
-    honest = dict(
-        zip(run.ballot.rows[run.ballot.labelled].tolist(), run.ballot.labels.tolist(), strict=True)
-    )
+    """Return the AUC with which the distance of the votes of two runs tells members from others.
+
+    Members are in the passives' tables. The runs differ in the label of the candidate only.
+    """
+    run = open_votes_run(data, method, epsilon, seed)
+    labelled_rows = run.ballot.rows[run.ballot.labelled].tolist()
+    honest_labels = dict(zip(labelled_rows, run.ballot.labels.tolist(), strict=True))
     classes = run.learner.classes
-    free = run.ballot.rows[~torch.isin(run.ballot.rows, torch.tensor(list(honest)))]
+    unlabelled = run.ballot.rows[~torch.isin(run.ballot.rows, torch.tensor(labelled_rows))]
     draw = np.random.default_rng(seed)
-    chosen = draw.choice(len(free), size=_CANDIDATES, replace=False)
+    chosen = draw.choice(len(unlabelled), size=_CANDIDATES, replace=False)
     distances = []
-    inside = []
-    for number, candidate in enumerate(free[chosen].tolist()):
-        member = number % 2 == 0
-        results = []
+    are_members = []
+    for number, candidate in enumerate(unlabelled[chosen].tolist()):
+        is_member = number % 2 == 0
+        votes_by_label = []
         for label in (0, classes - 1):
-            run = open_votes(data, method, epsilon, seed)
-            if not member:
+            run = open_votes_run(data, method, epsilon, seed)
+            if not is_member:
                 for name in run.voters:
                     run.get_voter(name).is_known_N[candidate] = False
-            _, votes = run.request_votes(None, honest | {candidate: label})
-            results.append(votes[run.ballot.rows.numpy() != candidate])
-        distances.append(float(np.abs(results[0] - results[1]).sum()))
-        inside.append(member)
-    return {"auc": float(roc_auc_score(inside, distances))}
+            _, votes_UK = run.request_votes(None, honest_labels | {candidate: label})
+            votes_by_label.append(votes_UK[run.ballot.rows.numpy() != candidate])
+        distances.append(float(np.abs(votes_by_label[0] - votes_by_label[1]).sum()))
+        are_members.append(is_member)
+    return {"auc": float(roc_auc_score(are_members, distances))}
 
 
 def poisoned_votes() -> Iterator[Setting]:
-    """Yield settings: one passive votes against what its features say.
+    """Yield the settings of one passive that poisons its votes.
 
     The figure is the accuracy of the student, in per cent.
     """
     ways: tuple[Poison | None, ...] = (None, "random", "constant", "flip", "rotate")
-    for data, (opened, method, epsilon), way in product(_DATA, _OPENINGS, ways):
+    for data, (revealed, method, epsilon), way in product(_DATA, _REVEALS, ways):
         measure = partial(_measure_poisoning, data, method, epsilon, way)
-        yield _make_setting(measure, data, opened, epsilon, adversary=way or "none")
+        yield _make_setting(measure, data, revealed, epsilon, adversary=way or "none")
 
 
 def _measure_poisoning(
     data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
 ) -> Row:
-    """Return the student's accuracy where one passive spoils its votes, and how far votes agree.
+    """Return the student's accuracy where one passive poisons its votes, the change from an honest
+    run, and how far votes agree.
 
-    `way`: how the passive spoils its votes; None: honest.
+    `way`: how the passive poisons its votes; None: it is honest.
     """
-    honest, _ = _measure_accuracy(data, method, epsilon, None, seed)
-    reached, agreement = _measure_accuracy(data, method, epsilon, way, seed)
-    row: Row = {"accuracy": reached, "change": reached - honest}
+    honest_accuracy, _ = _measure_accuracy(data, method, epsilon, None, seed)
+    accuracy, agreement = _measure_accuracy(data, method, epsilon, way, seed)
+    row: Row = {"accuracy": accuracy, "change": accuracy - honest_accuracy}
     if agreement:
         row["its agreement"] = agreement[VICTIM]
         row["of the others"] = fmean(share for name, share in agreement.items() if name != VICTIM)
@@ -292,18 +313,16 @@ def _measure_poisoning(
 def _measure_accuracy(
     data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
 ) -> tuple[float, Mapping[str, float]]:
-    """Return the accuracy in per cent, and how far each passive agrees with others.
+    """Return the student's accuracy in per cent, and each passive's agreement with the others'
+    votes, which is empty unless single votes are revealed.
 
-    The agreement is known where single answers are revealed.
-
-    `way`: how the passive spoils its votes; None: honest.
+    `way`: how one passive poisons its votes; None: it is honest.
     """
-    run = open_votes(data, method, epsilon, seed)
+    run = open_votes_run(data, method, epsilon, seed)
     if way is not None:
         victim = run.get_voter(VICTIM)
         victim.labeller = PoisonedVotes(honest=victim.labeller, way=way, seed=seed)
     run.learn_from_votes()
     agreement = {name: agreed.others or 0.0 for name, agreed in run.learner.agreement.items()}
-    return 100 * ACCURACY.compute_value(
-        run.learner.student.score_rows(run.data.test_rows)
-    ), agreement
+    scored = run.learner.student.score_rows(run.data.test_rows)
+    return 100 * ACCURACY.compute_value(scored), agreement
