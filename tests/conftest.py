@@ -141,7 +141,7 @@ _FEW_TREES = 12
 _FEW_STEPS = 40
 """Of MixMatch; a test that asks how good it is trains it whole."""
 _TEACHERS = (
-    "secure_apfed.methods.student._GROWN",
+    "secure_apfed.methods.student._TREE_COUNT",
     "secure_apfed.methods.local_models.TEACHERS",
 )
 _MIXMATCH = ("secure_apfed.solo.networks._STEPS",)

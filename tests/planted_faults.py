@@ -191,7 +191,7 @@ charged_before_counted: test_parties_apfed.py
 -            noise_BD = self.noise.draw(
 -                values_BD.shape,
 -                step=admitted.step,
--                known_B=self.pick_known_rows(admitted.counted),
+-                known_B=self.pick_known_rows(admitted.counted_rows),
 -                digest=digest,
 -            )
 +        noise_BD = None
@@ -199,7 +199,7 @@ charged_before_counted: test_parties_apfed.py
 +            noise_BD = self.noise.draw(
 +                values_BD.shape,
 +                step=admitted.step,
-+                known_B=self.pick_known_rows(admitted.counted),
++                known_B=self.pick_known_rows(admitted.counted_rows),
 +                digest=digest,
 +            )
 +        self.count_answer(admitted, digest)
@@ -210,8 +210,8 @@ answer_leaves_twice: test_parties_apfed.py
 +        values_BD
 one_answer_more: test_parties_apfed.py
     The active gets one answer more about each row than was agreed.
--.max(initial=0)) >= self._answers:
-+.max(initial=0)) > self._answers:
+-if most_answers >= self._max_answers:
++if most_answers > self._max_answers:
 step_through_the_gate_again: test_parties_apfed.py
     A passive learns from, and answers, one step twice.
 -        if step <= self.last:
@@ -243,8 +243,8 @@ lambda_over_the_batch: test_methods_apfed.py
 --- secure_apfed/methods/apfed.py
 one_known_person_answered: test_methods_apfed.py
     Among strangers a single person of a passive is answered about alone.
--held_count < self.contract.minimum_batch or is_narrow(own_BD, self.terms)
-+is_narrow(own_BD, self.terms)
+-known_count < self.contract.minimum_batch or is_narrow(known_z_BD, self.terms)
++is_narrow(known_z_BD, self.terms)
 --- secure_apfed/methods/apfed_code.py
 another_question_answered: test_methods_code.py
     A passive answers whatever the active asks of it.

@@ -67,7 +67,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
     steps = {"networks._STEPS": 4, "networks._CODER_STEPS": 4, "classical._TREES": 5}
     for name, few in steps.items():
         monkeypatch.setattr(f"secure_apfed.solo.{name}", few)
-    monkeypatch.setattr("secure_apfed.methods.student._GROWN", 5)
+    monkeypatch.setattr("secure_apfed.methods.student._TREE_COUNT", 5)
     with pretend_gpus() as seen:
         yield seen
 

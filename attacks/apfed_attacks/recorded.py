@@ -36,10 +36,10 @@ from apfed_attacks.view import (
 from secure_apfed.base.seeds import derive_seed, shuffle_rows
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, PartyTable
-from secure_apfed.methods.alignment import positions_of, rows_among
+from secure_apfed.methods.alignment import find_positions_in_table_order, intersect_rows
 from secure_apfed.methods.averaging import AveragingSettings, LinearViews
-from secure_apfed.methods.multiview import Pull
-from secure_apfed.methods.terms import objective_of
+from secure_apfed.methods.multiview import LabelTerm
+from secure_apfed.methods.terms import find_objective
 from secure_apfed.networks.models import SequenceEncoder, encoder_and_head
 from secure_apfed.runs.outcome import Recording
 
@@ -168,7 +168,7 @@ def reveal_public(
     truth = truth_of(recording)
     active = recording.data.active.name
     names = (active, *parties)
-    outside = positions_of(recording.alignment[active], recording.data.test_rows)
+    outside = find_positions_in_table_order(recording.alignment[active], recording.data.test_rows)
     for present_A in _find_present_rows(recording, names).values():
         outside = outside[present_A[outside]]
     chosen = shuffle_rows(outside, seed, "attacks", "public")[:rows]
@@ -182,7 +182,7 @@ def _list_training_positions(recording: Recording, victim: str | None = None) ->
     `victim`: a passive; None: the active.
     """
     data = recording.data
-    trained = positions_of(recording.alignment[data.active.name], data.train_rows)
+    trained = find_positions_in_table_order(recording.alignment[data.active.name], data.train_rows)
     present_A = _find_present_rows(recording, [victim] if victim else []).get(victim or "")
     return trained if present_A is None else trained[present_A[trained]]
 
@@ -285,7 +285,9 @@ def _collect_terms(recording: Recording) -> dict[str, AgreedTerms]:
     clip = config.secure_sum.clip
     return {
         name: AgreedTerms(
-            objective=objective_of(config, name), weight=config.settings_of(name).weight, clip=clip
+            objective=find_objective(config, name),
+            weight=config.settings_of(name).weight,
+            clip=clip,
         )
         for name in names
     }
@@ -353,7 +355,9 @@ def reveal_candidates(recording: Recording, maximum: int, seed: int) -> tuple[Ca
     config = recording.config
     active = recording.data.active
     aligned = recording.alignment.get(active.name)  # None: it trained alone
-    trained = rows_among(data.train_rows, None if config.train.trains_unaligned_rows else aligned)
+    trained = intersect_rows(
+        data.train_rows, None if config.train.trains_unaligned_rows else aligned
+    )
     inside, outside = (
         _select_rows_with_labels([(active, rows)]) for rows in (trained, data.test_rows)
     )
@@ -475,7 +479,7 @@ def build_local_training(
         """
         eta_n1 = torch.full((len(rows_n), 1), settings.eta, dtype=torch.float64)
         truth_nK = F.one_hot(labels_n, classes).double()
-        pull = Pull(truth_nK.numpy(), eta_n1.numpy())
+        pull = LabelTerm(truth_nK.numpy(), eta_n1.numpy())
         views = LinearViews.from_views(
             view_settings, split_views(rows_n), pull, owner="adversary", seed=seed
         )

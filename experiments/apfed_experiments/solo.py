@@ -48,7 +48,7 @@ from secure_apfed.measures.table import (
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import SimulationInputs, fresh_secrets
 from secure_apfed.methods.student import Student, train_student, weigh_votes
-from secure_apfed.methods.votes import prior_of
+from secure_apfed.methods.votes import find_configured_prior
 from secure_apfed.runs.folder import (
     RunFolder,
     load_scores,
@@ -878,7 +878,7 @@ def train_without_votes(config: Config, data: VerticalData) -> Student:
     inputs = SimulationInputs(config=config, data=data)
     context = inputs.build_context(name, fresh_secrets(config, name), {})
     student = Student(context, torch.arange(len(data.active.ids)))
-    weighed = weigh_votes(None, student, prior_of(config), seed=config.seed)
+    weighed = weigh_votes(None, student, find_configured_prior(config), seed=config.seed)
     student.fit_to_labels(weighed.likely)
     train_student(student, config)
     return student

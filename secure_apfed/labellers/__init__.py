@@ -37,11 +37,14 @@ __all__ = [
 ]
 
 
-def _require_labeller(candidate: Any, code: str) -> type[Labeller]:
-    """Check that a class named as `package.module:Name` is a Labeller; return it."""
-    del code
-    kind: type[Labeller] = require_class(candidate, Labeller)
-    return kind
+def _require_labeller(candidate: Any, import_path: str) -> type[Labeller]:
+    """Return a plug-in's imported object as a labeller class. Raises TypeError: it is none.
+
+    `import_path`: where it was imported from; not needed here.
+    """
+    del import_path
+    labeller_class: type[Labeller] = require_class(candidate, Labeller)
+    return labeller_class
 
 
 # Each takes its own settings, all of which have defaults but what noise takes.

@@ -99,21 +99,26 @@ _OURS: Mapping[str, Method] = {
 }
 
 
-def _require_method(candidate: Any, code: str) -> Method:
-    """Check that a class named as `package.module:Name` is a Method, and that the `name` of its
-    settings is that same text; return it.
+def _require_method(candidate: Any, import_path: str) -> Method:
+    """Return the method of a plug-in, and store its import path in its settings class.
 
-    `candidate`: what the name leads to. `code`: the name.
+    Runs choose the method by that path, so its settings must declare no `name` of their own.
+
+    `candidate`: the imported object, a Method or a subclass of it. `import_path`: where it was
+    imported from, as `package.module:Name`. Raises TypeError: it is something else, or its settings
+    declare a name.
     """
     method = require_class(candidate, Method)() if isinstance(candidate, type) else candidate
     if not isinstance(method, Method):
         raise TypeError(
             f"expected a secure_apfed.methods.Method, or a subclass, got {type(candidate).__name__}"
         )
-    kind = method.settings
-    if kind.model_fields["name"].annotation is not str:
-        raise TypeError(f"leave `name` out of {kind.__name__}: a run calls the method {code}")
-    kind.code = code
+    settings_class = method.settings
+    if settings_class.model_fields["name"].annotation is not str:
+        raise TypeError(
+            f"leave `name` out of {settings_class.__name__}: a run calls the method {import_path}"
+        )
+    settings_class.code = import_path
     return method
 
 
@@ -145,10 +150,10 @@ def method_settings(choice: Any, *, as_json: bool = False) -> MethodSettings:
     except ConfigError as error:
         raise ValueError(str(error)) from error
     content = {**content, "name": name}
-    kind = METHODS[name].settings
+    settings_class = METHODS[name].settings
     if as_json:
-        return kind.model_validate_json(json.dumps(content), strict=True)
-    return kind.model_validate(content)
+        return settings_class.model_validate_json(json.dumps(content), strict=True)
+    return settings_class.model_validate(content)
 
 
 def open_session(
@@ -160,9 +165,9 @@ def open_session(
 ) -> Simulation:
     """Start all parties of a run in this process, with new secrets, ready for the first step.
 
-    `alignment`: rows by party from an earlier session with the same data; None: intersect the IDs
-    now. `logs`: folder of privacy ledgers and answer counters, which then outlast the session;
-    None: keep them in memory.
+    `alignment`: by party, the row of its table at each alignment position (N,), from an earlier
+    session with the same data; None: intersect the IDs now. `logs`: folder of privacy ledgers and
+    answer counters, which then outlast the session; None: keep them in memory.
     """
     names = [] if logs is None else [table.name for table in data.tables]
     secrets = {name: fresh_secrets(config, name, logs=logs) for name in names}

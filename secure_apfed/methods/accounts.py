@@ -1,5 +1,5 @@
-"""Calibrating noise from settings: for an active's releases and private updates, and for noise
-under sums.
+"""Calibrating noise from settings: for an active's releases and private updates, and for the
+noise that passives add to their contributions to a secure sum.
 
 Run by: each party for its own messages. All parties compute the same deviation of the noise under a
 sum from the same settings; a party's keys and ledgers come from its `PartyContext`.
@@ -15,7 +15,7 @@ from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.interface import USUAL_BITS
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.guarantee import distance_in_steps
-from secure_apfed.methods.terms import clip_of, derive_limits, make_sum, objective_of
+from secure_apfed.methods.terms import derive_limits, find_clip, find_objective, make_sum
 from secure_apfed.networks.models import Shape
 from secure_apfed.networks.objectives import OBJECTIVES
 from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, sensitivity_in_steps
@@ -28,11 +28,11 @@ from secure_apfed.settings.training import BlackBoxSettings, NoiseSettings, OwnL
 
 
 def plan_updates(config: RunSettings, settings: DpSgdSettings, guard: RepresentationGuard) -> float:
-    """Return the noise multiplier of the DP-SGD updates; each row takes part in one update an
-    epoch.
+    """Return the noise multiplier of the active's DP-SGD updates, as given or from their epsilon.
 
-    `guard`: of the representations, whose releases share the privacy budget. Raises ConfigError:
-    the releases alone exceed dp_sgd.epsilon.
+    Each row takes part in one update an epoch. `settings`: those of DP-SGD in `config`. `guard`:
+    the active's guard of its representations, whose releases share the privacy budget. Raises
+    ConfigError: the releases alone exceed dp_sgd.epsilon.
     """
     if settings.noise_multiplier is not None:
         return settings.noise_multiplier
@@ -50,11 +50,12 @@ def plan_updates(config: RunSettings, settings: DpSgdSettings, guard: Representa
 
 @dataclass(frozen=True, kw_only=True)
 class NoisePlan:
-    """The agreed noise of passives.
+    """The agreed noise that each passive adds to its contribution to a secure sum.
 
     Attributes:
-        steps: deviation of each passive's noise on each number, in steps of fixed point.
-        honest: passives whose noise is counted.
+        steps: standard deviation of one passive's noise on each number, in fixed-point steps; the
+            contract states it under this name.
+        honest: how many passives' noise is counted: all that a sum needs, less the colluders.
     """
 
     steps: int
@@ -64,27 +65,28 @@ class NoisePlan:
 def sum_and_noise(
     config: RunSettings, session: str, active: str, passives: Sequence[str], shape: Shape
 ) -> tuple[SecureSum, NoisePlan | None]:
-    """Return the configured sum between these passives, and the noise under it or None.
+    """Return the configured secure sum of these passives' contributions, and the noise in them.
 
-    `session`: the session's name.
+    The noise is None if the settings ask for none. `session`: the session's name. `shape`: of one
+    row of a contribution.
 
     Raises ConfigError: settings that do not fit, no clip bound, no honest passive, or more noise
     than a sum can carry; LocalProtocolError: parameters that do not fit, or a single passive.
     """
     parts = config, session, active, passives
-    quiet = make_sum(*parts)
+    noiseless_sum = make_sum(*parts)
     noise = config.method.find_noise(config)
     if noise is None:
-        return quiet, None
-    if clip_of(config) is None:
+        return noiseless_sum, None
+    if find_clip(config) is None:
         raise ConfigError("secure_sum.noise needs a bound on rows: give secure_sum.clip, as 1.0")
     # Under recoverable masks a sum may lack some passives, and with them their noise.
-    present_at_least = quiet.list_parameters().get("threshold", len(passives))
-    assert isinstance(present_at_least, int)
-    honest = present_at_least - config.colluders
+    min_passives = noiseless_sum.list_parameters().get("threshold", len(passives))
+    assert isinstance(min_passives, int)
+    honest = min_passives - config.colluders
     if honest < 1:
         raise ConfigError(
-            f"colluders: {config.colluders} of the {present_at_least} passives that a sum "
+            f"colluders: {config.colluders} of the {min_passives} passives that a sum "
             "needs leave no honest one whose noise would count"
         )
     steps = _calibrate_steps(config, noise, passives, shape, honest)
@@ -94,7 +96,10 @@ def sum_and_noise(
 def make_sum_release(
     config: RunSettings, passive: str, shape: Shape, plan: NoisePlan
 ) -> SummedRelease:
-    """Return the privacy cost mechanism of one sum, for a person in this passive's table."""
+    """Return the mechanism that accounts for one noisy sum: what it costs a person at `passive`.
+
+    `shape`: of one row of a contribution. `plan`: the noise that all passives agreed on.
+    """
     return SummedRelease(
         deviation=plan.steps,
         honest=plan.honest,
@@ -110,11 +115,11 @@ def _calibrate_steps(
     shape: Shape,
     honest: int,
 ) -> int:
-    """Return each passive's noise deviation in fixed-point steps: by epsilon, or by the given
-    sigma.
+    """Return the standard deviation of each passive's noise, in fixed-point steps.
 
-    `honest`: passives whose noise is counted. Raises ConfigError: more noise than a sum
-        can carry.
+    The settings `noise` give it by an epsilon, or as sigma in units of the contributions. `shape`:
+    of one row of a contribution. `honest`: how many passives' noise is counted. Raises ConfigError:
+    more noise than a sum can carry.
     """
     if noise.epsilon is not None:
         return calibrate_noise(
@@ -137,47 +142,50 @@ def _calibrate_steps(
 
 
 def _count_numbers(config: RunSettings, shape: Shape) -> int:
-    """Return how many numbers of a contribution one person may change."""
+    """Return how many numbers of one contribution a person's features may change.
+
+    Where passives are asked once for the whole run these are of one row, otherwise of a batch.
+    `shape`: of one row.
+    """
     rows = 1 if config.method.asks_once else config.train.batch_size
     return rows * math.prod(shape)
 
 
 def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
-    """Return how far one person's features can move this passive's contribution, in fixed-point
-    steps.
+    """Return the L2 sensitivity of this passive's contribution to one person's features.
 
-    If neither the objective nor a defence mixes rows, one row moves; otherwise all rows of the
-    batch. For representations and votes one row moves, with the trained model fixed.
+    It is in fixed-point steps. A person changes one row of votes or representations, with the
+    trained model fixed; one row of gradients if neither the objective nor a defence mixes rows,
+    otherwise all rows of the batch.
+
+    `shape`: of one row of a contribution.
     """
+    quantiser = _make_quantiser(config)
+    row_size = math.prod(shape)
     if config.method.opens_votes:
-        quantiser = _make_quantiser(config)
         return distance_in_steps(
             steps=quantiser.levels / quantiser.clip_norm,
-            numbers=math.prod(shape),
+            numbers=row_size,
             signed=config.method.signs_votes,
         )
     if config.method.sums_representations:
-        return sensitivity_in_steps(
-            levels=_make_quantiser(config).levels, columns=math.prod(shape), rows=1
-        )
-    kinds = (DEFENCES[choice.kind] for choice in config.defences)
-    defended = any("contributions" in kind.protects for kind in kinds)
-    objective = objective_of(config, passive)
+        return sensitivity_in_steps(levels=quantiser.levels, columns=row_size, rows=1)
+    defence_kinds = (DEFENCES[choice.kind] for choice in config.defences)
+    is_defended = any("contributions" in kind.protects for kind in defence_kinds)
+    objective = find_objective(config, passive)
     if isinstance(objective, OwnLossSettings | BlackBoxSettings):
-        row_wise = objective.row_wise
+        is_row_wise = objective.row_wise
     else:
-        row_wise = OBJECTIVES[objective.name].row_wise
-    return sensitivity_in_steps(
-        levels=_make_quantiser(config).levels,
-        columns=math.prod(shape),
-        rows=1 if row_wise and not defended else config.train.batch_size,
-    )
+        is_row_wise = OBJECTIVES[objective.name].row_wise
+    moved_rows = 1 if is_row_wise and not is_defended else config.train.batch_size
+    return sensitivity_in_steps(levels=quantiser.levels, columns=row_size, rows=moved_rows)
 
 
 def _make_quantiser(config: RunSettings) -> FixedPoint:
-    """Return the rounding of one passive's contribution to fixed point, with the
-    configured bits.
+    """Return the fixed-point encoding of one passive's contribution; the sum must have a clip.
+
+    It rounds with the configured bits; `clip_norm` is the largest L2 norm of a row.
     """
-    clip = clip_of(config)
+    clip = find_clip(config)
     assert clip is not None
     return FixedPoint(clip_norm=clip, bits=config.secure_sum.bits or USUAL_BITS, contributors=1)

@@ -60,7 +60,7 @@ _MORE = "give common people of each class a label, or align tables that share mo
 _TEST = "take another seed, raise data.test_fraction, or align tables that share more people"
 
 
-def positions_of(aligned: Tensor, rows: Tensor) -> Tensor:
+def find_positions_in_table_order(aligned: Tensor, rows: Tensor) -> Tensor:
     """Return the alignment positions of these rows of a party, in the order of its own table.
 
     The alignment's order is random; a table's own order makes what is drawn from these
@@ -70,7 +70,7 @@ def positions_of(aligned: Tensor, rows: Tensor) -> Tensor:
     return order[torch.isin(aligned[order], rows)]
 
 
-def positions_in(aligned: Tensor, rows: Tensor) -> Tensor:
+def find_positions(aligned: Tensor, rows: Tensor) -> Tensor:
     """Return the alignment position of each of these rows, in the order of `rows`; all must be
     aligned.
     """
@@ -311,7 +311,7 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, maximum: int, row_bytes: i
     return rows_U
 
 
-def rows_among(rows: Tensor, only: Tensor | None) -> Tensor:
+def intersect_rows(rows: Tensor, only: Tensor | None) -> Tensor:
     """Return a mask: which of these rows are in `only`; all of them if that is None."""
     return rows if only is None else rows[torch.isin(rows, only)]
 

@@ -10,12 +10,12 @@ With `train.labels: after` the task loss stays out of these steps: the encoder l
 passives' gradients alone, nothing that is sent depends on a label, and local models over the
 features and their representation learn the labels at the end (`secure_apfed.methods.local_models`).
 
-The active emits its representations after the guard and nothing else; a passive its contribution to
-a secure sum. The networks and their descent stand apart and know no message
-(`secure_apfed.learning.trainers`).
+The active sends its representations after the guard and nothing else; a passive sends its
+contribution to a secure sum. The networks and their gradient descent are in
+`secure_apfed.learning.trainers`, which sends no message.
 
-Letters: N rows of a table or positions of the alignment, B batch, A of its rows that are sent, D
-numbers of a representation.
+Letters: N rows of a table or positions of the alignment, B rows of a batch, A rows of a batch that
+are aligned and sent, D numbers of a representation.
 """
 
 import math
@@ -41,7 +41,7 @@ from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.single_view import SingleView, SingleViewActive
 from secure_apfed.methods.sum_end import (
     ActiveSum,
-    Admitted,
+    AdmittedRequest,
     PassiveSum,
     SessionSum,
     SumHelper,
@@ -94,12 +94,12 @@ class ApfedCSettings(ApfedSettings):
 
 class ApfedActive(SumLearner, SingleViewActive):
     """The active of APFed: has the labels, sends guarded representations h of its rows, and
-    descends the summed gradients that come back; see `ActiveRole`. `rows`: rows of its table by
-    alignment position, (N,). `sum_end`: its end of the secure sum.
+    descends the summed gradients that come back; see `ActiveRole`.
 
     Attributes:
-        min_spread: of a batch that every passive takes; see `warn_if_near_constant`.
-        min_norm: of a row that every passive takes.
+        min_spread: the smallest spread of a batch's representations that every passive accepts; see
+            `warn_if_near_constant`.
+        min_norm: the smallest L2 norm of a row's representation that every passive accepts.
     """
 
     def __init__(
@@ -111,8 +111,11 @@ class ApfedActive(SumLearner, SingleViewActive):
         accounts: ActiveAccounts,
         sum_end: ActiveSum,
     ) -> None:
-        """Make the active's role in APFed; find each of its rows' alignment position, -1 where
-        it has none.
+        """Make the active's role in APFed; find the alignment position of each row of its table.
+
+        `rows`: the row of its table at each alignment position, (N,). `trainer`: its networks and
+        their optimiser. `accounts`: its guard and privacy ledgers. `sum_end`: what sends its
+        requests to the secure sum and decodes the sums.
         """
         super().__init__(party, contract, trainer, accounts, rows)
         self.read_from(sum_end)
@@ -120,21 +123,23 @@ class ApfedActive(SumLearner, SingleViewActive):
         self.min_spread = max(bound.minimum_spread for bound in bounds)
         self.min_norm = max(bound.minimum_norm for bound in bounds)
         self._releases = accounts.releases
+        # By row of the table; -1: the row is not aligned.
         self._position_N = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
         self._position_N[rows] = torch.arange(len(rows))
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
-        """Send representations, receive the sum, update (Alg. 1, active client).
+        """Send representations, receive the sum of gradients, update (Alg. 1, active client).
 
-        `rows_B`: rows of the active's own table. Representations that passives would refuse are not
-        sent; they stay charged, since the guard has drawn its noise.
+        Representations that passives would refuse are not sent; the ledger counts them all the
+        same, since the guard has drawn its noise. `rows_B`: rows of the active's own table. Returns
+        the task loss.
 
         Raises:
             BudgetExhaustedError: sending, or the update, would exceed a privacy budget.
             ModelError: representations, gradients or parameters that are not finite.
             RemoteProtocolError: the sum answers another request; nothing is updated then.
         """
-        self.sum.opened = None
+        self.sum.decoded_sum = None
         batch, rows_A = self.forward(step, rows_B)
         if batch.h is None:
             return self.trainer.train_on_batch(batch)
@@ -151,21 +156,23 @@ class ApfedActive(SumLearner, SingleViewActive):
         ):
             return self.trainer.train_on_batch(batch)
         self.sum.send_request(links, Kind.REPRESENTATIONS, step, released.payload)
-        numbers = math.prod(z_A.shape[1:])
-        sum_AD = await self.sum.receive_sum(links, step, rows_A, released.payload, numbers)
+        row_size = math.prod(z_A.shape[1:])
+        sum_AD = await self.sum.receive_sum(links, step, rows_A, released.payload, row_size)
         return self.train_on_sum(batch, rows_A, z_A, sum_AD)
 
     def forward(self, step: int, rows_B: Tensor) -> tuple[Batch, Tensor]:
-        """Run the forward pass of one batch; return it, and the alignment positions to send, (A,).
+        """Run the forward pass of one batch, rows `rows_B` of the active's table.
 
-        Only aligned rows are sent. None are sent, and the active trains alone, if there are
-        fewer than the contract's minimum, or if this step was answered earlier without a passive
-        that is present again: the two sums would reveal that passive's part.
+        Returns the batch with `h`, the representations to send, and their alignment positions (A,).
+        Only aligned rows are sent. None are sent (`h` is None), and the active trains alone, if
+        they are fewer than the contract's minimum, or if this step was answered in an earlier
+        session without a passive that is present now: the two sums would reveal that passive's
+        gradient.
         """
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
         help_wanted = len(aligned) >= self.contract.minimum_batch
-        if self.sum.lacks_somebody(step):
+        if self.sum.was_answered_without_some(step):
             help_wanted = False
             self.sum.steps_without_all += 1
         batch = self.trainer.forward(step, rows_B, aligned if help_wanted else None)
@@ -177,9 +184,11 @@ class ApfedActive(SumLearner, SingleViewActive):
         """Update from task loss and the passives' sum together (Eq. 9); return the task loss.
 
         Args:
-            rows_A: alignment positions.
+            batch: its forward pass.
+            rows_A: alignment positions of the rows that were sent.
             z_A: the released representations, still in the autograd graph.
-            sum_AD: sum over passives of lambda_p A dL_p/dz, flattened.
+            sum_AD: sum over passives of lambda_p A dL_p/dz, each row flattened; lambda_p is the
+                weight of passive p, L_p the mean of its loss over the A rows.
         """
         if self.ending is not None:
             self.ending.received.add_sums(rows_A, sum_AD)
@@ -191,10 +200,6 @@ class ApfedActive(SumLearner, SingleViewActive):
 class ApfedPassive(SumHelper):
     """A passive of APFed: answers z, the representations that it received, with the gradient of its
     own objective; it learns no label. See `HelperRole`.
-
-    Args:
-        trainer: its objective on its features, which are in alignment order.
-        is_known_N: positions of people that it knows, (N,), bool; None: all.
     """
 
     asks = (Kind.REPRESENTATIONS,)
@@ -202,10 +207,12 @@ class ApfedPassive(SumHelper):
     def __init__(
         self, sum_end: PassiveSum, trainer: PassiveDescent, *, is_known_N: Tensor | None = None
     ) -> None:
-        """Make a passive's role in APFed from its objective and its end of the sum; `weight` is
-        lambda_p of Eq. 9.
+        """Make a passive's role in APFed; `weight` is lambda_p of Eq. 9.
 
-        `is_known_N`: positions of people that it knows, (N,), bool; None: all.
+        Args:
+            sum_end: what checks requests and protects its contributions to the secure sum.
+            trainer: its objective on its features, which are in alignment order.
+            is_known_N: whether it knows the person at each position, (N,), bool; None: all.
         """
         super().__init__(sum_end, {"": trainer})
         self.trainer = trainer
@@ -218,14 +225,17 @@ class ApfedPassive(SumHelper):
         )
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Check the batch, take one step on the own objective, and contribute (Alg. 1, passive
-        client).
+        """Check the received batch, take one step on the own objective, and add the gradient to
+        the secure sum (Alg. 1, passive client).
         """
         await self.sum.send_answer(links, *self.compute_contribution(message))
 
-    def compute_contribution(self, message: Envelope) -> tuple[Admitted, NDArray[np.floating]]:
-        """Return the contribution: lambda_p times the gradient of each row's own loss, (B, D).
+    def compute_contribution(
+        self, message: Envelope
+    ) -> tuple[AdmittedRequest, NDArray[np.floating]]:
+        """Return the admitted request, and what this passive contributes to the sum, (B, D).
 
+        That is lambda_p times the gradient of each row's own loss, after the configured defences.
         Raises RemoteProtocolError: the batch breaks a rule of the contract. Nothing is sent then;
         nothing is computed either, unless the batch may repeat one of an earlier session.
         """
@@ -235,11 +245,10 @@ class ApfedPassive(SumHelper):
             gradient_BD = self.sum.defend_gradient(admitted, gradient_BD)
         return admitted, gradient_BD.cpu().numpy()
 
-    def admit_batch(self, message: Envelope) -> tuple[Admitted, Tensor]:
-        """Admit positions (B,) and representations (B, *shape) that keep every rule of the
-        contract.
+    def admit_batch(self, message: Envelope) -> tuple[AdmittedRequest, Tensor]:
+        """Return the request, admitted for one answer, and its representations z, (B, *shape).
 
-        Raises RemoteProtocolError: they break one.
+        Raises RemoteProtocolError: positions or representations break a rule of the contract.
         """
         rows_B, z_BD = parse_representations(
             message, self.terms, aligned=self._position_count, minimum=self.contract.minimum_batch
@@ -248,24 +257,28 @@ class ApfedPassive(SumHelper):
 
     def compute_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Take one step on the own objective; return lambda_p times the gradient of each row's
-        loss.
+        loss, of the shape of `z_BD`.
 
-        Rows of people that it does not know (strangers) are zero. In a batch with strangers all
-        rows are, and it learns nothing, if it knows fewer than the contract's minimum batch, or if
-        the representations of those are nearly constant. An honest batch may have such a part, so
+        Rows of people that it does not know are zero. In a batch with such people all rows are
+        zero, and it learns nothing, if it knows fewer than the contract's minimum batch, or if the
+        representations of those that it knows are nearly constant. An honest batch may be so, so
         it is not refused; zeros tell the sender only what it can compute itself.
+
+        `rows_B`: alignment positions. `z_BD`: the received representations.
         """
-        known_B = self._is_known_N[rows_B]
-        held_count = int(known_B.sum())
-        own_BD = z_BD[known_B]
+        is_known_B = self._is_known_N[rows_B]
+        known_count = int(is_known_B.sum())
+        known_z_BD = z_BD[is_known_B]
         gradient_BD = torch.zeros_like(z_BD)
-        has_absent_rows = held_count < len(rows_B)
-        if has_absent_rows and (
-            held_count < self.contract.minimum_batch or is_narrow(own_BD, self.terms)
+        has_unknown_people = known_count < len(rows_B)
+        if has_unknown_people and (
+            known_count < self.contract.minimum_batch or is_narrow(known_z_BD, self.terms)
         ):
             return gradient_BD
-        gained_BD = self.trainer.train_on_rows(step, rows_B[known_B], own_BD, weight=self.weight)
-        gradient_BD[known_B] = gained_BD.to(gradient_BD)
+        known_gradient_BD = self.trainer.train_on_rows(
+            step, rows_B[is_known_B], known_z_BD, weight=self.weight
+        )
+        gradient_BD[is_known_B] = known_gradient_BD.to(gradient_BD)
         return gradient_BD
 
 
@@ -279,7 +292,7 @@ class Apfed(SumMethod, SingleView):
         return config.train.use_unaligned
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
-        """Return, at the active, the bounds on the representations that it sends."""
+        """Return the bounds on the representations that the active sends; None at a passive."""
         if party.name != party.active:
             return None
         party.require_passives()
@@ -289,10 +302,10 @@ class Apfed(SumMethod, SingleView):
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms: the active's bounds, each passive's objective and
-        weight, and the sum.
+        """Return the terms: the active's bounds, each passive's objective and weight, and the
+        parameters of the secure sum.
 
-        `offers`: each passive's offered terms. `session`: the session's name.
+        `offers`: by party, what its `offer_terms` returned. `session`: the session's name.
         """
         offered = offers[party.active]
         shape = offered.shape if party.projection is None else (party.projection,)
@@ -303,7 +316,10 @@ class Apfed(SumMethod, SingleView):
         )
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        """Return the active's role, with its guard, ledgers and end of the sum."""
+        """Return the active's role, with its guard, privacy ledgers and receiver of the sum.
+
+        `rows`: the row of its table at each alignment position, (N,).
+        """
         accounts = party.open_active_accounts(len(rows), sends=True)
         trainer = party.build_active_trainer(accounts)
         dtype = trainer.compute.dtype
@@ -311,13 +327,17 @@ class Apfed(SumMethod, SingleView):
         return ApfedActive(party, contract, rows, trainer, accounts, sum_end)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role, with its objective, defences and end of the sum."""
+        """Return a passive's role, with its objective, defences and sender to the secure sum.
+
+        `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
+        person there.
+        """
         is_known_N = rows >= 0
         terms = contract.passives[party.name]
         sum_end = SessionSum.from_contract(party, contract).make_passive_end(
             people=len(rows),
             is_known_N=is_known_N,
-            repeatable=True,
+            counts_repeats_once=True,
             defences=party.make_defences("contributions"),
         )
         trainer = party.build_passive_trainer(
@@ -330,10 +350,12 @@ class Apfed(SumMethod, SingleView):
     ) -> Lockstep:
         """Return a training step that adds the passives' gradients directly, without messages."""
         assert isinstance(active, ApfedActive)
-        helping = [role for role in passives.values() if isinstance(role, ApfedPassive)]
+        apfed_passives = [role for role in passives.values() if isinstance(role, ApfedPassive)]
 
         def run_step(step: int, rows_B: Tensor) -> None:
-            """Train all parties on these rows of the active's table."""
+            """Train all parties on these rows of the active's table; a batch whose representations
+            would not be sent trains the active alone.
+            """
             batch, rows_A = active.forward(step, rows_B)
             z_A = batch.h
             if z_A is None or warn_if_near_constant(
@@ -343,7 +365,7 @@ class Apfed(SumMethod, SingleView):
                 return
             sent_A = z_A.detach()
             gradients = [
-                passive.compute_gradient(step, rows_A, sent_A.clone()) for passive in helping
+                passive.compute_gradient(step, rows_A, sent_A.clone()) for passive in apfed_passives
             ]
             sum_AD = torch.stack([gradient.flatten(1).double() for gradient in gradients]).sum(0)
             active.train_on_sum(batch, rows_A, z_A, sum_AD)

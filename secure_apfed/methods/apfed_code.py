@@ -39,14 +39,14 @@ from secure_apfed.exchange import Envelope, Kind, Links, pack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import fit_linear
 from secure_apfed.measures.table import Scored, probabilities_of
-from secure_apfed.methods.alignment import positions_in
+from secure_apfed.methods.alignment import find_positions
 from secure_apfed.methods.local_models import choose_reader, is_surely_better
 from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms, StepCounter
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.pupils import label_rows
-from secure_apfed.methods.student import Student, StudentActive, side_by_side, warn_of_no_help
+from secure_apfed.methods.student import Student, StudentActive, standardise_parts, warn_of_no_help
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumLearner, SumMethod
-from secure_apfed.methods.terms import clip_of
+from secure_apfed.methods.terms import find_clip
 from secure_apfed.networks.models import CrossView, Projection, Shape
 from secure_apfed.networks.rank import count_columns, max_numbers
 from secure_apfed.privacy.noise import clip_rows
@@ -131,7 +131,7 @@ class CodeStudent(Student):
         deviation of the difference over resamples of these rows.
         """
         with one_thread(), cache_fits():
-            local = LocalModel.choose_best(self.task_alone(seed))
+            local = LocalModel.choose_best(self.make_local_task(seed))
             self._forecast_sums(sum_UD)
             sums_by_source = {"told": torch.from_numpy(sum_UD), "predicted": self._forecast_UD}
             scores_by_source = {}
@@ -166,7 +166,7 @@ class CodeStudent(Student):
         with torch.no_grad():
             own_UF = self.encoder.own.standardise_rows(self._rows)
         return SoloTask.from_arrays(
-            side_by_side([own_UF, of_others_UD]),
+            standardise_parts([own_UF, of_others_UD]),
             self.labelled,
             self.labels,
             classes=self.classes,
@@ -269,7 +269,7 @@ class CodeActive(StudentActive, SumLearner):
         super().__init__(party, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
         self.read_from(summed.make_active_end())
-        self._positions_U = positions_in(rows, student.rows_U)
+        self._positions_U = find_positions(rows, student.rows_U)
         self._people = len(rows)
         self._seed = config.seed
         self._sum_ND: Tensor | None = None
@@ -313,7 +313,7 @@ class CodePassive(SumHelper):
 
         Raises ConfigError: more numbers than half of the columns that differ among these people.
         """
-        super().__init__(summed.make_passive_end(people=len(rows), repeatable=True))
+        super().__init__(summed.make_passive_end(people=len(rows), counts_repeats_once=True))
         rows_NF = party.data.table.features[rows]
         with party.draw("projection"):
             self._projection = Projection(
@@ -436,7 +436,7 @@ def _bound_projection(config: RunSettings, numbers: int) -> RepresentationTerms:
         shape=(numbers,),
         dtype="float64",
         minimum_norm=0.0,
-        maximum_norm=clip_of(config) or _UNBOUNDED,
+        maximum_norm=find_clip(config) or _UNBOUNDED,
     )
 
 

@@ -11,10 +11,10 @@ S-FedMV averages these GRUs first, `rounds` rounds long. Under H-FedMV each part
 before the first average: FedMV's baseline "Local Sequential H-FedMV" (Table 3), whose parties
 average weights of features that mean something else at each of them.
 
-The active emits the average of each round; a passive its part of a secure sum without noise.
+The active sends the average of each round; a passive contributes to a secure sum without noise.
 
-Letters: R rows of the weights' matrix, W numbers in each; N rows of a party's table, F features of
-a view, K classes, D numbers of a GRU's state.
+Letters: R rows of the weights' matrix, W numbers in each; N training rows of a party, F features of
+all its views, K or C classes.
 """
 
 import math
@@ -38,24 +38,24 @@ from secure_apfed.learning.release import check_norms
 from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms
 from secure_apfed.methods.multiview import (
     Floats,
+    LabelTerm,
     MultiviewSettings,
-    Pull,
     RecurrentSettings,
     ViewModel,
     ViewsActive,
     average_views,
+    bound_label_rows,
     check_clip,
+    compute_joint_weight,
     compute_objective,
-    joint_share,
-    label_terms,
+    make_label_term,
     make_terms,
-    own_labels_of,
-    pull_of,
+    select_learnt_labels,
 )
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.sum_end import (
     ActiveSum,
-    Admitted,
+    AdmittedRequest,
     PassiveSum,
     SessionSum,
     SumHelper,
@@ -64,8 +64,8 @@ from secure_apfed.methods.sum_end import (
 from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
 
-_ONE = torch.zeros(1, dtype=torch.int64)
-"""Position that every answer is counted for, since the parties have no rows in common."""
+_COUNTED_POSITION = torch.zeros(1, dtype=torch.int64)
+"""The one position (1,) that every answer is counted for: the parties have no rows in common."""
 
 _Weight: TypeAlias = Literal["beta", "zeta"]
 
@@ -89,13 +89,17 @@ class AveragingSettings(RecurrentSettings):
         )
 
     def for_views(self, names: Sequence[str], count: int) -> list[Self]:
-        """Return the settings of each view; in a rehearsal views have no names, so all get the
-        same.
+        """Return the settings of each of `count` views, in the order of their names.
+
+        In a rehearsal there are fewer names than views; those without one get the common settings.
         """
-        return [self.for_view(name) for name in [*names, *[""] * count][:count]]
+        padded_names = [*names, *[""] * count]
+        return [self.for_view(name) for name in padded_names[:count]]
 
     def check_views(self, names: Sequence[str]) -> None:
-        """Refuse weights of views that do not exist. Raises ConfigError: names the key."""
+        """Refuse `views` that give weights to a view not in `names`. Raises ConfigError: names the
+        key.
+        """
         for name in self.views:
             if name not in names:
                 raise ConfigError(
@@ -103,7 +107,9 @@ class AveragingSettings(RecurrentSettings):
                 )
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return 0: averaged weights are about no single person."""
+        """Return how many linear combinations of one person's features are revealed: 0, since only
+        averaged weights are.
+        """
         return 0
 
     def check_run(self, config: RunSettings) -> None:
@@ -144,34 +150,38 @@ class AveragingActive(ViewsActive):
     def __init__(
         self, party: PartyContext, contract: Contract, stages: "Stages", sum_end: ActiveSum
     ) -> None:
-        """Make the active's role in averaging; its weight is what the passives' weights leave of
-        1.
+        """Make the active's role in averaging.
+
+        `stages`: its copy of the averaged model. `sum_end`: what sends its requests to the secure
+        sum and decodes the sums.
         """
         super().__init__(party, contract, sum_end)
         self.stages = stages
         self.training_rows = party.data.train_rows
         self.checkpoint_parts = {"": stages}
+        # Of all parties' training rows; passives' weights in the contract are theirs.
         self._share = 1.0 - sum(terms.weight for terms in contract.passives.values())
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Send the average, train from it meanwhile, and average again (FedMV, Algs. 3 and 4).
 
-        `rows_B` are rows of the active's own. Raises ModelError: views that cannot be learnt from;
-        RemoteProtocolError: the sum answers another request.
+        `rows_B` is not used: every party trains on all of its training rows. Returns the loss.
+        Raises ModelError: views that cannot be learnt from; RemoteProtocolError: the sum answers
+        another request.
         """
         model = self.stages.pick_model(step)
-        ended = self.stages.find_previous_model(step)
+        finished_model = self.stages.find_finished_model(step)
         weights_RW = model.weights
-        tensors = {"weights": weights_RW} | ({} if ended is None else {"ended": ended.weights})
-        payload = pack_tensors(
-            {name: torch.from_numpy(value) for name, value in tensors.items()}, {}
-        )
+        tensors = {"weights": torch.from_numpy(weights_RW)}
+        if finished_model is not None:
+            tensors["ended"] = torch.from_numpy(finished_model.weights)
+        payload = pack_tensors(tensors, {})
         self.sum.send_request(links, Kind.REQUEST, step, payload)
         loss = model.train(step)
         rows_R = torch.arange(len(weights_RW))
-        across = weights_RW.shape[1]
-        opened_RW = await self.sum.receive_sum(links, step, rows_R, payload, across)
-        model.load(opened_RW.numpy() + self._share * model.weights)
+        width = weights_RW.shape[1]
+        passives_sum_RW = await self.sum.receive_sum(links, step, rows_R, payload, width)
+        model.load(passives_sum_RW.numpy() + self._share * model.weights)
         return loss
 
     def get_solo_networks(self) -> ActiveNetworks:
@@ -188,24 +198,29 @@ class AveragingActive(ViewsActive):
 
 
 class AveragingPassive(SumHelper):
-    """A passive that trains on its own people and labels, and contributes its weights to their
-    average; see `HelperRole`. `sum_end`: its end of the secure sum; clip: the largest norm of a row
-    that it may contribute, None: any.
+    """A passive that trains on its own people and labels, and contributes its weights to the
+    average; see `HelperRole`.
     """
 
     asks = (Kind.REQUEST,)
 
     def __init__(self, sum_end: PassiveSum, stages: "Stages", *, clip: float | None) -> None:
-        """Take the model's stages and this party's share of all training rows."""
+        """Make a passive's role in averaging; the contract states its share of all training rows.
+
+        `sum_end`: what checks requests and protects its contributions to the secure sum. `stages`:
+        its copy of the averaged model. `clip`: the largest L2 norm of a row that it may contribute;
+        None: any.
+        """
         super().__init__(sum_end, {"model": stages})
         self.stages = stages
         self._clip = clip
         self._share = self.contract.passives[self.name].weight
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Train from the received average, and contribute the weights times the party's share.
+        """Train from the received average, and contribute the weights times the party's share of
+        all training rows: the client part of FedMV's Algs. 3 and 4.
 
-        Client part of FedMV's Algs. 3 and 4. Raises RemoteProtocolError: the request breaks a rule;
+        Raises RemoteProtocolError: the request breaks a rule;
         LocalProtocolError: a row exceeds the norm that the sum carries.
         """
         admitted, model = self.admit_average(message)
@@ -214,24 +229,26 @@ class AveragingPassive(SumHelper):
         check_clip(values_RW, self._clip, me=self.name)
         await self.sum.send_answer(links, admitted, values_RW)
 
-    def admit_average(self, message: Envelope) -> tuple[Admitted, "AveragedModel"]:
-        """Admit a received average, and load it into the model of its step; return both.
+    def admit_average(self, message: Envelope) -> tuple[AdmittedRequest, "AveragedModel"]:
+        """Check the received average, and load it into the model that its step trains.
 
-        Raises RemoteProtocolError: weights of another shape, or out of the contract's bounds.
+        Returns the request, admitted for one answer, and the model. Raises RemoteProtocolError:
+        weights of another shape, or out of the contract's bounds.
         """
         terms = self.contract.passives[self.name].representation
         sender = message.sender
-        ended = self.stages.find_previous_model(message.step)
+        finished_model = self.stages.find_finished_model(message.step)
         expected = {"weights": TensorSpec(torch.float64, (None, None))}
-        if ended is not None:
-            expected["ended"] = TensorSpec(torch.float64, ended.weights.shape)
+        if finished_model is not None:
+            expected["ended"] = TensorSpec(torch.float64, finished_model.weights.shape)
         received, _ = unpack_tensors(message.payload, expected, sender=sender)
         for tensor in received.values():
             check_norms(tensor, terms, sender=sender)
         weights_RW = received["weights"].numpy()
-        admitted = self.sum.admit_request(message, torch.arange(len(weights_RW)), counted=_ONE)
-        if ended is not None:
-            ended.load(received["ended"].numpy())
+        rows_R = torch.arange(len(weights_RW))
+        admitted = self.sum.admit_request(message, rows_R, counted_rows=_COUNTED_POSITION)
+        if finished_model is not None:
+            finished_model.load(received["ended"].numpy())
         model = self.stages.pick_model(admitted.step)
         if weights_RW.shape != model.weights.shape:
             raise RemoteProtocolError(
@@ -244,43 +261,42 @@ class AveragingPassive(SumHelper):
 
 
 class LinearViews:
-    """A client of H-FedMV: weights W_k of all its views, one below the other, (F, K).
-
-    `head` gives the zeta-weighted mean prediction of all views, as the weights of one linear layer
-    on all features.
-
-    Args:
-        views: the views with their initial weights; label_term: how its labels act on the common
-            pseudo-labels.
-        tolerance: of the objective, relative, below which updates end; rounds: of them, at most.
-    """
+    """A client of H-FedMV: one party's linear models of all its views, trained on its own rows."""
 
     def __init__(
-        self, views: Sequence[ViewModel], label_term: Pull, *, tolerance: float, rounds: int
+        self, views: Sequence[ViewModel], label_term: LabelTerm, *, tolerance: float, rounds: int
     ) -> None:
         """Make a party's linear models of its views, with the rules by which their updates stop.
 
-        `tolerance`: relative change below which alternating updates stop. `rounds`: how many at
-        most.
+        Args:
+            views: one for each view, with its initial weights W_k.
+            label_term: how the party's labels act on the pseudo-labels that its views share.
+            tolerance: relative decrease of the objective below which alternating updates stop.
+            rounds: how many such updates at most.
         """
         self.views = views
-        self._pull = label_term
+        self._label_term = label_term
         self._tolerance = tolerance
-        self._rounds = rounds
+        self._max_rounds = rounds
 
     @classmethod
     def from_views(
         cls,
         settings: Sequence[MultiviewSettings],
         views: Sequence[Tensor],
-        label_term: Pull,
+        label_term: LabelTerm,
         *,
         owner: str,
         seed: int,
     ) -> Self:
-        """Return one party's untrained model of its views, each (N, F) over the training rows.
+        """Return one party's untrained models of its views.
 
-        `settings`: one for each view. `owner`: the party, for errors.
+        Args:
+            settings: one for each view.
+            views: each view's features (N, F) of the training rows.
+            label_term: how the party's labels act on the pseudo-labels that its views share.
+            owner: the party's name, from which the start is drawn.
+            seed: the party's own.
         """
         models = [
             ViewModel.from_features(
@@ -299,42 +315,48 @@ class LinearViews:
 
     @property
     def weights(self) -> Floats:
+        """The weights W_k of all views, one below the other, (F, K)."""
         return np.concatenate([view.weights_FC for view in self.views])
 
     @property
     def head(self) -> Tensor:
-        """Return the weights of one linear layer over all views, (K, F), each view by its joint
-        share.
+        """The weights of one linear layer on all features, (K, F), which gives the mean prediction
+        of all views, each weighted as in the joint prediction.
         """
         zetas = [view.zeta for view in self.views]
-        parts = [joint_share(view.zeta, zetas) * view.weights_FC for view in self.views]
+        parts = [compute_joint_weight(view.zeta, zetas) * view.weights_FC for view in self.views]
         return torch.from_numpy(np.concatenate(parts).T)
 
     def load(self, weights_RW: Floats) -> None:
-        """Split stacked weights (F, K) by view, and store them."""
-        ends = np.cumsum([view.x_NF.shape[1] for view in self.views])[:-1]
-        for view, weights_FC in zip(self.views, np.split(weights_RW, ends), strict=True):
+        """Split the weights of all views, (F, K), by view, and copy them there."""
+        view_sizes = [view.x_NF.shape[1] for view in self.views]
+        parts = np.split(weights_RW, np.cumsum(view_sizes)[:-1])
+        for view, weights_FC in zip(self.views, parts, strict=True):
             view.weights_FC = weights_FC.copy()
 
     def train(self, step: int) -> float:
-        """Update pseudo-labels and weights until they converge (Algorithm 3, client)."""
-        rows = np.arange(len(self._pull.truth_NC))
-        common_NC = average_views(self.views, self._pull)
+        """Update pseudo-labels and weights until they converge (Algorithm 3, client).
+
+        `step` is not used: no random number is drawn. Returns the objective, divided by the number
+        of training rows.
+        """
+        rows = np.arange(len(self._label_term.truth_NC))
+        common_NC = average_views(self.views, self._label_term)
         loss = np.inf
-        for _ in range(self._rounds):
+        for _ in range(self._max_rounds):
             previous_loss = loss
             for view in self.views:
                 view.update_labels(rows, common_NC)
-            common_NC = average_views(self.views, self._pull)
+            common_NC = average_views(self.views, self._label_term)
             for view in self.views:
                 view.fit_weights(rows)
-            loss = compute_objective(self.views, common_NC, self._pull)
+            loss = compute_objective(self.views, common_NC, self._label_term)
             if previous_loss - loss <= self._tolerance * max(loss, 1.0):
                 break
         return loss / len(rows)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return weights and pseudo-labels of every view, by its index as prefix."""
+        """Return weights and pseudo-labels of every view; names begin with the view's index."""
         tensors: dict[str, Tensor] = {}
         for index, view in enumerate(self.views):
             tensors |= add_prefix(str(index), view.tensors())
@@ -350,90 +372,103 @@ AveragedModel: TypeAlias = LinearViews | SequenceViews
 
 
 class Stages:
-    """The model of each step: views by their features, once GRUs have made these. `views`: makes
-    the model of the views, once; recurrent: the GRUs, where views are sequences, averaged in
-    `rounds` steps. In 0 of them a party trains its own, before its first step.
+    """A party's models in the order of their training: GRUs that turn sequences into features, if
+    there are any, then linear models of the views' features.
     """
 
     def __init__(
         self,
-        views: Callable[[], LinearViews],
+        make_views: Callable[[], LinearViews],
         *,
         recurrent: SequenceViews | None = None,
-        rounds: int = 0,
+        averaged_steps: int = 0,
     ) -> None:
-        """Make a party's stages of training: first GRUs, if there are any, then the linear views.
+        """Make a party's stages of training.
 
-        `recurrent`: the GRUs; None: all views are linear. `rounds`: how many at most.
+        Args:
+            make_views: builds the linear models; it reads the GRUs' states where there are GRUs,
+                so it is called once these are trained.
+            recurrent: the GRUs; None: all views are linear.
+            averaged_steps: in how many steps the parties average the GRUs; 0: each party trains its
+                own before its first step.
         """
         self.recurrent = recurrent
-        self._make = views
-        self._rounds = rounds
-        self.views: LinearViews | None = None if recurrent else views()
+        self._make_views = make_views
+        self._averaged_steps = averaged_steps
+        self.views: LinearViews | None = None if recurrent else make_views()
 
     def pick_model(self, step: int) -> AveragedModel:
         """Return the model that parties average in this step: GRUs first, then linear views."""
-        if self.recurrent is not None and step < self._rounds:
+        if self.recurrent is not None and step < self._averaged_steps:
             return self.recurrent
-        return self._make_views()
+        return self._require_views()
 
-    def find_previous_model(self, step: int) -> AveragedModel | None:
-        """Return the GRUs at the step where linear views begin, since all parties need their last
-        average.
+    def find_finished_model(self, step: int) -> AveragedModel | None:
+        """Return the GRUs in the first step after their averaging; None in all other steps.
 
-        None at other steps.
+        All parties still need their last average then.
         """
-        return self.recurrent if 0 < step == self._rounds else None
+        is_first_step_after = 0 < step == self._averaged_steps
+        return self.recurrent if is_first_step_after else None
 
     @property
     def newest(self) -> AveragedModel:
         """The model of the current step: the GRUs while they learn, then the views."""
-        return self.recurrent if self.recurrent and not self.views else self._make_views()
+        return self.recurrent if self.recurrent and not self.views else self._require_views()
 
-    def _make_views(self) -> LinearViews:
-        """Return the linear views; build them at first use, and first train GRUs that are not
-        averaged.
+    def _require_views(self) -> LinearViews:
+        """Return the linear models of the views; at the first call build them.
+
+        Before that it trains GRUs that are not averaged, since the models read their states.
         """
         if self.views is None:
-            if self.recurrent is not None and not self._rounds:
+            if self.recurrent is not None and self._averaged_steps == 0:
                 self.recurrent.train(0)
-            self.views = self._make()
+            self.views = self._make_views()
         return self.views
 
     def tensors(self) -> dict[str, Tensor]:
-        first = add_prefix("recurrent", self.recurrent.tensors()) if self.recurrent else {}
-        return first | (add_prefix("views", self.views.tensors()) if self.views else {})
+        """Return the state of the GRUs, and of the linear models once these are built."""
+        tensors: dict[str, Tensor] = {}
+        if self.recurrent is not None:
+            tensors |= add_prefix("recurrent", self.recurrent.tensors())
+        if self.views is not None:
+            tensors |= add_prefix("views", self.views.tensors())
+        return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore GRUs, and linear views if the state has them."""
+        """Restore the GRUs, and the linear models if the state has them."""
         if self.recurrent is not None:
             self.recurrent.load_tensors(remove_prefix("recurrent", tensors))
-        if views := remove_prefix("views", tensors):
-            self.views = self.views or self._make()
-            self.views.load_tensors(views)
+        if view_tensors := remove_prefix("views", tensors):
+            self.views = self.views or self._make_views()
+            self.views.load_tensors(view_tensors)
 
 
 class Averaging(SumMethod):
+    """The methods H-FedMV and S-FedMV, which differ in their settings; see `Method`."""
+
     def __init__(self, settings: type[AveragingSettings]) -> None:
         self.settings = settings
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
-        """Return this party's number of classes, training rows, and the description of its
-        features.
+        """Return this party's number of classes, number of training rows, and its columns' layout.
+
+        Raises ConfigError: the settings give weights to a view that does not exist.
         """
         party.require_passives()
         AveragingSettings.from_run_settings(party.config).check_views(view_names(party.config.data))
-        terms = label_terms(party, len(party.data.classes))
+        terms = bound_label_rows(party, len(party.data.classes))
         facts = {"rows": len(party.data.train_rows), "features": party.data.table.layout}
         return terms.model_copy(update=facts)
 
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms: equal features at all parties, and each passive's share of all training
-        rows.
+        """Return the terms: equal features at all parties, and as the weight of each passive its
+        share of all training rows.
 
-        `offers`: each passive's offered terms. `session`: the session's name.
+        `offers`: by party, what its `offer_terms` returned. `session`: the session's name.
 
         Raises RemoteProtocolError: a party has other features, or does not state its rows.
         """
@@ -448,7 +483,7 @@ class Averaging(SumMethod):
                     "columns in the same order and one encoding (data.parties.X.encoding)"
                 )
             facts = {"rows": offered.rows, "features": features}
-            expected = label_terms(party, classes).model_copy(update=facts)
+            expected = bound_label_rows(party, classes).model_copy(update=facts)
             party.require_terms(name, offered, expected)
             if offered.rows is None:
                 raise RemoteProtocolError(f"{name} says not on how many rows it trains")
@@ -457,12 +492,14 @@ class Averaging(SumMethod):
         return make_terms(party, session, offers, shares)
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role; `rows` is not used, since nothing is aligned."""
         sum_end = SessionSum.from_contract(party, contract).make_active_end()
         return AveragingActive(party, contract, _make_stages(party), sum_end)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role. Raises ConfigError: its labels have another
-        number of classes.
+        """Return a passive's role; `rows` is not used, since nothing is aligned.
+
+        Raises ConfigError: its labels have another number of classes than the active's.
         """
         (classes,) = contract.passives[party.name].representation.shape
         if classes != len(party.data.classes):
@@ -471,12 +508,14 @@ class Averaging(SumMethod):
                 f"of {classes}; name the same classes at all parties"
             )
         agreed = SessionSum.from_contract(party, contract)
-        sum_end = agreed.make_passive_end(people=len(_ONE))
+        sum_end = agreed.make_passive_end(people=len(_COUNTED_POSITION))
         return AveragingPassive(sum_end, _make_stages(party), clip=agreed.clip)
 
 
 def _make_stages(party: PartyContext) -> Stages:
-    """Return one party's untrained model; the active's initial weights go to all parties."""
+    """Return one party's untrained models. The first average that the active sends replaces the
+    weights of a passive. Raises ConfigError: the party's columns have no views.
+    """
     if not party.data.views:
         raise ConfigError(
             f"{party.name}: method {party.config.method.name} learns from several views, and this "
@@ -487,30 +526,34 @@ def _make_stages(party: PartyContext) -> Stages:
         views = [features_NF[:, view.columns] for view in party.data.views.values()]
         return Stages(lambda: _make_linear_views(party, views))
     settings = AveragingSettings.from_run_settings(party.config)
-    averaged_rounds = settings.rounds if settings.reads_sequences else 0
-    # Without an average between them, its rounds are one.
-    epochs = settings.local_epochs * (1 if averaged_rounds else settings.rounds)
+    averaged_steps = settings.rounds if settings.reads_sequences else 0
+    # Without an average between them, all rounds of the GRUs are one training.
+    epochs = settings.local_epochs * (1 if averaged_steps else settings.rounds)
     recurrent = _make_sequence_views(party, epochs)
     return Stages(
         lambda: _make_linear_views(party, recurrent.compute_states(features_NF)),
         recurrent=recurrent,
-        rounds=averaged_rounds,
+        averaged_steps=averaged_steps,
     )
 
 
 def _make_linear_views(party: PartyContext, views: Sequence[Tensor]) -> LinearViews:
-    """Return linear views of these feature matrices (N, F), with this party's labels."""
+    """Return untrained linear models of these views, with this party's labels.
+
+    `views`: each view's features (N, F) of the training rows.
+    """
     settings = AveragingSettings.from_run_settings(party.config)
     view_settings = settings.for_views([*party.data.views], len(views))
-    pull = pull_of(party, party.data.train_rows)
+    label_term = make_label_term(party, party.data.train_rows)
     return LinearViews.from_views(
-        view_settings, views, pull, owner=party.name, seed=party.secrets.seed
+        view_settings, views, label_term, owner=party.name, seed=party.secrets.seed
     )
 
 
 def _make_sequence_views(party: PartyContext, epochs: int) -> SequenceViews:
-    """Return untrained GRUs for this party's sequences, with their number of local
-    epochs a round.
+    """Return untrained GRUs for this party's sequences.
+
+    `epochs`: how many epochs a call of their `train` runs.
     """
     config = party.config
     settings = AveragingSettings.from_run_settings(config)
@@ -519,7 +562,7 @@ def _make_sequence_views(party: PartyContext, epochs: int) -> SequenceViews:
         party.name,
         config.model,
         features_N=party.data.table.features,
-        labels_N=own_labels_of(party),
+        labels_N=select_learnt_labels(party),
         classes=len(party.data.classes),
         training=settings.make_training(epochs),
         compute=Compute.from_settings(config.train),
@@ -528,8 +571,8 @@ def _make_sequence_views(party: PartyContext, epochs: int) -> SequenceViews:
 
 
 def _require_own_sequences(party: PartyContext) -> None:
-    """Refuse settings whose sequences differ from the table's views. Raises ConfigError: names
-    both.
+    """Refuse settings whose sequences differ from the table's views; views without a declared
+    layout pass. Raises ConfigError: names both.
     """
     laid_out = [view.sequence for view in party.data.views.values()]
     configured = party.config.model.sequences

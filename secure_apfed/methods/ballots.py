@@ -3,9 +3,9 @@
 Run by: the active, which sends it, and by each passive, which checks it before it computes
 anything.
 
-Some openings have a protocol that is made for one ballot: it must know before it is set up how many
-people are voted on. So the active announces the size to all (`BallotSize`). The announcement names
-the ballot by its digest, and with it the protocol's agreement, so that votes on other people or
+Some protocols by which votes are revealed are set up for one ballot, and must know before how many
+people are voted on. So the active announces the size to all (`BallotSize`). The announcement
+contains the ballot's digest, and so does the protocol's agreement, so that votes on other people or
 other labels never add up. All passives must vote then.
 
 Letters: U rows to vote on, n of them labelled, B rows at once, K classes.
@@ -34,7 +34,7 @@ from secure_apfed.learning.release import check_rows
 from secure_apfed.methods.method import FOR_THE_ACTIVE
 
 ASK = 0
-"""The step in which the active asks."""
+"""The step number of the active's request for votes."""
 
 _DIGEST_BYTES = 32
 
@@ -44,11 +44,11 @@ class Ballot:
     """A request for votes: the rows, and which of them are labelled.
 
     Attributes:
-        rows: (U,), alignment positions, each once.
-        labelled: (n,), places of labelled rows among them.
-        labels: (n,), of those, in 0..K-1; zeros where passives see none.
+        rows: alignment positions to vote on, (U,), each once.
+        labelled: indices into `rows` of the labelled ones, (n,).
+        labels: the labels of these, (n,), in 0..K-1; zeros where passives see none.
         payload: the encoded message.
-        size: B at most.
+        size: rows of a block at most, B.
     """
 
     rows: Tensor
@@ -70,10 +70,11 @@ class Ballot:
         """Return the ballot with its message.
 
         Args:
-            rows_U: the rows to vote on.
-            labelled_n: places among these whose labels are known; labels_n: their labels.
-            size: see the class.
-            shows_labels: False: the message names the labelled rows and not their labels.
+            rows_U: alignment positions to vote on.
+            labelled_n: indices into `rows_U` of rows whose labels are known.
+            labels_n: their labels.
+            size: rows of a block at most.
+            shows_labels: False: the message names the labelled rows without their labels.
         """
         tensors = {"rows": rows_U, "labelled": labelled_n}
         if shows_labels:
@@ -96,18 +97,20 @@ class Ballot:
         classes: int,
         shows_labels: bool = True,
     ) -> "Ballot":
-        """Parse a request for votes.
+        """Parse the active's request for votes.
 
-        `aligned`: number of alignment positions. `shows_labels`: whether labels of labelled rows
-        are in it.
+        Args:
+            aligned: number of alignment positions.
+            classes: K, one more than the largest label.
+            shows_labels: whether the message must contain the labels of labelled rows.
 
-        Raises RemoteProtocolError: rows, positions or labels are missing, repeated or out of range.
+        Raises RemoteProtocolError: rows, indices or labels are missing, repeated or out of range.
         """
         sender = envelope.sender
         vector = TensorSpec(torch.int64, (None,))
-        expected = {"rows": vector, "labelled": vector} | (
-            {"labels": vector} if shows_labels else {}
-        )
+        expected = {"rows": vector, "labelled": vector}
+        if shows_labels:
+            expected["labels"] = vector
         tensors, _ = unpack_tensors(envelope.payload, expected, sender=sender)
         rows_U = tensors["rows"]
         labelled_n = tensors["labelled"]
@@ -115,8 +118,8 @@ class Ballot:
         if len(labelled_n):
             check_rows(labelled_n, aligned=len(rows_U), minimum=1, sender=sender)
         labels_n = tensors.get("labels", labelled_n.new_zeros(len(labelled_n)))
-        inside = ((labels_n >= 0) & (labels_n < classes)).all()
-        if len(labels_n) != len(labelled_n) or not len(labels_n) or not bool(inside):
+        are_classes = bool(((labels_n >= 0) & (labels_n < classes)).all())
+        if len(labels_n) != len(labelled_n) or not len(labels_n) or not are_classes:
             raise RemoteProtocolError(
                 f"{sender} asks for votes with {len(labels_n)} labels of {len(labelled_n)} rows; "
                 f"expected one of each, at least one, in 0..{classes - 1}"
@@ -131,10 +134,12 @@ class Ballot:
 
     @property
     def blocks(self) -> list[slice]:
-        """The ballot's rows as slices of at most `size`, one a message."""
-        rows = len(self.rows)
-        size = self.size
-        return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+        """Slices of at most `size` rows that cover the ballot; votes are sent one block a
+        message.
+        """
+        row_count = len(self.rows)
+        starts = range(0, row_count, self.size)
+        return [slice(start, min(start + self.size, row_count)) for start in starts]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +147,9 @@ class BallotSize:
     """The public size of a ballot, known to all parties before votes are cast.
 
     Attributes:
-        people, labelled: U and n.
-        ballot: SHA-256 of the message with rows and labels that passives get.
+        people: U, how many rows are voted on.
+        labelled: n, how many of these are labelled.
+        ballot: SHA-256 of the request that passives get.
     """
 
     people: int
@@ -152,6 +158,7 @@ class BallotSize:
 
     @classmethod
     def from_ballot(cls, ballot: Ballot) -> "BallotSize":
+        """Return the size and digest of this ballot."""
         digest = hashlib.sha256(ballot.payload).digest()
         return cls(people=len(ballot.rows), labelled=len(ballot.labelled), ballot=digest)
 
@@ -177,8 +184,10 @@ class BallotSize:
             raise RemoteProtocolError(
                 f"{active} sent something else than a ballot's size"
             ) from error
-        if [type(value) for value in asdict(size).values()] != [int, int, bytes] or not (
-            contract.minimum_batch <= size.people <= maximum
+        has_right_types = [type(value) for value in asdict(size).values()] == [int, int, bytes]
+        if not (
+            has_right_types
+            and contract.minimum_batch <= size.people <= maximum
             and 1 <= size.labelled <= size.people
             and len(size.ballot) == _DIGEST_BYTES
         ):
@@ -189,7 +198,9 @@ class BallotSize:
         return size
 
     def require_same_ballot(self, ballot: Ballot, *, sender: str) -> None:
-        """Raise RemoteProtocolError if the ballot is another than was announced."""
+        """Raise RemoteProtocolError if `ballot`, sent by `sender`, differs from the announced
+        one.
+        """
         if BallotSize.from_ballot(ballot) != self:
             raise RemoteProtocolError(
                 f"{sender} asks for votes on another ballot than it told all parties of"

@@ -1,5 +1,4 @@
-"""The circle of each step: the passives that answered it together. It stays the same in all
-sessions.
+"""The circle of each step: the passives that answered it together, the same in all sessions.
 
 Run by: each passive under recoverable masks whose sums may lack somebody, before its answer leaves;
 by all parties when a run is resumed. Protects from: an active that gets a step answered in two
@@ -28,7 +27,6 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums.interface import FloatArray, StepBinding
@@ -42,23 +40,20 @@ from secure_apfed.methods.party import PartyContext
 __all__ = ["RunCircles", "merge_answered_steps", "warn_of_steps_without"]
 
 _STEP = "step "
+"""Prefix of the mark that is a step's number."""
 
 
 class RunCircles(AnsweredCircles):
-    """A passive's record of its answered steps and of the circle of each: the passives that
-    answered together. It covers all sessions of a run.
-
-    Args:
-        log: its file; is_durable: whether a line must be on the disk, not only in the operating
-            system's buffers, before an answer leaves.
-
-    Raises CheckpointError: the file is no such record.
+    """A passive's record of the steps that it answered and of each step's circle: the passives that
+    answered it together. It covers all sessions of a run.
     """
 
     def __init__(self, log: Path, *, is_durable: bool = True) -> None:
-        """Open this passive's record of answered steps; those of earlier sessions stay binding.
+        """Read this passive's record of answered steps, which stays binding in all later sessions.
 
-        `is_durable`: whether a line must be on the disk before an answer leaves.
+        `log`: its file. `is_durable`: whether a line must be on the disk, not only in the operating
+        system's buffers, before an answer leaves. Raises CheckpointError: the file is no such
+        record.
         """
         super().__init__()
         self._log = log
@@ -69,10 +64,7 @@ class RunCircles(AnsweredCircles):
 
     @classmethod
     def from_own(cls, party: PartyContext) -> "RunCircles | None":
-        """Return the party's record of circles, the passives that answered each step together.
-
-        None: the party keeps no logs.
-        """
+        """Return the record in this party's log folder; None: the party keeps no logs."""
         logs = party.secrets.logs
         if logs is None:
             return None
@@ -81,18 +73,18 @@ class RunCircles(AnsweredCircles):
         )
 
     def make_marks(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-        """Return the identifiers of a step: its number, the digest of the question, that of the
-        answer.
+        """Return the marks by which an answered step is recognised: its number, the digest of the
+        request, the digest of the answer.
+
+        `values_BD`: the answer. `binding`: the step and request that it is bound to.
         """
         return f"{_STEP}{binding.step}", *super().make_marks(values_BD, binding)
 
     def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
-        """Return advice for an error: other passives take part in a step than when it was first
-        answered.
+        """Return what to do when other passives take part in a step than when it was first
+        answered; for an error message.
 
-        A circle is the set of passives that answered a step together.
-
-        `earlier`: the circle of the first answer.
+        `earlier`: the passives that answered it together then. `circle`: those that take part now.
         """
         missing = [name for name in earlier if name not in circle]
         if missing:
@@ -106,10 +98,10 @@ class RunCircles(AnsweredCircles):
         )
 
     def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
-        """Record a step's circle; when this returns, the log line is written and the answer may
-        leave.
+        """Record who answers a step together; when this returns, the log line is written and the
+        answer may leave.
 
-        `marks`: from `make_marks`.
+        `marks`: from `make_marks`. `circle`: the passives that answer together.
         """
         first, *other_marks = marks
         step = int(first.removeprefix(_STEP))
@@ -118,32 +110,38 @@ class RunCircles(AnsweredCircles):
         self._record_step(step, circle, other_marks)
 
     def _record_step(self, step: int, circle: Sequence[str], marks: Sequence[str]) -> None:
-        """Store the circle of an answered step (who answered it together), and the `marks` by which
-        its request and answer are recognised.
+        """Store who answered a step together (`circle`), in memory.
+
+        `marks`: the digests by which its request and answer are recognised. The first circle of a
+        step is kept.
         """
         self._circle_of_step.setdefault(step, tuple(circle))
         super().add_marks((f"{_STEP}{step}", *marks), circle)
 
     def list_steps(self, since: int) -> tuple[AnsweredSteps, ...]:
-        """Return the answered steps from `since` on, merged into as few ranges as possible."""
-        ranges: list[list[Any]] = []
+        """Return the answered steps from `since` on.
+
+        Consecutive steps that the same passives answered are one range.
+        """
+        ranges: list[AnsweredSteps] = []
         for step, circle in sorted(self._circle_of_step.items()):
             if step < since:
                 continue
-            if ranges and ranges[-1][1:] == [step - 1, circle]:
-                ranges[-1][1] = step
-            else:
-                ranges.append([step, step, circle])
-        return tuple(
-            AnsweredSteps(first=first, last=last, passives=circle) for first, last, circle in ranges
-        )
+            first = step
+            previous = ranges[-1] if ranges else None
+            if previous and previous.last == step - 1 and previous.passives == circle:
+                first = previous.first
+                ranges.pop()
+            ranges.append(AnsweredSteps(first=first, last=step, passives=circle))
+        return tuple(ranges)
 
 
 def _parse_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str]]]:
-    """Yield from each log line its step, the passives that answered it together (circle), and the
-    digests of request and answer (marks); skip a last line cut off by a crash.
+    """Yield from each log line its step, the passives that answered it together, and the digests
+    (marks) of request and answer.
 
-    An answer leaves only after its line is complete, so a cut line stands for no answer.
+    A line without its closing brace is skipped: a crash cut it off before the answer left. Raises
+    CheckpointError: a line is malformed.
     """
     if not log.exists():
         return
@@ -165,80 +163,82 @@ def _parse_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str
 def merge_answered_steps(
     answers: Mapping[str, Sequence[AnsweredSteps]], *, passives: Sequence[str], since: int
 ) -> tuple[AnsweredSteps, ...]:
-    """Return the steps from `since` on that any passive answered, ascending and without repeats.
+    """Merge what passives reported into ranges of steps with the passives that answered them
+    together (the circle), ascending and disjoint.
+
+    Ranges of one circle with nothing between them become one: the steps in between were not
+    requested.
 
     Args:
-        answers: by passive, the steps it answered with the circle of each.
+        answers: by passive, the ranges that it answered.
         passives: of the contract, in its order.
+        since: earlier steps are left out.
 
-    Raises RemoteProtocolError: a circle names others than the passives, or not its sender, or two
-    passives name different circles for one step.
+    Raises RemoteProtocolError: a circle names others than the passives, or not the passive that
+    reported it, or two passives report different circles for one step.
     """
-    ranges = sorted(
-        (
-            (steps.first, steps.last, speaker, steps.passives)
-            for speaker in answers
-            for steps in answers[speaker]
-        ),
-        key=lambda stretch: stretch[:3],
-    )
+    reports = [(reporter, steps) for reporter in answers for steps in answers[reporter]]
+    reports.sort(key=lambda report: (report[1].first, report[1].last, report[0]))
     merged: list[AnsweredSteps] = []
-    speakers: list[str] = []
-    for first, last, speaker, circle in ranges:
-        if speaker not in circle or circle != tuple(name for name in passives if name in circle):
+    last_reporter = ""
+    for reporter, steps in reports:
+        circle = steps.passives
+        expected_order = tuple(name for name in passives if name in circle)
+        if reporter not in circle or circle != expected_order:
             raise RemoteProtocolError(
-                f"{speaker} says that it answered step {first} among {', '.join(circle)}; expected "
-                f"itself and others of {', '.join(passives)}, in this order"
+                f"{reporter} says that it answered step {steps.first} among {', '.join(circle)}; "
+                f"expected itself and others of {', '.join(passives)}, in this order"
             )
-        if merged and first <= merged[-1].last and circle != merged[-1].passives:
+        previous = merged[-1] if merged else None
+        if previous and steps.first <= previous.last and circle != previous.passives:
             raise RemoteProtocolError(
-                f"{speaker} answered step {first} among {', '.join(circle)}, and {speakers[-1]} "
-                f"among {', '.join(merged[-1].passives)}: the aggregator told them different "
-                "circles, and no circle may be asked again. Begin a new run, and look at the "
-                "audit logs of both"
+                f"{reporter} answered step {steps.first} among {', '.join(circle)}, and "
+                f"{last_reporter} among {', '.join(previous.passives)}: the aggregator told them "
+                "different circles, and no circle may be asked again. Begin a new run, and look at "
+                "the audit logs of both"
             )
-        if last < since:
+        if steps.last < since:
             continue
-        steps = AnsweredSteps(first=max(first, since), last=last, passives=circle)
-        if merged and circle == merged[-1].passives:  # the steps between were not requested
-            steps = steps.model_copy(
-                update={"first": merged[-1].first, "last": max(last, merged[-1].last)}
-            )
+        first = max(steps.first, since)
+        last = steps.last
+        if previous and circle == previous.passives:
+            first = previous.first
+            last = max(last, previous.last)
             merged.pop()
-            speakers.pop()
-        merged.append(steps)
-        speakers.append(speaker)
+        merged.append(AnsweredSteps(first=first, last=last, passives=circle))
+        last_reporter = reporter
     return tuple(merged)
 
 
 def warn_of_steps_without(party: PartyContext, contract: Contract) -> None:
-    """Warn (LeftOutWarning) of steps that run again without a passive that answered them before.
+    """Warn (LeftOutWarning) of steps that some passive did not answer in an earlier session, and
+    that run without it again.
 
-    The active is warned where it repeats them alone, else the passive that was left out.
+    The active is warned if the method lets it repeat these steps alone, otherwise the passive that
+    was left out.
     """
     answered = contract.resumes.answered if contract.resumes else ()
-    absent = {
-        name: steps
-        for steps in reversed(answered)
-        for name in contract.passives
-        if name not in steps.passives
-    }
+    first_step_without: dict[str, int] = {}
+    for steps in answered:  # in rising order
+        for name in contract.passives:
+            if name not in steps.passives:
+                first_step_without.setdefault(name, steps.first)
     plays_alone = party.config.method.plays_steps_alone
-    if plays_alone and absent and party.name == contract.active:
-        first = min(steps.first for steps in absent.values())
+    if plays_alone and first_step_without and party.name == contract.active:
+        first = min(first_step_without.values())
         warnings.warn(
             f"nothing to do: before this session, steps from {first} on were answered without "
-            f"{' and '.join(sorted(absent))}; {party.name} plays them alone now, so that no two "
-            "sums tell what one passive adds",
+            f"{' and '.join(sorted(first_step_without))}; {party.name} plays them alone now, so "
+            "that no two sums tell what one passive adds",
             LeftOutWarning,
             stacklevel=2,
         )
-    elif not plays_alone and party.name in absent:
+    elif not plays_alone and party.name in first_step_without:
         exception = "" if contract.restarts else ", where rules.restarts allows a new session"
         warnings.warn(
-            f"nothing to do: {party.name} is left out from step {absent[party.name].first} on, "
-            "which others answered without it before this session; it comes back at a "
-            f"checkpoint{exception}",
+            f"nothing to do: {party.name} is left out from step "
+            f"{first_step_without[party.name]} on, which others answered without it before this "
+            f"session; it comes back at a checkpoint{exception}",
             LeftOutWarning,
             stacklevel=2,
         )

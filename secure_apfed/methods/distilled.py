@@ -71,7 +71,12 @@ from secure_apfed.learning.release import check_rows, parse_representations
 from secure_apfed.learning.trainers import EncoderTrainer
 from secure_apfed.learning.votes import last_layer
 from secure_apfed.measures.table import Scored, score_model
-from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in, positions_of
+from secure_apfed.methods.alignment import (
+    DEALER,
+    find_positions,
+    find_positions_in_table_order,
+    next_dealt,
+)
 from secure_apfed.methods.joint import Tvfl, TvflPassive
 from secure_apfed.methods.local_models import (
     Input,
@@ -92,7 +97,7 @@ from secure_apfed.methods.method import (
 )
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import StudentActive, warn_of_no_help
-from secure_apfed.methods.sum_end import Allowance, blame_active_too
+from secure_apfed.methods.sum_end import AnswerLimits, blame_active_too
 from secure_apfed.networks.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.settings import THE_ACTIVE
@@ -229,7 +234,7 @@ class ApcVflActive(StudentActive):
         networks to them.
         """
         released = []
-        for rows_B in self._split_positions(positions_in(self._rows, self.training_rows)):
+        for rows_B in self._split_positions(find_positions(self._rows, self.training_rows)):
             released.append(await self._request_codes(links, steps.next_step, rows_B))
             steps.count_step(None)
         self.student.fit_to_codes(torch.cat(released))
@@ -241,7 +246,7 @@ class ApcVflActive(StudentActive):
         `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
         """
         scores = await super().evaluate(links, next_step=next_step, is_final=is_final)
-        positions = positions_of(self._rows, self._test_rows)
+        positions = find_positions_in_table_order(self._rows, self._test_rows)
         if is_final and len(positions) >= self.smallest_batch:
             together = await self._score_jointly(links, next_step, positions)
             scores[f"{self._headline}_together"] = together
@@ -342,7 +347,7 @@ class VFedTransActive(StudentActive):
         """
         step = steps.next_step
         receiver = self._receiver
-        request = pack_tensors({"rows": positions_in(self._rows, self.training_rows)})
+        request = pack_tensors({"rows": find_positions(self._rows, self.training_rows)})
         for name in self._contract.passives:
             links.send(name, Kind.REQUEST, step, request)
         own_UF = self._features_N[self.training_rows].flatten(1).double().numpy()
@@ -378,8 +383,8 @@ class VFedTransPassive(HelperRole):
         self.contract = contract
         self._owner = owner
         self._features_NF = party.data.table.features[rows].flatten(1).double().numpy()
-        self._allowance = Allowance.from_contract(party, contract, aligned=len(rows))
-        self.checkpoint_parts = {"allowance": self._allowance}
+        self._answer_limits = AnswerLimits.from_contract(party, contract, aligned=len(rows))
+        self.checkpoint_parts = {"allowance": self._answer_limits}
 
     async def set_up(self, links: Links) -> None:
         if self._owner is not None:
@@ -415,9 +420,9 @@ class VFedTransPassive(HelperRole):
         digest = hashlib.blake2b(request.payload + values).digest()
         blocks = rows_U.split(self.contract.batch_size)
         for step, rows_B in enumerate(blocks):
-            self._allowance.check_batch(step, rows_B, sender=request.sender)
+            self._answer_limits.check_batch(step, rows_B, sender=request.sender)
         for step, rows_B in enumerate(blocks):
-            self._allowance.count_answers(step, rows_B, digest, sender=request.sender)
+            self._answer_limits.count_answers(step, rows_B, digest, sender=request.sender)
 
 
 class VFedTransAggregator(HelperRole):

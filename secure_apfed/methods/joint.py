@@ -33,7 +33,7 @@ from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import Releases, check_rows, parse_representations
 from secure_apfed.learning.trainers import ActiveTrainer, EncoderTrainer, HeadTrainer
 from secure_apfed.measures.table import Scored, score_model
-from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.alignment import find_positions_in_table_order
 from secure_apfed.methods.method import (
     ActiveRole,
     HelperRole,
@@ -45,7 +45,7 @@ from secure_apfed.methods.method import (
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import Student, train_student
 from secure_apfed.methods.sum_end import (
-    Allowance,
+    AnswerLimits,
     StepGate,
 )
 from secure_apfed.networks.models import Shape
@@ -132,15 +132,15 @@ class TvflActive(ActiveRole):
         self.guarantee = guarantee
         self._defences = party.make_defences("returned gradients")
         self.smallest_batch = party.config.rules.minimum_batch
-        self.training_rows = positions_of(aligned, party.data.labelled_rows)
+        self.training_rows = find_positions_in_table_order(aligned, party.data.labelled_rows)
         self._own_row_by_position = aligned
         self._seed = party.secrets.seed
         self._test_rows = party.data.test_rows
         self._classes = len(party.data.classes)
         self._code_alone = party.code.copy_encoder()
-        self._own = party
+        self._party = party
         self._local_networks: ActiveNetworks | None = None
-        self._aligned_test_rows = positions_of(aligned, party.data.test_rows)
+        self._aligned_test_rows = find_positions_in_table_order(aligned, party.data.test_rows)
         if party.config.method.weighs_classes:
             trainer.weigh_classes(aligned[self.list_learnt_rows(party.config)], self._classes)
 
@@ -257,7 +257,7 @@ class TvflActive(ActiveRole):
 
         It serves the active when the passives are gone.
         """
-        own = self._own
+        own = self._party
         labelled_data = replace(own.data, train_rows=own.data.labelled_rows, labelled=None)
         local_context = replace(own, data_or_none=labelled_data, code=self._code_alone)
         if own.data.targets is not None:
@@ -323,7 +323,7 @@ class TvflActive(ActiveRole):
         """
         labels_N = self.trainer.labels_N.cpu()
         labels = [labels_N[:0]]
-        scores = [torch.empty(0, self._own.outputs)]
+        scores = [torch.empty(0, self._party.outputs)]
         for index, rows_B in enumerate(self.parts_of(self._aligned_test_rows)):
             joint = await self.predict_jointly(links, next_step + index, rows_B)
             scores.append(joint.scores.detach().double().cpu())
@@ -482,8 +482,14 @@ class TvflPassive(EncodingPassive):
         self._releases = releases
         self._gate = StepGate(self.name)
         people = len(trainer.features_N)  # requested once more by the final inference
-        self._allowance = Allowance.from_contract(party, contract, aligned=people, extra_answers=1)
-        self.checkpoint_parts = {"": trainer, "allowance": self._allowance, "guard": releases.guard}
+        self._answer_limits = AnswerLimits.from_contract(
+            party, contract, aligned=people, extra_answers=1
+        )
+        self.checkpoint_parts = {
+            "": trainer,
+            "allowance": self._answer_limits,
+            "guard": releases.guard,
+        }
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Apply a gradient, or answer a request with guarded representations."""
@@ -502,13 +508,15 @@ class TvflPassive(EncodingPassive):
         rows_B, learn = self.rows_of(message)
         step = message.step
         sender = message.sender
-        self._allowance.check_batch(step, rows_B, sender=sender)
+        self._answer_limits.check_batch(step, rows_B, sender=sender)
         self._gate.enter(step, sender=sender)
         released = self._releases.release(
             self.encode_rows(step, rows_B, is_training=learn),
             step=step,
             rows=rows_B,
-            count=lambda digest: self._allowance.count_answers(step, rows_B, digest, sender=sender),
+            count=lambda digest: self._answer_limits.count_answers(
+                step, rows_B, digest, sender=sender
+            ),
         )
         self.expect_gradient(step, released.z, is_training=learn)
         return released.payload

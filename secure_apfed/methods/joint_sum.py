@@ -28,7 +28,7 @@ from secure_apfed.methods.method import ActiveRole, HelperRole, Method, SessionT
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.sum_end import (
     ActiveSum,
-    Admitted,
+    AdmittedRequest,
     PassiveSum,
     SessionSum,
     SumHelper,
@@ -170,11 +170,11 @@ class SummedPassive(SumHelper, EncodingPassive):
         rows_B, _ = self.rows_of(message)
         request = replace(message, payload=about)
         same_B = torch.arange(len(rows_B))
-        admitted = self.sum.admit_request(request, same_B, counted=rows_B)
+        admitted = self.sum.admit_request(request, same_B, counted_rows=rows_B)
         await self._add_to_sum(links, admitted, rows_B, is_training=False)
 
     async def _add_to_sum(
-        self, links: Links, admitted: Admitted, rows_B: Tensor, *, is_training: bool
+        self, links: Links, admitted: AdmittedRequest, rows_B: Tensor, *, is_training: bool
     ) -> None:
         """Encode and clip these rows, contribute them, and expect a gradient if `is_training`."""
         step = admitted.step

@@ -38,7 +38,7 @@ from secure_apfed.labellers.measured import check_votes
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.trainers import HeadTrainer
 from secure_apfed.measures.table import Scored
-from secure_apfed.methods.alignment import positions_in
+from secure_apfed.methods.alignment import find_positions
 from secure_apfed.methods.joint import JointScores
 from secure_apfed.methods.joint_sum import (
     SummedPassive,
@@ -51,7 +51,7 @@ from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import (
     Student,
     make_labeller_prior,
-    side_by_side,
+    standardise_parts,
     train_student,
     weigh_votes,
 )
@@ -95,7 +95,7 @@ class TeacherActive(SummedSplitNnActive):
         self.student = Student(party, aligned)
         self._config = party.config
         self.checkpoint_parts = {"": trainer, "student": self.student}
-        self._train_rows = positions_in(aligned, self.student.rows_U)
+        self._train_rows = find_positions(aligned, self.student.rows_U)
         self._key = party.derive_key(b"secure-apfed teacher v1")
         self._check_due = TeacherSettings.from_run_settings(self._config).epsilon is not None
 
@@ -159,7 +159,7 @@ class TeacherActive(SummedSplitNnActive):
             known = np.isin(places_V, self.student.labelled)
             class_of = dict(zip(self.student.labelled, self.student.labels, strict=True))
             labels = np.array([class_of[place] for place in places_V[known]], dtype=np.int64)
-            read_VD = side_by_side(
+            read_VD = standardise_parts(
                 torch.cat(parts)
                 for parts in zip(*(joint.representations for joint in joints), strict=True)
             )

@@ -37,7 +37,7 @@ from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import BLOCK
 from secure_apfed.measures.table import Scored, score_model
-from secure_apfed.methods.alignment import rows_among
+from secure_apfed.methods.alignment import intersect_rows
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.pupils import Pupil, teach_pupils
 from secure_apfed.networks.models import WithFeatures
@@ -200,7 +200,7 @@ class LocalEnding:
         `people`: alignment position of each person.
         """
         self.fitted: LocalModels | None = None
-        self._own = party
+        self._party = party
         self._family = party.fresh_networks  # as they are before the exchange trains them
         self._rows_U = _sample_training_rows(party, people)
         position_by_row = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
@@ -213,7 +213,7 @@ class LocalEnding:
 
     def make_task(self, labels_N: Tensor) -> SoloTask:
         """Return its training rows and labels as a task, as the solo baselines read them."""
-        own = self._own
+        own = self._party
         task = SoloTask.from_run(own.config, own.data, self._rows_U, labels_N=labels_N.cpu())
         return replace(task, family=self._family)
 
@@ -239,7 +239,7 @@ class LocalEnding:
 
     def _fit(self, encoder: nn.Module, task: SoloTask) -> LocalModels:
         """Fit local models to this task and to the sums received in the exchange."""
-        train = self._own.config.train
+        train = self._party.config.train
         return fit_local_models(
             encoder,
             task,
@@ -251,7 +251,7 @@ class LocalEnding:
     def score_rows(self, rows: Tensor, labels_N: Tensor) -> Scored:
         """Return the fitted models' scores of these rows of the active's table."""
         assert self.fitted is not None
-        return score_model(self.fitted.score_rows_of(self._own.data.table), rows, labels_N.cpu())
+        return score_model(self.fitted.score_rows_of(self._party.data.table), rows, labels_N.cpu())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the fitted models' state; empty before they are fitted."""
@@ -272,7 +272,7 @@ def _sample_training_rows(party: PartyContext, people: Tensor) -> Tensor:
     `people`: the active's row at each position of the alignment, (N,).
     """
     config, data = party.config, party.data
-    rows_U = rows_among(data.train_rows, None if config.train.use_unaligned else people)
+    rows_U = intersect_rows(data.train_rows, None if config.train.use_unaligned else people)
     labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
     sample = sample_rows(len(rows_U), labelled.numpy(), seed=config.seed)
     return rows_U[torch.from_numpy(sample)]

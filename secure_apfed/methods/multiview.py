@@ -21,12 +21,13 @@ Here the active's learns from labels, a passive's from what the active sends any
 cross-entropy to Z, negative numbers as 0, which is the paper's where Z is Y (`SequenceView`). So
 nothing else goes round. GRUs learn in the steps 1 to `rounds`, since the first Z is random.
 
-The active emits Z, which tends to the labels; a passive its part of a secure sum without noise, and
-of test rows, of which nobody learns, its part of what all predict together (FedMV, Eqs. 12 and 13).
-The labels, which FedMV gives all parties, stay with the active; a row without one is drawn by its
-pseudo-labels alone. Every party can predict by its own X_k W_k afterwards.
+The active sends Z, which tends to the labels. A passive contributes to a secure sum without noise,
+and for test rows, on which nobody trains, its part of the joint prediction (FedMV, Eqs. 12 and 13).
+The labels, which FedMV gives all parties, stay with the active; a row without a label has no label
+term in the objective. Every party can predict by its own X_k W_k afterwards.
 
-Letters: N aligned people, B of them in a step, F features of a view, C classes.
+Letters: N aligned people, B of them in a step, F features of a view, C classes, D numbers of a
+GRU's state.
 """
 
 import math
@@ -54,12 +55,12 @@ from secure_apfed.learning.descent import ActiveNetworks, Compute, add_prefix, r
 from secure_apfed.learning.recurrent import RecurrentTraining, SequenceViews
 from secure_apfed.learning.release import check_norms, check_rows
 from secure_apfed.measures.table import Scored, score_model
-from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.alignment import find_positions_in_table_order
 from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.sum_end import (
     ActiveSum,
-    Admitted,
+    AdmittedRequest,
     PassiveSum,
     SessionSum,
     SumHelper,
@@ -76,10 +77,14 @@ Floats = NDArray[np.float64]
 
 _Weight: TypeAlias = Literal["beta", "zeta", "eta"]
 _MIN_NORM = 1e-10
-"""Epsilon of Eq. (7): of the norm of a feature's row, so that its weight stays finite."""
+"""Epsilon of Eq. (7), added to the norm of a feature's weights so that the division stays finite.
+"""
 _TOLERANCE = 1e-12
+"""Relative decrease of Eq. (5) below which reweighting stops."""
 _MAX_ROUNDS = 10_000
+"""Reweightings at most."""
 _RECURRENT = "recurrent"
+"""Prefix of the GRU's tensors in a checkpoint."""
 
 
 class MultiviewSettings(MethodSettings):
@@ -90,11 +95,11 @@ class MultiviewSettings(MethodSettings):
         zeta: how strongly a view's pseudo-labels are pulled to the common ones; a passive's
             `weight` multiplies it.
         eta: the weight of the labels on the pseudo-labels that they are tied to.
-        tolerance: of the objective, relative, below which updates that repeat until they converge
-            end; max_rounds: of them, at most. Neither is a setting.
+        tolerance: relative decrease of the objective below which repeated updates stop; no setting.
+        max_rounds: how often they are repeated at most; no setting.
         networks: the values of `model.network` that views may use.
-        draws_own: whether the labels act on the pseudo-labels of the party that has them, or on the
-            common ones.
+        labels_act_on_own: whether the labels act on the pseudo-labels of the party that has them;
+            False: on the common ones.
     """
 
     beta: Annotated[float, NOBODY] = Field(ge=0)
@@ -105,7 +110,7 @@ class MultiviewSettings(MethodSettings):
     networks: ClassVar[tuple[str, ...]] = ("identity",)
     tolerance: ClassVar[float] = 1e-6
     max_rounds: ClassVar[int] = 100
-    draws_own: ClassVar[bool] = False
+    labels_act_on_own: ClassVar[bool] = False
 
     def for_party(self, name: str) -> Self:
         """Return the settings with this party's own beta_k, zeta_k and eta (MMVFL, Eq. 4)."""
@@ -173,9 +178,9 @@ class OneViewSettings(MultiviewSettings):
         )
 
     def check_parties(self, config: RunSettings, names: Sequence[str]) -> None:
-        """Refuse weights of unknown parties, or that no term of the objective uses.
+        """Refuse `parties` that give weights to an unknown party, or an eta to one without labels.
 
-        Raises ConfigError: names the key.
+        `names`: the active and the passives. Raises ConfigError: names the key.
         """
         for name, overrides in self.parties.items():
             if name not in names:
@@ -201,11 +206,11 @@ class MmvflSettings(OneViewSettings):
 
     title = "MMVFL"
     takes_labels_of_passives = True
-    draws_own = True
+    labels_act_on_own = True
 
 
 class FedMvSettings(MultiviewSettings):
-    """The settings of FedMV in its three forms: the labels draw the common pseudo-labels."""
+    """The settings of FedMV in its three forms: the labels act on the common pseudo-labels."""
 
     beta: Annotated[float, NOBODY] = Field(4.0, ge=0)
     zeta: Annotated[float, NOBODY] = Field(8.0, gt=0)
@@ -249,7 +254,10 @@ class RecurrentSettings(FedMvSettings):
         )
 
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
-        """Return the settings scaled to a rehearsal: GRUs learn in the same share of its rounds."""
+        """Return the settings for a rehearsal of `steps` steps, for a run of `epochs` epochs.
+
+        GRUs learn in the same share of the rounds.
+        """
         rounds = max(1, round(steps * self.rounds / epochs))
         return self.model_copy(update={"rounds": rounds})
 
@@ -268,12 +276,14 @@ class ViewsActive(SumLearner):
     def __init__(self, party: PartyContext, contract: Contract, sum_end: ActiveSum) -> None:
         """Build the active's encoder and linear layer, which hold the views' weights when it
         predicts.
+
+        `sum_end`: what sends its requests to the secure sum and decodes the sums.
         """
         super().__init__()
         self.read_from(sum_end)
         self.name = party.name
         self.contract = contract
-        self._own = party
+        self._party = party
         table = party.data.table
         compute = Compute.from_settings(party.config.train)
         with seed_draws(party.secrets.seed, party.name, "networks"):
@@ -296,22 +306,24 @@ class ViewsActive(SumLearner):
         return self._networks
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
-        """Return the local scores of the test rows.
-
-        `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
-        """
+        """Return the active's own scores of the test rows, by the method's name; sends nothing."""
         networks = self.get_solo_networks().eval()
         features_N = self._features_N
         labels_N = self._labels_N.to(features_N.device)
         scored = score_model(
-            lambda rows_B: networks(features_N[rows_B], None)[0], self._own.data.test_rows, labels_N
+            lambda rows_B: networks(features_N[rows_B], None)[0],
+            self._party.data.test_rows,
+            labels_N,
         )
-        return {self._own.config.method.name: scored}
+        return {self._party.config.method.name: scored}
 
 
 class MultiviewActive(ViewsActive):
     """The active of multi-view learning: has the labels, the common pseudo-labels Z, and its own
-    view; see `ActiveRole`. `rows`: rows of its table by alignment position, (N,).
+    view; see `ActiveRole`.
+
+    Attributes:
+        tested: the alignment positions of its test rows.
     """
 
     guarantee = "no guarantee: sums of pseudo-labels are opened without noise"
@@ -324,23 +336,27 @@ class MultiviewActive(ViewsActive):
         trainer: "ActiveTrainer",
         sum_end: ActiveSum,
     ) -> None:
-        """Make the active's role in multi-view learning; find positions of training and test
-        rows.
+        """Make the active's role in multi-view learning; find the alignment positions of training
+        and test rows.
+
+        `rows`: the row of its table at each alignment position, (N,). `trainer`: its view and Z.
+        `sum_end`: what sends its requests to the secure sum and decodes the sums.
         """
         super().__init__(party, contract, sum_end)
         self.trainer = trainer
         self._rows = rows
         self.checkpoint_parts = {"": trainer}
         self.smallest_batch = party.config.rules.minimum_batch
-        self.training_rows = positions_of(rows, party.data.train_rows)
-        self.tested = positions_of(rows, party.data.test_rows)
+        self.training_rows = find_positions_in_table_order(rows, party.data.train_rows)
+        self.tested = find_positions_in_table_order(rows, party.data.test_rows)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Send Z, update the own view meanwhile, and average the parties' Z_k (Alg. 1; FedMV, Alg.
         2).
 
-        Returns the active's part of the objective. Raises ModelError: a view that cannot be learnt
-        from; RemoteProtocolError: the sum answers another request; Z stays unchanged then.
+        `rows_B`: alignment positions. Returns the active's part of the objective. Raises
+        ModelError: a view that cannot be learnt from; RemoteProtocolError: the sum answers another
+        request; Z stays unchanged then.
         """
         payload = self.send_request(links, step, rows_B, self.trainer.common_NC[rows_B.numpy()])
         self.trainer.update_view(step, rows_B)
@@ -348,36 +364,39 @@ class MultiviewActive(ViewsActive):
         return self.trainer.average_labels(rows_B, opened_BC, self._list_absent())
 
     def send_request(self, links: Links, step: int, rows_B: Tensor, common_BC: Floats) -> bytes:
-        """Send every passive these positions and their Z to learn from; an empty Z requests
-        predictions.
+        """Send every passive these alignment positions and their Z to learn from.
 
-        Returns the payload, to which the sum is bound.
-
-        `common_BC`: Z of these rows.
+        `common_BC`: Z of these positions; without a row, (0, C), it requests predictions instead.
+        Returns the request's bytes, to which the sum is bound.
         """
         payload = pack_tensors({"rows": rows_B, "z": torch.from_numpy(common_BC)}, {})
         self.sum.send_request(links, Kind.REQUEST, step, payload)
         return payload
 
     def _list_absent(self) -> list[int]:
-        """Return the indices in `zetas` of passives that the last sum lacks; index
-        0 is the active.
+        """Return the passives that the last sum lacks, as indices in `trainer.zetas`.
+
+        Index 0 there is the active.
         """
-        named = enumerate(self.contract.passives, 1)
+        indexed_passives = enumerate(self.contract.passives, 1)
         present = self.sum.receiver.counted
-        return [index for index, name in named if name not in present]
+        return [index for index, name in indexed_passives if name not in present]
 
     async def _receive_sum(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
-        """Return the decoded sum of the passives' zeta_k Z_k of these rows, (B, C)."""
+        """Return the decoded sum of what the passives answer about these positions, (B, C).
+
+        That is the sum of zeta_k Z_k over the sum of all zetas, or of their parts of a joint
+        prediction. `payload`: the request's bytes.
+        """
         classes = self.trainer.common_NC.shape[1]
-        return np.asarray(
-            (await self.sum.receive_sum(links, step, rows_B, payload, classes)).numpy()
-        )
+        sum_BC = await self.sum.receive_sum(links, step, rows_B, payload, classes)
+        return np.asarray(sum_BC.numpy())
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
         """Return the local scores; after training also the joint scores of all parties.
 
-        `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
+        `next_step`: an unused step number, for the joint prediction. `is_final`: whether training
+        is over.
         """
         scores = await super().evaluate(links, next_step=next_step, is_final=is_final)
         if is_final:
@@ -389,15 +408,16 @@ class MultiviewActive(ViewsActive):
     async def _score_jointly(self, links: Links, step: int) -> Scored:
         """Return the joint scores of the aligned test rows; empty if they are fewer than a batch
         may be.
+
+        `step`: an unused step number.
         """
         rows_B = self.tested
-        none_BC = self.trainer.common_NC[:0]
+        empty_BC = self.trainer.common_NC[:0]
         truth_B = self._labels_N[self._rows[rows_B]]
         if len(rows_B) < self.smallest_batch:
-            return Scored.from_network_outputs(truth_B[:0], none_BC)
-        opened_BC = await self._receive_sum(
-            links, step, rows_B, self.send_request(links, step, rows_B, none_BC)
-        )
+            return Scored.from_network_outputs(truth_B[:0], empty_BC)
+        payload = self.send_request(links, step, rows_B, empty_BC)
+        opened_BC = await self._receive_sum(links, step, rows_B, payload)
         joint_BC = self.trainer.predict_jointly(rows_B, opened_BC, self._list_absent())
         return Scored.from_network_outputs(truth_B, joint_BC)
 
@@ -419,14 +439,16 @@ class MultiviewActive(ViewsActive):
 
 
 class MultiviewPassive(SumHelper):
-    """A passive of multi-view learning: has a view, and possibly labels; see `HelperRole`.
-    `sum_end`: its end of the secure sum; clip: the largest norm of a row that it may contribute,
-    None: any.
-    """
+    """A passive of multi-view learning: has a view, and possibly labels; see `HelperRole`."""
 
     asks = (Kind.REQUEST,)
 
     def __init__(self, sum_end: PassiveSum, trainer: "ViewTrainer", *, clip: float | None) -> None:
+        """Make a passive's role in multi-view learning.
+
+        `sum_end`: what checks requests and protects its contributions to the secure sum.
+        `trainer`: its view. `clip`: the largest L2 norm of a row that it may contribute; None: any.
+        """
         super().__init__(sum_end, {"": trainer})
         self.trainer = trainer
         self._clip = clip
@@ -437,7 +459,7 @@ class MultiviewPassive(SumHelper):
         Raises RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row exceeds the
         norm that the sum carries.
         """
-        admitted, common_BC = self.admit_positions(message)
+        admitted, common_BC = self.admit_message(message)
         values_BC = self.trainer.compute_share(admitted.step, admitted.rows, common_BC)
         check_clip(values_BC, self._clip, me=self.name)
         await self.sum.send_answer(links, admitted, values_BC)
@@ -445,10 +467,10 @@ class MultiviewPassive(SumHelper):
     def feature_scores(self) -> Tensor | None:
         return self.trainer.feature_scores()
 
-    def admit_positions(self, message: Envelope) -> tuple[Admitted, Floats | None]:
-        """Admit a request; return it with Z of its rows (B, C), or None if it asks for a
-        prediction.
+    def admit_message(self, message: Envelope) -> tuple[AdmittedRequest, Floats | None]:
+        """Check the active's request, and admit it for one answer.
 
+        Returns the request, and Z of its positions (B, C), or None if it asks for a prediction.
         Raises RemoteProtocolError: the message is malformed or breaks a rule of the contract.
         """
         terms = self.contract.passives[self.name].representation
@@ -469,15 +491,16 @@ class MultiviewPassive(SumHelper):
         people = len(self.trainer.view.x_NF)
         minimum = self.contract.minimum_batch
         check_rows(rows_B, aligned=people, minimum=minimum, sender=sender)
-        return self.sum.admit_request(message, rows_B), z_BC.numpy() if len(z_BC) else None
+        admitted = self.sum.admit_request(message, rows_B)
+        return admitted, z_BC.numpy() if len(z_BC) else None
 
 
 def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
-    """Refuse rows longer than the clip bound: the average of clipped pseudo-labels would be wrong.
+    """Refuse a contribution with rows longer than the clip bound, whose average would be wrong.
 
-    `values_BC`: pseudo-labels.
-
-    Raises LocalProtocolError: names the norm of the longest row.
+    `values_BC`: what the party `me` contributes: pseudo-labels (B, C), or weights of a model.
+    `clip`: the largest L2 norm of a row; None: any. Raises LocalProtocolError: names the norm of
+    the longest row.
     """
     longest = float(np.linalg.norm(values_BC, axis=1).max(initial=0.0))
     if clip is not None and longest > clip:
@@ -488,17 +511,20 @@ def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
 
 
 class ViewTrainer:
-    """A party's view, and its contribution to the weighted mean of all views. `view`: its own;
-    zetas: of all parties, the active's first. `label_term`: the effect of its labels; None: it has
-        none.
-    `sequence`: the GRU that makes the view; None: the view is the features.
+    """A party's view, and its contribution to the weighted mean of all parties' pseudo-labels.
+
+    Args:
+        view: its features, weights and pseudo-labels.
+        zetas: zeta_k of all parties, the active's first.
+        label_term: the term of its labels in the objective; None: it has no labels.
+        sequence: the GRU that computes the view's features; None: they are the party's columns.
     """
 
     def __init__(
         self,
         view: "ViewModel",
         zetas: Sequence[float],
-        label_term: "Pull | None" = None,
+        label_term: "LabelTerm | None" = None,
         *,
         sequence: "SequenceView | None" = None,
     ) -> None:
@@ -508,32 +534,33 @@ class ViewTrainer:
         self.sequence = sequence
 
     def compute_share(self, step: int, rows_B: Tensor, common_BC: Floats | None) -> Floats:
-        """Update the view towards Z of these rows and return zeta_k Z_k by the sum of all zetas,
-        (B, C).
+        """Update the view towards Z of these rows; return zeta_k Z_k / sum of all zetas, (B, C).
 
-        Without Z (None): return the view's share of the joint prediction, and learn nothing.
+        Without Z return the view's part of the joint prediction, (B, C), and learn nothing.
 
-        `common_BC`: Z of these rows; None: a request for a prediction.
+        `rows_B`: alignment positions. `common_BC`: Z of these rows; None: a request for a
+        prediction.
         """
         rows = rows_B.numpy()
         zeta = self.view.zeta
         if common_BC is None:
-            return joint_share(zeta, self.zetas) * self.view.compute_scores(rows)
+            return compute_joint_weight(zeta, self.zetas) * self.view.compute_scores(rows)
         if self.sequence is not None and self.sequence.learns_in(step):
             self.sequence.train_on_rows(step, rows_B, common_BC)
             self.view.replace_features(self.sequence.compute_states())
-        pull = self.label_term and self.label_term.pick_rows(rows, own=True)
-        return zeta / sum(self.zetas) * self.view.update_model(rows, common_BC, pull)
+        own_term = self.label_term and self.label_term.pick_rows(rows, for_own=True)
+        return zeta / sum(self.zetas) * self.view.update_model(rows, common_BC, own_term)
 
     def feature_scores(self) -> Tensor | None:
         """Return the importance of each feature, (F,); None if the features are states of a GRU."""
         if self.sequence is not None:
             return None
-        return torch.from_numpy(row_norms(self.view.weights_FC))
+        return torch.from_numpy(compute_row_norms(self.view.weights_FC))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state; pseudo-labels, whose rows are alignment positions,
-        under their own key.
+        """Return weights, pseudo-labels and the GRU's state, for a checkpoint.
+
+        The rows of tensors named `pseudo_labels.` are alignment positions.
         """
         view_tensors = self.view.tensors()
         tensors = {
@@ -555,25 +582,26 @@ class ViewTrainer:
 class ActiveTrainer(ViewTrainer):
     """The active's view, and the common pseudo-labels Z that it computes from all views."""
 
+    label_term: "LabelTerm"
+
     def __init__(
         self,
         view: "ViewModel",
         zetas: Sequence[float],
-        label_term: "Pull",
+        label_term: "LabelTerm",
         *,
         common_NC: Floats,
         sequence: "SequenceView | None" = None,
     ) -> None:
-        """Make the trainer of the active's view, with the common pseudo-labels Z of all rows,
-        `common_NC`.
+        """Make the trainer of the active's view; `common_NC`: Z of all rows at the start.
 
-        `zetas`: zeta_k of all parties.
+        Other arguments as those of `ViewTrainer`.
         """
         super().__init__(view, zetas, label_term, sequence=sequence)
-        self.pull: Pull = label_term
         self.common_NC = common_NC
 
     def update_view(self, step: int, rows_B: Tensor) -> None:
+        """Update the active's view towards Z of these alignment positions."""
         self.compute_share(step, rows_B, self.common_NC[rows_B.numpy()])
 
     def average_labels(
@@ -581,29 +609,34 @@ class ActiveTrainer(ViewTrainer):
     ) -> float:
         """Set Z of these rows to the mean of all Z_k; return the active's part of the objective.
 
-        `opened_BC`: the decoded sum over the passives of zeta_k Z_k / sum of all zetas. `absent`:
-        indices in `zetas` of passives it lacks; Z is then the mean over the others (Eq. 14).
+        Args:
+            rows_B: alignment positions.
+            opened_BC: the decoded sum over the passives of zeta_k Z_k / sum of all zetas.
+            absent: indices in `zetas` of passives that the sum lacks; Z is then the mean over the
+                others (Eq. 14).
         """
         rows = rows_B.numpy()
-        zetas = sum(self.zetas)
-        summed_BC = zetas * opened_BC + self.view.zeta * self.view.labels_NC[rows]
-        present = sum(zeta for index, zeta in enumerate(self.zetas) if index not in absent)
-        common_BC = common_labels(summed_BC, present, self.pull.pick_rows(rows, own=False))
+        all_zetas = sum(self.zetas)
+        summed_BC = all_zetas * opened_BC + self.view.zeta * self.view.labels_NC[rows]
+        present_zetas = sum(zeta for index, zeta in enumerate(self.zetas) if index not in absent)
+        common_term = self.label_term.pick_rows(rows, for_own=False)
+        common_BC = compute_common_labels(summed_BC, present_zetas, common_term)
         self.common_NC[rows] = common_BC
         return self.view.compute_loss(rows, common_BC)
 
     def predict_jointly(
         self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()
     ) -> Floats:
-        """Return Z of rows outside training: the joint prediction, FedMV's Eqs. (12) and (13).
+        """Return Z of rows outside training, (B, C): the joint prediction, FedMV's Eqs. (12) and
+        (13), by all parties that are not absent.
 
-        It is over the parties that are not absent.
-
-        `opened_BC`: the decrypted sum of the passives' shares.
+        `rows_B`: alignment positions. `opened_BC`: the decoded sum of the passives' parts of the
+        prediction. `absent`: indices in `zetas` of passives that the sum lacks.
         """
-        missing_share = sum(joint_share(self.zetas[index], self.zetas) for index in absent)
-        own_BC = joint_share(self.view.zeta, self.zetas) * self.view.compute_scores(rows_B.numpy())
-        return np.asarray((opened_BC + own_BC) / (1 - missing_share))
+        absent_weight = sum(compute_joint_weight(self.zetas[index], self.zetas) for index in absent)
+        own_weight = compute_joint_weight(self.view.zeta, self.zetas)
+        own_BC = own_weight * self.view.compute_scores(rows_B.numpy())
+        return np.asarray((opened_BC + own_BC) / (1 - absent_weight))
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"pseudo_labels.common": torch.from_numpy(self.common_NC)}
@@ -614,13 +647,7 @@ class ActiveTrainer(ViewTrainer):
 
 
 class SequenceView:
-    """A party's view X_k of its sequences, made by a GRU that learns in some of the steps.
-
-    Args:
-        recurrent: the GRU; rounds: steps in which it learns, from the second on.
-        features_N: all rows of the party's table, flat; rows_N: of these, the aligned people's.
-        holds_labels: whether its owner learns from labels of its own, and not from Z.
-    """
+    """A party's view X_k of its sequences, computed by a GRU that learns in some of the steps."""
 
     def __init__(
         self,
@@ -631,10 +658,14 @@ class SequenceView:
         rounds: int,
         holds_labels: bool,
     ) -> None:
-        """Make a view of sequences: its GRU and the aligned rows of the table.
+        """Make a view of sequences from its GRU and the party's table.
 
-        `features_N`: rows of its table. `rounds`: how many rounds of training there are.
-        `holds_labels`: whether its owner has the labels.
+        Args:
+            recurrent: the GRU.
+            features_N: all rows of the party's table, flat.
+            rows_N: the row of the table at each alignment position.
+            rounds: in how many steps the GRU learns, from the second on.
+            holds_labels: whether it learns from labels of its owner; False: from Z.
         """
         self.recurrent = recurrent
         self._features_N = features_N
@@ -647,10 +678,9 @@ class SequenceView:
         return 0 < step <= self._rounds
 
     def train_on_rows(self, step: int, rows_B: Tensor, common_BC: Floats) -> None:
-        """Train the GRU on these alignment positions, on its owner's labels or
-        otherwise towards Z.
+        """Train the GRU on its owner's labelled rows, or without labels towards Z of these rows.
 
-        `common_BC`: Z of these rows.
+        `rows_B`: alignment positions. `common_BC`: their Z.
         """
         if not self._holds_labels:
             # In the table's order: that of the alignment is random.
@@ -667,29 +697,28 @@ class SequenceView:
 
 
 @dataclass(frozen=True, eq=False)
-class Pull:
-    """The term that draws pseudo-labels towards the labels.
+class LabelTerm:
+    """The term of the objective that ties pseudo-labels to the labels: eta |Z - Y|^2.
 
     Attributes:
         truth_NC: Y, one-hot; zeros where a row has no label to learn from.
         eta_N1: its weight by row; 0 for rows without a label.
-        own: whether it acts on the pseudo-labels of the one view with the labels (MMVFL), or on the
-            common ones.
+        acts_on_own: whether it acts on the pseudo-labels Z_k of the one view with the labels
+            (MMVFL); False: on the common Z.
     """
 
     truth_NC: Floats = field(repr=False)  # noqa: N815
     eta_N1: Floats = field(repr=False)  # noqa: N815
-    own: bool = False
+    acts_on_own: bool = False
 
-    def pick_rows(self, rows_B: NDArray[np.int64], *, own: bool) -> "Pull | None":
-        """Return the pull of the labels for these rows; None: labels pull the other kind of
-        pseudo-labels.
+    def pick_rows(self, rows_B: NDArray[np.int64], *, for_own: bool) -> "LabelTerm | None":
+        """Return the term for these rows; None: it acts on the other kind of pseudo-labels.
 
-        `own`: whether it is asked for a view's own pseudo-labels Z_k, rather than for the common Z.
+        `for_own`: whether it is needed for a view's own pseudo-labels Z_k; False: for the common Z.
         """
-        if own is not self.own:
+        if for_own is not self.acts_on_own:
             return None
-        return Pull(self.truth_NC[rows_B], self.eta_N1[rows_B], own)
+        return LabelTerm(self.truth_NC[rows_B], self.eta_N1[rows_B], self.acts_on_own)
 
 
 @dataclass(eq=False)
@@ -697,10 +726,11 @@ class ViewModel:
     """A party's view of the aligned people: its weights and pseudo-labels, and their updates.
 
     Attributes:
-        x_NF: its features, float64.
-        beta, zeta: of the objective.
-        weights_FC: W_k; labels_NC: Z_k.
-        tolerance, max_rounds: see `weights_of`.
+        x_NF: X_k, its features, float64.
+        beta, zeta: the weights beta_k and zeta_k of the objective's terms.
+        weights_FC: W_k, the weights of the linear model.
+        labels_NC: Z_k, the view's own pseudo-labels.
+        tolerance, max_rounds: see `solve_weights`.
     """
 
     x_NF: Floats = field(repr=False)  # noqa: N815
@@ -711,12 +741,16 @@ class ViewModel:
     tolerance: float = _TOLERANCE
     max_rounds: int = _MAX_ROUNDS
     _gram: tuple[bytes, Floats] | None = field(default=None, init=False, repr=False)
+    """The rows of the last update, and X^T X of these."""
 
     @classmethod
     def from_features(
         cls, x_NF: Floats, classes: int, rng: np.random.Generator, **settings: float
     ) -> "ViewModel":
-        """Return a view with random weights and pseudo-labels (Algorithm 1, line 1)."""
+        """Return a view with random weights and pseudo-labels (Algorithm 1, line 1).
+
+        `settings`: beta, zeta, tolerance and max_rounds.
+        """
         rows, features = x_NF.shape
         weights_FC = rng.standard_normal((features, classes))
         labels_NC = draw_orthonormal(rows, classes, rng)
@@ -730,19 +764,25 @@ class ViewModel:
         self._gram = None
 
     def update_model(
-        self, rows_B: NDArray[np.int64], common_BC: Floats, label_term: Pull | None = None
+        self, rows_B: NDArray[np.int64], common_BC: Floats, label_term: LabelTerm | None = None
     ) -> Floats:
-        """Update W_k, then Z_k of these rows; return the latter (Algorithm 1, lines 4 to 12)."""
+        """Update W_k, then Z_k of these rows; return the latter, (B, C) (Alg. 1, lines 4 to 12).
+
+        `common_BC`: Z of these rows. `label_term`: if the labels act on Z_k; None: they do not.
+        """
         self.fit_weights(rows_B)
         return self.update_labels(rows_B, common_BC, label_term)
 
     def fit_weights(self, rows_B: NDArray[np.int64]) -> None:
-        """Update W_k: Eq. (5) of these rows."""
+        """Set W_k to the minimiser of Eq. (5) over these rows.
+
+        X^T X is reused while the rows stay the same.
+        """
         x_BF = self.x_NF[rows_B]
-        rows = np.sort(rows_B).tobytes()
-        if self._gram is None or self._gram[0] != rows:
-            self._gram = rows, x_BF.T @ x_BF
-        self.weights_FC = weights_of(
+        rows_key = np.sort(rows_B).tobytes()
+        if self._gram is None or self._gram[0] != rows_key:
+            self._gram = rows_key, x_BF.T @ x_BF
+        self.weights_FC = solve_weights(
             x_BF,
             self.labels_NC[rows_B],
             self.beta,
@@ -753,14 +793,17 @@ class ViewModel:
         )
 
     def update_labels(
-        self, rows_B: NDArray[np.int64], common_BC: Floats, label_term: Pull | None = None
+        self, rows_B: NDArray[np.int64], common_BC: Floats, label_term: LabelTerm | None = None
     ) -> Floats:
-        """Update Z_k of these rows, and return it."""
-        labels_BC = own_labels(self.compute_scores(rows_B), common_BC, self.zeta, label_term)
+        """Update Z_k of these rows, and return it, (B, C). Arguments as those of `update_model`."""
+        labels_BC = compute_own_labels(
+            self.compute_scores(rows_B), common_BC, self.zeta, label_term
+        )
         self.labels_NC[rows_B] = labels_BC
         return labels_BC
 
     def compute_scores(self, rows_B: NDArray[np.int64]) -> Floats:
+        """Return the view's prediction X_k W_k for these rows, (B, C)."""
         return np.asarray(self.x_NF[rows_B] @ self.weights_FC)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -775,38 +818,43 @@ class ViewModel:
         self.labels_NC = tensors["labels"].numpy().copy()
 
     def compute_loss(self, rows_B: NDArray[np.int64], common_BC: Floats) -> float:
-        """Return this view's part of the objective for these rows, a row."""
+        """Return this view's part of the objective for these rows, divided by their number.
+
+        `common_BC`: Z of these rows.
+        """
         labels_BC = self.labels_NC[rows_B]
-        own_loss = view_objective(self.x_NF[rows_B], self.weights_FC, labels_BC, self.beta)
+        own_loss = compute_view_loss(self.x_NF[rows_B], self.weights_FC, labels_BC, self.beta)
         return (own_loss + self.zeta * float(((labels_BC - common_BC) ** 2).sum())) / len(rows_B)
 
 
-def own_labels(
-    scores_NC: Floats, common_NC: Floats, zeta: float, label_term: Pull | None = None
+def compute_own_labels(
+    scores_NC: Floats, common_NC: Floats, zeta: float, label_term: LabelTerm | None = None
 ) -> Floats:
     """Return a view's pseudo-labels Z_k, (N, C): MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and
     (13).
 
-    `label_term`: of the labels, if they pull this view's pseudo-labels; None: they do not.
     `scores_NC`: X_k W_k. `common_NC`: Z, the common pseudo-labels. `zeta`: zeta_k, the weight of Z.
+    `label_term`: if the labels act on this view's pseudo-labels; None: they do not.
     """
-    return _apply_pull(scores_NC + zeta * common_NC, 1 + zeta, label_term)
+    return _average_with_labels(scores_NC + zeta * common_NC, 1 + zeta, label_term)
 
 
-def common_labels(summed_NC: Floats, zetas: float, label_term: Pull | None = None) -> Floats:
+def compute_common_labels(
+    summed_NC: Floats, zetas: float, label_term: LabelTerm | None = None
+) -> Floats:
     """Return the common pseudo-labels Z, (N, C): MMVFL's Eq. (14), FedMV's Eqs. (10) and (12).
 
-    `summed_NC`: sum of zeta_k Z_k over all parties, all that the active reads of them.
-    `label_term`: of the labels, if they pull Z; None: they do not.
+    `summed_NC`: sum of zeta_k Z_k over all parties, all that the active reads of them. `zetas`: sum
+    of these zeta_k. `label_term`: if the labels act on Z; None: they do not.
     """
-    return _apply_pull(summed_NC, zetas, label_term)
+    return _average_with_labels(summed_NC, zetas, label_term)
 
 
-def _apply_pull(total_NC: Floats, weight: float, label_term: Pull | None) -> Floats:
-    """Return the weighted mean of summed pseudo-labels and labels; where no label pulls, of the
-    former.
+def _average_with_labels(total_NC: Floats, weight: float, label_term: LabelTerm | None) -> Floats:
+    """Return the weighted mean of pseudo-labels and labels, (N, C).
 
-    `total_NC`: their sum over the views.
+    `total_NC`: the weighted sum of pseudo-labels. `weight`: the sum of their weights. `label_term`:
+    the labels and their weights; None: the labels do not act here.
     """
     if label_term is None:
         return np.asarray(total_NC / weight)
@@ -815,7 +863,7 @@ def _apply_pull(total_NC: Floats, weight: float, label_term: Pull | None) -> Flo
     )
 
 
-def weights_of(
+def solve_weights(
     x_NF: Floats,
     labels_NC: Floats,
     beta: float,
@@ -825,20 +873,28 @@ def weights_of(
     max_rounds: int = _MAX_ROUNDS,
     gram_FF: Floats | None = None,
 ) -> Floats:
-    """Minimise Eq. (5) by reweighting, Eqs. (7) and (8), from these weights on.
+    """Return the weights W_k (F, C) that minimise Eq. (5), found by reweighting, Eqs. (7) and (8).
 
     Each round minimises a quadratic that lies above the objective and touches it at the last
-    weights (|w| <= |w|^2 / 2a + a / 2), so that none raises it. A row that is 0 stays there. Rounds
-    end below this relative tolerance of the objective. Raises ModelError: X^T X is singular and
-    beta 0, or numbers are not finite.
+    weights (|w| <= |w|^2 / 2a + a / 2), so that no round raises it. Weights of a feature that are
+    all 0 stay so.
 
-    `labels_NC`: Z_k. `max_rounds`: reweightings at most. `gram_FF`: X^T X; None: computed here.
+    Args:
+        x_NF: X_k.
+        labels_NC: Z_k.
+        beta: the weight of |W|_21.
+        weights_FC: the weights to start from.
+        tolerance: relative decrease of the objective below which it stops.
+        max_rounds: reweightings at most.
+        gram_FF: X^T X; None: computed here.
+
+    Raises ModelError: X^T X is singular and beta 0, or numbers are not finite.
     """
     gram_FF = x_NF.T @ x_NF if gram_FF is None else gram_FF
     cross_FC = x_NF.T @ labels_NC
-    loss = view_objective(x_NF, weights_FC, labels_NC, beta)
+    loss = compute_view_loss(x_NF, weights_FC, labels_NC, beta)
     for _ in range(max_rounds):
-        ridge_F = beta / (2 * (row_norms(weights_FC) + _MIN_NORM))
+        ridge_F = beta / (2 * (compute_row_norms(weights_FC) + _MIN_NORM))
         try:
             weights_FC = scipy.linalg.solve(gram_FF + np.diag(ridge_F), cross_FC, assume_a="pos")
         except np.linalg.LinAlgError as error:
@@ -850,20 +906,20 @@ def weights_of(
                 "a view's numbers are too large to learn from; rescale its columns, or take a "
                 "smaller method.beta"
             ) from error
-        next_loss = view_objective(x_NF, weights_FC, labels_NC, beta)
+        next_loss = compute_view_loss(x_NF, weights_FC, labels_NC, beta)
         if loss - next_loss <= tolerance * max(loss, 1.0):
             break
         loss = next_loss
     return np.asarray(weights_FC)
 
 
-def view_objective(x_NF: Floats, weights_FC: Floats, labels_NC: Floats, beta: float) -> float:
+def compute_view_loss(x_NF: Floats, weights_FC: Floats, labels_NC: Floats, beta: float) -> float:
     """Return Eq. (5): |X W - Z|^2 + beta |W|_21."""
     residual_NC = x_NF @ weights_FC - labels_NC
-    return float((residual_NC**2).sum() + beta * row_norms(weights_FC).sum())
+    return float((residual_NC**2).sum() + beta * compute_row_norms(weights_FC).sum())
 
 
-def row_norms(weights_FC: Floats) -> Floats:
+def compute_row_norms(weights_FC: Floats) -> Floats:
     """Return the Euclidean norm of each feature's weights: its importance (MMVFL, section 4.2)."""
     return np.asarray(np.linalg.norm(weights_FC, axis=1))
 
@@ -876,41 +932,51 @@ def draw_orthonormal(rows: int, classes: int, rng: np.random.Generator) -> Float
     return np.asarray(np.linalg.qr(random_NC)[0])
 
 
-def run_iteration(views: Sequence[ViewModel], common_NC: Floats, label_term: Pull) -> Floats:
+def run_iteration(views: Sequence[ViewModel], common_NC: Floats, label_term: LabelTerm) -> Floats:
     """Run one iteration on all views (MMVFL, Algorithm 1; FedMV, Algorithms 1 and 2); return Z.
 
-    `views`: of one table, updated in place; the first party's holds the labels. `common_NC`: Z, the
-    common pseudo-labels.
+    `views`: of the same people, updated in place; the first is that of the party with labels.
+    `common_NC`: Z, the common pseudo-labels. `label_term`: acts on the first view's pseudo-labels,
+    or on Z.
     """
     rows = np.arange(len(common_NC))
+    own_term, common_term = (label_term, None) if label_term.acts_on_own else (None, label_term)
     for index, view in enumerate(views):
-        view.update_model(rows, common_NC, label_term if label_term.own and index == 0 else None)
-    return average_views(views, None if label_term.own else label_term)
+        view.update_model(rows, common_NC, own_term if index == 0 else None)
+    return average_views(views, common_term)
 
 
-def average_views(views: Sequence[ViewModel], label_term: Pull | None) -> Floats:
+def average_views(views: Sequence[ViewModel], label_term: LabelTerm | None) -> Floats:
+    """Return Z, (N, C): the mean of the views' pseudo-labels by zeta_k, and of labels if they act
+    on Z.
+    """
     summed_NC = np.sum([view.zeta * view.labels_NC for view in views], axis=0)
-    return common_labels(summed_NC, sum(view.zeta for view in views), label_term)
+    return compute_common_labels(summed_NC, sum(view.zeta for view in views), label_term)
 
 
-def compute_objective(views: Sequence[ViewModel], common_NC: Floats, label_term: Pull) -> float:
+def compute_objective(
+    views: Sequence[ViewModel], common_NC: Floats, label_term: LabelTerm
+) -> float:
     """Return the objective that all views of a table minimise; see the head of this module."""
     rows = np.arange(len(common_NC))
-    pulled_NC = views[0].labels_NC if label_term.own else common_NC
-    pull_loss = float((label_term.eta_N1 * (pulled_NC - label_term.truth_NC) ** 2).sum())
-    return len(rows) * sum(view.compute_loss(rows, common_NC) for view in views) + pull_loss
+    tied_NC = views[0].labels_NC if label_term.acts_on_own else common_NC
+    label_loss = float((label_term.eta_N1 * (tied_NC - label_term.truth_NC) ** 2).sum())
+    return len(rows) * sum(view.compute_loss(rows, common_NC) for view in views) + label_loss
 
 
-def joint_share(zeta: float, zetas: Collection[float]) -> float:
+def compute_joint_weight(zeta: float, zetas: Collection[float]) -> float:
     """Return the weight of X_k W_k in the joint prediction: zeta_k / (1 + zeta_k), normalised to
-    sum to 1.
+    sum to 1 over all parties.
 
-    It follows from Eq. (13) put into Eq. (12), solved for Z.
+    It follows from Eq. (13) put into Eq. (12), solved for Z. `zeta`: zeta_k. `zetas`: of all
+    parties.
     """
     return zeta / (1 + zeta) / sum(other / (1 + other) for other in zetas)
 
 
 class Multiview(SumMethod):
+    """The methods MMVFL and V-FedMV, which differ in their settings; see `Method`."""
+
     def __init__(self, settings: type[MultiviewSettings]) -> None:
         self.settings = settings
 
@@ -919,17 +985,20 @@ class Multiview(SumMethod):
         if party.name != party.active:
             return None
         party.require_passives()
-        return label_terms(party, len(party.data.classes))
+        return bound_label_rows(party, len(party.data.classes))
 
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms: at all passives the active's bounds, with the zeta weights of each.
+        """Return the terms: the active's bounds for all passives, and the weight of each.
 
-        `offers`: each passive's offered terms. `session`: the session's name.
+        `offers`: by party, what its `offer_terms` returned. `session`: the session's name. Raises
+        ConfigError: settings for a party that does not exist or has no labels.
         """
         offered = offers[party.active]
-        party.require_terms(party.active, offered, label_terms(party, math.prod(offered.shape)))
+        party.require_terms(
+            party.active, offered, bound_label_rows(party, math.prod(offered.shape))
+        )
         settings = OneViewSettings.from_run_settings(party.config)
         settings.check_parties(party.config, (party.active, *party.passives))
         weights = {name: party.config.settings_of(name).weight for name in party.passives}
@@ -938,17 +1007,19 @@ class Multiview(SumMethod):
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role, with random orthonormal common pseudo-labels (Algorithm 1, line
         1).
+
+        `rows`: the row of its table at each alignment position, (N,).
         """
         classes = len(party.data.classes)
-        train = positions_of(rows, party.data.train_rows)
+        train = find_positions_in_table_order(rows, party.data.train_rows)
         common_NC = np.zeros((len(rows), classes))
         rng = np.random.default_rng(derive_seed(party.config.seed, "common pseudo-labels"))
         common_NC[train.numpy()] = draw_orthonormal(len(train), classes, rng)
         sequence = _make_sequence_view(party, rows, classes)
         view = _make_view(party, contract, rows, classes, sequence)
-        pull = pull_of(party, rows)
+        label_term = make_label_term(party, rows)
         zetas = _list_zetas(party, contract)
-        trainer = ActiveTrainer(view, zetas, pull, common_NC=common_NC, sequence=sequence)
+        trainer = ActiveTrainer(view, zetas, label_term, common_NC=common_NC, sequence=sequence)
         return MultiviewActive(
             party,
             contract,
@@ -958,22 +1029,27 @@ class Multiview(SumMethod):
         )
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role with a view of its own, and the pull of its
-        labels if it has any.
+        """Return a passive's role with a view of its own, and its labels if it has any.
+
+        `rows`: the row of its table at each alignment position, (N,).
         """
         (classes,) = contract.passives[party.name].representation.shape
-        pull = None if party.data.table.labels is None else pull_of(party, rows)
+        has_labels = party.data.table.labels is not None
+        label_term = make_label_term(party, rows) if has_labels else None
         sequence = _make_sequence_view(party, rows, classes)
         view = _make_view(party, contract, rows, classes, sequence)
         zetas = _list_zetas(party, contract)
         agreed = SessionSum.from_contract(party, contract)
         sum_end = agreed.make_passive_end(people=len(rows), extra_answers=1)
-        trainer = ViewTrainer(view, zetas, pull, sequence=sequence)
+        trainer = ViewTrainer(view, zetas, label_term, sequence=sequence)
         return MultiviewPassive(sum_end, trainer, clip=agreed.clip)
 
 
 def _make_sequence_view(party: PartyContext, rows: Tensor, classes: int) -> SequenceView | None:
-    """Return the untrained GRU view of one party's sequences; None: its view is its features."""
+    """Return the untrained GRU view of one party's sequences; None: its view is its columns.
+
+    `rows`: the row of its table at each alignment position, (N,). `classes`: how many.
+    """
     config = party.config
     table = party.data.table
     model = config.model if party.name == party.active else _select_passive_model(party)
@@ -988,7 +1064,7 @@ def _make_sequence_view(party: PartyContext, rows: Tensor, classes: int) -> Sequ
             "those of passives in passives.X.model"
         )
     holds_labels = table.labels is not None
-    labels_N = own_labels_of(party) if holds_labels else None
+    labels_N = select_learnt_labels(party) if holds_labels else None
     try:
         recurrent = SequenceViews.begin(
             party.name,
@@ -1008,7 +1084,9 @@ def _make_sequence_view(party: PartyContext, rows: Tensor, classes: int) -> Sequ
 
 
 def _select_passive_model(party: PartyContext) -> ModelSettings:
-    """Return a passive's network settings; without its own, those of the sequences in its view."""
+    """Return a passive's network settings; without its own, the run's, for the sequences that its
+    view is laid out in.
+    """
     model = party.config.model_of(party.name)
     laid_out = [view.sequence for view in party.data.views.values() if view.sequence is not None]
     if party.config.settings_of(party.name).model is not None or not laid_out:
@@ -1021,7 +1099,7 @@ def _locate_model_setting(party: PartyContext) -> str:
     return "model" if party.name == party.active else f"passives.{party.name}.model"
 
 
-def own_labels_of(party: PartyContext) -> Tensor:
+def select_learnt_labels(party: PartyContext) -> Tensor:
     """Return the labels of a party's rows, (N,); `UNLABELLED` where training may not use them."""
     labels_N = party.data.table.labels
     assert labels_N is not None
@@ -1039,13 +1117,14 @@ def _make_view(
 ) -> ViewModel:
     """Return one party's untrained view of the aligned people, with the agreed zeta_k.
 
-    `sequence`: its GRU; None: a linear view.
+    `rows`: the row of its table at each alignment position, (N,). `classes`: how many. `sequence`:
+    what computes the view's features; None: they are its columns.
     """
     settings = MultiviewSettings.from_run_settings(party.config).for_party(party.name)
     weight = 1.0 if party.name == party.active else contract.passives[party.name].weight
-    plain_NF = party.data.table.features[rows].flatten(1).double().numpy()
+    columns_NF = party.data.table.features[rows].flatten(1).double().numpy()
     view = ViewModel.from_features(
-        plain_NF if sequence is None else sequence.compute_states(),
+        columns_NF if sequence is None else sequence.compute_states(),
         classes,
         np.random.default_rng(derive_seed(party.secrets.seed, party.name, "view")),
         beta=settings.beta,
@@ -1053,15 +1132,16 @@ def _make_view(
         tolerance=settings.tolerance,
         max_rounds=settings.max_rounds,
     )
-    # In the table's order: that of the alignment is random.
+    # The start must not depend on the alignment's order, which is random: assign it in the table's.
     start_NC = view.labels_NC.copy()
     view.labels_NC[rows.argsort().numpy()] = start_NC
     return view
 
 
 def _list_zetas(party: PartyContext, contract: Contract) -> list[float]:
-    """Return zeta_k of every party, the same in its own update (MMVFL, Eq. 12) as
-    in the average Z.
+    """Return zeta_k of every party, the active's first: the setting times the party's weight.
+
+    It is the same in a party's own update (MMVFL, Eq. 12) and in the average Z.
     """
     settings = MultiviewSettings.from_run_settings(party.config)
     weights = {party.active: 1.0} | {
@@ -1070,20 +1150,24 @@ def _list_zetas(party: PartyContext, contract: Contract) -> list[float]:
     return [settings.for_party(name).zeta * weight for name, weight in weights.items()]
 
 
-def pull_of(party: PartyContext, rows: Tensor) -> Pull:
-    """Return the pull of the labels that a party may learn from, for these rows of its table."""
-    settings = MultiviewSettings.from_run_settings(party.config)
+def make_label_term(party: PartyContext, rows: Tensor) -> LabelTerm:
+    """Return the objective's term of the labels that a party may learn from.
+
+    `rows`: rows of its table, (B,), one for each row of the term.
+    """
+    settings = MultiviewSettings.from_run_settings(party.config).for_party(party.name)
     labels_N = party.data.table.labels
-    settings = settings.for_party(party.name)
     assert labels_N is not None
     labels_B = labels_N[rows]
     is_learnt_B = torch.isin(rows, party.data.labelled_rows) & (labels_B != UNLABELLED)
     is_learnt_B1 = is_learnt_B.double().unsqueeze(1)
     truth_BC = F.one_hot(labels_B.clamp(min=0), len(party.data.classes)).double() * is_learnt_B1
-    return Pull(truth_BC.numpy(), (settings.eta * is_learnt_B1).numpy(), settings.draws_own)
+    eta_B1 = settings.eta * is_learnt_B1
+    return LabelTerm(truth_BC.numpy(), eta_B1.numpy(), settings.labels_act_on_own)
 
 
-def label_terms(party: PartyContext, classes: int) -> RepresentationTerms:
+def bound_label_rows(party: PartyContext, classes: int) -> RepresentationTerms:
+    """Return the contract's bounds on a row of pseudo-labels, float64."""
     return party.bound_sent_rows((classes,)).model_copy(update={"dtype": "float64"})
 
 
@@ -1093,10 +1177,10 @@ def make_terms(
     terms: Mapping[str, RepresentationTerms],
     weights: Mapping[str, float],
 ) -> SessionTerms:
-    """Return the contract's terms: bounds and weights by passive, and the
-    parameters of their sum.
+    """Return the contract's terms: bounds and weights by passive, and the parameters of their sum.
 
-    `session`: the session's name.
+    `session`: the session's name. `terms`: by passive, the bounds on a row that it receives or
+    sends. `weights`: by passive.
     """
     return SessionTerms.from_rows(
         {name: terms[name] for name in party.passives},

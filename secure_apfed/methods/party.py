@@ -39,8 +39,8 @@ from secure_apfed.methods.terms import (
     bound_representations,
     bound_sent_rows,
     derive_limits,
-    objective_of,
-    projection_size,
+    find_objective,
+    find_projection_size,
 )
 from secure_apfed.networks.models import (
     NetworkFamily,
@@ -108,14 +108,15 @@ class Role:
         checkpoint_parts: the parts of its state that go into its checkpoint, by prefix of their
             tensors' names.
         ledgers: its privacy accounts by name, for releases and private updates.
-        contributions: the one of `ledgers` that counts its noisy contributions to sums.
+        contribution_ledger: the one of `ledgers` that counts its noisy contributions to sums;
+            None: it makes none.
         predicts_with: its networks for joint prediction, which are stored after training.
     """
 
     name: str
     checkpoint_parts: Mapping[str, CheckpointPart] = {}
     ledgers: Mapping[str, PrivacyLedger] = {}
-    contributions: PrivacyLedger | None = None
+    contribution_ledger: PrivacyLedger | None = None
     predicts_with: Mapping[str, nn.Module] = {}
 
     async def set_up(self, links: Links) -> None:
@@ -229,8 +230,8 @@ class PartyContext:
         allow_reading_all: whether its own file accepts settings under which all of its columns
             could be reconstructed; always true if one process simulates all parties.
         code: networks, a loss and an optimiser of its own, where it brings some.
-        contributed: called with step, alignment positions (B,) and values (B, D) of each
-            contribution before the sum protects it; for the party's own record.
+        record_contribution: called with step, alignment positions (B,) and values (B, D) of each
+            contribution before the sum protects it; for the party's own record. None: no record.
     """
 
     config: RunSettings
@@ -244,7 +245,7 @@ class PartyContext:
     predicts: str | None = None
     allow_reading_all: bool = True
     code: OwnCode = field(default_factory=OwnCode, repr=False)
-    contributed: Callable[[int, Tensor, Tensor], None] | None = None
+    record_contribution: Callable[[int, Tensor, Tensor], None] | None = None
 
     @property
     def data(self) -> OwnData:
@@ -322,7 +323,7 @@ class PartyContext:
     @property
     def projection(self) -> int | None:
         """Size of z, the linear projection of h that the active sends; None: it sends h itself."""
-        return projection_size(self.config, self.passives)
+        return find_projection_size(self.config, self.passives)
 
     def build_networks(self, *, sends: bool) -> tuple[ActiveNetworks, Shape]:
         """Return the active's networks and the shape of one row of z, the representation it sends.
@@ -473,7 +474,7 @@ class PartyContext:
         Raises ConfigError: the settings name no objective, or another kind than the method's.
         """
         return PassiveTerms(
-            objective=objective_of(self.config, passive),
+            objective=find_objective(self.config, passive),
             weight=self.config.settings_of(passive).weight,
             representation=representation,
         )

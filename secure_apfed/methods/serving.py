@@ -248,7 +248,7 @@ class JointPredictor:
         self.ended: RemoteProtocolError | None = None
         self.refused = 0
         self.contract = contract
-        self._own = party
+        self._party = party
         self._links = links
         self._trainer = trainer
         self._sum = (

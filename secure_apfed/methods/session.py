@@ -64,7 +64,7 @@ from secure_apfed.methods.party import (
     Role,
     fresh_secrets,
 )
-from secure_apfed.methods.terms import ROWS_AT_ONCE, derive_limits, may_lack
+from secure_apfed.methods.terms import ROWS_AT_ONCE, derive_limits, may_lack_passives
 from secure_apfed.networks.rank import count_columns, describe_opened_numbers
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings import SilentPassive
@@ -191,7 +191,7 @@ def _describe_checkpoints(party: PartyContext) -> dict[str, Any]:
         return {}
     if party.name != party.active:
         steps = store.list_steps()
-        circles = RunCircles.from_own(party) if steps and may_lack(party.config) else None
+        circles = RunCircles.from_own(party) if steps and may_lack_passives(party.config) else None
         return {"holds": steps, "answered": circles.list_steps(min(steps)) if circles else ()}
     state = store.load_latest()
     resumes = Resumption(run=state.run, step=state.step) if state else None
@@ -280,7 +280,7 @@ def _pick_silence_rule(party: PartyContext, agreed: SessionTerms) -> SilentPassi
     rule = party.config.rules.silent_passive
     passives = len(agreed.passives)
     threshold = agreed.secure_sum.get("threshold", passives)
-    recovers = may_lack(party.config) and threshold < passives
+    recovers = may_lack_passives(party.config) and threshold < passives
     if rule != "recover" or recovers:
         silent = rule or ("recover" if recovers else "stop")
         if silent == "stop" and party.config.rules.restarts:
@@ -612,9 +612,9 @@ class Session:
         }
 
     @property
-    def contributions(self) -> dict[str, PrivacyLedger]:
+    def contribution_ledgers(self) -> dict[str, PrivacyLedger]:
         """The privacy ledgers of the passives' noised contributions to sums."""
-        accounts = {role.name: role.contributions for role in self.helpers.values()}
+        accounts = {role.name: role.contribution_ledger for role in self.helpers.values()}
         return {name: account for name, account in accounts.items() if account is not None}
 
     @property
@@ -626,7 +626,8 @@ class Session:
         """
         passives = self.contract.passives
         accounts = {
-            name: contribution.summarise_cost() for name, contribution in self.contributions.items()
+            name: contribution.summarise_cost()
+            for name, contribution in self.contribution_ledgers.items()
         }
         accounts |= collect_accounts(self.charged, among=passives, silent=self.learner.left)
         return {name: accounts[name] for name in passives if name in accounts}

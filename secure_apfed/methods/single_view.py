@@ -20,7 +20,7 @@ from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_pre
 from secure_apfed.learning.release import ActiveAccounts
 from secure_apfed.learning.trainers import ActiveTrainer
 from secure_apfed.measures.table import Scored
-from secure_apfed.methods.alignment import rows_among
+from secure_apfed.methods.alignment import intersect_rows
 from secure_apfed.methods.local_models import LocalEnding
 from secure_apfed.methods.method import (
     ActiveRole,
@@ -89,7 +89,7 @@ class SingleViewActive(ActiveRole):
         self.ledgers = accounts.list_ledgers(party.name)
         self.training = accounts.training
         self.guarantee = accounts.describe_guarantee()
-        self._own = party
+        self._party = party
         self._training_people: Tensor | None = None
         if people is not None and not party.config.train.trains_unaligned_rows:
             self._training_people = people
@@ -99,12 +99,12 @@ class SingleViewActive(ActiveRole):
         self._set_training_rows(party.data.train_rows)
 
     def _set_training_rows(self, train_rows: Tensor) -> None:
-        self.training_rows = rows_among(train_rows, self._training_people)
-        self.trainer.weigh_classes(self.learnt, len(self._own.data.classes))
+        self.training_rows = intersect_rows(train_rows, self._training_people)
+        self.trainer.weigh_classes(self.learnt, len(self._party.data.classes))
 
     @property
     def learnt(self) -> Tensor:
-        return self.list_learnt_rows(self._own.config)
+        return self.list_learnt_rows(self._party.config)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Descend on the task loss of these rows of its own table.
@@ -119,7 +119,7 @@ class SingleViewActive(ActiveRole):
         if self.ending is not None:
             fitted = self.ending.fit_models(trainer.networks.encoder, trainer.labels_N)
             self.local_models = fitted.as_json()
-        elif self._own.config.train.spread_labels:
+        elif self._party.config.train.spread_labels:
             trainer.spread_labels(self.learnt)
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
@@ -127,12 +127,12 @@ class SingleViewActive(ActiveRole):
 
         `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
         """
-        rows = self._own.data.test_rows
+        rows = self._party.data.test_rows
         if self.ending is None or self.ending.fitted is None:
             scored = self.trainer.score_rows(rows)
         else:
             scored = self.ending.score_rows(rows, self.trainer.labels_N)
-        return {self._own.config.method.name: scored}
+        return {self._party.config.method.name: scored}
 
     def rows_with_label(self) -> Tensor:
         rows = self.training_rows

@@ -1,9 +1,11 @@
 """The active's student: learns labels that others suggest, and predicts from its own features.
 
-Run by: the active, where labels come from votes or a joint teacher. Random
-features under a linear head are fitted in one go; every other network descends. Labelled rows keep
-their own labels. Of a regression, classes are ranges of targets (`learning.bins`). Letters: N rows
-of the active's table, U rows to learn from, n labelled rows, K classes, T numbers to learn of one.
+Run by: the active, where labels come from votes or a joint teacher. Random features under a linear
+head are fitted in closed form; every other network is trained by gradient descent. Labelled rows
+keep their own labels. In a regression, classes are ranges of targets (`Bins`). Letters: N rows of
+the active's table, U rows to learn from, V some of these, n labelled rows, B rows of a batch, F
+features, D numbers of an encoded row, K classes, T numbers of a row's target (K, or 1 in a
+regression).
 """
 
 import copy
@@ -38,7 +40,7 @@ from secure_apfed.learning.votes import (
 )
 from secure_apfed.measures.table import Scored, probabilities_of
 from secure_apfed.measures.tasks import LOSSES, Regression, score_rows
-from secure_apfed.methods.alignment import rows_among
+from secure_apfed.methods.alignment import intersect_rows
 from secure_apfed.methods.local_models import networks_of, restore_networks
 from secure_apfed.methods.method import ActiveRole, StepCounter
 from secure_apfed.methods.party import PartyContext
@@ -68,15 +70,19 @@ from secure_apfed.solo.interface import cache_fits, split_folds
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-_GROWN = 60
+_TREE_COUNT = 60
 _RIDGE = "ridge"
-_LEAVES = {"trees": 5, "fine trees": 1}
-"""Least rows of a leaf, by the tree models that compete with ridge regression."""
+"""The name of the student's own linear layer, fitted by ridge regression."""
+_MIN_LEAF_ROWS = {"trees": 5, "fine trees": 1}
+"""Least rows of a leaf, by name of the tree models that compete with ridge regression."""
 _AVERAGED_WITH = "mean_of_three"
-_COMPARED = 3_000
-_LEARNT = 10_000
-_PARTS = 3
-"""Rows at most, by which trees are compared, and from which they learn."""
+"""The combination of solo baselines that a student is averaged with."""
+_MAX_COMPARED_ROWS = 3_000
+"""Rows at most on which ridge regression and trees are compared."""
+_MAX_TREE_ROWS = 10_000
+"""Rows at most to which trees are fitted."""
+_FOLDS_COMPARED = 3
+"""Folds of that comparison."""
 BEST_SOLO = "best_solo"
 PRIORS = (BEST_SOLO, "labeller", *BASELINES)
 """Names of the active's priors, its predictions before it reads votes; see `find_prior`."""
@@ -84,21 +90,25 @@ RANGES = 8
 """K. More ranges describe a target more finely, each with fewer labelled rows."""
 
 
-# Targets of a regression as classes that can be voted for: ranges of about as many labelled rows.
+# Targets of a regression as classes that can be voted for: ranges with about equally many labelled
+# rows.
 #
 # Run by: the active. Passives are shown the range of a labelled row's target, and never the target;
-# they vote for ranges as for classes, so that sums, noise and epsilons are those of any vote. What
-# the active learns of a row is the mean target that the ranges stand for, weighed by how likely
-# they are (L. Torgo and J. Gama, "Regression using classification algorithms", Intelligent Data
-# Analysis 1, 1997).
+# they vote for ranges as for classes, so that sums, noise and epsilons are those of any vote. The
+# active learns for a row the mean of the ranges' mean targets, weighted by their probabilities
+# (L. Torgo and J. Gama, "Regression using classification algorithms", Intelligent Data Analysis 1,
+# 1997).
 #
 # Letters: n labelled rows, U rows, K ranges.
 
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Attributes:
-    edges: (K - 1,), rising, between ranges. centres: (K,), the target that each class represents.
+    """The ranges of targets that serve as classes.
+
+    Attributes:
+        edges: the boundaries between ranges, (K - 1,), rising.
+        centres: the target that each range stands for, (K,).
     """
 
     edges: Floats
@@ -110,21 +120,23 @@ class Bins:
 
         With many equal targets ranges may be empty; these stand for their lower edge.
         """
-        edges = np.quantile(targets_n, np.linspace(0, 1, ranges + 1)[1:-1])
-        place_n = np.searchsorted(edges, targets_n, side="left")
+        inner_quantiles = np.linspace(0, 1, ranges + 1)[1:-1]
+        edges = np.quantile(targets_n, inner_quantiles)
+        range_n = np.searchsorted(edges, targets_n, side="left")
         centres = np.concatenate([edges[:1], edges])
-        for place in np.unique(place_n):
-            centres[place] = targets_n[place_n == place].mean()
+        for index in np.unique(range_n):
+            centres[index] = targets_n[range_n == index].mean()
         return cls(edges, centres)
 
-    def classes_of(self, targets_n: Floats) -> Integers:
+    def encode_targets(self, targets_n: Floats) -> Integers:
+        """Return the index of the range that each target is in, (n,)."""
         return np.searchsorted(self.edges, targets_n, side="left").astype(np.int64)
 
     def compute_mean_targets(self, likely_UK: Floats) -> Floats:
-        """Return the expected target (U, 1) from class probabilities; 0, the mean of all, for a row
-        of zeros.
+        """Return the expected target of each row, (U, 1), from the probabilities of its ranges.
 
-        `likely_UK`: the probabilities.
+        It is 0 (the mean of all targets, which are standardised) for a row of zeros. `likely_UK`:
+        the probabilities, not necessarily normalised.
         """
         total_U1 = likely_UK.sum(axis=1, keepdims=True)
         mean_U1 = (likely_UK @ self.centres)[:, None]
@@ -134,27 +146,27 @@ class Bins:
 
 
 class Student:
-    """An untrained network with reproducible weights, and the labels of aligned training rows that
-    it learns.
-
-    Args:
-        party: the active's inputs, with the labels that it may train on.
-        aligned: of its table, by position of the alignment.
+    """The model that the active trains on aligned training rows, to predict alone afterwards.
 
     Attributes:
-        classes: K; rows_U: of its table, that it learns from.
-        labelled: (n,), places of labelled rows among `rows_U`; labels: (n,), classes of those.
+        classes: K.
+        rows_U: the rows of the active's table that it learns from.
+        features_UF: their features.
+        labelled: indices into `rows_U` of the labelled rows, (n,).
+        labels: their classes, (n,).
+        trainer: its network and the optimiser.
     """
 
     def __init__(self, party: PartyContext, aligned: Tensor) -> None:
-        """Build the untrained network, and select the aligned rows and the labels that it learns
-        from.
+        """Build the untrained network, and select the rows and labels that it learns from.
+
+        `party`: the active's inputs. `aligned`: the row of its table at each alignment position.
         """
         config = party.config
         data = party.data
         seed = party.secrets.seed
         features_N = data.table.features
-        rows_U = rows_among(data.train_rows, aligned)
+        rows_U = intersect_rows(data.train_rows, aligned)
         assert data.table.labels is not None
         with seed_draws(seed, party.name, "student"):
             networks = ActiveNetworks(
@@ -187,7 +199,7 @@ class Student:
         self.labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
         known_n = data.table.labels[rows_U[self.labelled]].numpy()
         self._bins = Bins.from_targets(known_n.astype(np.float64)) if loss else None
-        self.labels = known_n if self._bins is None else self._bins.classes_of(known_n)
+        self.labels = known_n if self._bins is None else self._bins.encode_targets(known_n)
         self._truth_nT = known_n[:, None] if self._bins else np.eye(self.classes)[known_n]
         self._labels_N = self.trainer.compute.move_tensor(data.table.labels)
         self._seed = seed
@@ -198,8 +210,11 @@ class Student:
         numbers = self._truth_nT.shape[1]
         self._targets_NT = torch.zeros(len(data.table.ids), numbers, dtype=torch.float64)
 
-    def task_alone(self, seed: int) -> SoloTask:
-        """Return the student's rows and labels as a task for the active's local baselines."""
+    def make_local_task(self, seed: int) -> SoloTask:
+        """Return the student's rows and labels as a task for the active's local baselines.
+
+        `seed`: of the baselines.
+        """
         features = self.features_UF.reshape(len(self.rows_U), *self._shape)
         return SoloTask.from_arrays(
             features,
@@ -214,34 +229,32 @@ class Student:
 
     @property
     def networks(self) -> ActiveNetworks:
-        """The networks that predict: an average or a stored baseline if there is
-        one, else its own.
+        """The networks that predict: the average or a stored model if there is one, otherwise the
+        student's own.
         """
         return self._averaged or self._stored_networks or self.trainer.networks
 
     @property
     def has_direct_fit(self) -> bool:
-        """True if the student is fitted by equations or is a stored baseline, without epochs."""
+        """True if the student is fitted in closed form or is a stored model, without epochs."""
         return bool(self._stored_networks) or isinstance(
             self.trainer.networks.encoder, RandomFeatures
         )
 
     @property
     def has_classes(self) -> bool:
-        """True if it predicts classes, as baselines do; False for numbers."""
+        """True if it predicts classes; False: numbers of a regression."""
         return self._bins is None
 
     @property
     def can_be_averaged(self) -> bool:
-        """True if it learns from rows without a label, so that it adds something to the local
-        models.
+        """True if averaging it with local models is possible and useful: it predicts classes, and
+        learns from rows without a label, too.
         """
         return self.has_classes and len(self.labelled) < len(self.rows_U)
 
     def use_baseline(self, baseline: Baseline) -> None:
-        """Predict with this baseline's model from now on: help is disabled, and it is the best
-        local model.
-        """
+        """Predict with this baseline's model from now on, since validation disabled the votes."""
         self._stored_name = baseline.name
         all_U = np.ones(len(self.rows_U), dtype=bool)
         self._stored_networks = self._fit_named_model(baseline.name, all_U)
@@ -260,10 +273,9 @@ class Student:
     def _average_networks(
         self, student: ActiveNetworks, is_used_U: NDArray[np.bool_]
     ) -> ActiveNetworks:
-        """Return the average of these networks and of local models fitted to the
-        rows of this mask.
+        """Return the average of a trained student and of the best local models.
 
-        `is_used_U`: the mask.
+        `is_used_U`: the rows that local models are fitted to.
         """
         local = self._fit_named_model(_AVERAGED_WITH, is_used_U).encoder
         assert isinstance(local, FittedModel)
@@ -278,20 +290,21 @@ class Student:
         return networks.requires_grad_(False).eval()
 
     def _fit_named_model(self, name: str, is_used_U: NDArray[np.bool_]) -> ActiveNetworks:
-        """Return the named model fitted to the rows of this mask: a baseline, or trees on the
-        targets.
+        """Return the model of this name: trees fitted to the student's targets, or a baseline
+        fitted to labels.
 
-        `is_used_U`: the mask.
+        `name`: a key of `_MIN_LEAF_ROWS`, or of a baseline. `is_used_U`: the rows to fit it to.
         """
-        task = self.task_alone(self._seed if name in _LEAVES else self._baseline_seed)
+        fits_trees = name in _MIN_LEAF_ROWS
+        task = self.make_local_task(self._seed if fits_trees else self._baseline_seed)
         with one_thread():
-            if name in _LEAVES:
+            if fits_trees:
                 targets_UK = self._targets_NT[self.rows_U].numpy()
-                rows = np.flatnonzero(is_used_U & targets_UK.any(axis=1))
-                model: nn.Module = _fit_trees(task, rows, targets_UK, _LEAVES[name])
+                rows_V = np.flatnonzero(is_used_U & targets_UK.any(axis=1))
+                model: nn.Module = _fit_trees(task, rows_V, targets_UK, _MIN_LEAF_ROWS[name])
             else:
-                part = np.flatnonzero(~is_used_U[self.labelled])
-                task = task.with_few_rows.drop_labels(part)
+                unused_labels = np.flatnonzero(~is_used_U[self.labelled])
+                task = task.with_few_rows.drop_labels(unused_labels)
                 model = LocalModel(baseline=find_baseline(name), task=task).build_network()
         return networks_of(model)
 
@@ -299,15 +312,17 @@ class Student:
         """Store class probabilities of all rows as targets, and fit the network if it has a closed
         form.
 
-        `likely_UK`: a row of zeros has no target; labelled rows keep their labels. Returns held-out
-        predictions of some rows, (U, K), zeros for the others; None if the network is trained by
-        gradient descent, or predicts numbers.
+        A student of random features is replaced by trees where these fit held-out targets better.
+        `likely_UK`: the probabilities; a row of zeros has no target, labelled rows keep their
+        labels. Returns held-out predictions of some rows, (U, K), zeros for the others; None if
+        none were made, as where the network is trained by gradient descent or predicts numbers.
         """
         has_target_U = np.asarray(likely_UK.any(axis=1))
         has_target_U[self.labelled] = True
-        targets_UT = (
-            likely_UK.copy() if self._bins is None else self._bins.compute_mean_targets(likely_UK)
-        )
+        if self._bins is None:
+            targets_UT = likely_UK.copy()
+        else:
+            targets_UT = self._bins.compute_mean_targets(likely_UK)
         targets_UT[self.labelled] = self._truth_nT
         self._targets_NT[self.rows_U] = torch.from_numpy(targets_UT)
         if not self.has_direct_fit:
@@ -318,50 +333,53 @@ class Student:
         if not self.has_classes or type(networks.encoder) is not RandomFeatures:
             return None
         predictions = self._predict_held_out(encoded_UD, targets_UT, np.flatnonzero(has_target_U))
-        errors = {
-            name: ((predicted_UK - targets_UT)[predicted_UK.any(axis=1)] ** 2).sum()
-            for name, predicted_UK in predictions.items()
-        }
+        errors = {}
+        for name, predicted_UK in predictions.items():
+            is_predicted_U = predicted_UK.any(axis=1)
+            errors[name] = ((predicted_UK - targets_UT)[is_predicted_U] ** 2).sum()
         best = min(errors, key=errors.__getitem__)
         if best != _RIDGE:
-            self._stored_name, self._stored_networks = (
-                best,
-                self._fit_named_model(best, has_target_U),
-            )
+            self._stored_name = best
+            self._stored_networks = self._fit_named_model(best, has_target_U)
         return predictions[best]
 
     def _predict_held_out(
         self, encoded_UD: Numbers, targets_UT: Floats, rows_V: Integers
     ) -> Mapping[str, Floats]:
-        """Return held-out predictions by ridge regression and by trees, (U, K) each.
+        """Return held-out predictions by ridge regression and by trees, (U, K) each, by name.
 
-        They are fitted to the targets only; no label of the active is read.
+        Cross-validated on at most `_MAX_COMPARED_ROWS` of the rows; other rows are zeros. Models
+        are fitted to the targets only; no label of the active is read.
+
+        `encoded_UD`: the inputs of the linear layer. `rows_V`: rows that have a target.
         """
-        task = self.task_alone(self._seed)
-        linear = copy.deepcopy(self.trainer.networks.head)
-        draw = np.random.default_rng(derive_seed(self._seed, "ridge or trees"))
-        order = draw.permutation(rows_V)[:_COMPARED]
-        predictions = {name: np.zeros_like(targets_UT) for name in (_RIDGE, *_LEAVES)}
-        if len(order) < _PARTS:
+        task = self.make_local_task(self._seed)
+        head = copy.deepcopy(self.trainer.networks.head)
+        rng = np.random.default_rng(derive_seed(self._seed, "ridge or trees"))
+        compared = rng.permutation(rows_V)[:_MAX_COMPARED_ROWS]
+        predictions = {name: np.zeros_like(targets_UT) for name in (_RIDGE, *_MIN_LEAF_ROWS)}
+        if len(compared) < _FOLDS_COMPARED:
             return predictions
-        layer = list(linear.modules())[-1]
+        layer = list(head.modules())[-1]
         assert isinstance(layer, nn.Linear)
+        folds = [compared[first::_FOLDS_COMPARED] for first in range(_FOLDS_COMPARED)]
         with one_thread(), torch.no_grad():
-            for part in (order[first::_PARTS] for first in range(_PARTS)):
-                fitted = np.setdiff1d(order, part)
+            for held_out in folds:
+                fitted = np.setdiff1d(compared, held_out)
                 is_fitted_U = np.isin(np.arange(len(targets_UT)), fitted)
                 self._fit_layer(layer, encoded_UD, targets_UT, is_fitted_U)
                 weight_DT = layer.weight.double().cpu().numpy().T
-                predictions[_RIDGE][part] = encoded_UD[part].astype(np.float64) @ weight_DT
-                rows_VF = torch.from_numpy(task.features[part])
-                for name, leaf in _LEAVES.items():
-                    trees = _fit_trees(task, fitted, targets_UT, leaf)
-                    predictions[name][part] = trees(rows_VF).exp().numpy()
+                encoded_VD = encoded_UD[held_out].astype(np.float64)
+                predictions[_RIDGE][held_out] = encoded_VD @ weight_DT
+                features_VF = torch.from_numpy(task.features[held_out])
+                for name, min_leaf_rows in _MIN_LEAF_ROWS.items():
+                    trees = _fit_trees(task, fitted, targets_UT, min_leaf_rows)
+                    predictions[name][held_out] = trees(features_VF).exp().numpy()
         return predictions
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
-        """Return its networks fitted without these rows; None: they are trained by gradient
-        descent.
+        """Return its networks fitted without these rows of the table; None: they are trained by
+        gradient descent, and another training would take too long.
         """
         if not self.has_direct_fit:
             return None
@@ -384,9 +402,9 @@ class Student:
         targets_UT: Floats,
         has_target_U: NDArray[np.bool_],
     ) -> None:
-        """Fit a linear layer to the targets of the rows of this mask, by ridge regression.
+        """Fit a linear layer in place to rows' targets, by ridge regression.
 
-        `has_target_U`: the mask.
+        `encoded_UD`: the layer's inputs. `has_target_U`: the rows to fit it to.
         """
         rows_V = np.flatnonzero(has_target_U)
         labelled_n = np.intersect1d(rows_V, self.labelled)
@@ -404,11 +422,15 @@ class Student:
         return encoded_UD.numpy()
 
     def train_on_rows(self, step: int, rows_B: Tensor) -> StepLoss:
-        """Train one step on the targets of these rows of the table; return the loss."""
+        """Run one step of gradient descent on the targets of these rows of the table; return the
+        loss.
+        """
         return self.trainer.train_batch(step, rows_B, self._targets_NT[rows_B])
 
     def score_rows(self, rows: Tensor) -> Scored:
-        """Return test scores of these rows by the model that predicts now."""
+        """Return the scores of these rows of the table by the model that predicts now, with their
+        labels.
+        """
         predict = self.trainer.predict
         model = self._averaged or self._stored_networks
         if model is not None:
@@ -425,7 +447,10 @@ class Student:
             return score_rows(self._task, predict, rows, self._labels_N)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return targets, networks, and the stored and averaged models."""
+        """Return targets, networks, and the stored and averaged models, for a checkpoint.
+
+        "kept by": the stored model's name in UTF-8; "kept.": its weights.
+        """
         stored = {} if self._stored_networks is None else self._stored_networks.state_dict()
         stored_name = torch.tensor(list(self._stored_name.encode()), dtype=torch.uint8)
         averaged = {} if self._averaged is None else self._averaged.state_dict()
@@ -449,14 +474,21 @@ class Student:
         self._averaged = restore_networks(averaged, self.trainer.networks) if averaged else None
 
 
-def _fit_trees(task: SoloTask, rows: Integers, targets_UK: Floats, leaf: int) -> FittedModel:
-    """Return extra trees fitted to class shares (U, K) on these rows of a task."""
-    rows = rows[:: max(1, math.ceil(len(rows) / _LEARNT))]
+def _fit_trees(
+    task: SoloTask, rows_V: Integers, targets_UK: Floats, min_leaf_rows: int
+) -> FittedModel:
+    """Return extremely randomised trees fitted to class probabilities of some of a task's rows.
+
+    `rows_V`: these rows, of which at most about `_MAX_TREE_ROWS` are used, evenly spaced.
+    `targets_UK`: the probabilities. `min_leaf_rows`: rows of a leaf at least.
+    """
+    stride = max(1, math.ceil(len(rows_V) / _MAX_TREE_ROWS))
+    rows_V = rows_V[::stride]
     trees = grow_regressing_trees(
-        task.features[rows],
-        targets_UK[rows],
-        count=_GROWN,
-        leaf=leaf,
+        task.features[rows_V],
+        targets_UK[rows_V],
+        count=_TREE_COUNT,
+        leaf=min_leaf_rows,
         seed=task.derive_random_state("trees of a student"),
     )
     shares = [tree.value[:, :, 0] for tree in trees]
@@ -465,30 +497,33 @@ def _fit_trees(task: SoloTask, rows: Integers, targets_UK: Floats, leaf: int) ->
 
 @dataclass(frozen=True)
 class Belief:
-    """The prior of the active: its own prediction for a task's rows before it reads votes.
+    """The active's own prediction for rows before it reads votes.
 
     Attributes:
-        of: scores (U, K) of a task's rows; a row of zeros is no information.
-        baseline: the baseline that gives them; None: it gives no model for other rows.
+        predict_scores: returns scores (U, K) of a task's rows, fitted to the task's labels; a row
+            of zeros is no information.
+        baseline: the baseline that gives them; None: they come from no model that could predict
+            other rows.
     """
 
-    of: Callable[[SoloTask], Floats]
+    predict_scores: Callable[[SoloTask], Floats]
     baseline: Baseline | None = None
 
 
 Prior: TypeAlias = Callable[[SoloTask], Belief]
-"""Function that returns the active's belief for a task; labels of the task may choose which."""
+"""Function that returns the active's own prediction for a task; it may choose the model by the
+task's labels."""
 
 
 def make_labeller_prior(labeller: Labeller) -> Prior:
-    """Return the prior that labels rows by this labeller, from the active's own features."""
+    """Return the prior that predicts by this labeller, from the active's own features."""
     return lambda _: Belief(
         lambda task: labeller.label_rows(task.features, task.labelled, task.labels, task.classes)
     )
 
 
 def make_baseline_prior(baseline: Baseline) -> Prior:
-    """Return the prior of this baseline's class scores, fitted to the labelled rows."""
+    """Return the prior that predicts by this baseline, fitted to the labelled rows."""
     return lambda _: Belief(
         lambda task: baseline.fit(task.with_few_rows).compute_scores(task.features), baseline
     )
@@ -500,39 +535,39 @@ def find_prior(name: str, labeller: str) -> Prior:
     `labeller`: the passives' labeller; the active uses it without noise.
     """
     if name == BEST_SOLO:
-        return believe_best_baseline
+        return choose_best_prior
     if name in BASELINES:
         return make_baseline_prior(BASELINES[name])
     noised = labeller == PrivateLogistic.name
     return make_labeller_prior(Logistic() if noised else make_labeller(labeller))
 
 
-def believe_best_baseline(task: SoloTask) -> Belief:
-    """Return as prior the local baseline that does best on held-out labels."""
+def choose_best_prior(task: SoloTask) -> Belief:
+    """Return the prediction of the local baseline that scores best on held-out labels."""
     return make_baseline_prior(choose_baseline(task))(task)
 
 
 def _compute_shares(scores_BK: Floats, frequencies: Floats) -> Floats:
     """Return scores as probabilities (B, K); a row of zeros gets the class frequencies (K,)."""
-    says_B1 = scores_BK.any(axis=1, keepdims=True)
-    return np.where(says_B1, probabilities_of(scores_BK), frequencies)
+    is_scored_B1 = scores_BK.any(axis=1, keepdims=True)
+    return np.where(is_scored_B1, probabilities_of(scores_BK), frequencies)
 
 
-def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> ValidationRows:
-    """Return the validation rows: labelled rows, with the prior's prediction made without their
-    label.
+def collect_validation_rows(belief: Belief, task: SoloTask, frequencies: Floats) -> ValidationRows:
+    """Return labelled rows for validation, each with the active's own prediction without its label.
 
-    There are none if every row has a label: then no row is left to predict.
-
-    `frequencies`: share of each class, (K,).
+    They are at most `MAX_JUDGES`, and none if every row has a label: then no row is left to
+    predict. `frequencies`: share of each class, (K,), the prediction of rows without a score.
     """
     has_unlabelled = len(task.labels) < len(task.features)
     parts = split_folds(task.labels, FOLDS, task.seed) if has_unlabelled else []
     if not parts:
-        nobody = np.zeros(0, dtype=np.int64)
-        return ValidationRows(places=nobody, labels=nobody, own_JK=np.zeros((0, task.classes)))
+        empty = np.zeros(0, dtype=np.int64)
+        return ValidationRows(places=empty, labels=empty, own_JK=np.zeros((0, task.classes)))
     if belief.baseline is None:
-        scores = [belief.of(task.drop_labels(part))[task.labelled[part]] for part in parts]
+        scores = [
+            belief.predict_scores(task.drop_labels(part))[task.labelled[part]] for part in parts
+        ]
         own_JK = _compute_shares(np.concatenate(scores), frequencies)
     else:
         scored = score_out_of_fold(belief.baseline, task)
@@ -549,10 +584,13 @@ def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Validation
 
 @dataclass(frozen=True, eq=False)
 class WeighedVotes:
-    """Attributes:
-    likely: the probability of each class for each row, (U, K).
-    own: the same by the active's own model; belief: where those come from.
-    help: whether votes were used for `likely`; None: there are no votes.
+    """Class probabilities of the student's rows, from votes and the active's own prediction.
+
+    Attributes:
+        likely: the probability of each class for each row, (U, K).
+        own: the same by the active's own prediction alone.
+        belief: the model that this prediction comes from.
+        help: whether votes were used for `likely`, and why; None: there are no votes.
     """
 
     likely: Floats
@@ -564,31 +602,39 @@ class WeighedVotes:
 def weigh_votes(
     votes_UK: Floats | None, student: Student, prior: Prior, *, seed: int, always: bool = False
 ) -> WeighedVotes:
-    """Weigh votes against the active's own predictions, by validation on labelled rows.
+    """Combine votes with the active's own predictions, weighted by validation on labelled rows.
 
-    `votes_UK`: their sum on the student's rows; None: there are none. `seed`: of the folds that
-    measure the prior. `always`: use votes whatever validation says.
+    Args:
+        votes_UK: their sum on the student's rows; None: there are none.
+        student: whose rows and labels these are.
+        prior: the active's own prediction.
+        seed: of the folds that validate the prior.
+        always: use votes whatever validation says; False: only if they help there.
     """
-    task = student.task_alone(seed)
+    task = student.make_local_task(seed)
     with one_thread(), cache_fits():
         belief = prior(task)
-        counted_K = np.bincount(task.labels, minlength=task.classes) + 1.0
-        frequencies = counted_K / counted_K.sum()
-        own_UK = _compute_shares(belief.of(task), frequencies)
+        smoothed_counts_K = np.bincount(task.labels, minlength=task.classes) + 1.0
+        frequencies = smoothed_counts_K / smoothed_counts_K.sum()
+        own_UK = _compute_shares(belief.predict_scores(task), frequencies)
         if votes_UK is None:
             return WeighedVotes(own_UK, own_UK, belief)
-        judges = judges_of(belief, task, frequencies)
+        validation_rows = collect_validation_rows(belief, task, frequencies)
         likely_UK, help_ = pool_opinions(
-            votes_UK, own_UK, judges, frequencies, seed=seed, always=always
+            votes_UK, own_UK, validation_rows, frequencies, seed=seed, always=always
         )
     return WeighedVotes(likely_UK if help_.is_in_use else own_UK, own_UK, belief, help_)
 
 
-def learnt_of(predicted_UK: Floats | None, weighed: WeighedVotes, labelled_n: Integers) -> float:
-    """Return how much more often a student is right than the active's own model.
+def compute_learnt_gain(
+    predicted_UK: Floats | None, weighed: WeighedVotes, labelled_n: Integers
+) -> float:
+    """Return by how much the share of rows on which the student is right exceeds that of the
+    active's own model, in [-1, 1].
 
     Both are measured against the weighed votes, on unlabelled rows that the student did not train
-    on (`predicted_UK`: its predictions of them); 0 if there are none.
+    on; 0 if there are none. `predicted_UK`: the student's predictions of these, zeros elsewhere.
+    `labelled_n`: indices of the labelled rows.
     """
     if predicted_UK is None:
         return 0.0
@@ -605,51 +651,62 @@ def learn_from_votes(
 ) -> Help:
     """Train the student on labels made from votes; return the validation's result.
 
-    A student with a closed form is fitted at once. If validation rejects the votes, the best local
-    model stays, unless `usage` is "always" (train on votes regardless) or "averaged" (average
-    student and local models: at once, or after descent). `seed`: of the folds that measure the
-    prior.
+    A student with a closed form is fitted at once; another gets the targets of its training. If
+    validation rejects the votes, the student becomes the best local model, unless `usage` says
+    otherwise.
+
+    Args:
+        votes_UK: the sum of the votes on the student's rows.
+        prior: the active's own prediction without votes.
+        seed: of the folds that validate the prior.
+        usage: "judged"; "always": train on votes whatever validation says; "averaged": if it
+            rejects them, average student and local models, at once or after gradient descent.
     """
-    averages = usage == "averaged" and student.can_be_averaged
-    always = averages or usage == "always"
+    may_average = usage == "averaged" and student.can_be_averaged
+    always = may_average or usage == "always"
     with cache_fits():
         weighed = weigh_votes(votes_UK, student, prior, seed=seed, always=always)
         own_baseline = weighed.belief.baseline
         help_ = weighed.help
         assert help_ is not None
-        keeps = own_baseline is not None and student.has_classes
-        if help_.is_in_use or not keeps:
+        can_use_baseline = own_baseline is not None and student.has_classes
+        if help_.is_in_use or not can_use_baseline:
             predicted_UK = student.fit_to_labels(weighed.likely)
-            gain = learnt_of(predicted_UK, weighed, student.labelled) if keeps else 0.0
-            help_ = replace(help_, learnt=gain)
-        if averages:
+            learnt = 0.0
+            if can_use_baseline:
+                learnt = compute_learnt_gain(predicted_UK, weighed, student.labelled)
+            help_ = replace(help_, learnt=learnt)
+        if may_average:
             help_ = replace(help_, always=False, averaged=not help_.is_sure)
-        if own_baseline is not None and keeps and not help_.is_in_use:
+        if own_baseline is not None and can_use_baseline and not help_.is_in_use:
             student.use_baseline(own_baseline)
         if student.has_direct_fit and help_.averaged:
             student.average_with_local_models()
     return help_
 
 
-def side_by_side(parts: Iterable[Tensor]) -> Floats:
-    """Return the parts' rows concatenated, (U, F), each part centred, with root-mean-square norm 1.
+def standardise_parts(parts: Iterable[Tensor]) -> Floats:
+    """Return several parties' numbers of the same rows side by side, (U, F), each part
+    standardised.
 
-    So no single part dominates the distances between rows.
+    Each part is centred, and its rows get the root-mean-square norm 1, so that no part dominates
+    the distances between rows.
+
+    `parts`: one or more tensors (U, ...).
     """
-    centred = [part.detach().cpu().flatten(1).double() for part in parts]
-    centred = [part_UF - part_UF.mean(0) for part_UF in centred]
-    sizes = [part_UF.square().sum(1).mean().sqrt() for part_UF in centred]
-    scaled = [
-        part_UF / size if size > 0 else part_UF
-        for part_UF, size in zip(centred, sizes, strict=True)
-    ]
-    together: Floats = torch.cat(scaled, dim=1).numpy()
-    return together
+    scaled = []
+    for part in parts:
+        flat_UF = part.detach().cpu().flatten(1).double()
+        centred_UF = flat_UF - flat_UF.mean(0)
+        rms_norm = centred_UF.square().sum(1).mean().sqrt()
+        scaled.append(centred_UF / rms_norm if rms_norm > 0 else centred_UF)
+    joined_UF: Floats = torch.cat(scaled, dim=1).numpy()
+    return joined_UF
 
 
 class StudentModel(Protocol):
-    """The model that the active trains on taught labels, and that then predicts alone; see
-    `Student`.
+    """The model that the active trains on labels suggested by others, and that then predicts alone;
+    see `Student`.
     """
 
     rows_U: Tensor  # noqa: N815
@@ -670,17 +727,20 @@ class StudentModel(Protocol):
 
 
 class StudentActive(ActiveRole):
-    """The role of an active that sends one request, and then trains alone; see `ActiveRole`.
-    `student`: the model that will predict alone; headline: the name of its accuracy.
+    """The role of an active that gets the other parties' answers once, and then trains alone; see
+    `ActiveRole`.
+
+    Attributes:
+        student: the model that will predict alone.
     """
 
     def __init__(
         self, party: PartyContext, student: StudentModel, *, headline: str, guarantee: str
     ) -> None:
-        """Make the active's role around a student, whose rows are the training rows.
+        """Make the active's role; the student's rows are the training rows.
 
-        `headline`: variant of `evaluate` that the run reports first. `guarantee`: what the session
-        promises, in words.
+        `headline`: the name of its score in `evaluate`, which the run reports first. `guarantee`:
+        what the guards promise, in a sentence.
         """
         super().__init__()
         self.name = party.name
@@ -695,11 +755,16 @@ class StudentActive(ActiveRole):
 
     @abstractmethod
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Request the other parties' help, and train the student on it; once a run."""
+        """Request the other parties' answers, and train the student on them; called once a run.
+
+        A student that is fitted in closed form counts its step in `steps`.
+        """
 
     async def begin_epoch(self, links: Links, steps: StepCounter) -> bool:
-        """Request help before the first epoch; a student with a closed form has no steps after
-        that.
+        """Request the other parties' answers before the first epoch.
+
+        Returns whether steps of gradient descent follow: not if the student is fitted in closed
+        form.
         """
         if not self._is_taught:
             await self.teach_student(links, steps)
@@ -710,6 +775,7 @@ class StudentActive(ActiveRole):
         return self.student.train_on_rows(step, rows_B)
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
+        """Return the student's scores of the test rows; sends nothing."""
         return {self._headline: self.student.score_rows(self._test_rows)}
 
     def get_solo_networks(self) -> ActiveNetworks | None:
@@ -724,7 +790,9 @@ class StudentActive(ActiveRole):
 
 
 def warn_of_no_help(active: str) -> None:
-    """Warn that validation disabled help, which was no better than the best local model."""
+    """Warn (NoHelpWarning) that what others taught was no better than the best local model on
+    validation rows, and is not used.
+    """
     warnings.warn(
         f"{active}: help is not used: on labelled rows that are held out it is not better than the "
         "best that its own columns give, by more than chance may do",
@@ -734,7 +802,7 @@ def warn_of_no_help(active: str) -> None:
 
 
 def count_classes(party: PartyContext) -> int:
-    """Return K, the number of classes, or of ranges of a numeric target, that votes are over."""
+    """Return K, the number of classes that votes choose from, or of ranges of a numeric target."""
     return len(party.data.classes) or RANGES
 
 

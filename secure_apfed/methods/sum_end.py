@@ -1,16 +1,16 @@
-"""The ends of a secure sum: at a passive, at the aggregator and at the active.
+"""A secure sum at each of its parties: at a passive, at the aggregator and at the active.
 
-A passive first admits a request: each step once, no row more often than agreed. Its answer is
-counted in the passive's log, charged with its noise, bound to the request, and only then protected
-and sent: `PassiveSum` does this in order, and answers admitted requests only. The aggregator
-gathers one masked contribution of each present passive and adds them. The active decodes the sum of
-exactly the passives that took part, bound to its request; a refused sum is recorded before the
-refusal is visible.
+A passive (`PassiveSum`) first admits a request: each step once, no row more often than agreed. Its
+answer is counted in the passive's log, charged with its noise, bound to the request, and only then
+encrypted or masked and sent, in this order; only admitted requests are answered. The aggregator
+(`SumAggregator`) collects one masked contribution of each present passive and adds them. The active
+(`ActiveSum`) decodes the sum of exactly the passives that took part, bound to its request; a sum
+that fails verification is recorded on disk before the error is raised.
 
 A step takes 2M + 1 envelopes of M passives, 4M + 1 where the sum has two rounds. Protects from: a
 malicious active that probes with repeated steps or too many requests (its representations are
-checked by `secure_apfed.learning.release`), and from an adversary that alters sums. Letters: B rows
-of an answer, D numbers of a row.
+checked by `secure_apfed.learning.release`), and from an adversary that alters sums. Letters: N
+alignment positions, B rows of an answer, D numbers of a row.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ from secure_apfed.methods.method import (
     save_or_end,
 )
 from secure_apfed.methods.party import CheckpointPart, PartyContext
-from secure_apfed.methods.terms import clip_of
+from secure_apfed.methods.terms import find_clip
 from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.defences import GradientDefence, Leaving
@@ -67,28 +67,27 @@ Floats = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class SessionSum:
-    """The sum of a session and the noise under it, as each party describes it for itself.
+    """The secure sum of a session, as one party derives it; it makes the party's side of it.
 
     Attributes:
-        own: of the party; contract: of the session.
-        protocol: the sum; noise: of each passive under it, None: none is agreed.
+        party: the inputs of the party.
+        contract: that of the session.
+        protocol: the secure sum.
+        noise: what each passive adds to its contributions; None: none is agreed.
     """
 
-    own: PartyContext
+    party: PartyContext
     contract: Contract
     protocol: SecureSum
     noise: NoisePlan | None
 
     @classmethod
     def from_contract(cls, party: PartyContext, contract: Contract) -> Self:
-        """Return the sum that this party's settings give; all parties derive the same."""
+        """Return the sum that the public settings give; all parties derive the same."""
         names = tuple(contract.passives)
         shape = contract.passives[names[0]].representation.shape
-        return cls(
-            party,
-            contract,
-            *sum_and_noise(party.config, contract.session, party.active, names, shape),
-        )
+        protocol, noise = sum_and_noise(party.config, contract.session, party.active, names, shape)
+        return cls(party, contract, protocol, noise)
 
     @property
     def shape(self) -> Shape:
@@ -98,14 +97,17 @@ class SessionSum:
     @property
     def clip(self) -> float | None:
         """C, the L2 bound of one row of a contribution; None: unbounded."""
-        return clip_of(self.own.config)
+        return find_clip(self.party.config)
 
     @property
     def release(self) -> SummedRelease | None:
-        """The privacy cost of one sum to a person at a passive; None: no noise is agreed."""
+        """The mechanism that accounts for one noisy sum: its cost to a person at the first passive.
+
+        None: no noise is agreed.
+        """
         if self.noise is None:
             return None
-        return make_sum_release(self.own.config, self.own.passives[0], self.shape, self.noise)
+        return make_sum_release(self.party.config, self.party.passives[0], self.shape, self.noise)
 
     def make_passive_end(
         self,
@@ -113,51 +115,54 @@ class SessionSum:
         people: int,
         extra_answers: int = 0,
         is_known_N: Tensor | None = None,
-        repeatable: bool = False,
+        counts_repeats_once: bool = False,
         defences: Sequence[GradientDefence] = (),
     ) -> "PassiveSum":
-        """Return this passive's end of the sum; see `PassiveSum`.
+        """Return what a passive answers requests with; see `PassiveSum` for the other arguments.
 
-        `people`: rows that it counts answers for. `extra_answers`: answers for each row besides
-        those for training. `is_known_N`: positions of people that it knows, (N,), bool; None: all.
-        `repeatable`: whether the same request gets the same answer again at no further cost.
-        `defences`: applied to gradients before they are protected.
+        `people`: number of alignment positions, for each of which it counts its answers.
+        `extra_answers`: how often a position may be answered besides training.
         """
-        own = self.own
+        party = self.party
         noise = None
         if self.noise is not None:
-            noise = own.open_contribution_noise(self.shape, self.noise, people)
+            noise = party.open_contribution_noise(self.shape, self.noise, people)
+        answer_limits = AnswerLimits.from_contract(
+            party, self.contract, aligned=people, extra_answers=extra_answers
+        )
         return PassiveSum(
-            own.name,
+            party.name,
             self.contract,
             self._make_contributor(),
             noise=noise,
             is_known_N=is_known_N,
-            allowance=Allowance.from_contract(
-                own, self.contract, aligned=people, extra_answers=extra_answers
-            ),
+            answer_limits=answer_limits,
             rounds=self.protocol.rounds,
-            repeatable=repeatable,
+            counts_repeats_once=counts_repeats_once,
             defences=defences,
-            contributed=own.contributed,
+            record_contribution=party.record_contribution,
         )
 
     def _make_contributor(self) -> SumContributor:
-        """Return this passive's protocol end, with its memory of circles if a sum may lack
-        passives.
+        """Return this passive's side of the sum's protocol.
+
+        If a sum may lack passives, it also gets the record of who answered each step together with
+        it (`secure_apfed.methods.circles`).
         """
-        own = self.own
+        party = self.party
         protocol = self.protocol
         if isinstance(protocol, RecoverableSum) and self.contract.silent_passive == "recover":
-            return protocol.make_contributor(own.name, answered=RunCircles.from_own(own))
-        return protocol.make_contributor(own.name)
+            return protocol.make_contributor(party.name, answered=RunCircles.from_own(party))
+        return protocol.make_contributor(party.name)
 
     def make_active_end(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
-        """Return the active's end of the sum, which decodes it in this dtype."""
+        """Return what the active sends requests and decodes sums with; `dtype`: of
+        `ActiveSum.decoded_sum`.
+        """
         return ActiveSum(
             self.contract,
             self.protocol.make_receiver(),
-            RefusedSums(self.own),
+            RefusedSums(self.party),
             rounding=self.protocol.compute_rounding_error(),
             dtype=dtype,
         )
@@ -170,33 +175,27 @@ class SessionSum:
 
 
 @dataclass(frozen=True)
-class Admitted:
+class AdmittedRequest:
     """A request that passed all checks and may be answered once.
 
     Attributes:
-        step: of the run; rows: alignment positions that the answer is about, (B,); counted: the
-            rows that it is charged for.
-        payload: the request; sender: the active or aggregator that sent it.
+        step: the step that the answer is for.
+        rows: the rows that the answer is about, (B,), mostly alignment positions.
+        counted_rows: the alignment positions whose limits and ledger the answer is counted in.
+        payload: the request's bytes.
+        sender: the active or aggregator that sent it.
     """
 
     step: int
     rows: Tensor
-    counted: Tensor
+    counted_rows: Tensor
     payload: bytes
     sender: str
 
 
 class PassiveSum:
-    """A passive's end of the secure sum. For each request: `admit_request`, compute,
-    `defend_gradient` for a gradient, `send_answer`.
-
-    Args:
-        noise: the noise that it adds, with its privacy account; None: none.
-        is_known_N: positions of people that it knows, (N,), bool; None: all.
-        repeatable: whether a repeated answer in another session is not charged again, since it
-            reveals nothing new.
-        defences: of gradients that it contributes.
-        contributed: see `PartyContext`.
+    """A passive's side of the secure sum. For each request: `admit_request`, compute the answer,
+    `defend_gradient` if it is a gradient, `send_answer`.
     """
 
     def __init__(
@@ -205,42 +204,48 @@ class PassiveSum:
         contract: Contract,
         contributor: SumContributor,
         *,
-        allowance: "Allowance",
+        answer_limits: "AnswerLimits",
         rounds: int = 1,
         noise: ContributionNoise | None = None,
         is_known_N: Tensor | None = None,
-        repeatable: bool = False,
+        counts_repeats_once: bool = False,
         defences: Sequence[GradientDefence] = (),
-        contributed: Callable[[int, Tensor, Tensor], None] | None = None,
+        record_contribution: Callable[[int, Tensor, Tensor], None] | None = None,
     ) -> None:
-        """Make a passive's end of the secure sum, with limits of answers and noise.
+        """Make a passive's side of the secure sum; `name`: the passive's.
 
-        `rounds`: messages of a passive in one sum, 1 or 2. `is_known_N`: positions of people that
-        it knows, (N,), bool; None: all. `defences`: applied to gradients before they are protected.
-        `contributed`: called with step, rows and values of each contribution; None: nobody records
-        them.
+        Args:
+            contributor: its side of the sum's protocol.
+            answer_limits: how often it may answer for each position.
+            rounds: messages of a passive in one sum, 1 or 2.
+            noise: the noise that it adds, with its privacy ledger; None: none.
+            is_known_N: whether it knows the person at each position, (N,), bool; None: all.
+            counts_repeats_once: whether an equal answer to an equal request in another session is
+                not counted again, where it reveals nothing new.
+            defences: applied to gradients before they are protected.
+            record_contribution: see `PartyContext`.
         """
         self.name = name
         self.contract = contract
         self.contributor = contributor
         contributor.clipping.quiet = True  # gradients of a run are clipped by design
-        self.allowance = allowance
+        self.answer_limits = answer_limits
         self.rounds = rounds
         self.noise = noise
         self.defences = defences
-        self._contributed = contributed
+        self._record_contribution = record_contribution
         self._is_known_N = is_known_N
         self._gate = StepGate(name)
-        self._admitted_request: Admitted | None = None
-        # The same answer reveals nothing new only where all passives repeat theirs. They may not
-        # where a batch moves other passives and leaves this one as it is (people that it does not
-        # know), nor where a sum may lack passives: the difference of two sums is then the others'
-        # alone. And noise that others draw anew averages theirs away. So there, an answer is its
-        # session's.
+        self._admitted_request: AdmittedRequest | None = None
+        # An equal answer in another session reveals nothing new only if all passives repeat theirs.
+        # They may not: a batch can move other passives and leave this one as it is (people that it
+        # does not know), and a sum may lack passives; the difference of two sums is then the
+        # others' contribution alone. And fresh noise of others averages out. In these cases the
+        # digest of an answer contains its session, so that equal answers are counted again.
         knows_all = is_known_N is None or bool(is_known_N.all())
-        lacks_nobody = contract.silent_passive != "recover"
-        repeats = repeatable and knows_all and lacks_nobody and noise is None
-        self._session = b"" if repeats else contract.digest
+        sum_has_all = contract.silent_passive != "recover"
+        counts_once = counts_repeats_once and knows_all and sum_has_all and noise is None
+        self._digest_prefix = b"" if counts_once else contract.digest
 
     async def set_up(self, links: Links) -> None:
         """Exchange the sum's keys with the active, the aggregator and the other passives."""
@@ -254,36 +259,46 @@ class PassiveSum:
         rows_B: Tensor,
         *,
         step: int | None = None,
-        counted: Tensor | None = None,
-    ) -> Admitted:
-        """Check a request about these positions: each step once, and no row more often than agreed.
+        counted_rows: Tensor | None = None,
+    ) -> AdmittedRequest:
+        """Check a request about these positions, and admit it for one answer.
 
-        `step`: of the answer, if not that of the message. `counted`: the positions whose limit it
-        uses up, if not `rows_B`. Raises RemoteProtocolError: a batch too large, a row too often, or
-        a step that was answered.
+        Each step is admitted once, and no position more often than agreed.
+
+        Args:
+            request: the message.
+            rows_B: the rows that the answer is about.
+            step: that of the answer; None: that of the message.
+            counted_rows: the alignment positions that the answer is counted for; None: `rows_B`.
+
+        Raises RemoteProtocolError: a batch too large, a position too often, or a step that was
+        answered.
         """
         step = request.step if step is None else step
-        counted = rows_B if counted is None else counted
-        self.allowance.check_batch(step, counted, sender=request.sender)
+        counted_rows = rows_B if counted_rows is None else counted_rows
+        self.answer_limits.check_batch(step, counted_rows, sender=request.sender)
         self._gate.enter(step, sender=request.sender)
-        self._admitted_request = Admitted(step, rows_B, counted, request.payload, request.sender)
+        self._admitted_request = AdmittedRequest(
+            step, rows_B, counted_rows, request.payload, request.sender
+        )
         return self._admitted_request
 
-    def defend_gradient(self, admitted: Admitted, gradient_BD: Tensor) -> Tensor:
-        """Return the gradient (B, D) after all configured defences; it is contributed instead."""
+    def defend_gradient(self, admitted: AdmittedRequest, gradient_BD: Tensor) -> Tensor:
+        """Return the gradient (B, D) after all configured defences, to be contributed instead."""
         for defence in self.defences:
             leaving = Leaving(admitted.step, AGGREGATOR)
             gradient_BD = defence.protect_gradient(gradient_BD, leaving)
         return gradient_BD
 
-    async def send_answer(self, links: Links, admitted: Admitted, values_BD: Floats) -> None:
-        """Send the protected answer (B, D) to the admitted request; in a sum of two rounds, also
-        the second.
+    async def send_answer(self, links: Links, admitted: AdmittedRequest, values_BD: Floats) -> None:
+        """Send the aggregator the protected answer to the admitted request.
 
-        `values_BD`: the answer in real numbers.
+        In a sum of two rounds, answer the aggregator's second message, too. `values_BD`: the answer
+        in real numbers.
         """
         step = admitted.step
-        links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self.protect_answer(admitted, values_BD))
+        contribution = self.protect_answer(admitted, values_BD)
+        links.send(AGGREGATOR, Kind.CONTRIBUTION, step, contribution)
         if self.rounds == 2:
             request = await links.receive(
                 AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=FOR_THE_AGGREGATOR
@@ -291,12 +306,12 @@ class PassiveSum:
             answer = self.contributor.answer(request.payload)
             links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
 
-    def protect_answer(self, admitted: Admitted, values_BD: Floats) -> bytes:
-        """Count, charge, add noise to, bind and encrypt one answer, (B, D), in this order.
+    def protect_answer(self, admitted: AdmittedRequest, values_BD: Floats) -> bytes:
+        """Return one answer as the bytes of a protected contribution.
 
-        The request must be the one admitted last, and is used up.
-
-        `values_BD`: the answer in real numbers.
+        In this order it is counted, charged in the privacy ledger, given its noise, bound to the
+        request, and encrypted or masked. The request must be the one admitted last, and cannot be
+        answered again. `values_BD`: the answer in real numbers.
 
         Raises:
             LocalProtocolError: another request was admitted last.
@@ -309,42 +324,45 @@ class PassiveSum:
             )
         self._admitted_request = None
         values_BD = np.ascontiguousarray(values_BD)
-        digest = answer_digest(self._session, admitted.payload, values_BD)
+        digest = compute_answer_digest(self._digest_prefix, admitted.payload, values_BD)
         self.count_answer(admitted, digest)
         noise_BD = None
         if self.noise is not None:
             noise_BD = self.noise.draw(
                 values_BD.shape,
                 step=admitted.step,
-                known_B=self.pick_known_rows(admitted.counted),
+                known_B=self.pick_known_rows(admitted.counted_rows),
                 digest=digest,
             )
-        if self._contributed is not None:
-            fixed = self.contributor.described.fixed_point
-            noise = 0.0 if noise_BD is None else noise_BD * (fixed.clip_norm / fixed.levels)
-            clear_BD = torch.from_numpy(np.asarray(values_BD + noise, dtype=np.float32))
-            self._contributed(admitted.step, admitted.counted, clear_BD)
+        if self._record_contribution is not None:
+            fixed_point = self.contributor.described.fixed_point
+            step_size = fixed_point.clip_norm / fixed_point.levels
+            noise = 0.0 if noise_BD is None else noise_BD * step_size
+            noised_BD = torch.from_numpy(np.asarray(values_BD + noise, dtype=np.float32))
+            self._record_contribution(admitted.step, admitted.counted_rows, noised_BD)
         return self.contributor.contribute(values_BD, self.make_binding(admitted), noise_BD)
 
     def takes_part(self, step: int) -> bool:
-        """Return whether this passive answers a step; not if others answered it
-        earlier without it.
+        """Return whether this passive answers a step: not if others answered it in an earlier
+        session without this one.
         """
         circle = self.contract.circle_of(step)
         return circle is None or self.name in circle
 
     def pick_known_rows(self, rows_B: Tensor) -> Tensor:
-        """Return those of these alignment positions whose people the passive knows."""
+        """Return those of these alignment positions whose people the passive knows, in order."""
         return rows_B if self._is_known_N is None else rows_B[self._is_known_N[rows_B]]
 
-    def count_answer(self, admitted: Admitted, digest: bytes) -> None:
-        """Count an answer, identified by its digest, against the limit of its rows."""
-        self.allowance.count_answers(
-            admitted.step, admitted.counted, digest, sender=admitted.sender
+    def count_answer(self, admitted: AdmittedRequest, digest: bytes) -> None:
+        """Count an answer against the limits of its positions; `digest` identifies it."""
+        self.answer_limits.count_answers(
+            admitted.step, admitted.counted_rows, digest, sender=admitted.sender
         )
 
-    def make_binding(self, admitted: Admitted) -> StepBinding:
-        """Return the step binding of a contribution: it decrypts only for exactly this request."""
+    def make_binding(self, admitted: AdmittedRequest) -> StepBinding:
+        """Return what the contribution is bound to, so that its sum decodes for this request
+        only.
+        """
         return bind_step(self.contract.session, admitted.step, admitted.rows, admitted.payload)
 
     def resume(self, next_step: int) -> None:
@@ -353,24 +371,21 @@ class PassiveSum:
 
 
 class SumHelper(HelperRole):
-    """A passive that answers through the session's secure sum; see `HelperRole`. `checkpointed`:
-    its state for checkpoints, in addition to the count of its answers.
-    """
+    """A passive that answers through the session's secure sum; see `HelperRole`."""
 
     def __init__(
         self, sum_end: PassiveSum, checkpointed: Mapping[str, CheckpointPart] = {}
     ) -> None:
-        """Make a helper's role around its end of the sum, whose counters, ledger and noise are its
-        state.
+        """Make a passive's role that answers by `sum_end`.
 
-        `checkpointed`: parts of its state for checkpoints, besides the counters.
+        `checkpointed`: by name, its state for checkpoints besides the counts of its answers.
         """
         self.name = sum_end.name
         self.contract = sum_end.contract
         self.sum = sum_end
-        self.checkpoint_parts = {**checkpointed, "allowance": sum_end.allowance}
+        self.checkpoint_parts = {**checkpointed, "allowance": sum_end.answer_limits}
         if sum_end.noise is not None:
-            self.contributions = sum_end.noise.ledger
+            self.contribution_ledger = sum_end.noise.ledger
             self.ledgers = {self.name: sum_end.noise.ledger}
 
     async def set_up(self, links: Links) -> None:
@@ -382,17 +397,16 @@ class SumHelper(HelperRole):
 
 
 class ActiveSum:
-    """The active's end of the secure sum: `send_request` to the present passives, `receive_sum` of
+    """The active's side of the secure sum: `send_request` to the present passives, `receive_sum` of
     their answers.
 
-    Args:
-        rounding: the largest error of one number.
-
     Attributes:
-        opened: the sum that it decoded last, (B, D); None before. Its own record, in no message.
+        decoded_sum: the sum that it decoded last, (B, D); None before. Its own record, in no
+            message.
         present: the passives that have not fallen silent.
         left: the passives that stopped answering in this session, with the step.
-        steps_without_all: steps that were finished without all passives.
+        steps_without_all: how many steps were finished without all passives.
+        rounding: the largest error of one number of a sum.
     """
 
     def __init__(
@@ -404,21 +418,24 @@ class ActiveSum:
         rounding: float = 0.0,
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        """Make the active's end of the secure sum; `refused` counts the sums that failed
-        verification.
+        """Make the active's side of the secure sum.
 
-        `rounding`: largest error of one number of a sum.
+        Args:
+            receiver: its side of the sum's protocol.
+            refused: the record of sums that failed verification.
+            rounding: the largest error of one number of a sum.
+            dtype: that of `decoded_sum`.
         """
         self.contract = contract
         self.receiver = receiver
         self.rounding = rounding
         self._refused = refused
         self._dtype = dtype
-        self.opened: Tensor | None = None
+        self.decoded_sum: Tensor | None = None
         self.present = list(contract.passives)
         self.left = dict[str, int]()
         self.steps_without_all = 0
-        self._agreed = contract.digest.hex()
+        self._contract_digest = contract.digest.hex()
 
     async def set_up(self, links: Links) -> None:
         """Exchange the sum's keys with the passives and the aggregator."""
@@ -429,22 +446,23 @@ class ActiveSum:
     def send_request(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
         """Send a request to the passives that answer this step.
 
-        `payload`: the request's bytes.
-
-        Raises PartyLeftError: the passives that first answered this step together (its circle)
-        include one that fell silent, so the step cannot be repeated.
+        `kind`: that of the message. `payload`: the request's bytes. Raises PartyLeftError: the
+        passives that first answered this step together (its circle) include one that fell silent,
+        so the step cannot be repeated.
         """
         self._keep_to_circle(step)
         for name in self.present:
             links.send(name, kind, step, payload)
 
-    def lacks_somebody(self, step: int) -> bool:
-        """Return whether this step was answered earlier without a passive that is present now."""
+    def was_answered_without_some(self, step: int) -> bool:
+        """Return whether this step was answered in an earlier session without a passive that is
+        present now.
+        """
         circle = self.contract.circle_of(step)
         return circle is not None and any(name not in circle for name in self.present)
 
     def _keep_to_circle(self, step: int) -> None:
-        """Continue a repeated step with the passives that answered it before."""
+        """Continue a repeated step with the passives that answered it before (its circle)."""
         self._drop_silent_passives(self.contract.keep_to_circle(step, self.present), step)
 
     def _drop_silent_passives(self, present: Sequence[str], step: int) -> None:
@@ -458,36 +476,43 @@ class ActiveSum:
     async def receive_sum(
         self, links: Links, step: int, rows_B: Tensor, payload: bytes, numbers: int
     ) -> Tensor:
-        """Return the decoded sum of the answers, (B, `numbers`), float64.
+        """Receive the aggregator's sum of all answers to a request, and return it decoded.
 
-        `payload`: the request's bytes.
+        Args:
+            rows_B: the rows that the request was about.
+            payload: the request's bytes.
+            numbers: how many an answer has for each row.
+
+        Returns (B, `numbers`), float64.
 
         Raises RemoteProtocolError: the sum is altered, of another request, or of passives that the
         contract does not allow. After that no sum of this session is decoded any more.
         """
         self._keep_to_circle(step)
         message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=FOR_AN_ANSWER)
-        present, combined = _parse_sum(message, self.present, self.contract)
-        sum_BD = self.open_sum(
-            combined, (len(rows_B), numbers), self.make_binding(step, rows_B, payload)
-        )
+        present, protected_sum = _parse_sum(message, self.present, self.contract)
+        binding = self.make_binding(step, rows_B, payload)
+        sum_BD = self.open_sum(protected_sum, (len(rows_B), numbers), binding)
         self._drop_silent_passives(present, step)
         self.steps_without_all += bool(self.left)
         return sum_BD
 
-    def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Tensor:
-        """Decrypt and decode the aggregator's sum; record a refusal on disk before raising it.
+    def open_sum(
+        self, protected_sum: bytes, shape: tuple[int, int], binding: StepBinding
+    ) -> Tensor:
+        """Decrypt and decode the aggregator's sum, (B, D); record a refusal on disk before raising
+        it.
 
-        `combined`: what the aggregator sent.
-
-        Raises LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
+        `shape`: of the sum. `binding`: the request that the sum must be bound to. Raises
+        LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
         """
-        with self._refused.note_refusal(step=binding.step, contract=self._agreed):
-            sum_BD = torch.from_numpy(self.receiver.decode(combined, shape, binding))
-        self.opened = sum_BD.to(self._dtype)
+        with self._refused.note_refusal(step=binding.step, contract=self._contract_digest):
+            sum_BD = torch.from_numpy(self.receiver.decode(protected_sum, shape, binding))
+        self.decoded_sum = sum_BD.to(self._dtype)
         return sum_BD
 
     def make_binding(self, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
+        """Return what the sum of a request's answers is bound to: its step, rows and bytes."""
         return bind_step(self.contract.session, step, rows_B, payload)
 
 
@@ -497,7 +522,7 @@ class SumLearner(ActiveRole):
     sum: ActiveSum
 
     def read_from(self, sum_end: ActiveSum) -> None:
-        """Use this end of the sum, and share its record of passives that fell silent."""
+        """Read sums by `sum_end`, and share its record of passives that fell silent."""
         self.sum = sum_end
         self.left = sum_end.left
         self.rounding = sum_end.rounding
@@ -507,7 +532,7 @@ class SumLearner(ActiveRole):
 
     @property
     def last_sum(self) -> Tensor | None:
-        return self.sum.opened
+        return self.sum.decoded_sum
 
     @property
     def steps_without_all(self) -> int:
@@ -516,11 +541,14 @@ class SumLearner(ActiveRole):
 
 class Aggregator(HelperRole):
     """The aggregator's role: in each step it receives one masked contribution of each present
-    passive.
+    passive, and sends the active what these add up to.
 
-    A passive that stops answering stays out until the next session. The contract defines whether
-    the run then ends, or continues with the others; and, for steps that are repeated, which
-    passives answered them before and so answer again.
+    A passive that stops answering is left out until the next session. The contract says whether
+    the run then ends or continues with the others. For steps that are repeated, it says which
+    passives answered them before and must answer again (the step's circle).
+
+    Attributes:
+        present: the passives that have not fallen silent.
     """
 
     name = AGGREGATOR
@@ -532,7 +560,12 @@ class Aggregator(HelperRole):
         self._gate = StepGate(AGGREGATOR)
 
     async def run_session(self, links: Links, save: Save) -> None:
-        """Combine each step's contributions for the active, until it ends the session."""
+        """Combine each step's contributions for the active, until it ends the session.
+
+        The first contribution to a step starts the step. Raises RemoteProtocolError: a party sends
+        what it may not; PartyLeftError: a party fell silent, and the contract does not allow to
+        continue.
+        """
         active = self.contract.active
         while True:
             try:
@@ -549,18 +582,20 @@ class Aggregator(HelperRole):
                     raise
                 self._drop_silent_passives(error, self.present)
                 continue
-            if (message.kind is Kind.CONTRIBUTION) is (message.sender == active):
+            comes_from_active = message.sender == active
+            is_contribution = message.kind is Kind.CONTRIBUTION
+            if is_contribution is comes_from_active:
                 raise RemoteProtocolError(
                     f"{message.sender} sent {message.kind}, which only "
-                    f"{'a passive' if message.sender == active else active} may"
+                    f"{'a passive' if comes_from_active else active} may"
                 )
-            if message.kind is not Kind.CONTRIBUTION:
+            if not is_contribution:
                 if not save_or_end(message.kind, message.step, links, active, save):
                     return
                 continue
             self.present = self.contract.keep_to_circle(message.step, self.present)
             if message.sender not in self.present:
-                continue  # it was left out of this step before, and is so again
+                continue  # it was left out of this step in an earlier session, and is so again
             self.admit_step(message)
             bodies = await self.gather_bodies(links, Kind.CONTRIBUTION, message)
             self.contract.keep_to_circle(message.step, [*bodies])
@@ -568,10 +603,9 @@ class Aggregator(HelperRole):
             links.send(active, Kind.SUM, message.step, combined)
 
     def admit_step(self, message: Envelope) -> None:
-        """Check that this message begins a new step that the contract allows; each step passes
-        once.
+        """Let a contribution start its step, once and in rising order.
 
-        Raises RemoteProtocolError: the step is over, or not in the run.
+        Raises RemoteProtocolError: the step is over.
         """
         self._gate.enter(message.step, sender=message.sender)
 
@@ -579,14 +613,14 @@ class Aggregator(HelperRole):
     async def combine_bodies(
         self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
     ) -> bytes:
-        """Return the message to the active from one contribution of each passive.
+        """Return the bytes for the active: what one contribution of each passive adds up to.
 
-        `first`: the first message of the step.
+        `first`: the message that started the step. `bodies`: by passive, its contribution's bytes.
         """
 
     def _find_threshold(self) -> int:
-        """Return how many passives a sum needs: the agreed threshold if the run may lack some, else
-        all.
+        """Return how many passives a sum needs: the agreed threshold if sums may lack some, else
+        all that are present.
         """
         if self.contract.silent_passive != "recover":
             return len(self.present)
@@ -594,29 +628,27 @@ class Aggregator(HelperRole):
         assert isinstance(threshold, int)
         return threshold
 
-    async def gather_bodies(self, links: Links, kind: Kind, begun_by: Envelope) -> dict[str, bytes]:
-        """Receive one contribution of this kind from every present passive; `begun_by` is the
-        first.
+    async def gather_bodies(self, links: Links, kind: Kind, first: Envelope) -> dict[str, bytes]:
+        """Receive one message of this kind and step from every present passive.
 
-        Returns them by passive. Raises PartyLeftError, RemoteProtocolError: the step cannot be
-        completed.
+        `first`: the message that started the step; it is one of them if it is of this kind.
+        Passives that fall silent meanwhile are left out. Returns the messages' bytes by passive.
+        Raises PartyLeftError, RemoteProtocolError: the step cannot be completed.
         """
         bodies = dict[str, bytes]()
         missing = list(self.present)
-        if kind is begun_by.kind:
-            bodies[begun_by.sender] = begun_by.payload
-            missing.remove(begun_by.sender)
+        if kind is first.kind:
+            bodies[first.sender] = first.payload
+            missing.remove(first.sender)
         while missing:
             try:
-                message = await links.receive(
-                    missing, kind, step=begun_by.step, minimum=len(missing)
-                )
+                message = await links.receive(missing, kind, step=first.step, minimum=len(missing))
             except PartyLeftError as error:
                 self._drop_silent_passives(error, missing)
                 missing = [name for name in missing if name in self.present]
             except RemoteProtocolError as error:
                 raise RemoteProtocolError(
-                    f"{error}; {begun_by.sender} began that step, so one of the two is to blame"
+                    f"{error}; {first.sender} began that step, so one of the two is to blame"
                 ) from error
             else:
                 bodies[message.sender] = message.payload
@@ -624,16 +656,16 @@ class Aggregator(HelperRole):
         return {name: bodies[name] for name in self.present}
 
     def _drop_silent_passives(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
-        """Continue without the passives that left, if the contract allows.
+        """Continue without the passives that fell silent, if the contract allows.
 
-        `awaited`: passives that did not answer.
-
-        Raises PartyLeftError: it says to stop, or too few passives remain.
+        `error`: what their silence raised; it may name them. `awaited`: those that were waited for,
+        if it does not. Raises PartyLeftError: the contract says to stop or to wait, or too few
+        passives remain.
         """
         leavers = [name for name in error.left or awaited if name in self.present]
-        serves = self.contract.predicts
+        only_predicts = bool(self.contract.predicts)
         recovers = self.contract.silent_passive == "recover"
-        if serves or (isinstance(error, RunStoppedError) and not recovers):
+        if only_predicts or (isinstance(error, RunStoppedError) and not recovers):
             raise error
         reason = str(error)
         if not error.gone:  # a passive that is gone left the session itself
@@ -659,12 +691,14 @@ class Aggregator(HelperRole):
 
 
 class SumAggregator(Aggregator):
-    """The aggregator of a secure sum: adds masked contributions that it cannot read. `combiner`:
-    its end of the protocol; rounds: rounds of messages between passives and aggregator, 1 or 2.
-    """
+    """The aggregator of a secure sum: adds masked contributions that it cannot read."""
 
     def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
-        """Take the protocol's combiner, and its number of rounds with the passives."""
+        """Make the aggregator's role.
+
+        `combiner`: its side of the sum's protocol. `rounds`: how often each passive sends it a
+        message in one sum, 1 or 2.
+        """
         super().__init__(contract)
         self.combiner = combiner
         self._rounds = rounds
@@ -676,10 +710,10 @@ class SumAggregator(Aggregator):
     async def combine_bodies(
         self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
     ) -> bytes:
-        """Add the encrypted contributions; with two rounds, first collect the passives' unmasking
-        shares.
+        """Return the present passives and the sum of their protected contributions, packed.
 
-        `bodies`: each passive's message.
+        With two rounds it first collects the passives' unmasking shares. `first`: the message that
+        started the step. `bodies`: by passive, its contribution's bytes.
         """
         if self._rounds == 2:
             for name, request in self.combiner.ask(bodies).items():
@@ -690,31 +724,37 @@ class SumAggregator(Aggregator):
 
 
 class SumMethod(Method):
-    """A method whose passives add under the session's sum; see `Method`."""
+    """A method whose passives answer through a secure sum; see `Method`."""
 
     def build_aggregator(self, party: PartyContext, contract: Contract) -> HelperRole:
+        """Return the role of the aggregator of the session's secure sum."""
         return SessionSum.from_contract(party, contract).make_aggregator()
 
 
 @contextmanager
 def blame_active_too(active: str) -> Iterator[None]:
-    """Add the active to those blamed for a silence in this block: it may have requested nothing."""
+    """Name the active, too, in a PartyLeftError that is raised in this block.
+
+    The passives that are silent may have got no request from it. An error about a party that left
+    the session itself (`gone`) is passed on unchanged.
+    """
     try:
         yield
-    except PartyLeftError as silence:
-        if silence.gone:
+    except PartyLeftError as error:
+        if error.gone:
             raise
         raise PartyLeftError(
-            f"{silence}; or {active}, who asks them, asked others and not them",
-            left=(*silence.left, active),
-        ) from silence
+            f"{error}; or {active}, who asks them, asked others and not them",
+            left=(*error.left, active),
+        ) from error
 
 
-def answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -> bytes:
-    """Return a digest that identifies an answer.
+def compute_answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -> bytes:
+    """Return the digest by which an answer is counted: answers with equal digests count once.
 
-    `session`: digest of its contract, where the same answer in another session reveals something
-    new; empty: the answer is the same in every session. `payload`: the answer's bytes.
+    `session`: digest of its contract, where an equal answer in another session reveals something
+    new; empty: equal answers of all sessions count once. `payload`: the request's bytes. `values`:
+    the answer.
     """
     content = hashlib.blake2b(session)
     content.update(payload)
@@ -723,7 +763,10 @@ def answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -
 
 
 def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
-    """Bind a contribution to its session, step, rows and the request about them."""
+    """Return what a contribution is bound to: session, step, rows, and the request's bytes.
+
+    Rows are hashed as little-endian 64-bit integers, so that all parties derive the same.
+    """
     rows = rows_B.detach().cpu().contiguous().numpy().astype("<i8").tobytes()
     return StepBinding.from_contents(session, step, rows=rows, message=payload)
 
@@ -731,20 +774,20 @@ def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBi
 def _parse_sum(
     message: Envelope, passives: Sequence[str], contract: Contract
 ) -> tuple[Sequence[str], bytes]:
-    """Return the passives in a sum and its encrypted body, from the aggregator's message.
+    """Return the passives in a sum and its protected bytes, from the aggregator's message.
 
-    Raises RemoteProtocolError: it is malformed, or counts passives that the contract does not
-    allow.
+    `passives`: those that were present when it was requested. Raises RemoteProtocolError: it is
+    malformed, or counts passives that the contract does not allow.
     """
     try:
-        present, combined = msgpack.unpackb(message.payload)
+        present, protected_sum = msgpack.unpackb(message.payload)
     except (ValueError, TypeError, msgpack.UnpackException):
         present = None
-        combined = None
+        protected_sum = None
     if (
         not isinstance(present, list)
-        or not isinstance(combined, bytes)
-        or set(map(type, present)) - {str}
+        or not isinstance(protected_sum, bytes)
+        or not all(type(name) is str for name in present)
     ):
         raise RemoteProtocolError(
             f"{message.sender} sent something else than a sum and who takes part still"
@@ -758,13 +801,18 @@ def _parse_sum(
             f"{message.step}; the contract allows {'at least' if may_leave else 'exactly'} "
             f"{min_passives} of {', '.join(passives)}"
         )
-    return present, combined
+    return present, protected_sum
 
 
 class StepGate:
-    """A check that every step of a session is answered at most once, in rising order."""
+    """A check that every step of a session is answered at most once, in rising order.
+
+    Attributes:
+        last: the last step that passed; -1: none.
+    """
 
     def __init__(self, me: str) -> None:
+        """Let every step pass from 0 on; `me`: the party that answers."""
         self._me = me
         self.last = -1
 
@@ -778,35 +826,23 @@ class StepGate:
         self.last = step
 
 
-class Allowance:
+class AnswerLimits:
     """The contract's limits on what the active may ask of one party: batch sizes, and answers for
-    each row.
+    each alignment position.
 
     Answers are counted over all sessions of the run, in a write-ahead log, so interrupting and
     resuming a run yields no additional answers. A repeated answer (same step and digest) counts
     once.
-
-    Args:
-        me: the party; contract: of the session.
-        aligned: number of alignment positions; extra_answers: answers for a row in addition to
-            those for training.
-        log: the write-ahead log; None: memory and checkpoints only.
-        is_durable: whether a line must be on the disk before its answer leaves; the operating
-            system's buffers are lost in a power failure.
-
-    Raises:
-        CheckpointError: the log was altered, or is of another run.
     """
 
     @classmethod
     def from_contract(
         cls, party: PartyContext, contract: Contract, *, aligned: int, extra_answers: int = 0
     ) -> Self:
-        """Return the counters of this party, in a log of its own that outlasts the session if it
-        keeps one.
+        """Return the limits and counters of this party, in a log if it keeps logs.
 
-        `aligned`: number of alignment positions. `extra_answers`: answers for each row besides
-        those for training.
+        `aligned`: number of alignment positions. `extra_answers`: how often a position may be
+        answered besides training.
         """
         log = (
             log_file(party.secrets.logs, "answers", party.name, "jsonl")
@@ -832,37 +868,43 @@ class Allowance:
         extra_answers: int = 0,
         is_durable: bool = True,
     ) -> None:
-        """Make the counters of answers by row; with a log, answers of earlier sessions count.
+        """Make the counters of answers by position; with a log, answers of earlier sessions count.
 
-        `aligned`: number of alignment positions. `extra_answers`: answers for each row besides
-        those for training. `is_durable`: whether a line must be on the disk before its answer
-        leaves.
+        Args:
+            me: the party that answers.
+            aligned: number of alignment positions.
+            log: the write-ahead log; None: counts are in memory and checkpoints only.
+            extra_answers: how often a position may be answered besides training.
+            is_durable: whether a line of the log must be on the disk before its answer leaves; the
+                operating system's buffers are lost in a power failure.
+
+        Raises CheckpointError: the log was altered, or is of another run.
         """
         self._me = me
-        self._largest = contract.batch_size
-        self._answers = contract.epochs + contract.spare_answers + extra_answers
+        self._max_batch = contract.batch_size
+        self._max_answers = contract.epochs + contract.spare_answers + extra_answers
         self._is_durable = log is not None and is_durable
-        self._counts = ReleaseCounts(rows=aligned, log=log, about={"answers": self._answers})
+        self._counts = ReleaseCounts(rows=aligned, log=log, about={"answers": self._max_answers})
 
     def check_batch(self, step: int, rows_B: Tensor, *, sender: str) -> None:
-        """Refuse a request before computing anything: too large a batch, or a row too often.
+        """Refuse a request before anything is computed: too large a batch, or a row too often.
 
-        A step that was answered before passes, since repeating its answer reveals nothing new.
-        Raises RemoteProtocolError.
+        A step that was answered before is not refused for its rows, since repeating its answer
+        reveals nothing new. `rows_B`: alignment positions. Raises RemoteProtocolError.
         """
-        if len(rows_B) > self._largest:
+        if len(rows_B) > self._max_batch:
             raise RemoteProtocolError(
                 f"{sender} sent a batch of {len(rows_B)} rows to {self._me}; the contract says at "
-                f"most {self._largest}"
+                f"most {self._max_batch}"
             )
         if step not in self._counts.steps:
             self._check_answers(rows_B, sender)
 
     def count_answers(self, step: int, rows_B: Tensor, digest: bytes, *, sender: str) -> None:
-        """Count one answer for each of these rows; when this returns, it is in the log and may
-        leave.
+        """Count one answer for each of these positions; when this returns, the answer is in the
+        log and may leave.
 
-        `rows_B`: the answered rows, without repeats. `digest`: of the answer. Raises
+        `rows_B`: alignment positions, without repeats. `digest`: identifies the answer. Raises
         RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
         """
         answer = Release(step, digest, np.sort(rows_B.cpu().numpy()))
@@ -875,9 +917,10 @@ class Allowance:
 
     def _check_answers(self, rows_B: Tensor, sender: str) -> None:
         """Raise RemoteProtocolError if one of these rows was answered as often as agreed."""
-        if int(self._counts.of_row_N[rows_B.cpu().numpy()].max(initial=0)) >= self._answers:
+        most_answers = int(self._counts.of_row_N[rows_B.cpu().numpy()].max(initial=0))
+        if most_answers >= self._max_answers:
             raise RemoteProtocolError(
-                f"{sender} asked {self._me} for a row more than {self._answers} times, all "
+                f"{sender} asked {self._me} for a row more than {self._max_answers} times, all "
                 "sessions of the run counted; the contract agrees to no more. If the run broke "
                 "off often, begin a new one with more rules.spare_answers"
             )
@@ -894,17 +937,14 @@ class Allowance:
 
 
 class DurableLog:
-    """A party's list of events that must survive sessions and crashes. Each is a line, on the
-    disk before its effect is visible; only the owner can read the file. A partly written line
-    counts too.
+    """A party's list of events that must survive sessions and crashes.
 
-    Args:
-        name: of the list; party: the party. Without a folder for logs the list is empty and in no
-            file.
+    Each event is a line, on the disk before its effect is visible; only the owner can read the
+    file. A partly written line counts too. A party without a log folder keeps no file.
     """
 
     def __init__(self, party: PartyContext, name: str) -> None:
-        """Choose the file NAME-PARTY.jsonl in the party's log folder, if it keeps logs."""
+        """Choose the file NAME-PARTY.jsonl in the party's log folder; `name`: what is listed."""
         logs = party.secrets.logs
         self.me = party.name
         self.path = log_file(logs, name, party.name, "jsonl") if logs else None
@@ -916,34 +956,33 @@ class DurableLog:
         with open_plain(self.path) as file:
             return [line for line in file.read(MAX_JSON_BYTES).splitlines() if line.strip()]
 
-    def append_line(self, event: str, instead: str = "", **fields: str | int) -> None:
-        """Append these fields as one JSON line, synced to disk.
+    def append_line(self, event: str, advice: str = "", **fields: str | int) -> None:
+        """Append these fields as one JSON line, synced to disk; do nothing without a file.
 
-        `event`, `instead`: what the line records and what to do, for the error. Raises
-        CheckpointError: the file cannot be written.
+        Raises CheckpointError: the file cannot be written. `event`: what the line records, and
+        `advice`: what to do, both for that error.
         """
         if self.path is None:
             return
         try:
             add_line(self.path, fields)
         except (OSError, CheckpointError) as error:
-            raise CheckpointError(f"{self.path}: cannot note {event} ({error}){instead}") from error
+            raise CheckpointError(f"{self.path}: cannot note {event} ({error}){advice}") from error
 
 
 class RefusedSums:
-    """The number of sums that the active refused over all sessions, stored before a refusal is
-    visible.
+    """The record of sums that the active refused, over all sessions of a run; a line is on the
+    disk before a refusal is visible.
 
     Protects from: an adversary who alters sums, and learns from which of them the active accepts.
     One session reveals which sum was the first to be refused (see `SumReceiver`); a resumed run
     computes the same numbers, so the adversary could test another alteration. Hence a run continues
-    after at most as many refused sums as its user allows (`rules.refused_sums`). Raises
-    CheckpointError: more were refused, or the list cannot be read.
+    after at most as many refused sums as its user allows (`rules.refused_sums`).
     """
 
     def __init__(self, party: PartyContext) -> None:
-        """Make the count of refused sums, with those in the log. Raises CheckpointError: more sums
-        were refused than `rules.refused_sums` allows.
+        """Read the active's log of refused sums. Raises CheckpointError: more sums were refused
+        than `rules.refused_sums` allows, or the log cannot be read.
         """
         self._log = DurableLog(party, "refused")
         allowed = party.config.rules.refused_sums
@@ -959,9 +998,10 @@ class RefusedSums:
 
     @contextmanager
     def note_refusal(self, *, step: int, contract: str) -> Iterator[None]:
-        """Record a refusal raised in this block on disk before the error leaves.
+        """Record on disk any Exception but LocalProtocolError that is raised in this block, and
+        raise it again.
 
-        An error of our own use, or an interruption, is not recorded. Raises CheckpointError: the
+        `step`: that of the sum. `contract`: the session's digest, hex. Raises CheckpointError: the
         log cannot be written.
         """
         try:

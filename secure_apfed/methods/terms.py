@@ -48,7 +48,7 @@ def derive_limits(config: RunSettings) -> RequestLimits:
     return RequestLimits(rows=config.train.batch_size, releases=config.train.epochs + extra)
 
 
-def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
+def find_objective(config: RunSettings, passive: str) -> ObjectiveSettings:
     """Return one passive's objective: the one set for this passive, else the method's default.
 
     Raises ConfigError: the method has none and none is set, or another kind than the method's.
@@ -74,7 +74,7 @@ def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
     return objective
 
 
-def projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | None:
+def find_projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | None:
     """Return the size of z, the projection that the active sends; None: its encoder's whole output
     h.
 
@@ -86,7 +86,7 @@ def projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | Non
     if config.model.projection != "auto":
         return config.model.projection
     plain = sum_kind(config.secure_sum).unsafe and config.guard.mechanism == "none"
-    kinds = {objective_of(config, passive).name for passive in passives}
+    kinds = {find_objective(config, passive).name for passive in passives}
     return None if plain and kinds == {"reconstruction"} else _PROJECTION
 
 
@@ -151,7 +151,7 @@ def make_sum(
             "that passive's gradients. Add passives with a weight above 0, or accept this by "
             "secure_sum: {allow_single_passive: true}"
         )
-    clip = clip_of(config)
+    clip = find_clip(config)
     if clip is None and kind is not PlainSum:
         raise ConfigError(
             f"secure_sum.clip: {kind.name} needs a bound for fixed point, got null; start with 1.0"
@@ -193,14 +193,14 @@ def find_fixed_bits(config: RunSettings, *, noise: bool) -> int | None:
     return config.secure_sum.bits or USUAL_BITS
 
 
-def clip_of(config: RunSettings) -> float | None:
+def find_clip(config: RunSettings) -> float | None:
     """Return C, the norm bound of one row of a contribution; for votes 1, which rows of votes never
     exceed.
     """
     return 1.0 if config.method.opens_votes else config.secure_sum.clip
 
 
-def may_lack(config: RunSettings) -> bool:
+def may_lack_passives(config: RunSettings) -> bool:
     """Return whether a step may continue without a passive that fell silent.
 
     The settings must allow it by name, because the active can then isolate one passive's part: by
@@ -225,7 +225,7 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
     kind = sum_kind(settings)
     threshold = settings.threshold
     if threshold is None and not kind.needs_all:
-        threshold = usual_threshold(passives) if may_lack(config) else passives
+        threshold = usual_threshold(passives) if may_lack_passives(config) else passives
     if threshold is None or threshold == passives:
         return threshold
     if threshold > passives or kind.needs_all:
@@ -234,7 +234,7 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
             f"{kind.name}; only recoverable masks (scheme plain) have a sum without all "
             "passives, and a threshold is at most their number"
         )
-    if not may_lack(config):
+    if not may_lack_passives(config):
         rule = f"rules.silent_passive {silent}" if silent else f"method {config.method.name}"
         raise ConfigError(
             f"secure_sum.threshold: under {rule} no step goes on without a passive, and "
@@ -271,7 +271,9 @@ def find_training_rows(
     return rows, aligned / max(1, len(rows)), len(common)
 
 
-def rows_of_a_step(config: RunSettings, rows: int, *, aligned_share: float, steps: int) -> int:
+def count_rehearsed_rows(
+    config: RunSettings, rows: int, *, aligned_share: float, steps: int
+) -> int:
     """Return how many rows one rehearsed step uses, if an epoch goes through `rows`.
 
     `steps`: of an epoch of the rehearsal. `aligned_share`: share of the rows that passives know.
@@ -287,7 +289,7 @@ def rows_of_a_step(config: RunSettings, rows: int, *, aligned_share: float, step
     return min(rows, max(batch, math.ceil(needed)))
 
 
-def steps_of(config: RunSettings, rows: int, *, stages: int) -> int:
+def count_batches(config: RunSettings, rows: int, *, stages: int) -> int:
     """Return the total number of batches over all epochs.
 
     If labels are randomised in stages, an epoch counts only the rows whose label was answered by

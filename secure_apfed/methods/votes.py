@@ -34,7 +34,7 @@ from secure_apfed.labellers.guarantee import Opening, table_guarantee
 from secure_apfed.labellers.measured import check_votes, require_short
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import Floats, Help
-from secure_apfed.methods.alignment import positions_in
+from secure_apfed.methods.alignment import find_positions
 from secure_apfed.methods.ballots import ASK, Ballot
 from secure_apfed.methods.method import ActiveRole, HelperRole, Method, SessionTerms, StepCounter
 from secure_apfed.methods.party import PartyContext
@@ -55,8 +55,9 @@ from secure_apfed.settings.protection import ACTIVE, NOBODY, PASSIVES, higher_is
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
 
-_FIGURES = 5
-"""Numbers of `Help` that are neither a count nor a choice."""
+_HELP_MEASUREMENTS = 5
+"""How many fields of `Help` are measured shares or gains: all but the first, a count, and the
+booleans at its end."""
 
 
 class VoteSettings(MethodSettings):
@@ -91,8 +92,9 @@ class VoteSettings(MethodSettings):
     predicts_alone = True
 
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
-        """Return the settings for a rehearsal on random numbers, without fitting a baseline as
-        prior.
+        """Return the settings for a rehearsal on random numbers: no baseline is fitted as prior.
+
+        `steps` and `epochs` are not used.
         """
         return self.model_copy(update={"prior": "labeller", "help": "judged"})
 
@@ -128,10 +130,12 @@ class VoteSettings(MethodSettings):
 
     @property
     def signs_votes(self) -> bool:
+        """True if numbers of a vote may be negative."""
         return self.answers == "soft" and LABELLERS[self.labeller].signed
 
     @property
     def inductive(self) -> bool:
+        """True if the features of a person without a label change no other person's vote."""
         return LABELLERS[self.labeller].inductive
 
     @property
@@ -139,9 +143,9 @@ class VoteSettings(MethodSettings):
         return (self.labeller,)
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many numbers of a vote are linear in the features.
+        """Return how many numbers of a vote are linear in the features: K or 0.
 
-        Only labellers whose vote is a linear model's own output have any.
+        Only a labeller whose vote is the output of a linear model has any. `classes`: K.
         """
         return classes if self.signs_votes else 0
 
@@ -188,10 +192,12 @@ class VotesSettings(FormSettings, VoteSettings):
 
 class VotesActive(StudentActive):
     """The active of voting methods: requests votes on its student's rows, and trains the student on
-    the labels that they imply. `opening`: the guarantee of the opened votes; None: there is none.
+    the labels that they imply.
 
     Attributes:
-        ballot: its request; classes: K; votes: the opened votes, None before.
+        ballot: its request.
+        classes: K.
+        votes: the estimated sum of the votes, (U, K); None before.
     """
 
     student: Student
@@ -201,7 +207,8 @@ class VotesActive(StudentActive):
     ) -> None:
         """Build student and ballot, and state the guarantee that noise on the votes gives.
 
-        `opening`: the guarantee of the revealed votes; None: there is none.
+        `rows`: the row of its table at each alignment position, (N,). `opening`: the mechanism by
+        which votes are revealed to the active; None: they have no noise.
         """
         student = Student(party, rows)
         config = party.config
@@ -213,12 +220,12 @@ class VotesActive(StudentActive):
         super().__init__(party, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
         self.classes = student.classes
-        # The same fits as the run's local baselines; none of them is sent.
-        self._prior = prior_of(config)
+        # With the run's seed the prior's baselines are those that the run fits anyway.
+        self._prior = find_configured_prior(config)
         self._seed = config.seed
         self._help_setting = votes.help
         self.ballot = Ballot.from_rows(
-            positions_in(rows, student.rows_U),
+            find_positions(rows, student.rows_U),
             torch.from_numpy(student.labelled),
             torch.from_numpy(student.labels),
             size=contract.batch_size,
@@ -231,8 +238,9 @@ class VotesActive(StudentActive):
         """Request the votes; return an unbiased estimate of their sum, (U, K)."""
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Gather the votes and train the student on them, which counts as one step if it fits
-        directly.
+        """Gather the votes and train the student on them.
+
+        A student that is fitted in closed form counts as one finished step.
         """
         self.learn_from_votes(await self.gather_votes(links))
         if self.student.has_direct_fit:
@@ -244,7 +252,7 @@ class VotesActive(StudentActive):
     def learn_from_votes(self, votes_UK: Floats) -> None:
         """Train the student on the revealed votes, if validation on labelled rows enables them.
 
-        See the function `learn_from_votes`.
+        See the function `learn_from_votes`. Warns NoHelpWarning: validation disabled them.
         """
         self.votes = votes_UK
         self.help = learn_from_votes(
@@ -254,19 +262,24 @@ class VotesActive(StudentActive):
             warnings.warn(f"{self.name}: {self.help}", NoHelpWarning, stacklevel=2)
 
     def finish_locally(self) -> None:
-        """Average a student trained by gradient descent with local models; others are averaged
-        already.
+        """Average the student with local models, if validation says so.
+
+        This concerns students trained by gradient descent; others are averaged when they are
+        fitted.
         """
-        averages = self.help is not None and self.help.averaged
-        if averages and not self.student.has_direct_fit:
+        is_averaged = self.help is not None and self.help.averaged
+        if is_averaged and not self.student.has_direct_fit:
             self.student.average_with_local_models()
 
     @property
     def last_sum(self) -> Tensor | None:
+        """The estimated sum of the votes, (U, K); None before."""
         return None if self.votes is None else torch.from_numpy(self.votes)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the student's state, the revealed votes, and the validation's figures."""
+        """Return the state for a checkpoint: the student's, the sum of the votes as "votes.sum",
+        and all fields of `Help` in their order as "help".
+        """
         tensors = super().tensors()
         if self.votes is not None:
             tensors["votes.sum"] = torch.from_numpy(self.votes)
@@ -281,10 +294,10 @@ class VotesActive(StudentActive):
         """
         super().load_tensors(tensors, next_step=next_step)
         if "help" in tensors:
-            rows, *measured = tensors["help"].tolist()
-            figures = measured[:_FIGURES]
-            choices = map(bool, measured[_FIGURES:])
-            self.help = Help(int(rows), *figures, *choices)
+            rows, *others = tensors["help"].tolist()
+            measurements = others[:_HELP_MEASUREMENTS]
+            choices = map(bool, others[_HELP_MEASUREMENTS:])
+            self.help = Help(int(rows), *measurements, *choices)
         if "votes.sum" in tensors:
             self.votes = tensors["votes.sum"].numpy()
 
@@ -293,14 +306,19 @@ class VotesPassive(HelperRole):
     """A passive of voting methods: votes once a session on the requested rows that it knows.
 
     Attributes:
-        classes: K, as agreed; labeller: the labeller that computes its votes.
-        is_known_N: which positions are of people that it knows, (N,), bool.
+        classes: K, as agreed.
+        labeller: the model that computes its votes.
+        is_known_N: whether it knows the person at each alignment position, (N,), bool.
     """
 
     asks = (Kind.LABELS,)
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Make the labeller, and the features of known people at each alignment position."""
+        """Make the labeller, and put the features in alignment order.
+
+        `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
+        person there.
+        """
         self.name = party.name
         self.contract = contract
         votes = VoteSettings.from_run_settings(party.config)
@@ -313,9 +331,10 @@ class VotesPassive(HelperRole):
         self._was_asked = False
 
     def admit_ballot(self, message: Envelope) -> Ballot:
-        """Parse a request for votes, one a session.
+        """Parse a request for votes.
 
-        Raises RemoteProtocolError: it breaks a rule of the contract.
+        Raises RemoteProtocolError: it breaks a rule of the contract, or is the second one of this
+        session.
         """
         ballot = Ballot.from_message(
             message,
@@ -337,29 +356,30 @@ class VotesPassive(HelperRole):
 
         Raises PromiseError: the labeller breaks a property that an epsilon rests on.
         """
-        known_U = self.is_known_N[ballot.rows].numpy()
-        known_n = known_U[ballot.labelled.numpy()]
-        votes_UK = np.zeros((len(known_U), self.classes))
-        if known_n.any():
-            place_U = np.cumsum(known_U) - 1
+        is_known_U = self.is_known_N[ballot.rows].numpy()
+        labelled_n = ballot.labelled.numpy()
+        is_known_n = is_known_U[labelled_n]
+        votes_UK = np.zeros((len(is_known_U), self.classes))
+        if is_known_n.any():
+            index_among_known_U = np.cumsum(is_known_U) - 1
             inputs = (
-                self.pick_features(ballot)[known_U],
-                place_U[ballot.labelled.numpy()[known_n]],
-                ballot.labels.numpy()[known_n],
+                self.pick_features(ballot)[is_known_U],
+                index_among_known_U[labelled_n[is_known_n]],
+                ballot.labels.numpy()[is_known_n],
                 self.classes,
             )
             if self._method.epsilon is not None:
                 check_votes(self.labeller, *inputs, owner=self.name)
-            votes_UK[known_U] = self.labeller.for_question(ballot.payload).label_without_own(
-                *inputs
-            )
+            labeller = self.labeller.for_question(ballot.payload)
+            votes_UK[is_known_U] = labeller.label_without_own(*inputs)
             if self._method.epsilon is not None:
                 require_short(self.labeller, votes_UK, owner=self.name)
         return votes_UK if self._method.answers == "soft" else harden_votes(votes_UK)
 
     def pick_features(self, ballot: Ballot) -> Floats:
-        """Return the features of the requested rows, (U, F); arbitrary values for
-        unknown people.
+        """Return the features of the requested rows, (U, F), float64.
+
+        Rows of people whom it does not know have arbitrary values.
         """
         features_UF: Floats = self._features_NF[ballot.rows.numpy()]
         return features_UF
@@ -369,8 +389,8 @@ class VotesMethod(Method):
     """The common part of all methods that open votes; see `Method`."""
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
-        """Return, at the active, the number of classes (or ranges of a number) in a
-        row of votes.
+        """Return the bounds on a row of votes, which state the number of classes (or of ranges of
+        a number); None at a passive.
         """
         if party.name != party.active:
             return None
@@ -380,10 +400,10 @@ class VotesMethod(Method):
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms: the active's row of votes for all passives, and the parameters of their
-        sum.
+        """Return the terms: the bounds on a row of votes for all passives, and the parameters of
+        their sum.
 
-        `offers`: each passive's offered terms. `session`: the session's name.
+        `offers`: by party, what its `offer_terms` returned. `session`: the session's name.
         """
         offered = offers[party.active]
         party.require_terms(party.active, offered, _vote_row_terms(*offered.shape[:1]))
@@ -393,12 +413,15 @@ class VotesMethod(Method):
         )
 
     def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
-        """Return the public parameters of the sum of votes; empty if there is none."""
+        """Return the public parameters of the sum of votes; empty if there is none.
+
+        `session`: the session's name. `classes`: K.
+        """
         return {}
 
 
-def prior_of(config: RunSettings) -> Prior:
-    """Return the active's prior, what it predicts before it reads votes."""
+def find_configured_prior(config: RunSettings) -> Prior:
+    """Return the active's configured prior: its own prediction before it reads votes."""
     votes = VoteSettings.from_run_settings(config)
     return find_prior(votes.prior, votes.labeller)
 
@@ -411,17 +434,19 @@ def _vote_row_terms(classes: int) -> RepresentationTerms:
 
 
 class SummedVotesActive(VotesActive, SumLearner):
-    """An active that opens the secure sum of the votes; see `VotesActive`."""
+    """An active that decodes the secure sum of the votes; see `VotesActive`."""
 
     def __init__(
-        self, party: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+        self, party: PartyContext, contract: Contract, rows: Tensor, session_sum: SessionSum
     ) -> None:
-        """Build the votes' active with its end of the secure sum."""
-        super().__init__(party, contract, rows, summed.release)
-        self.read_from(summed.make_active_end())
+        """Make the active's role; `rows`: the row of its table at each alignment position, (N,),
+        `session_sum`: the secure sum of the votes.
+        """
+        super().__init__(party, contract, rows, session_sum.release)
+        self.read_from(session_sum.make_active_end())
 
     async def gather_votes(self, links: Links) -> Floats:
-        """Request votes, and return their sum (U, K), decoded block by block."""
+        """Request votes; return their sum (U, K), received and decoded block by block."""
         ballot = self.ballot
         self.sum.send_request(links, Kind.LABELS, ASK, ballot.payload)
         sum_UK = np.zeros((len(ballot.rows), self.classes))
@@ -436,17 +461,25 @@ class SummedVotesPassive(VotesPassive, SumHelper):
     """A passive that adds its votes to the secure sum; see `VotesPassive`."""
 
     def __init__(
-        self, party: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+        self, party: PartyContext, contract: Contract, rows: Tensor, session_sum: SessionSum
     ) -> None:
-        """Build the votes' passive with its end of the secure sum."""
+        """Make the passive's role; `session_sum`: the secure sum of the votes.
+
+        `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
+        person there.
+        """
         VotesPassive.__init__(self, party, contract, rows)
-        sum_end = summed.make_passive_end(
-            people=len(rows), is_known_N=self.is_known_N, repeatable=True
+        sum_end = session_sum.make_passive_end(
+            people=len(rows), is_known_N=self.is_known_N, counts_repeats_once=True
         )
         SumHelper.__init__(self, sum_end)
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Vote on the ballot's rows, and contribute the votes block by block."""
+        """Vote on the ballot's rows, and add the votes to the secure sum block by block.
+
+        It stops at a block that others answered in an earlier session without it. Raises
+        RemoteProtocolError: the request breaks a rule.
+        """
         ballot = self.admit_ballot(message)
         votes_UK = self.cast_votes(ballot)
         for step, block in enumerate(ballot.blocks):

@@ -1,9 +1,10 @@
-"""Votes outside of the session's sum: what the protocols of other openings have in common.
+"""What methods have in common whose votes are revealed by another protocol than the secure sum.
 
-Run by: a passive, which counts and charges its own answers (`CountingPassive`), all parties, which
-find the same noise in the settings (`VoteTerms`), and the aggregator (`BallotAggregator`).
+Run by: a passive, which counts its own answers and charges them in its ledger (`CountingPassive`),
+all parties, which derive the same noise from the settings (`VoteTerms`), and the aggregator
+(`BallotAggregator`).
 
-Letters: U rows to vote on, B rows at once, K classes.
+Letters: N alignment positions, U rows to vote on, B rows at once, K classes.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Floats
 from secure_apfed.methods.ballots import ASK, Ballot
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.sum_end import Aggregator, Allowance, answer_digest
+from secure_apfed.methods.sum_end import Aggregator, AnswerLimits, compute_answer_digest
 from secure_apfed.methods.votes import VoteSettings, VotesPassive
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.ledger import PrivacyLedger
@@ -34,10 +35,8 @@ from secure_apfed.privacy.randomised_response import VoteResponse
 
 
 class CountingPassive(VotesPassive):
-    """A passive that votes into no secure sum, and so counts and charges its own answers; see
-    `VotesPassive`.
-
-    `noise`: the noise that it adds, with its privacy account; None: none.
+    """A passive that votes into no secure sum, and so counts its own answers and charges them in
+    its ledger; see `VotesPassive`.
     """
 
     def __init__(
@@ -47,52 +46,66 @@ class CountingPassive(VotesPassive):
         rows: Tensor,
         noise: ContributionNoise | None = None,
     ) -> None:
-        """Make a passive's role that counts answers for every row, and charges its noise."""
+        """Make the passive's role, with a counter of answers for every alignment position.
+
+        `rows`: the row of its table at each position, (N,), -1: it does not know the person there.
+        `noise`: what it adds to its votes, with the privacy ledger; None: none.
+        """
         super().__init__(party, contract, rows)
-        self._allowance = Allowance.from_contract(party, contract, aligned=len(rows))
-        self.checkpoint_parts = {"allowance": self._allowance}
+        self._answer_limits = AnswerLimits.from_contract(party, contract, aligned=len(rows))
+        self.checkpoint_parts = {"allowance": self._answer_limits}
         self._noise = noise
         if noise is not None:
             self._set_ledger(noise.ledger)
 
     def _set_ledger(self, ledger: PrivacyLedger) -> None:
-        """Use this ledger for the votes, and report it to the active."""
-        self.contributions = ledger
+        """Make this ledger the one that votes are charged in; its costs are reported to the
+        active.
+        """
+        self.contribution_ledger = ledger
         self.ledgers = {self.name: ledger}
 
     def count_answers(
-        self, ballot: Ballot, values_U: NDArray[np.generic], *, repeatable: bool = False
+        self, ballot: Ballot, values_U: NDArray[np.generic], *, counts_repeats_once: bool = False
     ) -> list[bytes]:
-        """Count an answer for every row in the log, before it is charged or leaves.
+        """Count an answer for every row of the ballot in the log, before it is charged or leaves.
 
-        Returns the digest of each block. `values_U`: by row, what the answers are computed from.
-        `repeatable`: an equal answer in another session counts once. Raises RemoteProtocolError: a
-        row was answered as often as agreed.
+        `values_U`: by row, what the answers are computed from. `counts_repeats_once`: an equal
+        answer in another session is not counted again. Returns the digest of each block's answer.
+        Raises RemoteProtocolError: a row was answered as often as agreed.
         """
-        session = b"" if repeatable else self.contract.digest
+        session = b"" if counts_repeats_once else self.contract.digest
         sender = self.contract.active
         digests = []
         for step, block in enumerate(ballot.blocks):
             rows_B = ballot.rows[block]
-            digest = answer_digest(session, ballot.payload, values_U[block])
-            self._allowance.check_batch(step, rows_B, sender=sender)
-            self._allowance.count_answers(step, rows_B, digest, sender=sender)
+            digest = compute_answer_digest(session, ballot.payload, values_U[block])
+            self._answer_limits.check_batch(step, rows_B, sender=sender)
+            self._answer_limits.count_answers(step, rows_B, digest, sender=sender)
             digests.append(digest)
         return digests
 
     def draw_noise(
-        self, ballot: Ballot, values_U: Floats, shape: tuple[int, int], *, repeatable: bool = False
+        self,
+        ballot: Ballot,
+        values_U: Floats,
+        shape: tuple[int, int],
+        *,
+        counts_repeats_once: bool = False,
     ) -> NDArray[np.int64] | None:
         """Count and charge the answer to a whole ballot; return its noise, or None if none is
         agreed.
 
-        An answer is charged again in each session, since request or noise differ, unless it is
-        `repeatable`. Raises RemoteProtocolError: see `count_answers`; BudgetExhaustedError:
-        answering would exceed the privacy budget; nothing may be sent.
+        Args:
+            values_U: by row of the ballot, what the answers are computed from.
+            shape: of the noise, integers in fixed-point steps.
+            counts_repeats_once: an equal answer in another session is not charged again; False: it
+                is, since the request or other passives' noise may differ.
 
-        `values_U`: by row, what the answers are computed from.
+        Raises RemoteProtocolError: see `count_answers`; BudgetExhaustedError: answering would
+        exceed the privacy budget; nothing may be sent.
         """
-        digests = self.count_answers(ballot, values_U, repeatable=repeatable)
+        digests = self.count_answers(ballot, values_U, counts_repeats_once=counts_repeats_once)
         digest = hashlib.sha256(b"".join(digests)).digest()
         if self._noise is None:
             return None
@@ -103,7 +116,9 @@ class CountingPassive(VotesPassive):
 def open_vote_ledger(
     party: PartyContext, release: VoteResponse | SummedRelease, people: int
 ) -> PrivacyLedger:
-    """Open a passive's privacy ledger for its votes on this number of people."""
+    """Open a passive's privacy ledger for its votes; `release`: the mechanism that accounts for one
+    vote, `people`: number of alignment positions.
+    """
     votes = VoteSettings.from_run_settings(party.config)
     figure = votes.passives_figure
     return party.open_ledger(release, budget=votes.epsilon, rows=people, figure=figure)
@@ -111,13 +126,16 @@ def open_vote_ledger(
 
 @dataclass(frozen=True)
 class VoteTerms(ABC):
-    """The terms of a protocol in the settings, before there is a ballot.
+    """What the settings say of a voting protocol, before there is a ballot; the same at all
+    parties.
 
     Attributes:
-        own: of any party; contributors: the passives; classes: K.
+        party: the inputs of the party that derives it.
+        contributors: the names of the passives.
+        classes: K.
     """
 
-    own: PartyContext
+    party: PartyContext
     contributors: tuple[str, ...]
     classes: int
 
@@ -129,15 +147,18 @@ class VoteTerms(ABC):
     @property
     @abstractmethod
     def release(self) -> SummedRelease | None:
-        """The privacy cost of one vote under the noise of all passives; None: there is no noise."""
+        """The mechanism that accounts for one vote under the noise of the honest passives; None:
+        there is no noise.
+        """
 
     @property
     def honest(self) -> int:
-        """The number of passives whose noise is counted.
+        """The number of passives whose noise is counted: all but the colluders.
 
-        Raises ConfigError: there is none, or a single passive's votes would be revealed.
+        Raises ConfigError: noise is configured and there is none, or a single passive's votes would
+        be revealed.
         """
-        config = self.own.config
+        config = self.party.config
         passives = len(self.contributors)
         honest = passives - config.colluders
         if VoteSettings.from_run_settings(config).epsilon is not None and honest < 1:
@@ -153,55 +174,59 @@ class VoteTerms(ABC):
         return honest
 
     def calibrate_release(
-        self, labeller: Labeller, release: Callable[[int], SummedRelease]
+        self, labeller: Labeller, make_release: Callable[[int], SummedRelease]
     ) -> SummedRelease:
-        """Return the release with the least noise that keeps the configured epsilon for one vote.
+        """Return the mechanism with the least noise that keeps the configured epsilon for one vote.
 
-        `release`: makes a release from a deviation.
+        `make_release`: returns the mechanism whose noise has this standard deviation, in
+        fixed-point steps.
         """
-        config = self.own.config
+        config = self.party.config
         epsilon = VoteSettings.from_run_settings(config).epsilon
         assert epsilon is not None
-        deviation = calibrate_votes(labeller, release, epsilon=epsilon, delta=config.delta)
-        return release(deviation)
+        deviation = calibrate_votes(labeller, make_release, epsilon=epsilon, delta=config.delta)
+        return make_release(deviation)
 
     def noise_terms(self) -> dict[str, object]:
         """Return the noise's public parameters for the contract; empty without noise."""
         if self.release is None:
             return {}
-        epsilon = VoteSettings.from_run_settings(self.own.config).epsilon
+        epsilon = VoteSettings.from_run_settings(self.party.config).epsilon
         release = self.release
         noise = {"epsilon": epsilon, "steps": release.deviation, "honest": release.honest}
         return {"noise": noise}
 
     def make_noise(self, people: int) -> ContributionNoise | None:
-        """Return a passive's noise with its ledger, for this number of people; None if no noise is
-        agreed.
+        """Return a passive's noise with its privacy ledger; None if no noise is agreed.
+
+        `people`: number of alignment positions.
         """
-        own = self.own
+        party = self.party
         release = self.release
         if release is None:
             return None
         return ContributionNoise(
             deviation=release.deviation,
-            key=own.derive_key(b"secure-apfed vote noise v1"),
-            ledger=open_vote_ledger(own, release, people),
-            secret=own.noise_is_secret,
+            key=party.derive_key(b"secure-apfed vote noise v1"),
+            ledger=open_vote_ledger(party, release, people),
+            secret=party.noise_is_secret,
         )
 
 
 class BallotAggregator(Aggregator):
-    """An aggregator that combines all passives' messages, block by block, and can read none; see
-    `Aggregator`.
+    """An aggregator that combines all passives' messages, one block of votes after the other, and
+    can read none; see `Aggregator`.
 
     Attributes:
-        blocks: contributions that each passive sends; they are numbered from 0.
+        blocks: how many contributions each passive sends; they are numbered from 0.
     """
 
     blocks: int
 
     def admit_step(self, message: Envelope) -> None:
-        """Admit a new block, unless the ballot has fewer. Raises RemoteProtocolError."""
+        """Let a contribution start its block. Raises RemoteProtocolError: the block is over, or the
+        ballot has fewer.
+        """
         super().admit_step(message)
         if message.step >= self.blocks:
             raise RemoteProtocolError(

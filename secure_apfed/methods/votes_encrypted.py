@@ -47,8 +47,12 @@ from secure_apfed.settings.protection import PASSIVES, lower_is_less
 from secure_apfed.settings.run import RunSettings
 
 _MAX_LABELLED = 4096
-_HELD_TWICE = 1.4  # peak memory of an answer, in units of the labels; 1.3 measured
-_OPEN_AUDITS = 1  # after which a passive still takes part: each is a chance more for a cheat
+"""Labels that a sum of products takes at most."""
+_PEAK_FACTOR = 1.4
+"""A passive's peak memory while it answers, divided by the size of the encrypted labels; 1.3 was
+measured."""
+_MAX_OPEN_AUDITS = 1
+"""Unfinished audits after which a passive still takes part; each is one more chance to cheat."""
 
 
 class EncryptedVotesSettings(VoteSettings):
@@ -71,28 +75,29 @@ class EncryptedVotesSettings(VoteSettings):
     def count_label_bytes(
         self, config: RunSettings, *, labelled: int, classes: int, passives: int
     ) -> int:
-        """Return the bytes of encrypted labels that every passive holds in memory, as polynomial
-        values.
+        """Return the bytes of peak memory that one encrypted label takes at all passives together.
+
+        0: the sum of products cannot carry so many labels. `labelled`: how many labels there are.
         """
         bits = config.secure_sum.bits or USUAL_BITS
         agreed = ProductAgreement(
             session="forecast",
             receiver="active",
             combiner=AGGREGATOR,
-            contributors=tuple(f"passive {place}" for place in range(max(2, passives))),
+            contributors=tuple(f"passive {index}" for index in range(max(2, passives))),
             people=max(labelled, 2),
             columns=classes,
             labelled=max(labelled, 1),
             bits=bits,
-            # Of noise that is calibrated later, as much as values have.
+            # The noise is calibrated later; here it has as many bits as the values.
             noise=None if self.epsilon is None else 2**bits,
             candidates=self.candidates,
         )
         try:
-            bytes_each = SumOfProducts(agreed).label_bytes
+            label_bytes = SumOfProducts(agreed).label_bytes
         except LocalProtocolError:
-            return 0  # which the rehearsal refuses, with what fits
-        return math.ceil(_HELD_TWICE * bytes_each * passives)
+            return 0  # the rehearsal raises the error, and says what fits
+        return math.ceil(_PEAK_FACTOR * label_bytes * passives)
 
     @model_validator(mode="after")
     def _check_candidates_of_epsilon(self) -> Self:
@@ -123,8 +128,10 @@ class EncryptedVotesActive(VotesActive):
     """An active that encrypts its labels and opens the sum of the votes; see `VotesActive`."""
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Build the sum of products for this ballot, and state what an active that cheats could
-        read.
+        """Build the sum of products for this ballot, and state the guarantee and what an active
+        that cheats could read.
+
+        `rows`: the row of its table at each alignment position, (N,).
         """
         terms = _Terms.from_contract(party, contract)
         super().__init__(party, contract, rows, terms.release)
@@ -132,12 +139,13 @@ class EncryptedVotesActive(VotesActive):
         self._sums = terms.make_sums(contract, self._size)
         agreed = self._sums.products
         noise = self._sums.products.noise or 0
-        self._audited = agreed.candidates is not None
+        self._is_audited = agreed.candidates is not None
         self.guarantee += "; that is so for labels of one class each" if noise else ""
         self.guarantee += f". {self._sums.malicious}"
-        if self._audited:
+        if self._is_audited:
             self.guarantee += (
-                f" After {_OPEN_AUDITS + 1} that were broken off there, a passive begins no other."
+                f" After {_MAX_OPEN_AUDITS + 1} that were broken off there, a passive begins no "
+                "other."
             )
         # Towards zero a number moves by a step at most, to the nearest by half of one.
         self.rounding = 2 * self._sums.compute_rounding_error()
@@ -146,8 +154,11 @@ class EncryptedVotesActive(VotesActive):
         self._challenges: dict[str, bytes] | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Announce the ballot's size; with candidates also commit to them, and learn which one is
-        kept.
+        """Announce the ballot's size and encrypt the labels.
+
+        With candidates also commit to these, and receive every passive's challenge, which names the
+        candidate to keep for the votes; the others are opened for the audit. Do nothing in a
+        resumed session.
         """
         contract = self.contract
         passives = list(self.contract.passives)
@@ -155,7 +166,7 @@ class EncryptedVotesActive(VotesActive):
             return
         self._size.announce_size(links, (*passives, AGGREGATOR))
         self._receiver = self._sums.make_receiver(np.eye(self.classes)[self.ballot.labels.numpy()])
-        if not self._audited:
+        if not self._is_audited:
             return
         await meet_all(links, passives)  # a coin must not overtake the masks' keys
         for name in passives:
@@ -172,7 +183,10 @@ class EncryptedVotesActive(VotesActive):
             self._challenges[message.sender] = message.payload
 
     async def gather_votes(self, links: Links) -> Floats:
-        """Send the encrypted labels, then decrypt the sum of votes (U, K) block by block."""
+        """Send the encrypted labels; return the sum of votes (U, K), decrypted block by block.
+
+        A block that fails verification is recorded on disk before the error is raised.
+        """
         contract = self.contract
         receiver = self._receiver
         assert receiver is not None
@@ -194,7 +208,11 @@ class EncryptedVotesPassive(CountingPassive):
     asks = (Kind.ENCRYPTED_LABELS,)
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Open the noise account, and the log of audits that were broken off."""
+        """Make the passive's role with its noise and ledger, and its log of unfinished audits.
+
+        `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
+        person there.
+        """
         self._terms = _Terms.from_contract(party, contract)
         self._audits = OpenAudits(party)
         super().__init__(party, contract, rows, self._terms.make_noise(len(rows)))
@@ -202,8 +220,11 @@ class EncryptedVotesPassive(CountingPassive):
         self._size: BallotSize | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Agree with the other passives on mask keys, and with candidates on a
-        common random coin.
+        """Receive the ballot's size, and agree with the other passives on keys for masks.
+
+        With candidates also receive the active's commitment, and draw with the other passives a
+        common random number (coin) that chooses the candidate to keep; send it as the challenge.
+        Do nothing in a resumed session.
         """
         contract = self.contract
         if not contract.is_at_start:
@@ -229,7 +250,11 @@ class EncryptedVotesPassive(CountingPassive):
         )
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Multiply the encrypted labels by the labeller's matrix, and contribute block by block."""
+        """Multiply the encrypted labels by the labeller's matrix, and contribute block by block.
+
+        Raises RemoteProtocolError: the request breaks a rule, differs from the announced ballot, or
+        fails the audit; CheckpointError: the log of audits cannot be written.
+        """
         ballot_bytes, request = _parse_request(message)
         ballot = self.admit_ballot(replace(message, payload=ballot_bytes))
         contributor = self._contributor
@@ -241,16 +266,22 @@ class EncryptedVotesPassive(CountingPassive):
             self._audits.end_audit(contract=self.contract.digest.hex())
         matrix_Un = self.compute_matrix(ballot)
         noise_UK = self.draw_noise(ballot, matrix_Un, (len(ballot.rows), self.classes))
-        for block, part in enumerate(contributor.answer_blocks(matrix_Un, noise_UK)):
-            links.send(AGGREGATOR, Kind.CONTRIBUTION, block, part)
+        for block, body in enumerate(contributor.answer_blocks(matrix_Un, noise_UK)):
+            links.send(AGGREGATOR, Kind.CONTRIBUTION, block, body)
 
     def compute_matrix(self, ballot: Ballot) -> Floats:
-        """Return the labeller's matrix in fixed-point steps, (U, n), rounded towards zero."""
+        """Return the labeller's matrix (U, n), rounded towards zero to multiples of a fixed-point
+        step.
+
+        The votes are this matrix times the labels. Raises PromiseError: the labeller breaks a
+        property that an epsilon rests on.
+        """
         assert isinstance(self.labeller, LinearLabeller)
         features_UF = self.pick_features(ballot)
         labelled_n = ballot.labelled.numpy()
         if self._method.epsilon is not None:
-            labels_n = np.arange(len(labelled_n)) % self.classes  # any: no passive sees the true
+            # The check needs some labels, and no passive sees the true ones.
+            labels_n = np.arange(len(labelled_n)) % self.classes
             check_votes(
                 self.labeller, features_UF, labelled_n, labels_n, self.classes, owner=self.name
             )
@@ -262,8 +293,9 @@ class EncryptedVotesPassive(CountingPassive):
 
 
 def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
-    """Refuse a ballot whose encrypted labels would not fit into this passive's memory, before they
-    arrive.
+    """Refuse a ballot whose encrypted labels would not fit into this passive's memory.
+
+    Called before they arrive. `me`, `active`: names, for the error. Raises RemoteProtocolError.
     """
     labels = sums.products.labelled
     needed = labels * sums.label_bytes
@@ -291,26 +323,30 @@ def _parse_request(message: Envelope) -> tuple[bytes, bytes]:
 
 
 class OpenAudits:
-    """The unfinished audits of encrypted labels, over all sessions of a run.
+    """A passive's log of the audits of encrypted labels that never finished, over all sessions of a
+    run.
 
-    Protects from: an active that aborts whenever the coin leaves an honest request unchecked, until
-    it leaves a false one. One line is written before the coin is revealed, and another after the
-    audit passed; a first line without a second is an aborted session.
+    Protects from: an active that aborts sessions until the random choice keeps a false request for
+    the votes, which is then not checked. One line is written before the choice is revealed, and
+    another after the audit passed; a first line without a second is an aborted session.
     """
 
     def __init__(self, party: PartyContext) -> None:
+        """Choose the log file of this party."""
         self._log = DurableLog(party, "audits")
 
     def begin_audit(self, *, contract: str) -> None:
         """Record an audit on disk before this passive reveals which request is kept.
 
-        Raises CheckpointError: too many audits were broken off, or the log cannot be written.
+        `contract`: the session's digest, hex. Raises CheckpointError: too many audits never
+        finished, or the log cannot be written.
         """
         lines = b"".join(self._log.load_lines())
-        if (unfinished := lines.count(b'"begun"') - lines.count(b'"passed"')) > _OPEN_AUDITS:
+        unfinished = lines.count(b'"begun"') - lines.count(b'"passed"')
+        if unfinished > _MAX_OPEN_AUDITS:
             raise CheckpointError(
                 f"{self._log.me}: {unfinished} sessions ended between the word which request with "
-                f"encrypted labels is kept and that request, and {_OPEN_AUDITS} may. An active "
+                f"encrypted labels is kept and that request, and {_MAX_OPEN_AUDITS} may. An active "
                 "that cheats breaks off where it would be found out; find out who it was, and "
                 "begin a new run"
             )
@@ -321,20 +357,20 @@ class OpenAudits:
         self._add_note("passed", contract)
 
     def _add_note(self, event: str, contract: str) -> None:
-        """Append an audit event to the log."""
+        """Append an audit's `event`, "begun" or "passed", to the log."""
         self._log.append_line("an audit", audit=event, contract=contract)
 
 
 class EncryptedVotesAggregator(BallotAggregator):
-    """An aggregator whose inputs are uniformly random words to it; see `BallotAggregator`."""
+    """An aggregator to which the contributions are uniformly random; see `BallotAggregator`."""
 
     blocks = 0
 
     def __init__(self, party: PartyContext, contract: Contract) -> None:
-        """Wait for the ballot's size, which the combiner needs."""
+        """Make the aggregator's role; it adds once `set_up` received the ballot's size."""
         super().__init__(contract)
         self._terms = _Terms.from_contract(party, contract)
-        self._most = party.config.alignment.maximum_ids
+        self._max_people = party.config.alignment.maximum_ids
         self._combiner: ProductCombiner | None = None
 
     async def set_up(self, links: Links) -> None:
@@ -342,7 +378,7 @@ class EncryptedVotesAggregator(BallotAggregator):
         resumed session.
         """
         if self.contract.is_at_start:
-            size = await self._terms.receive_size(links, self.contract, maximum=self._most)
+            size = await self._terms.receive_size(links, self.contract, maximum=self._max_people)
             sums = self._terms.make_sums(self.contract, size)
             self._combiner = sums.make_combiner()
             self.blocks = sums.blocks
@@ -350,8 +386,11 @@ class EncryptedVotesAggregator(BallotAggregator):
     async def combine_bodies(
         self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
     ) -> bytes:
-        """Add all passives' encrypted contributions to one block."""
-        assert self._combiner is not None  # there are no blocks else
+        """Return the sum of all passives' encrypted contributions to one block of votes.
+
+        `first`: the message that started the block. `bodies`: by passive, its contribution's bytes.
+        """
+        assert self._combiner is not None  # without it there are no blocks
         return self._combiner.combine_block(first.step, bodies)
 
 
@@ -361,9 +400,10 @@ class EncryptedVotes(VotesMethod):
     settings = EncryptedVotesSettings
 
     def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
-        """Return the public parameters of the sum of products, its noise included.
+        """Return the public parameters of the sum of products, its noise included, for the
+        contract.
 
-        `session`: the session's name.
+        `session` is not used: the sum is bound to the contract instead. `classes`: K.
         """
         terms = _Terms(party, party.passives, classes)
         settings = party.config.secure_sum
@@ -387,24 +427,24 @@ class EncryptedVotes(VotesMethod):
 
 
 class _Terms(VoteTerms):
-    """The terms of the sums in the settings; see `VoteTerms`."""
+    """What the settings say of the sum of products, the same at all parties; see `VoteTerms`."""
 
     @property
     def settings(self) -> EncryptedVotesSettings:
-        return EncryptedVotesSettings.from_run_settings(self.own.config)
+        return EncryptedVotesSettings.from_run_settings(self.party.config)
 
     @property
     def levels(self) -> int:
         """L, the number of fixed-point steps in a vote of 1."""
-        return int(2 ** ((self.own.config.secure_sum.bits or USUAL_BITS) - 1) - 1)
+        return int(2 ** ((self.party.config.secure_sum.bits or USUAL_BITS) - 1) - 1)
 
     @cached_property
     def release(self) -> SummedRelease | None:
-        """The privacy cost of the noise of all passives; None: there is none.
+        """The mechanism that accounts for one vote under the noise of all honest passives.
 
-        Matrix rows are rounded towards zero, so the magnitudes of a row's integers add up to L at
-        most. As each label is of one class, so do those of a row of votes, in integers. Hence
-        `integers` holds, and the sensitivity needs no allowance for rounding.
+        None: there is no noise. Matrix rows are rounded towards zero, so the magnitudes of a row's
+        integers add up to L at most. Each label is of one class, so the same holds for a row of
+        votes. Hence votes are integers (`integers=True`) with no rounding error in the sensitivity.
         """
         honest = self.honest
         if self.settings.epsilon is None:
@@ -427,7 +467,7 @@ class _Terms(VoteTerms):
 
     def make_sums(self, contract: Contract, size: BallotSize) -> SumOfProducts:
         """Return the sum of products for a ballot of this size, in this session."""
-        settings = self.own.config.secure_sum
+        settings = self.party.config.secure_sum
         release = self.release
         return SumOfProducts(
             ProductAgreement(
@@ -449,9 +489,8 @@ class _Terms(VoteTerms):
     async def receive_size(links: Links, contract: Contract, *, maximum: int) -> BallotSize:
         """Receive how many people and labels the active's ballot has.
 
-        Refuses more labels than a sum of products can carry.
-
-        `maximum`: people at most.
+        `maximum`: people at most. Raises RemoteProtocolError: the size is malformed, or too large
+        for a sum of products.
         """
         size = await BallotSize.receive_size(links, contract, maximum=maximum)
         if size.labelled > _MAX_LABELLED:

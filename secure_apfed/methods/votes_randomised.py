@@ -1,9 +1,9 @@
 """Votes under randomised response: each passive answers for itself, and the active reads that.
 
-A passive answers each of its votes by chance, hard, from its own key (`RandomisedVotesPassive`).
-The active estimates the sum of the votes without bias (`RandomisedVotesActive`), and how far each
-passive's votes agree with others' (`estimate_agreement`). The rest is
-`secure_apfed.methods.votes`.
+A passive sends one class for each of its votes: the voted one with a known probability, otherwise a
+random other one, drawn by its own key (`RandomisedVotesPassive`). The active estimates the sum of
+the votes without bias (`RandomisedVotesActive`), and how far each passive's votes agree with
+others' (`estimate_agreement`). The rest is `secure_apfed.methods.votes`.
 
 Letters: U rows to vote on, n of them labelled, B rows at once, M passives, K classes.
 """
@@ -27,7 +27,9 @@ from secure_apfed.methods.votes import NoisedVoteSettings, VotesActive, VotesMet
 from secure_apfed.methods.votes_counted import CountingPassive, open_vote_ledger
 from secure_apfed.privacy.randomised_response import VoteResponse
 
-_SEEDED = bytes(8)  # for every ballot alike, so that experiments repeat with the seed
+_SAME_FOR_ALL_BALLOTS = bytes(8)
+"""Replaces the ballot as input of the seeded randomness, so that experiments repeat with the seed.
+"""
 
 
 class RandomisedVotesSettings(NoisedVoteSettings):
@@ -48,7 +50,10 @@ class RandomisedVotesActive(VotesActive):
     """
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Take the randomised response that all passives apply, as the release of the votes."""
+        """Make the active's role, which knows the randomised response that all passives apply.
+
+        `rows`: the row of its table at each alignment position, (N,).
+        """
         self._response = _make_response(party, contract)
         super().__init__(party, contract, rows, self._response)
         self._answers_MU: Integers | None = None
@@ -79,7 +84,9 @@ class RandomisedVotesActive(VotesActive):
         return answers_U
 
     def _record_answers(self, answers_MU: Integers) -> None:
-        """Keep the answers, and compute from them how much each passive agrees with the others."""
+        """Store the passives' randomised votes, and estimate how far each agrees with the others
+        and with the labels.
+        """
         self._answers_MU = answers_MU
         self.agreement = estimate_agreement(
             self._response,
@@ -104,11 +111,13 @@ class RandomisedVotesActive(VotesActive):
 
 
 class RandomisedVotesPassive(CountingPassive):
-    """A passive that answers its votes by chance, for itself; see `VotesPassive`."""
+    """A passive that sends its votes under randomised response; see `VotesPassive`."""
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Make a passive's role that randomises its votes: open their ledger, and derive the
-        key.
+        """Make the passive's role: open the ledger of its votes, and derive its key for chance.
+
+        `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
+        person there.
         """
         super().__init__(party, contract, rows)
         self._response = _make_response(party, contract)
@@ -118,17 +127,17 @@ class RandomisedVotesPassive(CountingPassive):
         self._secret = party.noise_is_secret
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Vote, and send randomised answers, drawn from the party's key, the votes
-        and the ballot.
+        """Vote, and send the votes after randomised response, once counted and charged.
+
+        The randomness is a function of the party's key, the votes and the ballot.
         """
         ballot = self.admit_ballot(message)
-        # Chance is of this ballot: on others' votes, however alike, it is another one.
-        request = ballot.payload if self._secret else _SEEDED
-        answers_U = self._response.randomise_votes(
-            self.cast_votes(ballot), key=self._key, about=request
-        )
+        # Another ballot gets other randomness, however similar it is.
+        request = ballot.payload if self._secret else _SAME_FOR_ALL_BALLOTS
+        votes_UK = self.cast_votes(ballot)
+        answers_U = self._response.randomise_votes(votes_UK, key=self._key, about=request)
         # The same ballot gets the same answers from the same key, in any session.
-        digests = self.count_answers(ballot, answers_U, repeatable=True)
+        digests = self.count_answers(ballot, answers_U, counts_repeats_once=True)
         for step, (block, digest) in enumerate(zip(ballot.blocks, digests, strict=True)):
             rows_B = ballot.rows[block]
             self._ledger.charge(step=step, rows=rows_B[self.is_known_N[rows_B]], digest=digest)
@@ -179,12 +188,17 @@ def estimate_agreement(
     share of equal votes without bias; s - d = (p - q)^2. Against a label it is (share - q) / (p -
     q). A person without a vote counts as a uniformly random vote.
 
-    `names`: of the passives.
+    Args:
+        response: the randomised response, with its probabilities p and q.
+        answers_MU: the randomised votes, class indices.
+        names: of the passives, in the order of `answers_MU`.
+        labelled_n: indices of labelled rows among the U.
+        labels_n: their labels.
     """
     p = response.keep_probability
     q = response.other_probability
     classes = response.classes
-    different = 2 * p * q + (classes - 2) * q**2
+    equal_by_chance = 2 * p * q + (classes - 2) * q**2  # d
     passives, rows = answers_MU.shape
     agreements = {}
     for index, name in enumerate(names):
@@ -193,12 +207,13 @@ def estimate_agreement(
             for other in range(passives)
             if other != index
         ]
-        right = float((answers_MU[index][labelled_n] == labels_n).mean())
+        right_share = float((answers_MU[index][labelled_n] == labels_n).mean())
+        others = None
+        if same_shares:
+            others = (float(np.mean(same_shares)) - equal_by_chance) / (p - q) ** 2
         agreements[name] = VoteAgreement(
-            others=(float(np.mean(same_shares)) - different) / (p - q) ** 2
-            if same_shares
-            else None,
-            labels=(right - q) / (p - q),
+            others=others,
+            labels=(right_share - q) / (p - q),
             # A share of rows that are answered independently has at most 1 / (2 sqrt rows).
             others_noise=0.5 / math.sqrt(rows) / (p - q) ** 2,
             labels_noise=0.5 / math.sqrt(len(labelled_n)) / (p - q),

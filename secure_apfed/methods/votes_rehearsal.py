@@ -1,11 +1,11 @@
 """A rehearsal of votes: how often each passive's votes would be right, before any vote is sent.
 
 The active sends the rows to label and the labels that it knows, as for votes. A passive votes by
-itself, on each labelled row without its own label (`Labeller.label_without_own`), and emits one
+itself, on each labelled row without its own label (`Labeller.label_without_own`), and sends one
 number: on how many of these it is right, with discrete Gaussian noise. No party learns a vote; the
-number is self-reported, not verified. The active's model is the best that it makes alone: what the
-numbers decide is a person's choice, who reads them beside what that model is right on, in the
-report or by `secure-apfed plan RUN.yaml --with-peers 1`.
+number is self-reported, not verified. The active's model is its best local model. A person decides
+by the numbers, beside the share of rows on which that model is right, in the report or by
+`secure-apfed plan RUN.yaml --with-peers 1`.
 
 Letters: U rows to vote on, n of them labelled, K classes.
 """
@@ -42,9 +42,11 @@ _STEPS = 1024
 
 
 class RehearsalSettings(NoisedVoteSettings):
-    """The settings of a rehearsal of votes. See `VoteSettings`.
+    """The settings of a rehearsal of votes; see `VoteSettings`.
 
-    epsilon: privacy cost of the reported number for a person at a passive, with a fixed labeller.
+    Attributes:
+        epsilon: the privacy cost of the reported number for one person at a passive, labeller held
+            fixed.
     """
 
     name: Literal["votes_rehearsal"]
@@ -54,21 +56,25 @@ class RehearsalSettings(NoisedVoteSettings):
 
 
 class _Terms(VoteTerms):
-    """The noise of one passive's number; see `VoteTerms`."""
+    """The noise of one passive's number of right votes; see `VoteTerms`."""
 
     @property
     def honest(self) -> int:
+        """1: every number has only its own passive's noise."""
         return 1
 
     @cached_property
     def release(self) -> SummedRelease:
-        """The privacy cost of the noisy count: one person's row moves it by 1 at most."""
+        """The mechanism that accounts for a noisy number, which one person's row moves by 1 at
+        most.
+        """
 
         def make_release(deviation: int) -> SummedRelease:
+            """Return the release whose noise has this deviation in fixed-point steps."""
             return SummedRelease(deviation=deviation, honest=1, sensitivity=_STEPS, numbers=1)
 
-        votes = RehearsalSettings.from_run_settings(self.own.config)
-        labeller = self.own.make_labeller(votes.labeller, votes.weights_epsilon)
+        votes = RehearsalSettings.from_run_settings(self.party.config)
+        labeller = self.party.make_labeller(votes.labeller, votes.weights_epsilon)
         return self.calibrate_release(labeller, make_release)
 
 
@@ -78,47 +84,60 @@ class RehearsalActive(VotesActive):
     """
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Take the noise of one passive's count, and wait for the counts."""
+        """Make the active's role, which knows the noise of every passive's number.
+
+        `rows`: the row of its table at each alignment position, (N,).
+        """
         release = _Terms.from_contract(party, contract).release
         super().__init__(party, contract, rows, release)
         self._deviation = release.deviation / _STEPS
         self._shares = torch.zeros(0)
 
     async def gather_votes(self, links: Links) -> Floats:
+        """Raise AssertionError: a rehearsal reveals no votes."""
         raise AssertionError(f"{self.name}: a rehearsal opens no votes")
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Request each passive's share of right votes; the student learns from
-        local models only.
+        """Request each passive's share of right votes; train the student by the prior only.
+
+        If a baseline gives the prior, its model becomes the student.
         """
         for name in self.contract.passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
         shares = [await self._receive_share(links, name) for name in self.contract.passives]
         student = self.student
-        silent = np.zeros((len(self.ballot.rows), self.classes))
+        no_votes_UK = np.zeros((len(self.ballot.rows), self.classes))
         with cache_fits():
-            weighed = weigh_votes(silent, student, self._prior, seed=self._seed)
+            weighed = weigh_votes(no_votes_UK, student, self._prior, seed=self._seed)
             if weighed.belief.baseline is None:
                 student.fit_to_labels(weighed.likely)
             else:
                 student.use_baseline(weighed.belief.baseline)
         assert weighed.help is not None
-        self._record_shares(torch.stack([*shares, torch.tensor(weighed.help.alone).double()]))
+        own_share = torch.tensor(weighed.help.alone).double()
+        self._record_shares(torch.stack([*shares, own_share]))
         if student.has_direct_fit:
             steps.count_step(0.0)
 
     async def _receive_share(self, links: Links, name: str) -> Tensor:
-        """Return the self-reported share of labelled rows on which a passive's votes are right."""
+        """Return the self-reported share of labelled rows on which a passive's votes are right.
+
+        A float64 scalar; its noise may push it below 0 or above 1.
+        """
         message = await links.receive(name, Kind.RIGHT_VOTES, step=ASK, patience=FOR_AN_ANSWER)
         expected = {"right": TensorSpec(torch.int64, ())}
-        right = unpack_tensors(message.payload, expected, sender=name)[0]["right"].double() / _STEPS
-        return right / len(self.ballot.labelled)
+        tensors, _ = unpack_tensors(message.payload, expected, sender=name)
+        right_votes = tensors["right"].double() / _STEPS
+        return right_votes / len(self.ballot.labelled)
 
     def _record_shares(self, shares: Tensor) -> None:
-        """Keep each passive's share of right votes, and last the active's own, (M + 1,)."""
+        """Record the shares of right votes as `agreement`.
+
+        `shares`: each passive's, and last that of the active's own model, (M + 1,).
+        """
         self._shares = shares
-        noise = self._deviation / len(self.ballot.labelled)
-        noises = {**dict.fromkeys(self.contract.passives, noise), self.name: 0.0}
+        passive_noise = self._deviation / len(self.ballot.labelled)
+        noises = {**dict.fromkeys(self.contract.passives, passive_noise), self.name: 0.0}
         self.agreement = {
             name: VoteAgreement(
                 others=None, labels=share, others_noise=0.0, labels_noise=noises[name]
@@ -127,6 +146,7 @@ class RehearsalActive(VotesActive):
         }
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the state for a checkpoint; "told": the recorded shares, empty before."""
         return {"told": self._shares, **super().tensors()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
@@ -140,15 +160,15 @@ class RehearsalPassive(CountingPassive):
     """A passive that reports on how many labelled rows its votes are right; see `VotesPassive`."""
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Vote on labelled rows without their own label, and send the noisy count
-        of right votes.
+        """Vote on labelled rows without their own label, and send the noisy number of right votes,
+        in fixed-point steps.
         """
         ballot = self.admit_ballot(message)
         votes_UK = self.cast_votes(ballot)
-        right = votes_UK[ballot.labelled.numpy(), ballot.labels.numpy()].sum()
-        noise = self.draw_noise(ballot, votes_UK, (1, 1), repeatable=True)
+        right_votes = votes_UK[ballot.labelled.numpy(), ballot.labels.numpy()].sum()
+        noise = self.draw_noise(ballot, votes_UK, (1, 1), counts_repeats_once=True)
         assert noise is not None
-        noisy_count = torch.tensor(round(right) * _STEPS + int(noise[0, 0]))
+        noisy_count = torch.tensor(round(right_votes) * _STEPS + int(noise[0, 0]))
         links.send(
             self.contract.active,
             Kind.RIGHT_VOTES,
@@ -166,7 +186,9 @@ class Rehearsal(VotesMethod):
         return RehearsalActive(party, contract, rows)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        noise: ContributionNoise | None = _Terms.from_contract(party, contract).make_noise(
-            len(rows)
-        )
+        """Return a passive's role; `rows`: the row of its table at each alignment position,
+        (N,).
+        """
+        terms = _Terms.from_contract(party, contract)
+        noise: ContributionNoise | None = terms.make_noise(len(rows))
         return RehearsalPassive(party, contract, rows, noise)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from secure_apfed.contract import PartyRole
 from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.methods.alignment import hides_overlaps_by_transfers, needs_dealer
-from secure_apfed.methods.terms import may_lack
+from secure_apfed.methods.terms import may_lack_passives
 from secure_apfed.settings.run import RunSettings
 
 __all__ = ["COALITIONS", "Coalition", "Conflict", "facts_of", "find_conflicts"]
@@ -201,7 +201,7 @@ def _find_threshold(config: RunSettings, passives: int) -> int:
     """Return t, the number of passives that recoverable masks need to decode a sum."""
     if config.secure_sum.threshold is not None:
         return config.secure_sum.threshold
-    return 2 * passives // 3 + 1 if may_lack(config) else passives
+    return 2 * passives // 3 + 1 if may_lack_passives(config) else passives
 
 
 def _list_members(

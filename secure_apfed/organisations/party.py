@@ -743,7 +743,7 @@ def join_session(
                 data_or_none=data,
                 allow_reading_all=file.allow_reading_all,
                 code=OwnCode.from_file(file.code, code_folder=file.code_folder),
-                contributed=record.record_contribution if config.attacks else None,
+                record_contribution=record.record_contribution if config.attacks else None,
             ),
             role=role,
             links=Links(

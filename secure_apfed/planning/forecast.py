@@ -44,13 +44,13 @@ from secure_apfed.learning.own_code import OwnCode
 from secure_apfed.methods import METHODS, Simulation, SimulationInputs, train_epochs
 from secure_apfed.methods.alignment import require_labels
 from secure_apfed.methods.terms import (
+    count_batches,
+    count_rehearsed_rows,
     derive_limits,
     estimate_growth,
+    find_objective,
     find_training_rows,
-    objective_of,
     plan_releases,
-    rows_of_a_step,
-    steps_of,
 )
 from secure_apfed.networks.models import threads_for
 from secure_apfed.networks.rank import count_columns, describe_opened_numbers
@@ -250,7 +250,7 @@ def _is_contrastive(config: Config, passives: Sequence[str]) -> bool:
     """Return whether a passive compares every two rows of a batch."""
     if not config.method.sums_gradients:
         return False
-    return any(isinstance(objective_of(config, name), ContrastiveSettings) for name in passives)
+    return any(isinstance(find_objective(config, name), ContrastiveSettings) for name in passives)
 
 
 def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, passives: int) -> int:
@@ -476,9 +476,9 @@ def _forecast_tables(
         raise ConfigError("there is no row to train on: the intersection holds no training row")
     noise = config.method.find_noise(config)
     releases = derive_limits(config).releases
-    batch = rows_of_a_step(config, len(train_rows), aligned_share=aligned_share, steps=STEPS)
+    batch = count_rehearsed_rows(config, len(train_rows), aligned_share=aligned_share, steps=STEPS)
     stages = make_label_mechanism(config.labels, classes=len(data.classes)).stages
-    steps = steps_of(config, len(train_rows), stages=stages)
+    steps = count_batches(config, len(train_rows), stages=stages)
     # No more steps than the run takes, if steps are alike.
     rehearsed_steps = (
         STEPS if config.method.asks_once or config.method.averages else min(STEPS, max(2, steps))
@@ -806,7 +806,7 @@ def _rehearse(
         step_seconds=loop.step_seconds,
         evaluation_seconds=loop.evaluation_seconds,
         numbers_per_row=math.prod(terms[0].representation.shape) if terms else 0,
-        contributions=session.contributions,
+        contributions=session.contribution_ledgers,
     )
 
 
@@ -815,7 +815,7 @@ def _list_black_boxes(config: Config, data: VerticalData) -> list[str]:
     if not config.method.sums_gradients:
         return []
     names = [table.name for table in data.passives]
-    return [name for name in names if isinstance(objective_of(config, name), BlackBoxSettings)]
+    return [name for name in names if isinstance(find_objective(config, name), BlackBoxSettings)]
 
 
 def _contribute_zeros(step: int, rows: NDArray[np.int64], z: NDArray[Any]) -> NDArray[Any]:

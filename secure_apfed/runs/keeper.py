@@ -207,9 +207,9 @@ class PartyCheckpointStore:
         Checkpoints are deleted, since their secrets should not outlive the run.
         """
         privacy = find_worst_spent(
-            ledger for ledger in role.ledgers.values() if ledger is not role.contributions
+            ledger for ledger in role.ledgers.values() if ledger is not role.contribution_ledger
         )
-        noisy = role.contributions
+        noisy = role.contribution_ledger
         if self._data:
             save_joint_network(self._folder, self._name, self._data, role)
             save_column_scores(self._folder, self._name, self._data, role)

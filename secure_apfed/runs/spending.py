@@ -146,7 +146,7 @@ def _pick_worst_ledger(ledgers: Iterable[PrivacyLedger]) -> PrivacyLedger | None
 def _list_release_ledgers(session: Session) -> list[PrivacyLedger]:
     """Return the ledgers of representations, without those of private updates and contributions."""
     updates = session.learner.training.updates if session.learner.training else None
-    other_ledgers = (updates, *session.contributions.values())
+    other_ledgers = (updates, *session.contribution_ledgers.values())
     return [ledger for ledger in session.ledgers.values() if ledger not in other_ledgers]
 
 

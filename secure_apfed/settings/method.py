@@ -118,10 +118,10 @@ class MethodSettings(Settings, ABC):
     def count_label_bytes(
         self, config: "RunSettings", *, labelled: int, classes: int, passives: int
     ) -> int:
-        """Return the memory that labelled rows need at all passives together, besides the rows
-        themselves.
+        """Return the bytes of memory that one labelled row needs at all passives together, besides
+        its features.
 
-        0: no more than a row without a label. `labelled`: how many there are.
+        0: no more than a row without a label. `labelled`: how many labelled rows there are.
         """
         del config, labelled, classes, passives
         return 0

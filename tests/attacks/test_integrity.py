@@ -15,7 +15,7 @@ from apfed_attacks.live.integrity import (
     poison_representations,
 )
 from apfed_attacks.live.runs import LiveRun, LiveSession, SummedRun, choose_people
-from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.alignment import find_positions_in_table_order
 from tests.attacks.recordings import live_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -105,7 +105,7 @@ def test_a_backdoor_in_summed_representations_is_found(
     assert isinstance(run, SummedRun)
     assert isinstance(honest, SummedRun)
     aligned = run.alignment[run.data.active.name]
-    test_T = positions_of(aligned, run.data.test_rows)
+    test_T = find_positions_in_table_order(aligned, run.data.test_rows)
     steered_T = test_T[(test_T % 10 == 0) & (labels_of(run)[test_T] != 0)]
     # Too few are asked about together otherwise.
     called_T = run.predict_jointly(test_T).argmax(dim=1) == 0

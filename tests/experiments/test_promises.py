@@ -172,7 +172,7 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
     """Return what people and programs are shown of these accounts: by surface, text or document."""
     labels = make_label_mechanism(config.labels, classes=2)
     spent = spent_in(session, labels, delta=config.delta)
-    accounts = {name: of.summarise_cost() for name, of in session.contributions.items()}
+    accounts = {name: of.summarise_cost() for name, of in session.contribution_ledgers.items()}
     all_promises = promises_of(config, spent, contributions=accounts)
     outcome = Outcome(
         method=config.method.name,

@@ -23,7 +23,7 @@ from secure_apfed.learning.trainers import ActiveTrainer, PassiveTrainer
 from secure_apfed.methods import PartyContext, Session, SimulationInputs, fresh_secrets
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
 from secure_apfed.methods.single_view import SingleViewActive
-from secure_apfed.methods.sum_end import ActiveSum, Allowance, PassiveSum, RefusedSums, bind_step
+from secure_apfed.methods.sum_end import ActiveSum, AnswerLimits, PassiveSum, RefusedSums, bind_step
 from secure_apfed.privacy.dp_sgd import PrivateUpdates
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
@@ -285,10 +285,10 @@ def lone_passive(
         name,
         agreed,
         contributor or plain_sum(noise=1000 if noise else None).make_contributor(name),
-        allowance=Allowance(name, agreed, aligned=len(features_N), log=answers),
+        answer_limits=AnswerLimits(name, agreed, aligned=len(features_N), log=answers),
         noise=noise,
         is_known_N=is_known_N,
-        repeatable=True,
+        counts_repeats_once=True,
     )
     trainer = PassiveTrainer(
         name,

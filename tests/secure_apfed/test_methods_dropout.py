@@ -232,18 +232,19 @@ def test_pseudo_labels_are_the_mean_of_those_who_answered(
         counted.append(active.trainer.view)
         total = sum(view.zeta * view.labels_NC[rows] for view in counted)
         zeta = sum(view.zeta for view in counted)
-        pull = active.trainer.pull
+        pull = active.trainer.label_term
         drawn = pull.eta_N1[rows] * (method == "v_fedmv")
         mean = (total + drawn * pull.truth_NC[rows]) / (zeta + drawn)
         np.testing.assert_allclose(active.trainer.common_NC[rows], mean, atol=1e-4)
     assert session.describe_attendance() == {"left": {"passive-2": 2}, "steps_without_all": 2}
     said = session.evaluate(next_step=4, is_final=True)[f"{method}_together"]
-    truth = active._own.data.table.labels[active._rows[active.tested]].numpy()
+    truth = active._party.data.table.labels[active._rows[active.tested]].numpy()
     guessed = joint_scores(counted, active.tested.numpy()).argmax(1)
     assert float(said) == pytest.approx((guessed == truth).mean(), abs=0.01)
     tested = active.tested.numpy()
     part = sum(
-        multiview.joint_share(view.zeta, active.trainer.zetas) * view.compute_scores(tested)
+        multiview.compute_joint_weight(view.zeta, active.trainer.zetas)
+        * view.compute_scores(tested)
         for view in counted[:-1]
     )
     joint = active.trainer.predict_jointly(active.tested, part, [2])
@@ -317,7 +318,10 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
     assert not torch.allclose(opened[0] - opened[1], alone, atol=1e-9)
     assert not torch.allclose(opened[0], opened[1], atol=1e-3)
     # All noised anew, also where nobody may be missing, and so they paid anew.
-    paid = {account.get_privacy_spent().releases for account in sessions[1].contributions.values()}
+    paid = {
+        account.get_privacy_spent().releases
+        for account in sessions[1].contribution_ledgers.values()
+    }
     assert paid == {2}
 
 

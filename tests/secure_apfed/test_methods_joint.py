@@ -16,7 +16,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, pack_tensors
 from secure_apfed.learning.trainers import HeadTrainer, SumTrainer
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.alignment import find_positions_in_table_order
 from secure_apfed.methods.joint import FILLS, TvflActive, TvflPassive
 from secure_apfed.runs.run import run
 from secure_apfed.settings.training import TrainSettings
@@ -396,7 +396,7 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
 
 def test_another_request_to_one_passive_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of()
-    rows_B = positions_of(session.learner._own_row_by_position, torch.arange(5))  # type: ignore[attr-defined]
+    rows_B = find_positions_in_table_order(session.learner._own_row_by_position, torch.arange(5))  # type: ignore[attr-defined]
     alter_message(
         monkeypatch, Kind.REQUEST, lambda _: pack_tensors({"rows": rows_B}, {"learn": True})
     )

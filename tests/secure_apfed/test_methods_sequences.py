@@ -296,7 +296,7 @@ def test_a_view_counts_by_its_own_zeta_where_all_views_predict() -> None:
         multiview.ViewModel.from_features(rng.standard_normal((9, 2)), 2, rng, beta=1.0, zeta=zeta)
         for zeta in (1.0, 3.0)
     ]
-    pull = multiview.Pull(np.zeros((9, 2)), np.zeros((9, 1)))
+    pull = multiview.LabelTerm(np.zeros((9, 2)), np.zeros((9, 1)))
     head = LinearViews(models, pull, tolerance=1e-6, rounds=1).head.numpy()
     z = np.zeros((9, 2))
     scores = [view.x_NF @ view.weights_FC for view in models]

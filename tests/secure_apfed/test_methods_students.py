@@ -27,7 +27,7 @@ from secure_apfed.methods import Simulation, local_models, open_session
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive, fit_classifier
 from secure_apfed.methods.joint_teacher import TeacherActive, TeacherSettings
-from secure_apfed.methods.student import StudentActive, side_by_side
+from secure_apfed.methods.student import StudentActive, standardise_parts
 from secure_apfed.networks.models import family_for, output_shape
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
@@ -130,7 +130,7 @@ def test_the_teacher_is_the_joint_model_and_labels_by_what_its_head_reads(labels
     if labels == "spreading":
         known = np.arange(LABELLED)
         expected = torch.from_numpy(
-            Spreading().label_rows(side_by_side([read]), known, known % K, K)
+            Spreading().label_rows(standardise_parts([read]), known, known % K, K)
         )
     expected[:LABELLED] = torch.eye(K, dtype=torch.float64)[torch.arange(LABELLED) % K]
     targets = learner.student.tensors()["targets"]

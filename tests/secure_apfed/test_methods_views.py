@@ -37,7 +37,8 @@ def joint_scores(views: Sequence[multiview.ViewModel], rows_B: np.ndarray) -> np
     """Z of rows that nobody learns from, where FedMV's Eqs. (12) and (13) end."""
     zetas = [view.zeta for view in views]
     parts = [
-        multiview.joint_share(view.zeta, zetas) * view.compute_scores(rows_B) for view in views
+        multiview.compute_joint_weight(view.zeta, zetas) * view.compute_scores(rows_B)
+        for view in views
     ]
     return np.asarray(np.sum(parts, axis=0))
 
@@ -76,15 +77,17 @@ def proximal(x_NF: multiview.Floats, z_NC: multiview.Floats, beta: float) -> mul
 def test_the_weights_minimise_their_objective(rng: np.random.Generator, beta: float) -> None:
     x_NF = rng.standard_normal((ROWS, 6))
     z_NC = rng.standard_normal((ROWS, CLASSES))
-    found = multiview.weights_of(x_NF, z_NC, beta, rng.standard_normal((6, CLASSES)))
+    found = multiview.solve_weights(x_NF, z_NC, beta, rng.standard_normal((6, CLASSES)))
     other = proximal(x_NF, z_NC, beta)
 
-    ours, theirs = (multiview.view_objective(x_NF, w, z_NC, beta) for w in (found, other))
+    ours, theirs = (multiview.compute_view_loss(x_NF, w, z_NC, beta) for w in (found, other))
     assert ours == pytest.approx(theirs, rel=1e-8)
     if beta == 30.0:  # some features count for nothing there
-        assert (multiview.row_norms(other) == 0).any()
+        assert (multiview.compute_row_norms(other) == 0).any()
         np.testing.assert_allclose(
-            multiview.row_norms(found)[multiview.row_norms(other) == 0], 0, atol=1e-4
+            multiview.compute_row_norms(found)[multiview.compute_row_norms(other) == 0],
+            0,
+            atol=1e-4,
         )
 
 
@@ -103,14 +106,14 @@ def test_what_has_no_weights_is_named(
     x_NF = np.full((ROWS, 2), size)
     z_NC = rng.standard_normal((ROWS, CLASSES))
     with pytest.raises(ModelError, match=said):
-        multiview.weights_of(x_NF, z_NC, beta, np.full((2, CLASSES), 0.0 if beta else 1.0))
+        multiview.solve_weights(x_NF, z_NC, beta, np.full((2, CLASSES), 0.0 if beta else 1.0))
 
 
 def test_one_client_alone_ends_where_multi_view_learning_does(rng: np.random.Generator) -> None:
     """H-FedMV's other order of updates has the same end: the objective is convex in all."""
     truth_NC = np.eye(CLASSES)[rng.integers(0, CLASSES, ROWS)]
     labelled_N1 = (np.arange(ROWS) < 30).astype(float)[:, None]
-    pull = multiview.Pull(truth_NC * labelled_N1, 5.0 * labelled_N1)
+    pull = multiview.LabelTerm(truth_NC * labelled_N1, 5.0 * labelled_N1)
     held = views(rng)
     client = views(rng)
     for own, other in zip(client, held, strict=True):
@@ -173,8 +176,8 @@ class Paper:
         self.z_k = [one.view.labels_NC[self.rows].copy() for one in trainers]
         self.z = active.trainer.common_NC[self.rows].copy()
         people = active._rows[active.training_rows]
-        told = np.isin(people.numpy(), active._own.data.labelled_rows.numpy())
-        labels = active._own.data.table.labels[people].numpy()
+        told = np.isin(people.numpy(), active._party.data.labelled_rows.numpy())
+        labels = active._party.data.table.labels[people].numpy()
         self.y = np.eye(self.z.shape[1])[np.where(told, labels, 0)] * told[:, None]
         self.pull = eta * told[:, None]
 
@@ -248,7 +251,7 @@ def test_parties_compute_what_the_papers_say(
     np.testing.assert_allclose(joint, paper.together(), atol=apart)
 
     accuracy = session.evaluate(next_step=3, is_final=True)[f"{method}_together"]
-    truth = active._own.data.table.labels[active._rows[active.tested]].numpy()  # type: ignore[index]
+    truth = active._party.data.table.labels[active._rows[active.tested]].numpy()  # type: ignore[index]
     assert float(accuracy) == pytest.approx((paper.together().argmax(1) == truth).mean())
 
 
@@ -333,7 +336,7 @@ def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
     session.train_step(0, active.training_rows)
     assert active.last_sum is not None
     moved = active.last_sum.numpy() - 0.75 * asked  # the three passives' equal shares of Z
-    pull: multiview.Pull = holder.trainer.label_term  # type: ignore[attr-defined]
+    pull: multiview.LabelTerm = holder.trainer.label_term  # type: ignore[attr-defined]
     told = pull.eta_N1[rows, 0] > 0
     assert 0 < told.sum() < len(rows) / 2
     lengths = np.linalg.norm(moved, axis=1)
@@ -420,7 +423,9 @@ def copy_model(model: LinearViews) -> LinearViews:
         )
         for one in model.views
     ]
-    return LinearViews(views, model._pull, tolerance=model._tolerance, rounds=model._rounds)
+    return LinearViews(
+        views, model._label_term, tolerance=model._tolerance, rounds=model._max_rounds
+    )
 
 
 def test_a_round_is_the_average_of_all_by_their_rows() -> None:

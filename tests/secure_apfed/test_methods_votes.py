@@ -26,7 +26,7 @@ from secure_apfed.labellers.guarantee import build_vote_release
 from secure_apfed.learning.votes import Help, ValidationRows, pool_opinions
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.ballots import Ballot
-from secure_apfed.methods.student import Belief, WeighedVotes, learnt_of
+from secure_apfed.methods.student import Belief, WeighedVotes, compute_learnt_gain
 from secure_apfed.methods.votes import VotesPassive
 from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
 from secure_apfed.methods.votes_randomised import estimate_agreement
@@ -267,8 +267,14 @@ def test_help_that_own_columns_cannot_tell_is_not_used() -> None:
     told_UK = np.array([[0.3, 0.7], [0.1, 0.9], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
     weighed = WeighedVotes(likely_UK, own_UK, Belief(lambda task: own_UK))
     labelled = np.array([4])
-    assert learnt_of(told_UK, weighed, labelled) == pytest.approx((0.1 + 0.8 - 0.9 - 0.8) / 2)
-    assert learnt_of(None, weighed, labelled) == learnt_of(0 * told_UK, weighed, labelled) == 0
+    assert compute_learnt_gain(told_UK, weighed, labelled) == pytest.approx(
+        (0.1 + 0.8 - 0.9 - 0.8) / 2
+    )
+    assert (
+        compute_learnt_gain(None, weighed, labelled)
+        == compute_learnt_gain(0 * told_UK, weighed, labelled)
+        == 0
+    )
     found = Help(rows=50, gain=0.1, deviation=0.01, right=0.7, alone=0.5)
     assert found.is_in_use
     worse = replace(found, learnt=-0.4)
@@ -350,7 +356,7 @@ def test_ballots_on_others_share_no_chance(monkeypatch: pytest.MonkeyPatch) -> N
     assert answers[0] == answers[2]
     one, other = (np.frombuffer(answer[-80:], dtype="<i2") for answer in answers[:2])
     assert (one != other).mean() > 0.05
-    assert helper.contributions.get_privacy_spent().releases == 1
+    assert helper.contribution_ledger.get_privacy_spent().releases == 1
 
 
 def ask(**tensors: torch.Tensor) -> Envelope:
@@ -483,7 +489,8 @@ def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
     )
     assert 1.95 < release.epsilon_of(1, 1e-5) <= 2.0
     assert {
-        name: one.get_privacy_spent().epsilon_x for name, one in session.contributions.items()
+        name: one.get_privacy_spent().epsilon_x
+        for name, one in session.contribution_ledgers.items()
     } == (pytest.approx(dict.fromkeys(session.contract.passives, release.epsilon_of(1, 1e-5))))
 
 

@@ -32,7 +32,7 @@ from secure_apfed.learning.release import (
     spread_of,
 )
 from secure_apfed.methods.apfed import ApfedPassive
-from secure_apfed.methods.sum_end import Allowance, bind_step
+from secure_apfed.methods.sum_end import AnswerLimits, bind_step
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.guard import GaussianGuard, NoGuard
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
@@ -389,13 +389,13 @@ def test_a_binding_changes_with_everything_it_binds() -> None:
 
 def allowance(
     *, epochs: int = 2, extra_answers: int = 0, spare: int = 0, log: Path | None = None
-) -> Allowance:
+) -> AnswerLimits:
     agreed = {"batch_size": 3, "epochs": epochs, "spare_answers": spare}
     terms = contract().model_copy(update=agreed)
-    return Allowance("p1", terms, aligned=10, log=log, extra_answers=extra_answers)
+    return AnswerLimits("p1", terms, aligned=10, log=log, extra_answers=extra_answers)
 
 
-def take(own: Allowance, rows: list[int], *, step: int, digest: bytes = b"answer") -> None:
+def take(own: AnswerLimits, rows: list[int], *, step: int, digest: bytes = b"answer") -> None:
     own.count_answers(step, torch.tensor(rows), digest, sender="active")
 
 
@@ -444,7 +444,7 @@ def test_an_answer_is_on_the_disk_before_it_may_leave_or_else_with_the_checkpoin
     synced = []
     brought = actives_own(tmp_path)
     inside = replace(brought, secrets=replace(brought.secrets, sends_out=sends_out))
-    own = Allowance.from_contract(inside, contract(), aligned=10)
+    own = AnswerLimits.from_contract(inside, contract(), aligned=10)
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(log.read_bytes()))
     take(own, [1, 2], step=0)
     assert log.read_bytes().count(b"\n") == 2

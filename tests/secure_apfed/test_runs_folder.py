@@ -34,7 +34,7 @@ from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, ModelE
 from secure_apfed.exchange import Kind
 from secure_apfed.learning.release import Releases
 from secure_apfed.methods import PartyContext, SimulationInputs, fresh_secrets
-from secure_apfed.methods.sum_end import Allowance
+from secure_apfed.methods.sum_end import AnswerLimits
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.folder import RunFolder
@@ -478,10 +478,10 @@ def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     secrets = {name: fresh_secrets(config, name, logs=folder) for name in ("shop", "../shop")}
     start = SimulationInputs(config=config, data=load_data(config.data, seed=0), secrets=secrets)
-    Allowance.from_contract(own_of(start, "shop"), contract(), aligned=3)
+    AnswerLimits.from_contract(own_of(start, "shop"), contract(), aligned=3)
     assert (folder / "answers-shop.jsonl").exists()
     with pytest.raises(ConfigError, match="no file of"):
-        Allowance.from_contract(own_of(start, "../shop"), contract(), aligned=3)
+        AnswerLimits.from_contract(own_of(start, "../shop"), contract(), aligned=3)
     with pytest.raises(ConfigError, match="no file of"):
         RunFolder(folder).get_party_path("../shop")
 

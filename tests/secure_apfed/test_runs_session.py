@@ -32,7 +32,7 @@ from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, unpack_tens
 from secure_apfed.methods import METHODS, PartyCheckpoint
 from secure_apfed.methods.apfed import ApfedActive
 from secure_apfed.methods.joint import TvflActive, TvflPassive
-from secure_apfed.methods.sum_end import Admitted, PassiveSum, RefusedSums
+from secure_apfed.methods.sum_end import AdmittedRequest, PassiveSum, RefusedSums
 from secure_apfed.runs.course import RunWriter
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.keeper import PartyCheckpointStore
@@ -569,7 +569,7 @@ class Probe:
         return answer
 
     def wrap_answer(self, honest: Callable[..., bytes]) -> Callable[..., bytes]:
-        def answer(sum_end: PassiveSum, admitted: Admitted, values_BD: Any) -> bytes:
+        def answer(sum_end: PassiveSum, admitted: AdmittedRequest, values_BD: Any) -> bytes:
             sent = honest(sum_end, admitted, values_BD)
             self._note(sum_end.name, admitted.step, admitted.rows, values_BD.tobytes())
             return sent

@@ -130,7 +130,7 @@ def test_a_doubtful_student_is_averaged_with_three_local_models(
     """Half of each; its file and what the run measured say the same, whatever learnt votes."""
     unsure(monkeypatch)
     if name == "ridge":
-        monkeypatch.setattr(student, "_LEAVES", {})
+        monkeypatch.setattr(student, "_MIN_LEAF_ROWS", {})
     result = run(averaging(**TAUGHT[name]), tmp_path / "run")
     run(averaging(method={"help": "always"}, **TAUGHT[name]), tmp_path / "always")
     found = result.help
@@ -166,7 +166,7 @@ def test_a_doubtful_student_is_averaged_with_three_local_models(
 def test_an_average_is_exported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unsure(monkeypatch)
     if name == "ridge":
-        monkeypatch.setattr(student, "_LEAVES", {})
+        monkeypatch.setattr(student, "_MIN_LEAF_ROWS", {})
     run(averaging(**TAUGHT[name]), tmp_path / "run")
     write_onnx(load_model(tmp_path / "run"), tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").stat().st_size > 1000
@@ -179,7 +179,7 @@ def test_an_average_is_calibrated(
     """By averages of students and local models that have not seen the labels that judge."""
     unsure(monkeypatch)
     if name == "ridge":
-        monkeypatch.setattr(student, "_LEAVES", {})
+        monkeypatch.setattr(student, "_MIN_LEAF_ROWS", {})
     kept = Student.refit_excluding
     without: list[Any] = []
 

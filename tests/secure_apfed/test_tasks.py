@@ -160,7 +160,7 @@ def test_losses_are_of_labelled_rows(loss: Any, value: float) -> None:
 def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
     targets = np.random.default_rng(0).normal(size=800)
     bins = Bins.from_targets(targets)
-    places = bins.classes_of(targets)
+    places = bins.encode_targets(targets)
     assert np.bincount(places, minlength=RANGES).tolist() == [100] * RANGES
     assert bins.centres[3] == pytest.approx(targets[places == 3].mean())
     assert (np.diff(bins.centres) > 0).all()
@@ -172,7 +172,7 @@ def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
     alike = Bins.from_targets(np.array([1.0] * 9 + [4.0]))
     assert len(alike.centres) == RANGES
     assert np.isfinite(alike.centres).all()
-    assert alike.centres[alike.classes_of(np.array([1.0, 4.0]))].tolist() == [1.0, 4.0]
+    assert alike.centres[alike.encode_targets(np.array([1.0, 4.0]))].tolist() == [1.0, 4.0]
 
 
 @pytest.mark.parametrize("method", VOTING)

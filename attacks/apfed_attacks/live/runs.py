@@ -50,13 +50,23 @@ from secure_apfed.learning.release import (
     representation_specs,
 )
 from secure_apfed.methods import ActiveRole, Simulation, open_session
-from secure_apfed.methods.alignment import positions_in, positions_of, rows_among
+from secure_apfed.methods.alignment import (
+    find_positions,
+    find_positions_in_table_order,
+    intersect_rows,
+)
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
 from secure_apfed.methods.ballots import Ballot
 from secure_apfed.methods.joint import TvflActive
 from secure_apfed.methods.joint_sum import SummedPassive, SummedSplitNnActive
 from secure_apfed.methods.method import split_batches
-from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SumAggregator, bind_step
+from secure_apfed.methods.sum_end import (
+    ActiveSum,
+    AdmittedRequest,
+    PassiveSum,
+    SumAggregator,
+    bind_step,
+)
 from secure_apfed.methods.votes import VotesActive, VotesPassive
 from secure_apfed.networks.objectives import Contrastive
 from secure_apfed.runs.outcome import Recording
@@ -166,7 +176,7 @@ def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
     """Let a passive, honest so far, accept requests that keep to these rules only."""
     agreed = passive.weight
 
-    def parse_request(message: Envelope) -> tuple[Admitted, Tensor]:
+    def parse_request(message: Envelope) -> tuple[AdmittedRequest, Tensor]:
         """Parse a request for gradients and enforce those rules that are left; return what was
         admitted, and z (B, ...).
         """
@@ -202,26 +212,26 @@ class _WatchedSum(PassiveSum):
         self.rules = rules
         self.seen: NDArray[np.floating] | None = None
 
-    def admit_request(self, request: Envelope, rows_B: Tensor, **how: Any) -> Admitted:
+    def admit_request(self, request: Envelope, rows_B: Tensor, **how: Any) -> AdmittedRequest:
         """Admit a request; without the allowance rule, any."""
         if Rule.ALLOWANCE in self.rules:
             return super().admit_request(request, rows_B, **how)
-        self._admitted_request = Admitted(
+        self._admitted_request = AdmittedRequest(
             request.step, rows_B, rows_B, request.payload, request.sender
         )
         return self._admitted_request
 
-    def protect_answer(self, admitted: Admitted, values_BD: NDArray[np.floating]) -> bytes:
+    def protect_answer(self, admitted: AdmittedRequest, values_BD: NDArray[np.floating]) -> bytes:
         """Record the values that are added, then protect them."""
         self.seen = np.ascontiguousarray(values_BD)
         return super().protect_answer(admitted, values_BD)
 
-    def count_answer(self, admitted: Admitted, digest: bytes) -> None:
+    def count_answer(self, admitted: AdmittedRequest, digest: bytes) -> None:
         """Count the answer against the allowance, if that rule holds."""
         if Rule.ALLOWANCE in self.rules:
             super().count_answer(admitted, digest)
 
-    def make_binding(self, admitted: Admitted) -> StepBinding:
+    def make_binding(self, admitted: AdmittedRequest) -> StepBinding:
         """Bind the answer to its request or, without that rule, to its step alone."""
         if Rule.BINDING in self.rules:
             return super().make_binding(admitted)
@@ -260,7 +270,7 @@ class LiveRun(LiveSession[ApfedActive]):
         self.passives = tuple(table.name for table in self.data.passives)
         self.terms = next(iter(contract.passives.values())).representation
         self.batch_size = contract.batch_size
-        trained = positions_of(aligned, self.data.train_rows)
+        trained = find_positions_in_table_order(aligned, self.data.train_rows)
         self.training_positions = shuffle_rows(trained, self.config.seed, "attacks", "live")
         for passive in self._parties.values():
             passive.sum = _WatchedSum(passive.sum, self.rules)
@@ -295,7 +305,7 @@ class LiveRun(LiveSession[ApfedActive]):
         if end.noise is not None:  # none is charged
             end.noise = SimpleNamespace(draw=lambda shape, **_: np.zeros(shape, dtype=np.int64))  # type: ignore[assignment]
 
-        def answer_request(message: Envelope) -> tuple[Admitted, FloatArray]:
+        def answer_request(message: Envelope) -> tuple[AdmittedRequest, FloatArray]:
             """Admit the request and return the adversary's rows in place of the honest
             gradients.
             """
@@ -353,7 +363,7 @@ class LiveRun(LiveSession[ApfedActive]):
     def find_sent_positions(self, rows_B: Tensor) -> Tensor:
         """Return alignment positions of those of the active's rows that a step over them sends."""
         aligned = self.alignment[self.data.active.name]
-        return positions_in(aligned, rows_among(rows_B, aligned))
+        return find_positions(aligned, intersect_rows(rows_B, aligned))
 
     def request_sum(
         self,
@@ -395,8 +405,8 @@ class LiveRun(LiveSession[ApfedActive]):
                 links, step, rows_B, build_payload(z_BD), z_BD.flatten(1).shape[1]
             )
             end.present = present
-            assert end.opened is not None
-            return end.opened
+            assert end.decoded_sum is not None
+            return end.decoded_sum
 
         return self.session.run_step_script(step, exchange_sum())
 

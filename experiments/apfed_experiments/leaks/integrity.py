@@ -30,7 +30,7 @@ from apfed_attacks.live.runs import (
 from apfed_experiments.leaks.live import VICTIM, Setting, make_live_config
 from apfed_experiments.leaks.votes import open_votes_run
 from apfed_experiments.summary import Row
-from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.alignment import find_positions_in_table_order
 
 _ADVERSARY = VICTIM
 _SEEDS = range(3)
@@ -90,7 +90,7 @@ def _measure_predictions(answer: str, harm: Harm | None, seed: int) -> dict[str,
     if harm is not None:
         _poison_run(run, harm, has_backdoor_N, seed)
     aligned = run.alignment[run.data.active.name]
-    test_T = positions_of(aligned, run.data.test_rows)
+    test_T = find_positions_in_table_order(aligned, run.data.test_rows)
     test_T = test_T[test_T >= 0]  # test people whom all parties know
     predicted_T = _predict_rows(run, test_T)
     labels_T = _read_labels(run)[test_T]

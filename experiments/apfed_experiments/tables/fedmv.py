@@ -25,12 +25,12 @@ from secure_apfed.learning.recurrent import RecurrentTraining, SequenceViews
 from secure_apfed.methods.averaging import LinearViews
 from secure_apfed.methods.multiview import (
     Floats,
-    Pull,
+    LabelTerm,
     ViewModel,
     average_views,
     draw_orthonormal,
     run_iteration,
-    weights_of,
+    solve_weights,
 )
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import ModelSettings
@@ -146,7 +146,7 @@ def fit_vertical(
     """
     rng = np.random.default_rng(seed)
     models = [make_view_model(numerals.views[view][rows], choice, rng) for view in positions]
-    pull = Pull(numerals.encode_labels(rows), np.full((len(rows), 1), choice.pull), own=own)
+    pull = LabelTerm(numerals.encode_labels(rows), np.full((len(rows), 1), choice.pull), acts_on_own=own)
     common_NC = draw_orthonormal(len(rows), _CLASSES, rng)
     for _ in range(_VERTICAL_ITERATIONS):
         common_NC = run_iteration(models, common_NC, pull)
@@ -166,7 +166,7 @@ def fit_by_labels(
     for view in positions:
         x_NF = numerals.views[view][rows]
         initial_FC = rng.standard_normal((x_NF.shape[1], _CLASSES))
-        weights_FC = weights_of(
+        weights_FC = solve_weights(
             x_NF,
             truth_NC,
             choice.beta,
@@ -183,7 +183,7 @@ def make_client(
 ) -> LinearViews:
     """Return one untrained client of H-FedMV: its rows in every view, with one-hot labels."""
     models = [make_view_model(x_NF, choice, rng) for x_NF in views]
-    pull = Pull(truth_NC, np.full((len(truth_NC), 1), choice.pull))
+    pull = LabelTerm(truth_NC, np.full((len(truth_NC), 1), choice.pull))
     return LinearViews(models, pull, tolerance=1e-4, rounds=_INNER_ROUNDS)
 
 
@@ -317,7 +317,7 @@ def measure_views(*, seed: int) -> Figures:
     view_sets = [all_views, *combinations(all_views, 2)]
     methods: Mapping[str, tuple[Fit, Sequence[Choice]]] = {
         "V-FedMV": (partial(fit_vertical, own=False), _FEDMV_CHOICES),
-        "MMVFL": (partial(fit_vertical, own=True), _MMVFL_CHOICES),
+        "MMVFL": (partial(fit_vertical, acts_on_own=True), _MMVFL_CHOICES),
         "H-FedMV": (fit_horizontal, _FEDMV_CHOICES),
     }
     figures: dict[str, float] = {}
@@ -458,7 +458,7 @@ def fit_v_fedmv(sequences: Sequences, rows: RowNumbers, choice: Choice) -> tuple
     states = [sequences.compute_states(gru, [view]).views[0] for view, gru in enumerate(grus)]
     models = [make_view_model(states_NF[rows], choice, rng) for states_NF in states]
     truth_NC = np.eye(_CLASSES)[sequences.labels_N[rows]]
-    pull = Pull(truth_NC, np.full((len(rows), 1), choice.pull))
+    pull = LabelTerm(truth_NC, np.full((len(rows), 1), choice.pull))
     common_NC = draw_orthonormal(len(rows), _CLASSES, rng)
     positions = np.arange(len(rows))
     for step in range(_EPOCHS + _VERTICAL_ITERATIONS):

@@ -17,13 +17,13 @@ from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Print
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.methods.multiview import (
     Floats,
-    Pull,
+    LabelTerm,
     ViewModel,
     compute_objective,
+    compute_row_norms,
     draw_orthonormal,
-    row_norms,
     run_iteration,
-    weights_of,
+    solve_weights,
 )
 from secure_apfed.settings.data import DataSettings
 
@@ -104,7 +104,7 @@ def fit_mmvfl(
         )
         for x_NF in views
     ]
-    pull = Pull(truth_NC, np.full((rows, 1), _ETA), own=True)
+    pull = LabelTerm(truth_NC, np.full((rows, 1), _ETA), acts_on_own=True)
     common_NC = draw_orthonormal(rows, classes, rng)
     previous_objective = np.inf
     weights_by_limit: dict[int, list[Floats]] = {}
@@ -141,7 +141,7 @@ def select_features(weights_FC: Floats, share: float) -> RowNumbers:
     `share`: of all columns, 0 to 1.
     """
     count = max(1, round(share * len(weights_FC)))
-    return np.sort(np.argsort(-row_norms(weights_FC), kind="stable")[:count])
+    return np.sort(np.argsort(-compute_row_norms(weights_FC), kind="stable")[:count])
 
 
 def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> Figures:
@@ -174,7 +174,7 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
                 f"MMVFL {limit}": weights[view] for limit, weights in weights_by_limit.items()
             }
             initial_FC = weights_by_limit[max(weights_by_limit)][view]
-            weights_by_method["supFL"] = weights_of(train_views[view], truth_NC, beta, initial_FC)
+            weights_by_method["supFL"] = solve_weights(train_views[view], truth_NC, beta, initial_FC)
             for method, weights_FC in weights_by_method.items():
                 accuracies = compute_accuracies(weights_FC, x_NF[test], labels_N[test])
                 for share, accuracy in accuracies.items():
