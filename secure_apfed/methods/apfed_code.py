@@ -4,21 +4,22 @@ In APFed-R (Eq. 12) a passive answers each row's representation z with the gradi
 error of its decoder, which is 2 W^T (W z + b - x_p) / F for a linear one. What helps the active in
 it is W^T x_p, the passive's features (docs/public-codes.md); z only adds what z itself determines.
 So z may be a code that everybody knows. The simplest is 0 for every row, and then a decoder has
-nothing to learn from it: it stays as it was drawn, one answer holds all that any number of steps
+nothing to learn from it: it stays as it was drawn, one answer contains all that any number of steps
 would, and the gradient is a random projection of the passive's features (Johnson and Lindenstrauss
-1984). The contrast of APFed-C (Eq. 14) at a code pulls z to a projection, too, less the mean of the
-others'.
+1984). The contrastive objective of APFed-C (Eq. 14) at a code also moves z towards such a
+projection, less the mean of the other rows' projections.
 
-Each passive adds its projections to the secure sum (`CodePassive`), once a row, with noise under
-the sum if the run says so. The active learns to predict the sum from its own features over all
-common training rows, labelled or not (`CrossView`); lets the learner that its labelled rows choose
-label all rows by the sum, or its forecast, beside its features; and learns these labels from
-features and forecast, unless its labelled rows say that it does better alone (`CodeStudent`).
+Each passive adds its projections to the secure sum (`CodePassive`), once a row, with noise if the
+run says so. The active fits a forecast of the sum from its own features to all common training
+rows, labelled or not (`CrossView`). A teacher model, chosen by validation, reads the sum or its
+forecast beside the active's features, and labels all rows. The student learns these labels from
+features and forecast, unless a local model is better on validation rows (`CodeStudent`).
 
-The active emits a request that is the same whatever it holds; a passive its contribution.
+The active sends a request that does not depend on its data; a passive its contribution.
 
-Letters: N positions of the alignment, U of them to learn from, F features, D numbers of a
-projection.
+Letters: N positions of the alignment, U of them to learn from, V some of these, n labelled rows, B
+rows of a block, F features, D numbers of a projection or of a row that the student's last layer
+reads.
 """
 
 import math
@@ -56,19 +57,22 @@ from secure_apfed.solo import FOLDS, LocalModel, SoloTask, rank_of
 from secure_apfed.solo.interface import cache_fits, split_folds
 
 ASK = 0
-"""The step in which the active asks."""
+"""The step number of the active's request."""
 
 _REQUEST = pack_tensors({})
-_UNBOUNDED = 1e9
+"""The active's request: always the same bytes."""
+_UNBOUNDED_NORM = 1e9
+"""The norm bound of a projection in the contract where none is configured."""
 Floats = NDArray[np.float64]
-_PARTS = 5
-"""Number of parts of the rows; the forecast for each part is fitted to the other parts."""
+_FORECAST_FOLDS = 5
+"""Number of folds of the rows; the forecast for each fold is fitted to the other folds."""
 
 
 class ApfedCodeSettings(MethodSettings):
-    """The settings of APFed at a public code. See `MethodSettings`.
+    """The settings of APFed at a public code; see `MethodSettings`.
 
-    D is `model.representation`, or what the passives allow of it.
+    D, the size of a projection, is `model.representation` or the smaller number that the passives'
+    columns allow.
     """
 
     name: Literal["apfed_code"]
@@ -88,6 +92,7 @@ class ApfedCodeSettings(MethodSettings):
             )
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        """Return how many linear combinations of one person's features are revealed in the sum."""
         return config.model.representation_size
 
     @property
@@ -104,31 +109,40 @@ class ApfedCodeSettings(MethodSettings):
 
 
 class CodeStudent(Student):
-    """The active's model, which reads its own features and a forecast of the passives' sum, trained
-    on the labels that the best teacher, by validation on labelled rows, gives all training rows.
+    """The active's model, which reads its own features and a forecast of the passives' sum.
+
+    It is trained on the labels that the best teacher, by validation on labelled rows, gives all
+    training rows.
 
     Attributes:
-        helped: what the teacher reads in addition to its own features: the sum itself ("told") or
-            its forecast ("predicted"); None: help is disabled, and the model is a local one.
+        helped: what the teacher reads beside the active's features: the sum itself ("told") or its
+            forecast ("predicted"); None: validation rejected both, and the student is the best
+            local model.
     """
 
     helped: str | None = None
 
     def __init__(self, party: PartyContext, aligned: Tensor) -> None:
+        """Build the untrained student; `aligned`: the row of the active's table at each alignment
+        position, (N,).
+        """
         super().__init__(party, aligned)
         self._forecast_UD = torch.zeros(len(self.rows_U), self.encoder.predictor.out_features)
 
     @property
     def encoder(self) -> CrossView:
+        """The encoder, which concatenates the own features with the forecast of the sum."""
         return _require_cross_view(self.networks)
 
     def learn_from(self, sum_UD: Floats, *, seed: int) -> None:
-        """Train on the passives' sum (U, D), or on own columns only, as validation on labelled rows
+        """Train on the passives' sum, or on own columns only, as validation on labelled rows
         decides.
 
         For validation rows neither label nor sum is used, as for new people: with known sums the
-        score would be too optimistic. Help must beat the best local model by more than the standard
-        deviation of the difference over resamples of these rows.
+        score would be too optimistic. A student taught with the sum must beat the best local model
+        by more than the standard deviation of the difference over resamples of these rows.
+
+        `sum_UD`: the sum of all passives' projections. `seed`: of the folds and models.
         """
         with one_thread(), cache_fits():
             local = LocalModel.choose_best(self.make_local_task(seed))
@@ -136,8 +150,8 @@ class CodeStudent(Student):
             sums_by_source = {"told": torch.from_numpy(sum_UD), "predicted": self._forecast_UD}
             scores_by_source = {}
             teachers = {}
-            for source, of_others_UD in sums_by_source.items():
-                task = self._make_task_with_sums(of_others_UD, seed)
+            for source, source_UD in sums_by_source.items():
+                task = self._make_task_with_sums(source_UD, seed)
                 teacher = choose_reader(task)
                 scores_by_source[source] = self._score_held_out(task, teacher, seed)
                 teachers[source] = task, teacher
@@ -148,7 +162,8 @@ class CodeStudent(Student):
             if is_surely_better(scores_by_source[best], local):
                 self.helped = best
                 task, teacher = teachers[best]
-                self.fit_to_labels(label_rows(teacher.fit(), task))
+                likely_UK = label_rows(teacher.fit(), task)
+                self.fit_to_labels(likely_UK)
             else:
                 self.use_baseline(local.baseline)
 
@@ -157,16 +172,16 @@ class CodeStudent(Student):
         """The features of the student's rows, (U, F)."""
         return self.trainer.features_N[self.rows_U]
 
-    def _make_task_with_sums(self, of_others_UD: Tensor, seed: int) -> SoloTask:
-        """Return its rows and labels as a task, with these numbers as further
-        columns of each row.
+    def _make_task_with_sums(self, sums_UD: Tensor, seed: int) -> SoloTask:
+        """Return the student's rows and labels as a task for a teacher, which reads own features
+        and `sums_UD`, both standardised.
 
-        `of_others_UD`: the passives' sums (U, D).
+        `sums_UD`: the passives' sum, or its forecast. `seed`: of the teacher.
         """
         with torch.no_grad():
             own_UF = self.encoder.own.standardise_rows(self._rows)
         return SoloTask.from_arrays(
-            standardise_parts([own_UF, of_others_UD]),
+            standardise_parts([own_UF, sums_UD]),
             self.labelled,
             self.labels,
             classes=self.classes,
@@ -175,31 +190,36 @@ class CodeStudent(Student):
         )
 
     def _score_held_out(self, task: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
-        """Return scores of validation rows by a student whose teacher did not train on them.
+        """Return scores of validation rows by students whose teachers did not see their labels.
 
-        For each fold, the teacher without its labels predicts class probabilities (`likely_UK`) of
-        all rows, and a linear layer is fitted to them on the encoder's output (`phi_UD`); it scores
-        the fold. None if no rows can be held out.
+        For each fold of labelled rows, the teacher fitted without their labels predicts class
+        probabilities of all rows. A linear layer on the encoder's output is fitted to these, except
+        in the fold, and scores the fold.
+
+        `task`: the inputs of the teacher for all rows. `seed`: of the folds. Returns None if no
+        rows can be held out.
         """
-        parts = split_folds(self.labels, FOLDS, seed)
-        if not parts:
+        folds = split_folds(self.labels, FOLDS, seed)
+        if not folds:
             return None
-        phi_UD = self.encode_rows(self.networks)
+        encoded_UD = self.encode_rows(self.networks)
         scores = []
-        tasks = [teacher.task.drop_labels(part) for part in parts]
+        tasks = [teacher.task.drop_labels(fold) for fold in folds]
         fitted = teacher.baseline.fit_together(tasks)
-        for part, predictor in zip(parts, fitted, strict=True):
+        for fold, predictor in zip(folds, fitted, strict=True):
+            rows_in_fold = self.labelled[fold]
             likely_UK = label_rows(predictor, task)
             likely_UK[self.labelled] = self._truth_nT
-            likely_UK[self.labelled[part]] = 0
-            linear = nn.Linear(phi_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
-            self._fit_layer(linear, phi_UD, likely_UK, np.asarray(likely_UK.any(axis=1)))
-            scores.append(phi_UD[self.labelled[part]] @ linear.weight.detach().numpy().T)
-        truth_n = self.labels[np.concatenate(parts)]
+            likely_UK[rows_in_fold] = 0
+            layer = nn.Linear(encoded_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
+            self._fit_layer(layer, encoded_UD, likely_UK, np.asarray(likely_UK.any(axis=1)))
+            scores.append(encoded_UD[rows_in_fold] @ layer.weight.detach().numpy().T)
+        truth_n = self.labels[np.concatenate(folds)]
         return Scored(truth=truth_n, scores=probabilities_of(np.concatenate(scores)))
 
     def _forecast_sums(self, sum_UD: Floats) -> None:
-        """Fit the forecast of the sum to all rows, each of its numbers standardised.
+        """Fit the forecast of the standardised sum to all rows, and forecast each row for the
+        student.
 
         The forecast of a row is computed without its own sum (cross-fitting): otherwise it would be
         more accurate than for new people.
@@ -208,23 +228,24 @@ class CodeStudent(Student):
         deviation_D = sum_UD.std(axis=0)
         sum_UD = (sum_UD - sum_UD.mean(axis=0)) / np.where(deviation_D > 0, deviation_D, 1.0)
         with torch.no_grad():
-            phi_UD = encoder.own(self._rows).double().cpu().numpy()
+            own_UD = encoder.own(self._rows).double().cpu().numpy()
         rows_U = np.arange(len(sum_UD))
-        for part in (rows_U[first::_PARTS] for first in range(_PARTS)):
-            rows_V = np.setdiff1d(rows_U, part)
-            _fit_forecast(encoder, phi_UD[rows_V], sum_UD[rows_V])
+        folds = [rows_U[first::_FORECAST_FOLDS] for first in range(_FORECAST_FOLDS)]
+        for fold in folds:
+            rows_V = np.setdiff1d(rows_U, fold)
+            _fit_forecast(encoder, own_UD[rows_V], sum_UD[rows_V])
             with torch.no_grad():
-                self._forecast_UD[part] = encoder.predict_representation(self._rows[part]).cpu()
-        _fit_forecast(encoder, phi_UD, sum_UD)
+                self._forecast_UD[fold] = encoder.predict_representation(self._rows[fold]).cpu()
+        _fit_forecast(encoder, own_UD, sum_UD)
         encoder.fit_pairs(self._rows, self._forecast_UD)
 
     def encode_rows(self, networks: ActiveNetworks) -> Floats:
-        """Return phi for its rows, (U, D): own features concatenated with the
-        forecast of the sum.
+        """Return the inputs of the student's last layer for its rows, (U, D): what its encoder
+        makes of own features and the forecast of the sum.
         """
         with torch.no_grad():
-            phi_UD: Tensor = _require_cross_view(networks)(self._rows, self._forecast_UD)
-        return phi_UD.double().cpu().numpy()
+            encoded_UD: Tensor = _require_cross_view(networks)(self._rows, self._forecast_UD)
+        return encoded_UD.double().cpu().numpy()
 
     def tensors(self) -> dict[str, Tensor]:
         return {"forecast": self._forecast_UD, **super().tensors()}
@@ -241,26 +262,32 @@ def _require_cross_view(networks: ActiveNetworks) -> CrossView:
     return encoder
 
 
-def _fit_forecast(encoder: CrossView, phi_VD: Floats, sum_VD: Floats) -> None:
-    """Fit the linear forecast of sums by ridge regression; every fourth row
-    validates its strength.
+def _fit_forecast(encoder: CrossView, own_VD: Floats, sum_VD: Floats) -> None:
+    """Fit the encoder's linear forecast of sums by ridge regression, in place.
+
+    Every fourth row validates the strength of the regularisation. `own_VD`: the forecast's inputs,
+    from own features. `sum_VD`: its targets.
     """
-    rows_V = np.arange(len(phi_VD))
-    fit_linear(encoder.predictor, phi_VD, sum_VD, taught_V=rows_V, labelled_n=rows_V[::4])
+    rows_V = np.arange(len(own_VD))
+    fit_linear(encoder.predictor, own_VD, sum_VD, taught_V=rows_V, labelled_n=rows_V[::4])
 
 
 class CodeActive(StudentActive, SumLearner):
-    """The active of APFed at a public code: requests the sum of the passives' codes once, and then
-    trains alone; see `StudentActive`.
+    """The active of APFed at a public code: requests the sum of the passives' projections once, and
+    then trains alone; see `StudentActive`.
     """
 
     student: CodeStudent
 
     def __init__(
-        self, party: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+        self, party: PartyContext, contract: Contract, rows: Tensor, session_sum: SessionSum
     ) -> None:
-        """Build the student with D, the agreed size of a projection, as its representation."""
-        model = party.config.model.model_copy(update={"representation": summed.shape[0]})
+        """Make the active's role; the student's representation has D numbers, as agreed.
+
+        `rows`: the row of its table at each alignment position, (N,). `session_sum`: the secure sum
+        of the projections.
+        """
+        model = party.config.model.model_copy(update={"representation": session_sum.shape[0]})
         party = replace(party, config=party.config.model_copy(update={"model": model}))
         student = CodeStudent(party, rows)
         config = party.config
@@ -268,7 +295,7 @@ class CodeActive(StudentActive, SumLearner):
         guarantee = "nothing of the active's features or labels is told to anybody"
         super().__init__(party, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
-        self.read_from(summed.make_active_end())
+        self.read_from(session_sum.make_active_end())
         self._positions_U = find_positions(rows, student.rows_U)
         self._people = len(rows)
         self._seed = config.seed
@@ -276,16 +303,18 @@ class CodeActive(StudentActive, SumLearner):
 
     @property
     def last_sum(self) -> Tensor | None:
+        """The sum of all passives' projections, (N, D); None before."""
         return self._sum_ND
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Request all passives' projections once, block by block; train the student
-        on their sum.
+        """Request the sum of all passives' projections, receive it block by block, and train the
+        student on it. This counts as one step.
         """
         self.sum.send_request(links, Kind.REQUEST, ASK, _REQUEST)
-        numbers = math.prod(next(iter(self.contract.passives.values())).representation.shape)
+        terms = next(iter(self.contract.passives.values())).representation
+        row_size = math.prod(terms.shape)
         sums = [
-            await self.sum.receive_sum(links, step, rows_B, _REQUEST, numbers)
+            await self.sum.receive_sum(links, step, rows_B, _REQUEST, row_size)
             for step, rows_B in enumerate(_split_into_blocks(self._people, self.contract))
         ]
         self._sum_ND = torch.cat(sums)
@@ -293,7 +322,10 @@ class CodeActive(StudentActive, SumLearner):
         steps.count_step(0.0)
 
     def learn_from_sum(self, sum_ND: Floats) -> None:
-        """Train the student on the sum of all passives' projections, (N, D)."""
+        """Train the student on the sum of all passives' projections, (N, D).
+
+        Warns NoHelpWarning: validation rejected it.
+        """
         student = self.student
         student.learn_from(sum_ND[self._positions_U.numpy()], seed=self._seed)
         if student.helped is None:
@@ -306,19 +338,20 @@ class CodePassive(SumHelper):
     asks = (Kind.REQUEST,)
 
     def __init__(
-        self, party: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+        self, party: PartyContext, contract: Contract, rows: Tensor, session_sum: SessionSum
     ) -> None:
-        """Draw and fit the random projection, and project and clip the features of all common
-        people.
+        """Draw the random projection, and project and clip the features of all common people.
 
-        Raises ConfigError: more numbers than half of the columns that differ among these people.
+        `rows`: the row of its table at each alignment position, (N,). `session_sum`: the secure sum
+        of the projections. Raises ConfigError: D is more than half of the columns that differ among
+        these people.
         """
-        super().__init__(summed.make_passive_end(people=len(rows), counts_repeats_once=True))
+        super().__init__(session_sum.make_passive_end(people=len(rows), counts_repeats_once=True))
         rows_NF = party.data.table.features[rows]
         with party.draw("projection"):
             self._projection = Projection(
                 math.prod(rows_NF.shape[1:]),
-                *summed.shape,
+                *session_sum.shape,
                 allow_reading_all=_allows_reconstruction(party),
             )
         try:
@@ -326,18 +359,22 @@ class CodePassive(SumHelper):
         except ModelError:
             columns = count_columns(rows_NF)
             raise _too_many_numbers_error(
-                party.name, summed.shape[0], columns, "common people"
+                party.name, session_sum.shape[0], columns, "common people"
             ) from None
         self._projection_ND = self._projection(rows_NF)
-        if summed.clip is not None:
-            self._projection_ND = clip_rows(self._projection_ND, summed.clip)
+        if session_sum.clip is not None:
+            self._projection_ND = clip_rows(self._projection_ND, session_sum.clip)
         self._was_asked = False
 
     def get_sent_network(self) -> nn.Module:
         return self._projection
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Contribute the projections of all common people, block by block, once a session."""
+        """Add the projections of all common people to the secure sum, block by block.
+
+        Raises RemoteProtocolError: another request than the fixed one, or the second one of this
+        session.
+        """
         if message.payload != _REQUEST or self._was_asked:
             raise RemoteProtocolError(
                 f"{message.sender} asks {self.name} for something else than everybody's "
@@ -358,11 +395,11 @@ class ApfedCode(SumMethod):
     settings = ApfedCodeSettings
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
-        """Return, at a passive, how many numbers of a person it lets be summed, at most the
-        configured D.
+        """Return the bounds on a passive's projection, with at most the configured D numbers; None
+        at the active.
 
-        Raises ConfigError: the settings demand more than half of its distinct columns, which only
-        it can count.
+        Without `allow_reading_all` they are also at most half of its distinct columns. Raises
+        ConfigError: the settings demand more.
         """
         if party.name == party.active:
             return None
@@ -374,35 +411,39 @@ class ApfedCode(SumMethod):
         return _bound_projection(party.config, numbers)
 
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
-        """Return the settings with D reduced to what every passive's columns allow."""
+        """Return the settings with D reduced to what every passive's columns allow.
+
+        `columns`: by passive, how many distinct columns it has. Raises ConfigError: the settings
+        demand more than that.
+        """
         numbers = config.model.representation_size
         for name, count in columns.items():
             if not config.settings_of(name).allow_reading_all:
                 numbers = min(numbers, _limit_numbers(config, name, count))
+        # The columns are counted here, so that passives need not count theirs again.
         passives = {
             name: config.settings_of(name).model_copy(update={"allow_reading_all": True})
             for name in (*config.passives, *columns)
-        }  # they have agreed, and need not count again
+        }
         model = config.model.model_copy(update={"representation": numbers})
         return config.model_copy(update={"model": model, "passives": passives})
 
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Agree on D, the smallest number that a passive offers; a fixed D must be
-        offered by each.
+        """Return the terms: D, the smallest number that a passive offers, and the parameters of the
+        sum; a D that the settings fix must be offered by each passive.
 
-        `session`: the session's name.
+        `offers`: by passive, what its `offer_terms` returned. `session`: the session's name.
         """
         config = party.config
         party.require_passives()
         requested = config.model.representation_size
         numbers = {name: math.prod(offered.shape) for name, offered in offers.items()}
+        is_fixed = config.model.representation != "auto"
         for name, offered in offers.items():
-            offered_numbers = numbers[name] if config.model.representation == "auto" else requested
-            party.require_terms(
-                name, offered, _bound_projection(config, min(offered_numbers, requested))
-            )
+            expected_numbers = requested if is_fixed else min(numbers[name], requested)
+            party.require_terms(name, offered, _bound_projection(config, expected_numbers))
         representation = _bound_projection(config, min(numbers.values()))
         readable = [name for name in party.passives if config.settings_of(name).allow_reading_all]
         return SessionTerms.from_rows(
@@ -425,18 +466,18 @@ class ApfedCode(SumMethod):
 
 
 def _split_into_blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
-    """Return the alignment positions in blocks of the contract's batch size."""
+    """Return the alignment positions 0 to `people` - 1 in blocks of the contract's batch size."""
     blocks: tuple[Tensor, ...] = torch.arange(people).split(contract.batch_size)
     return blocks
 
 
 def _bound_projection(config: RunSettings, numbers: int) -> RepresentationTerms:
-    """Return the bounds on one projection of this number of numbers."""
+    """Return the contract's bounds on one person's projection with `numbers` numbers."""
     return RepresentationTerms(
         shape=(numbers,),
         dtype="float64",
         minimum_norm=0.0,
-        maximum_norm=find_clip(config) or _UNBOUNDED,
+        maximum_norm=find_clip(config) or _UNBOUNDED_NORM,
     )
 
 
@@ -457,8 +498,9 @@ def _allows_reconstruction(party: PartyContext) -> bool:
 
 
 def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
-    """Return how many numbers of a person a passive lets be summed.
+    """Return how many numbers of a person the passive `me` lets be summed.
 
+    At most the configured D, and half of its distinct columns. `columns`: how many these are.
     Raises ConfigError: the settings demand more.
     """
     requested = config.model.representation_size
@@ -469,8 +511,10 @@ def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
 
 
 def _too_many_numbers_error(me: str, numbers: int, columns: int, rows: str) -> ConfigError:
-    """Return the error for more numbers than half of a passive's distinct columns,
-    with remedies.
+    """Return the error for a projection with more numbers than half of a passive's distinct
+    columns, with remedies.
+
+    `me`: the passive. `rows`: among which the columns differ, in words.
     """
     allowed_numbers = max_numbers(columns)
     remedy = (

@@ -1,19 +1,20 @@
 """Joint training and joint prediction: typical VFL (Section 2 of APFed) and vertical SplitNN.
 
 All parties encode; the active's head reads all representations, concatenated, and every passive
-learns from the gradient of the task loss on what it sent, which tells it about labels. A step takes
-3M envelopes: requests, representations, gradients. Training and the full inference need every
-party. The variants TVFL-0, -A and -R measure the model without passives (Section 5.1): they replace
-the passives' representations at inference by zeros, by the mean of the active's (one number, over
-the evaluation batch), or by uniform noise between the smallest and the largest of them, as the
-authors' release does.
+learns from the gradient of the task loss on what it sent, which reveals something about labels. A
+step takes 3M envelopes: requests, representations, gradients. Training and the full inference need
+every party. The variants TVFL-0, -A and -R measure the model without passives (Section 5.1): they
+replace the passives' representations at inference by zeros, by the mean of the active's (one
+number, over the evaluation batch), or by uniform noise between the smallest and the largest of
+these, as the authors' release does.
 
 `split_nn` is the same with the networks with which APC-VFL compares (its Figure 1 and Appendix B);
 the parties predict together only. Under a secure sum it is `secure_apfed.methods.joint_sum`.
 
-A passive emits its representations behind its own guard; the active the gradients on them.
+A passive sends its representations after its own guard; the active sends the gradients on them.
 
-Letters: N rows of a table, B batch, D numbers of a representation, K classes.
+Letters: N rows of a table or positions of the alignment, B rows of a batch, D numbers of a
+representation, K classes.
 """
 
 import math
@@ -89,6 +90,8 @@ def _draw_uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
     return low + (high - low) * torch.rand_like(like_BD)
 
 
+# By variant: (the active's representations, an empty tensor of a passive's) -> what replaces the
+# latter.
 FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tvfl_0": lambda own_BD, like_BD: torch.zeros_like(like_BD),
     "tvfl_a": lambda own_BD, like_BD: own_BD.mean().expand_as(like_BD),
@@ -98,7 +101,9 @@ FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class JointScores:
-    """The scores of rows by all parties' model, (B, K), and the representations that it read."""
+    """The joint model's scores of rows, (B, K), and the representations that its head read, one
+    (B, D) a party.
+    """
 
     scores: Tensor
     representations: tuple[Tensor, ...]
@@ -118,10 +123,10 @@ class TvflActive(ActiveRole):
         *,
         guarantee: str,
     ) -> None:
-        """Make the active's role in TVFL: find positions of labelled and test rows, keep an
-        untrained encoder.
+        """Make the active's role in joint training.
 
-        `guarantee`: what the session promises, in words.
+        `aligned`: the row of its table at each alignment position, (N,). `trainer`: its encoder and
+        head. `guarantee`: what the guards promise, in a sentence.
         """
         super().__init__()
         self.name = party.name
@@ -137,7 +142,7 @@ class TvflActive(ActiveRole):
         self._seed = party.secrets.seed
         self._test_rows = party.data.test_rows
         self._classes = len(party.data.classes)
-        self._code_alone = party.code.copy_encoder()
+        self._untrained_code = party.code.copy_encoder()  # of the local model
         self._party = party
         self._local_networks: ActiveNetworks | None = None
         self._aligned_test_rows = find_positions_in_table_order(aligned, party.data.test_rows)
@@ -149,9 +154,8 @@ class TvflActive(ActiveRole):
 
         `rows_B`: alignment positions. Returns the task loss.
         """
-        parts = self.parse_answers(
-            rows_B, await self.request_representations(links, step, rows_B, is_training=True)
-        )
+        answers = await self.request_representations(links, step, rows_B, is_training=True)
+        parts = self.parse_answers(rows_B, answers)
         loss, gradients = self.train_on_parts(step, rows_B, parts)
         for name, payload in gradients.items():
             links.send(name, Kind.GRADIENTS, step, payload)
@@ -159,20 +163,20 @@ class TvflActive(ActiveRole):
 
     @staticmethod
     def pack_request(rows_B: Tensor, *, is_training: bool = True) -> bytes:
-        """Encode a request for representations of these alignment positions, the same for every
-        passive.
+        """Encode a request for representations of these alignment positions.
 
-        `is_training`: whether the passive should expect a gradient on its answer.
+        Every passive gets the same bytes. `is_training`: whether the passive should expect a
+        gradient on its answer.
         """
         return pack_tensors({"rows": rows_B}, {"learn": is_training})
 
     async def request_representations(
         self, links: Links, step: int, rows_B: Tensor, *, is_training: bool
     ) -> list[Envelope]:
-        """Request the representations of these positions from all passives, and return their
-        messages.
+        """Request the representations of these alignment positions from all passives, and return
+        their messages.
 
-        `is_training`: whether gradients for these rows follow.
+        `is_training`: whether the active will send gradients on them.
         """
         request = self.pack_request(rows_B, is_training=is_training)
         for name in self.contract.passives:
@@ -183,10 +187,10 @@ class TvflActive(ActiveRole):
         ]
 
     def parse_answers(self, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, Tensor]:
-        """Return the passives' representations of the requested rows, by passive.
+        """Return the passives' representations of the requested positions, (B, D) each, by passive.
 
-        Raises RemoteProtocolError: a passive is missing or answered twice, other rows or shapes, or
-        norms out of bounds.
+        `answers`: one message of each passive. Raises RemoteProtocolError: a passive is missing or
+        answered twice, for other rows, with another shape, or norms out of bounds.
         """
         senders = [envelope.sender for envelope in answers]
         if sorted(senders) != sorted(self.contract.passives):
@@ -194,16 +198,16 @@ class TvflActive(ActiveRole):
                 f"one answer of each of {', '.join(self.contract.passives)} was expected, "
                 f"got {', '.join(senders) or 'none'}"
             )
-        read: dict[str, Tensor] = {}
+        parts: dict[str, Tensor] = {}
         for envelope in answers:
             terms = self.contract.passives[envelope.sender].representation
-            got_B, h_BD = parse_representations(
+            answered_B, h_BD = parse_representations(
                 envelope, terms, aligned=len(self._own_row_by_position), minimum=1
             )
-            if not torch.equal(got_B, rows_B):
+            if not torch.equal(answered_B, rows_B):
                 raise RemoteProtocolError(f"{envelope.sender} answered for other rows than asked")
-            read[envelope.sender] = self.trainer.compute.move_batch(h_BD)
-        return read
+            parts[envelope.sender] = self.trainer.compute.move_batch(h_BD)
+        return parts
 
     def own_rows(self, rows_B: Tensor) -> Tensor:
         """Return the rows of the active's table at these alignment positions."""
@@ -213,9 +217,9 @@ class TvflActive(ActiveRole):
         self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[float | Tensor, dict[str, bytes]]:
         """Take one step on the task loss; return the loss, and the packed gradient for each
-        passive.
+        passive, after the configured defences.
 
-        `parts`: each passive's representations.
+        `rows_B`: alignment positions. `parts`: by passive, the representations of these.
         """
         own_B = self.own_rows(rows_B)
         loss, gradients = self.trainer.train_on_parts(step, own_B, parts)
@@ -225,23 +229,28 @@ class TvflActive(ActiveRole):
                 name: self._defend_gradient(gradient_B, Leaving(step, name, labels_B))
                 for name, gradient_B in gradients.items()
             }
-        sent = self.trainer.compute.fetch_batch(*gradients.values())
-        leaving = zip(gradients, sent, strict=True)
-        packed = {name: pack_tensors({"gradient": leaving_B}) for name, leaving_B in leaving}
+        fetched = self.trainer.compute.fetch_batch(*gradients.values())
+        packed = {
+            name: pack_tensors({"gradient": gradient_B})
+            for name, gradient_B in zip(gradients, fetched, strict=True)
+        }
         return loss, packed
 
     def _defend_gradient(self, gradient_B: Tensor, leaving: Leaving) -> Tensor:
-        """Apply the configured defences to a gradient that goes back to a passive."""
-        leaving_BD = gradient_B.flatten(1)
+        """Return a gradient that goes back to a passive, after the configured defences.
+
+        `leaving`: the step, the passive and the labels of the rows.
+        """
+        defended_BD = gradient_B.flatten(1)
         for defence in self._defences:
-            leaving_BD = defence.protect_gradient(leaving_BD, leaving)
-        return leaving_BD.reshape(gradient_B.shape)
+            defended_BD = defence.protect_gradient(defended_BD, leaving)
+        return defended_BD.reshape(gradient_B.shape)
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
-        """Return the scores with each fill of missing parts; at the end also the joint scores.
+        """Return the test scores with each replacement of passives' representations (`FILLS`).
 
-        The joint inference requests representations of test rows, which the passives' ledgers
-        count.
+        At the end also return the scores of joint prediction and of a local model. Joint prediction
+        requests representations of test rows, which the passives' ledgers count.
 
         `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
         """
@@ -255,22 +264,22 @@ class TvflActive(ActiveRole):
     def score_local_model(self) -> Scored:
         """Train a model on the active's own features and labels, and return its test scores.
 
-        It serves the active when the passives are gone.
+        It predicts for the active when the passives are gone (`get_fallback_networks`).
         """
-        own = self._party
-        labelled_data = replace(own.data, train_rows=own.data.labelled_rows, labelled=None)
-        local_context = replace(own, data_or_none=labelled_data, code=self._code_alone)
-        if own.data.targets is not None:
+        party = self._party
+        labelled_data = replace(party.data, train_rows=party.data.labelled_rows, labelled=None)
+        local_context = replace(party, data_or_none=labelled_data, code=self._untrained_code)
+        if party.data.targets is not None:
             return self._score_local_numbers(local_context)
         student = Student(local_context, torch.arange(len(labelled_data.table.ids)))
         student.fit_to_labels(np.zeros((len(student.rows_U), student.classes)))
-        train_student(student, own.config)
+        train_student(student, party.config)
         self._local_networks = student.networks
         return student.score_rows(self._test_rows)
 
     def _score_local_numbers(self, context: PartyContext) -> Scored:
-        """Train the same networks on the labels of this context, which are numbers, and return
-        their test scores.
+        """Train networks on a context's own features and numeric labels, and return their test
+        scores.
         """
         config = context.config
         table = context.data.table
@@ -298,7 +307,10 @@ class TvflActive(ActiveRole):
         return self._local_networks
 
     def _score_fill(self, name: str) -> Scored:
-        """Return test scores where the passives' representations are replaced by this fill."""
+        """Return test scores where the passives' representations are replaced.
+
+        `name`: a key of `FILLS`, how they are.
+        """
         trainer = self.trainer
         shapes = {
             passive: terms.representation.shape for passive, terms in self.contract.passives.items()
@@ -324,50 +336,58 @@ class TvflActive(ActiveRole):
         labels_N = self.trainer.labels_N.cpu()
         labels = [labels_N[:0]]
         scores = [torch.empty(0, self._party.outputs)]
-        for index, rows_B in enumerate(self.parts_of(self._aligned_test_rows)):
+        for index, rows_B in enumerate(self.split_into_batches(self._aligned_test_rows)):
             joint = await self.predict_jointly(links, next_step + index, rows_B)
             scores.append(joint.scores.detach().double().cpu())
             labels.append(labels_N[self._own_row_by_position[rows_B].cpu()])
         return self.trainer.task.score_outputs(torch.cat(scores), torch.cat(labels))
 
     async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
-        """Return the joint model's loss at these alignment positions, on requested
-        representations.
+        """Return the joint model's mean loss on these alignment positions, without training.
+
+        Every requested batch counts as a step. NaN: the rows are too few for a batch.
         """
-        total = 0.0
-        rows_scored = 0
+        loss_sum = 0.0
+        scored_count = 0
         with self.trainer.evaluation_mode():
-            for rows_B in self.parts_of(rows):
+            for rows_B in self.split_into_batches(rows):
                 scores_BK = (await self.predict_jointly(links, steps.next_step, rows_B)).scores
                 steps.count_step(None)
-                labels_B = self.trainer.labels_N[
-                    self._own_row_by_position[rows_B].to(scores_BK.device)
-                ]
-                total += float(self.trainer.task.sum_losses(scores_BK, labels_B))
-                rows_scored += len(rows_B)
-        return total / rows_scored if rows_scored else math.nan
+                own_B = self._own_row_by_position[rows_B].to(scores_BK.device)
+                labels_B = self.trainer.labels_N[own_B]
+                loss_sum += float(self.trainer.task.sum_losses(scores_BK, labels_B))
+                scored_count += len(rows_B)
+        return loss_sum / scored_count if scored_count else math.nan
 
-    def parts_of(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Split rows into equal batches within the sizes that passives answer."""
-        parts = rows.tensor_split(max(1, math.ceil(len(rows) / self.contract.batch_size)))
-        return tuple(rows_B for rows_B in parts if len(rows_B) >= self.smallest_batch)
+    def split_into_batches(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Split alignment positions into equal batches of at most the contract's batch size.
+
+        Batches smaller than passives answer are left out.
+        """
+        batch_count = max(1, math.ceil(len(rows) / self.contract.batch_size))
+        batches = rows.tensor_split(batch_count)
+        return tuple(rows_B for rows_B in batches if len(rows_B) >= self.smallest_batch)
 
     async def predict_jointly(self, links: Links, step: int, rows_B: Tensor) -> JointScores:
-        """Return the joint prediction of all parties at these alignment positions, without
-        training.
+        """Request representations of these alignment positions, and return the joint prediction;
+        nobody trains.
         """
         answers = await self.request_representations(links, step, rows_B, is_training=False)
         return self._compute_joint(rows_B, lambda: self.parse_answers(rows_B, answers))
 
     def _compute_joint(
-        self, rows_B: Tensor, read: Callable[[], Mapping[str, Tensor]]
+        self, rows_B: Tensor, read_parts: Callable[[], Mapping[str, Tensor]]
     ) -> JointScores:
-        """Return scores and representations of these rows; `read` supplies the passives' parts."""
+        """Return the joint model's scores of these alignment positions, and what its head read.
+
+        `read_parts`: returns the representations of the other parties, by name; it is called after
+        the active has encoded its own rows.
+        """
         trainer = self.trainer
         own_B = self.own_rows(rows_B)
         with torch.no_grad(), trainer.compute.prepare_forward(self._seed, "together"):
             own_BD = trainer.encoder(trainer.compute.take_rows(trainer.features_N, own_B))
-            parts = read()
+            parts = read_parts()
             scores_BK = trainer.compute_scores(own_BD, parts)
         return JointScores(scores=scores_BK, representations=trainer.merge_parts(own_BD, parts))
 
@@ -387,19 +407,21 @@ class SplitNnActive(TvflActive):
 
 
 class EncodingPassive(HelperRole):
-    """A passive that encodes its own view on request, and learns from the returned gradient.
-    `trainer`: its encoder, for its features in alignment order.
+    """A passive that encodes its features on request, and learns from the returned gradient.
+
+    Attributes:
+        unchecked_modes: for which `is_training` the encoder must still be tested for rows that
+            change each other's representations, because a privacy bound assumes that they do not.
     """
 
     asks: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)
 
     def __init__(self, name: str, contract: Contract, trainer: EncoderTrainer) -> None:
-        """Make a passive's role in split training, with no pending gradient."""
+        """Make a passive's role; `trainer`: its encoder, over its features in alignment order."""
         self.name = name
         self.contract = contract
         self.trainer = trainer
         self.predicts_with = {"encoder": trainer.encoder}
-        # Modes (training or evaluation) whose bound assumes independent rows and is not tested yet.
         self.unchecked_modes: set[bool] = set()
         self._awaited_gradient: tuple[int, Tensor] | None = None
 
@@ -407,13 +429,14 @@ class EncodingPassive(HelperRole):
         return self.trainer.encoder
 
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
-        """Answer a request without training on it; `about`: a digest of the people, if the caller
-        knows it.
+        """Answer a request for a prediction, without training on it.
+
+        `about`: a digest of the people that it is about; only secure sums use it.
         """
         await self.answer_message(links, message)
 
-    def rows_of(self, message: Envelope) -> tuple[Tensor, bool]:
-        """Return the requested positions, and whether the request is for training.
+    def parse_request(self, message: Envelope) -> tuple[Tensor, bool]:
+        """Return the requested alignment positions (B,), and whether the request is for training.
 
         Raises RemoteProtocolError: the request breaks a rule.
         """
@@ -428,21 +451,20 @@ class EncodingPassive(HelperRole):
         return tensors["rows"], meta.get("learn") is True
 
     def encode_rows(self, step: int, rows_B: Tensor, *, is_training: bool) -> Tensor:
-        """Return the representations of these positions; a pending gradient is dropped.
+        """Return the representations of these alignment positions, (B, *shape).
 
-        `is_training`: whether gradients for these rows follow.
-
-        Raises PromiseError: in the first batch one row changes another's representation, where a
-        privacy bound assumes that it does not.
+        A gradient on earlier representations is not accepted any more. `is_training`: whether a
+        gradient on these is to be expected. Raises PromiseError: one row of the first batch changes
+        another's representation, where a privacy bound assumes that it does not.
         """
-        self._awaited_gradient = None  # also where sending fails after this
+        self._awaited_gradient = None  # stays so if sending fails
         if is_training in self.unchecked_modes and len(rows_B) > 1:
             self.trainer.check_rows(rows_B, is_training=is_training)
             self.unchecked_modes.discard(is_training)
         return self.trainer.encode_rows(step, rows_B, is_training=is_training)
 
     def expect_gradient(self, step: int, z_BD: Tensor, *, is_training: bool) -> None:
-        """Remember the sent representations, if a gradient for them will arrive."""
+        """Store the sent representations if a gradient on them will arrive (`is_training`)."""
         self._awaited_gradient = (step, z_BD) if is_training else None
 
     def apply_gradient(self, message: Envelope) -> None:
@@ -451,11 +473,11 @@ class EncodingPassive(HelperRole):
         Raises RemoteProtocolError: no gradient is due, or it has another shape or is not finite.
         """
         sender = message.sender
-        if self._awaited_gradient is None or message.step != self._awaited_gradient[0]:
+        awaited_step, z_BD = self._awaited_gradient or (None, None)
+        if z_BD is None or message.step != awaited_step:
             raise RemoteProtocolError(
                 f"{sender} sent a gradient for step {message.step}, which waits for none"
             )
-        z_BD = self._awaited_gradient[1]
         expected = {"gradient": TensorSpec(self.trainer.compute.dtype, tuple(z_BD.shape))}
         tensors, _ = unpack_tensors(message.payload, expected, sender=sender)
         if not bool(tensors["gradient"].isfinite().all()):
@@ -472,8 +494,11 @@ class TvflPassive(EncodingPassive):
     def __init__(
         self, party: PartyContext, contract: Contract, trainer: EncoderTrainer, releases: Releases
     ) -> None:
-        """Make a passive's role in TVFL; count answers for every row, one more than training for
-        the final inference.
+        """Make a passive's role, which may answer once more for each row than training needs: for
+        the joint prediction at the end.
+
+        `releases`: its guard with the privacy ledger. If the guard adds noise, the encoder's rows
+        must not change each other's representations, which is tested.
         """
         super().__init__(party.name, contract, trainer)
         self.ledgers = {self.name: releases.ledger}
@@ -481,7 +506,7 @@ class TvflPassive(EncodingPassive):
             self.unchecked_modes = {True, False}
         self._releases = releases
         self._gate = StepGate(self.name)
-        people = len(trainer.features_N)  # requested once more by the final inference
+        people = len(trainer.features_N)
         self._answer_limits = AnswerLimits.from_contract(
             party, contract, aligned=people, extra_answers=1
         )
@@ -492,7 +517,11 @@ class TvflPassive(EncodingPassive):
         }
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Apply a gradient, or answer a request with guarded representations."""
+        """Train on a gradient, or answer a request with guarded representations.
+
+        Raises RemoteProtocolError: the message breaks a rule; BudgetExhaustedError: answering would
+        exceed the privacy budget; nothing is sent.
+        """
         if message.kind is Kind.GRADIENTS:
             self.apply_gradient(message)
         else:
@@ -500,25 +529,25 @@ class TvflPassive(EncodingPassive):
             links.send(message.sender, Kind.REPRESENTATIONS, message.step, payload)
 
     def represent(self, message: Envelope) -> bytes:
-        """Return the guarded representations of the requested rows, packed.
+        """Return the guarded representations of the requested rows as bytes, counted and charged.
 
         Raises RemoteProtocolError: the request breaks a rule; BudgetExhaustedError: sending would
         exceed the privacy budget; nothing is sent.
         """
-        rows_B, learn = self.rows_of(message)
+        rows_B, is_training = self.parse_request(message)
         step = message.step
         sender = message.sender
         self._answer_limits.check_batch(step, rows_B, sender=sender)
         self._gate.enter(step, sender=sender)
         released = self._releases.release(
-            self.encode_rows(step, rows_B, is_training=learn),
+            self.encode_rows(step, rows_B, is_training=is_training),
             step=step,
             rows=rows_B,
             count=lambda digest: self._answer_limits.count_answers(
                 step, rows_B, digest, sender=sender
             ),
         )
-        self.expect_gradient(step, released.z, is_training=learn)
+        self.expect_gradient(step, released.z, is_training=is_training)
         return released.payload
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
@@ -527,12 +556,17 @@ class TvflPassive(EncodingPassive):
 
 
 class Tvfl(Method):
-    """The method TVFL; see `Method`."""
+    """The method TVFL; see `Method`.
+
+    Attributes:
+        active_class: the class of the active's role.
+        has_student: whether the active's final model is another network than the one that it trains
+            jointly.
+    """
 
     settings: type[MethodSettings] = TvflSettings
-    kind: type[TvflActive] = TvflActive
+    active_class: type[TvflActive] = TvflActive
     has_student: ClassVar[bool] = False
-    """True if the active's own model is another network than the one in the exchange."""
 
     def pick_model(self, config: RunSettings) -> ModelSettings:
         """Return the network settings of the active, and of passives without their own."""
@@ -542,7 +576,7 @@ class Tvfl(Method):
         return config.settings_of(passive).model or self.pick_model(config)
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
-        """Return, at a passive, the bounds on the representations that it sends."""
+        """Return the bounds on the representations that a passive sends; None at the active."""
         party.require_passives()
         if party.name == party.active:
             return None
@@ -552,26 +586,28 @@ class Tvfl(Method):
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms of all passives, after comparing each offer with this party's own
-        settings.
+        """Return the terms: each passive's bounds, as it offered them.
 
-        `session`: the session's name.
+        `offers`: by passive, what its `offer_terms` returned. `session`: the session's name. Raises
+        RemoteProtocolError: bounds that the settings do not give for this shape.
         """
         for name, offered in offers.items():
             party.require_terms(name, offered, party.bound_sent_rows(offered.shape))
         return SessionTerms.from_rows({name: offers[name] for name in party.passives})
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        """Return the active's role, with the guarantee for the releases of all
-        passives together.
+        """Return the active's role, with the guarantee for the releases of all passives together.
+
+        `rows`: the row of its table at each alignment position, (N,).
         """
         trainer = self.make_head_trainer(party, contract)
-        promised = joint_releases_statement(
+        guarantee = joint_releases_statement(
             party.make_guard().describe_guarantee(), len(contract.passives)
         )
-        return self.kind(party, contract, rows, trainer, guarantee=promised)
+        return self.active_class(party, contract, rows, trainer, guarantee=guarantee)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        """Return a passive's role; `rows`: the row of its table at each position, (N,)."""
         trainer = self._make_encoder_trainer(party, rows)
         return TvflPassive(party, contract, trainer, party.open_releases(len(rows)))
 
@@ -580,46 +616,50 @@ class Tvfl(Method):
     ) -> Lockstep:
         """Return a training step without messages: encode, train the head, apply gradients."""
         assert isinstance(active, TvflActive)
-        others = {name: role for name, role in passives.items() if isinstance(role, TvflPassive)}
+        encoding_passives = {
+            name: role for name, role in passives.items() if isinstance(role, TvflPassive)
+        }
 
         def run_step(step: int, rows_B: Tensor) -> None:
-            """Train all parties on these positions."""
+            """Train all parties on these alignment positions."""
             sent_by_passive = {
                 name: passive.trainer.encode_rows(step, rows_B, is_training=True)
-                for name, passive in others.items()
+                for name, passive in encoding_passives.items()
             }
-            read = {name: h_B.detach().clone() for name, h_B in sent_by_passive.items()}
-            _, gradients = active.trainer.train_on_parts(step, active.own_rows(rows_B), read)
+            parts = {name: h_B.detach().clone() for name, h_B in sent_by_passive.items()}
+            _, gradients = active.trainer.train_on_parts(step, active.own_rows(rows_B), parts)
             for name, gradient_B in gradients.items():
-                others[name].trainer.apply_gradient(sent_by_passive[name], gradient_B)
+                trainer = encoding_passives[name].trainer
+                trainer.apply_gradient(sent_by_passive[name], gradient_B)
 
         return run_step
 
     def make_head_trainer(self, party: PartyContext, contract: Contract) -> HeadTrainer:
         """Return the active's networks, whose head reads the representations of each passive."""
-        passives = contract.passives.items()
-        parts = {name: math.prod(terms.representation.shape) for name, terms in passives}
-        return self._make_trainer(HeadTrainer, party, parts)
+        sizes = {
+            name: math.prod(terms.representation.shape) for name, terms in contract.passives.items()
+        }
+        return self._make_trainer(HeadTrainer, party, sizes)
 
     def _make_trainer(
-        self, kind: type[HeadTrainer], party: PartyContext, parts: Mapping[str, int]
+        self, trainer_class: type[HeadTrainer], party: PartyContext, sizes: Mapping[str, int]
     ) -> HeadTrainer:
-        """Return the active's networks as seeded, before training.
+        """Return the active's untrained networks, seeded, with their optimiser.
 
-        `parts`: by name, how many numbers the head reads from each other party.
+        `sizes`: by name of what the head reads from others, how many numbers wider that makes it.
         """
         table = party.data.table
         encoder, shape = self._build_encoder(party)
-        size = math.prod(shape) + sum(parts.values())
-        head = party.build_head(self.pick_model(party.config), (size,), party.outputs)
+        head_size = math.prod(shape) + sum(sizes.values())
+        head = party.build_head(self.pick_model(party.config), (head_size,), party.outputs)
         assert table.labels is not None
-        return kind(
+        return trainer_class(
             party.name,
             encoder,
             head,
             features_N=table.features,
             labels_N=table.labels,
-            passives=tuple(parts),
+            passives=tuple(sizes),
             train=party.config.train,
             seed=party.secrets.seed,
             task=party.task,
@@ -627,7 +667,10 @@ class Tvfl(Method):
         )
 
     def _make_encoder_trainer(self, party: PartyContext, rows: Tensor) -> EncoderTrainer:
-        """Return the trainer of this passive's encoder, with features in alignment order."""
+        """Return the trainer of this passive's encoder, with features in alignment order.
+
+        `rows`: the row of its table at each alignment position, (N,).
+        """
         encoder, _ = self._build_encoder(party)
         return EncoderTrainer(
             party.name,
@@ -642,7 +685,8 @@ class Tvfl(Method):
         """Return a party's untrained encoder, and the shape of its output for a row."""
         if party.name != party.active:
             return party.build_encoder(self.find_sent_model(party.config, party.name))
-        # The student trains the very network that was handed in.
+        # The network that the user passed in is trained by the student; joint training needs a
+        # copy.
         family = party.fresh_networks if self.has_student else None
         return party.build_encoder(self.pick_model(party.config), family)
 
@@ -651,4 +695,4 @@ class SplitNn(Tvfl):
     """The method of vertical SplitNN that concatenates; see `Method`."""
 
     settings = SplitNnSettings
-    kind = SplitNnActive
+    active_class = SplitNnActive

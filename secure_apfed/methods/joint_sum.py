@@ -2,13 +2,13 @@
 
 Training and joint prediction are those of `secure_apfed.methods.joint`, but passives contribute to
 a `SecureSum`: the active reads the sum of their representations and no single one, in training and
-for every row that is predicted. Discrete Gaussian noise under the sum (`secure_sum.noise`) makes
-each contribution private, the encoders held fixed. With `glm` networks it is a generalised linear
-model of all columns: logistic, softmax, linear or Poisson regression.
+for every row that is predicted. Discrete Gaussian noise in each contribution (`secure_sum.noise`)
+makes it differentially private, the encoders held fixed. With `glm` networks it is a generalised
+linear model of all columns: logistic, softmax, linear or Poisson regression.
 
-A passive emits its representations under the sum; the active the gradients on them.
+A passive adds its representations to the secure sum; the active sends the gradients on them.
 
-Letters: B batch, D numbers of a representation, K classes.
+Letters: N positions of the alignment, B rows of a batch, D numbers of a representation, K classes.
 """
 
 import math
@@ -41,7 +41,7 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
 
 SUM = "the others"
-"""The one part that the head reads where representations are summed."""
+"""The name of the one representation that the head reads besides its own: the passives' sum."""
 
 
 class SummedSplitNnSettings(MethodSettings):
@@ -58,20 +58,22 @@ class SummedSplitNnSettings(MethodSettings):
     tasks = ("classification", "regression", "poisson")
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many linear numbers of a person are read: D in each epoch, by other weights.
+        """Return how many linear combinations of a person's features are revealed: D in each epoch,
+        each time with other weights.
 
-        Other layers than linear ones are nearly linear, so they count the same.
+        Networks that are not linear are nearly so, and count the same.
         """
         return count_summed_numbers(config, config.model) * config.train.epochs
 
 
 def count_summed_numbers(config: RunSettings, model: ModelSettings) -> int:
-    """Return D, the size of the representations that passives add; all have the same."""
-    named = [settings.model or model for settings in config.passives.values()]
-    return max(
-        (named_settings.representation_size for named_settings in named),
-        default=model.representation_size,
-    )
+    """Return D, the size of the representations that passives add, which is the same for all.
+
+    `model`: the network of passives that have none of their own in the settings.
+    """
+    models = [settings.model or model for settings in config.passives.values()]
+    sizes = [passive_model.representation_size for passive_model in models]
+    return max(sizes, default=model.representation_size)
 
 
 class SummedSplitNnActive(SumLearner, SplitNnActive):
@@ -89,16 +91,19 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         guarantee: str,
         sum_end: ActiveSum,
     ) -> None:
-        """Make the active's role in SplitNN with a secure sum.
+        """Make the active's role; arguments as those of `TvflActive`.
 
-        `aligned`: row of the active's table at each position, (N,). `guarantee`: what the session
-        promises, in words.
+        `sum_end`: what sends its requests to the secure sum and decodes the sums.
         """
         super().__init__(party, contract, aligned, trainer, guarantee=guarantee)
         self.read_from(sum_end)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
-        """Run one training step: two messages with each passive, and one secure sum."""
+        """Request the sum of representations, train the head on it, and send every passive its
+        gradient, which is the same for all. Returns the task loss.
+
+        `rows_B`: alignment positions.
+        """
         others_BD = await self._request_sum(links, step, rows_B, is_training=True)
         loss, gradients = self.train_on_parts(step, rows_B, {SUM: others_BD})
         for name in self.contract.passives:
@@ -106,25 +111,27 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         return loss
 
     async def predict_jointly(self, links: Links, step: int, rows_B: Tensor) -> JointScores:
-        """Return the joint prediction of these rows from the sum of all passives'
-        representations.
+        """Return the joint prediction at these alignment positions, from the requested sum of all
+        passives' representations.
         """
         others_BD = await self._request_sum(links, step, rows_B, is_training=False)
         self.check_teacher(rows_B, others_BD)
         return self._compute_joint(rows_B, lambda: {SUM: others_BD})
 
     def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
-        """Check how far one person's sum moves other people's predictions.
+        """Check that one person's sum does not change other people's predictions.
 
-        By default nothing: only methods that promise a bound override it.
+        By default it checks nothing; methods whose privacy bound rests on that override it.
+        `rows_B`: alignment positions. `others_BD`: the passives' sums of these.
         """
 
     async def _request_sum(
         self, links: Links, step: int, rows_B: Tensor, *, is_training: bool
     ) -> Tensor:
-        """Return the decoded sum (B, D) of the passives' representations of these rows.
+        """Request and return the sum (B, D) of the passives' representations at these alignment
+        positions.
 
-        `is_training`: whether gradients for these rows follow.
+        `is_training`: whether the active will send gradients on them.
         """
         request = self.pack_request(rows_B, is_training=is_training)
         terms = next(iter(self.contract.passives.values())).representation
@@ -134,14 +141,18 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
 
 
 class SummedPassive(SumHelper, EncodingPassive):
-    """A passive that adds its representations to a secure sum; the active reads only the sum.
-
-    `clip`: C, the L2 bound of one row; None: none.
-    """
+    """A passive that adds its representations to a secure sum; the active reads only the sum."""
 
     def __init__(self, sum_end: PassiveSum, trainer: EncoderTrainer, *, clip: float | None) -> None:
-        """Make a passive's role in SplitNN with a secure sum; with noise its encoder must not mix
-        rows, which is measured.
+        """Make a passive's role in joint training with a secure sum.
+
+        With noise, rows must not change each other's representations in the encoder, which is
+        tested.
+
+        Args:
+            sum_end: what checks requests and protects its contributions to the secure sum.
+            trainer: its encoder, over its features in alignment order.
+            clip: the L2 bound of one row's representation; None: unbounded.
         """
         EncodingPassive.__init__(self, sum_end.name, sum_end.contract, trainer)
         SumHelper.__init__(self, sum_end, {"": trainer})
@@ -150,33 +161,37 @@ class SummedPassive(SumHelper, EncodingPassive):
         self._clip = clip
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Apply a gradient, or add representations of the requested rows to the sum."""
+        """Train on a gradient, or add the representations of the requested rows to the sum.
+
+        Raises RemoteProtocolError: the message breaks a rule.
+        """
         if message.kind is Kind.GRADIENTS:
             self.apply_gradient(message)
             return
-        rows_B, learn = self.rows_of(message)
-        await self._add_to_sum(
-            links, self.sum.admit_request(message, rows_B), rows_B, is_training=learn
-        )
+        rows_B, is_training = self.parse_request(message)
+        admitted = self.sum.admit_request(message, rows_B)
+        await self._add_to_sum(links, admitted, rows_B, is_training=is_training)
 
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
         """Add representations to the sum without training; see `EncodingPassive`.
 
-        The contribution is bound to the people's digest, since each passive has positions of its
-        own: a sum over different people would not decrypt.
-
-        `about`: identifies the people, for independent noise.
+        Here every passive has alignment positions of its own. So the contribution is bound to
+        `about`, a digest of the people, and to their order in the request: a sum over different
+        people would not decode.
         """
-        rows_B, _ = self.rows_of(message)
+        rows_B, _ = self.parse_request(message)
         request = replace(message, payload=about)
-        same_B = torch.arange(len(rows_B))
-        admitted = self.sum.admit_request(request, same_B, counted_rows=rows_B)
+        order_B = torch.arange(len(rows_B))
+        admitted = self.sum.admit_request(request, order_B, counted_rows=rows_B)
         await self._add_to_sum(links, admitted, rows_B, is_training=False)
 
     async def _add_to_sum(
         self, links: Links, admitted: AdmittedRequest, rows_B: Tensor, *, is_training: bool
     ) -> None:
-        """Encode and clip these rows, contribute them, and expect a gradient if `is_training`."""
+        """Encode and clip these alignment positions, and add the representations to the sum.
+
+        `is_training`: whether a gradient on them is to be expected.
+        """
         step = admitted.step
         z_BD = self.encode_rows(step, rows_B, is_training=is_training).flatten(1)
         if self._clip is None:
@@ -191,15 +206,16 @@ class SummedSplitNn(SumMethod, Tvfl):
     """The method of vertical SplitNN that merges by a secure sum; see `Method`."""
 
     settings: type[MethodSettings] = SummedSplitNnSettings
-    kind: type[SummedSplitNnActive] = SummedSplitNnActive
+    active_class: type[SummedSplitNnActive] = SummedSplitNnActive
     make_simulated_step = Method.make_simulated_step
 
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms of the sum. Raises ConfigError: representations of different sizes.
+        """Return the terms: each passive's bounds, and the parameters of the sum.
 
-        `offers`: each passive's offered terms. `session`: the session's name.
+        `offers`: by passive, what its `offer_terms` returned. `session`: the session's name. Raises
+        ConfigError: representations of different sizes.
         """
         agreed = super().derive_terms(party, offers, session)
         sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}
@@ -216,12 +232,15 @@ class SummedSplitNn(SumMethod, Tvfl):
         return replace(agreed, secure_sum=party.describe_sum(session, shape))
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        """Return the active's role, with the guarantee that noise under the sum gives."""
+        """Return the active's role, and state whether passives add noise.
+
+        `rows`: the row of its table at each alignment position, (N,).
+        """
         agreed = SessionSum.from_contract(party, contract)
         guarantee = "no guarantee: sums of representations are opened without noise"
         if agreed.noise is not None:
             guarantee = "representations are read as their noised sum alone"
-        return self.kind(
+        return self.active_class(
             party,
             contract,
             rows,
@@ -231,10 +250,18 @@ class SummedSplitNn(SumMethod, Tvfl):
         )
 
     def make_head_trainer(self, party: PartyContext, contract: Contract) -> HeadTrainer:
-        return self._make_trainer(SumTrainer, party, {SUM: 0})  # it is added to the active's own
+        """Return the active's networks, whose head reads the sum of all representations.
+
+        The passives' sum is added to the active's own, and so makes the head no wider.
+        """
+        return self._make_trainer(SumTrainer, party, {SUM: 0})
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role; every row may be answered once more, for the final inference."""
+        """Return a passive's role, which may answer once more for each row than training needs: for
+        the joint prediction at the end.
+
+        `rows`: the row of its table at each alignment position, (N,).
+        """
         agreed = SessionSum.from_contract(party, contract)
         sum_end = agreed.make_passive_end(people=len(rows), extra_answers=1)
         trainer = self._make_encoder_trainer(party, rows)

@@ -1,20 +1,21 @@
 """A joint teacher: a joint model under a secure sum labels the active's rows once.
 
 Training is that of `split_nn_sum` (`secure_apfed.methods.joint_sum`), on the aligned rows that have
-a label. Then the active asks once more, for the aligned training rows without one; the joint model
-labels these, and the active's student learns the labels from the active's own features. It predicts
-alone. Help is worth most where few rows have a label and many more are aligned. Of a labelled row
-the student learns the true label, never the teacher's, who was fitted to it. A sum is no more
-hidden than it has numbers fewer than the passives have features: docs/leaks.
+a label. Then the active requests sums once more, for the aligned training rows without a label; the
+joint model labels these, and the active's student learns the labels from the active's own features.
+The student predicts alone. It gains most where few rows have a label and many more are aligned. For
+a labelled row the student learns the true label, never the teacher's, since the teacher was fitted
+to it. The more numbers a sum has, compared with the passives' features, the more it reveals of
+them: docs/leaks.
 
-`epsilon` puts k-ary randomised response between the teacher and the student. It covers, at
-delta 0, what the finished student says of the passives' features of one person without a label:
-they reach the student by this one label alone, since the teacher was fitted without that person. It
-covers nothing that the active itself reads, which has the person's sum already; nor a person with a
-label, on whom the teacher was fitted; nor the teacher, or checkpoints, which hold it.
+`epsilon` puts k-ary randomised response between the teacher and the student. It covers, at delta 0,
+what the finished student reveals of the passives' features of one person without a label: they
+reach the student by this one label alone, since the teacher was fitted without that person. It does
+not cover what the active itself reads, which has the person's sum already; nor a person with a
+label, on whom the teacher was fitted; nor the teacher, nor checkpoints, which contain the teacher.
 
-Letters: B batch, D numbers of a representation, K classes, U aligned training rows, V of them that
-the teacher labels.
+Letters: N positions of the alignment, B rows of a batch, D numbers of a representation, K classes,
+U aligned training rows, V of them that the teacher labels.
 """
 
 from typing import Annotated, Literal, Self
@@ -68,7 +69,8 @@ HEAD = "head"
 
 Floats = NDArray[np.float64]
 
-_ALL_ROWS = bytes(8)  # it answers for all training rows, and no others
+_ALL_ROWS = bytes(8)
+"""Names the rows in the seed of randomised response, which is always about all training rows."""
 
 
 class TeacherActive(SummedSplitNnActive):
@@ -84,11 +86,10 @@ class TeacherActive(SummedSplitNnActive):
         guarantee: str,
         sum_end: ActiveSum,
     ) -> None:
-        """Make the active's role with a joint teacher: build its student, and the key of randomised
-        response.
+        """Make the active's role; build its student, and the key of randomised response.
 
-        `aligned`: row of the active's table at each position, (N,). `guarantee`: what the session
-        promises, in words.
+        Arguments as those of `SummedSplitNnActive`. `guarantee`: what secure sums promise; that of
+        randomised response is added.
         """
         guarantee += _describe_response(party)
         super().__init__(party, contract, aligned, trainer, guarantee=guarantee, sum_end=sum_end)
@@ -102,25 +103,25 @@ class TeacherActive(SummedSplitNnActive):
     async def finish_training(self, links: Links, steps: StepCounter) -> None:
         """Request the sums of rows to label, label them with the joint model, and train the
         student.
+
+        A labeller other than the joint model's head also needs the sums of labelled rows.
         """
         settings = TeacherSettings.from_run_settings(self._config)
-        labelled = torch.zeros(len(self._train_rows), dtype=torch.bool)
-        labelled[torch.from_numpy(self.student.labelled)] = True
-        places = torch.arange(len(labelled))
+        has_label_U = torch.zeros(len(self._train_rows), dtype=torch.bool)
+        has_label_U[torch.from_numpy(self.student.labelled)] = True
+        requested = torch.arange(len(has_label_U))
         if settings.labels == HEAD:
-            places = places[~labelled]
+            requested = requested[~has_label_U]
+        batches = self.split_into_batches(requested)
         with self.trainer.evaluation_mode():
-            answers = [
-                (
-                    places_B.numpy(),
-                    await self._request_predictions(links, steps, self._train_rows[places_B]),
-                )
-                for places_B in self.parts_of(places)
+            predictions = [
+                await self._request_predictions(links, steps, self._train_rows[index_B])
+                for index_B in batches
             ]
-        labels_UK = np.zeros((len(labelled), self.student.classes))
-        if answers:
-            places_V = np.concatenate([places_B for places_B, _ in answers])
-            labels_UK[places_V] = self._label_rows(places_V, [joint for _, joint in answers])
+        labels_UK = np.zeros((len(has_label_U), self.student.classes))
+        if predictions:
+            index_V = torch.cat(batches).numpy()
+            labels_UK[index_V] = self._label_rows(index_V, predictions)
         if settings.epsilon is not None:
             labels_UK = self.randomise_labels(labels_UK, settings.epsilon)
         self.student.fit_to_labels(labels_UK)
@@ -129,10 +130,9 @@ class TeacherActive(SummedSplitNnActive):
     def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
         """Refuse a head in which one person's sum changes another person's label.
 
-        Only with an epsilon, which covers one person's label. Raises PromiseError: names the head,
-        and the change.
-
-        `others_BD`: sums of the passives' representations.
+        Only with an epsilon, which covers one person's label, and only at the first batch.
+        `rows_B`: alignment positions. `others_BD`: the passives' sums of these. Raises
+        PromiseError: names the head, and the change.
         """
         if self._check_due and len(rows_B) > 1:
             check_row_wise(self.trainer.head, others_BD, training=False, owner=self.name)
@@ -141,38 +141,44 @@ class TeacherActive(SummedSplitNnActive):
     async def _request_predictions(
         self, links: Links, steps: StepCounter, rows_B: Tensor
     ) -> JointScores:
-        """Return the joint prediction of these rows, as a step of the run."""
+        """Return the joint prediction at these alignment positions; the request counts as a step of
+        the run.
+        """
         joint = await self.predict_jointly(links, steps.next_step, rows_B)
         steps.count_step(None)
         return joint
 
-    def _label_rows(self, places_V: NDArray[np.int64], joints: list[JointScores]) -> Floats:
-        """Return the teacher's labels, (V, K), at these indices of the training rows.
+    def _label_rows(self, index_V: NDArray[np.int64], predictions: list[JointScores]) -> Floats:
+        """Return the teacher's labels of some training rows: class probabilities (V, K), or one
+        class each if the settings say "hard".
 
-        `places_V`: the indices.
+        `index_V`: indices of these rows among the student's. `predictions`: of the joint model for
+        them, batch by batch.
         """
         settings = TeacherSettings.from_run_settings(self._config)
         if settings.labels == HEAD:
-            scores_VK = torch.cat([joint.scores for joint in joints]).double()
+            scores_VK = torch.cat([joint.scores for joint in predictions]).double()
             labels_VK = scores_VK.softmax(1).cpu().numpy()
         else:
-            known = np.isin(places_V, self.student.labelled)
-            class_of = dict(zip(self.student.labelled, self.student.labels, strict=True))
-            labels = np.array([class_of[place] for place in places_V[known]], dtype=np.int64)
-            read_VD = standardise_parts(
-                torch.cat(parts)
-                for parts in zip(*(joint.representations for joint in joints), strict=True)
+            has_label_V = np.isin(index_V, self.student.labelled)
+            class_by_index = dict(zip(self.student.labelled, self.student.labels, strict=True))
+            labels = np.array(
+                [class_by_index[index] for index in index_V[has_label_V]], dtype=np.int64
             )
+            batches_by_party = zip(*(joint.representations for joint in predictions), strict=True)
+            read_VD = standardise_parts(torch.cat(batches) for batches in batches_by_party)
             labeller = make_labeller(settings.labels)
-            inputs = read_VD, np.flatnonzero(known), labels, self.student.classes
+            inputs = read_VD, np.flatnonzero(has_label_V), labels, self.student.classes
             if settings.epsilon is not None:
                 check_votes(labeller, *inputs, owner=self.name, is_judge=False)
             labels_VK = labeller.label_rows(*inputs)
         return harden_votes(labels_VK) if settings.form == "hard" else labels_VK
 
     def randomise_labels(self, labels_UK: Floats, epsilon: float) -> Floats:
-        """Return the teacher's labels after randomised response, combined with the student's own
-        prior.
+        """Return class probabilities (U, K) from the teacher's labels after randomised response and
+        from a prior by the active's own features.
+
+        `labels_UK`: the teacher's labels. `epsilon`: of the response to each.
         """
         response = VoteResponse(epsilon=epsilon, classes=self.student.classes)
         answers_U = response.randomise_votes(
@@ -183,8 +189,7 @@ class TeacherActive(SummedSplitNnActive):
         return weigh_votes(estimate_UK, self.student, prior, seed=self._seed).likely
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
-        """Return, after training, the student's scores, and the joint model's with all parties
-        present.
+        """Return, after training, the test scores of the student and of the joint model.
 
         `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
         """
@@ -248,6 +253,7 @@ class TeacherSettings(FormSettings):
         return self
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        """Return how many linear combinations of a person's features are revealed in all sums."""
         releases = config.train.epochs + self.asks_again
         return count_summed_numbers(config, self.model) * releases
 
@@ -266,12 +272,13 @@ class JointTeacher(SummedSplitNn):
 
     has_student = True
     settings = TeacherSettings
-    kind = TeacherActive
+    active_class = TeacherActive
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role, which encodes its rows for the secure sum.
 
-        An epsilon covers one label as one person's, so the encoder must not let a row move others.
+        With an epsilon, which is of one person's label, its encoder is tested: rows must not change
+        each other's representations. `rows`: the row of its table at each alignment position.
         """
         role = super().build_passive(party, contract, rows)
         assert isinstance(role, SummedPassive)
@@ -284,7 +291,9 @@ class JointTeacher(SummedSplitNn):
 
 
 def _describe_response(party: PartyContext) -> str:
-    """Return the guarantee of randomised response between teacher and student; "" without it."""
+    """Return the guarantee of randomised response between teacher and student, in words; "" without
+    an epsilon.
+    """
     epsilon = TeacherSettings.from_run_settings(party.config).epsilon
     if epsilon is None:
         return ""

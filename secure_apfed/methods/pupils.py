@@ -3,15 +3,15 @@
 Run by: the active, alone, after an exchange in which it received sums of the passives' gradients
 for its training rows. Such a sum is a projection of the passives' features
 (apfed-without-labels.md), and no new row has one. So a teacher, a local model that reads the sums
-beside the features, labels all training rows; and a pupil, a ridge regression of the features
-alone, learns these labels (D. Lopez-Paz et al., "Unifying distillation and privileged information",
-ICLR 2016). Nothing is sent: this is post-processing of the received sums.
+beside the features, labels all training rows. A pupil, a ridge regression on the features alone,
+learns these labels (D. Lopez-Paz et al., "Unifying distillation and privileged information", ICLR
+2016). Nothing is sent: this is post-processing of the received sums.
 
-Held-out labels measure a pupil as new rows would: neither label nor sum of a held-out row is used
+Validation rows measure a pupil as new rows would: neither label nor sum of a validation row is used
 to train it.
 
-Letters: U training rows, T of them for which something came back, n labelled rows, F features, D
-numbers of a sum, K classes.
+Letters: U training rows, T of them with a received sum, n labelled rows, B any rows, F features, D
+numbers of a sum, C = F + D, K classes.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ from secure_apfed.solo.interface import MIN_CLASSES, FloatArray, IntArray, split
 BoolArray: TypeAlias = NDArray[np.bool_]
 
 TEACHERS = ("mixmatch", "label_spreading_ridge", "extra_trees")
-"""Chosen on seven sets, three seeds each (apfed-without-labels.md). Their mean teaches, too."""
+"""The local models that serve as teachers, chosen on seven data sets, three seeds each
+(apfed-without-labels.md). The mean of their labels is one more teacher."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,9 +42,9 @@ class Pupil:
 
     Attributes:
         taught_by: the name of the teacher.
-        predictor: predicts from the features, (B, F) -> (B, K).
-        held_out: its predictions for held-out labelled rows, trained without their labels; None:
-            there are none.
+        predictor: maps features (B, F) to scores (B, K).
+        held_out: the scores of validation rows by pupils that were trained without these; None:
+            there are no validation rows.
     """
 
     taught_by: str
@@ -56,9 +57,10 @@ class _TeacherInputs:
     """The inputs of a teacher: own features and the received sum, for the rows with a sum.
 
     Attributes:
-        task: these rows, (T, F + D), and the labels of some.
-        answered: the rows, (T,), of U.
-        is_answered_n: whether something came back for a labelled row, (n,).
+        task: the rows with a sum, (T, F + D), and the labels of some of them.
+        answered: the indices of these rows among the U, (T,).
+        is_answered_n: whether a labelled row has a sum, (n,).
+        rows: U.
     """
 
     task: SoloTask
@@ -68,8 +70,10 @@ class _TeacherInputs:
 
     @classmethod
     def from_sums(cls, task: SoloTask, received_UD: FloatArray, answered: IntArray) -> Self:
-        """Concatenate features and received sums of the rows `answered`, for which a sum was
-        received.
+        """Concatenate standardised features and sums of the rows with a sum.
+
+        `task`: all training rows with their features and labels. `received_UD`: the received sums.
+        `answered`: indices of the rows that have one, (T,).
         """
         task_of_answered = task.select_rows(answered)
         inputs_TC = np.hstack(
@@ -82,13 +86,17 @@ class _TeacherInputs:
             rows=len(task.features),
         )
 
-    def find_labels(self, part: IntArray) -> IntArray:
-        """Return the indices, among labels of answered rows, of this part of the task's labels."""
-        place_n = np.cumsum(self.is_answered_n) - 1
-        return place_n[part[self.is_answered_n[part]]]
+    def find_labels(self, fold: IntArray) -> IntArray:
+        """Convert indices of labelled rows among all labelled ones to indices among those with a
+        sum; rows without one are left out.
+        """
+        index_among_answered_n = np.cumsum(self.is_answered_n) - 1
+        return index_among_answered_n[fold[self.is_answered_n[fold]]]
 
-    def label_by(self, teacher: Predictor) -> FloatArray:
-        """Return a teacher's class scores for all rows, (U, K)."""
+    def label_all_rows(self, teacher: Predictor) -> FloatArray:
+        """Return a teacher's class probabilities for all rows, (U, K); zeros for rows without a
+        sum.
+        """
         likely_UK = np.zeros((self.rows, self.task.classes))
         likely_UK[self.answered] = label_rows(teacher, self.task)
         return likely_UK
@@ -99,31 +107,40 @@ class _Teaching:
     """The labels that a teacher gives all rows.
 
     Attributes:
-        by_part: probabilities (U, K) by the teacher that knows no label of a part of the labelled
-            rows, one table for each part; the last is by the teacher that knows all labels. 0 in
-            rows for which nothing came back.
+        name: of the teacher.
+        by_fold: class probabilities (U, K), one array for each fold of the labelled rows, by the
+            teacher that was fitted without the labels of that fold; and last by the teacher fitted
+            to all labels. Rows without a sum are zeros.
     """
 
     name: str
-    by_part: tuple[FloatArray, ...] = field(repr=False)
+    by_fold: tuple[FloatArray, ...] = field(repr=False)
 
     @classmethod
     def from_baseline(
-        cls, baseline: Baseline, read: "_TeacherInputs", parts: Sequence[IntArray]
+        cls, baseline: Baseline, inputs: "_TeacherInputs", folds: Sequence[IntArray]
     ) -> Self:
-        """Fit a teacher of this kind once without each part of the labels, and once with all."""
-        tasks = [*(read.task.drop_labels(read.find_labels(part)) for part in parts), read.task]
-        fitted = baseline.fit_together(tasks)
-        return cls(name=baseline.name, by_part=tuple(read.label_by(teacher) for teacher in fitted))
+        """Fit a teacher of this kind once without the labels of each fold, and once with all.
+
+        `folds`: indices of labelled rows among all labelled ones.
+        """
+        tasks = [inputs.task.drop_labels(inputs.find_labels(fold)) for fold in folds]
+        teachers = baseline.fit_together([*tasks, inputs.task])
+        by_fold = tuple(inputs.label_all_rows(teacher) for teacher in teachers)
+        return cls(name=baseline.name, by_fold=by_fold)
 
     @classmethod
     def from_average(cls, teachings: Sequence[Self]) -> Self:
-        tables = zip(*(teaching.by_part for teaching in teachings), strict=True)
-        return cls(name="their mean", by_part=tuple(np.mean(table, axis=0) for table in tables))
+        """Return the mean of several teachers' labels as those of one more teacher."""
+        labels_by_fold = zip(*(teaching.by_fold for teaching in teachings), strict=True)
+        return cls(
+            name="their mean",
+            by_fold=tuple(np.mean(labels, axis=0) for labels in labels_by_fold),
+        )
 
 
 def label_rows(predictor: Predictor, task: SoloTask) -> FloatArray:
-    """Return the probability of each class for each row of a task, (U, K); 0 where the model
+    """Return a model's class probabilities for each row of a task, (U, K); zeros where the model
     abstains.
     """
     scores_UK = predictor.compute_scores(task.features)
@@ -131,7 +148,7 @@ def label_rows(predictor: Predictor, task: SoloTask) -> FloatArray:
 
 
 def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
-    """Fit a teacher of each kind, and a pupil of each and of their mean.
+    """Fit a teacher of each kind in `TEACHERS`, and a pupil of each and of their mean.
 
     Args:
         task: the active's training rows and labels.
@@ -145,62 +162,64 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
     answered_labels = task.labels[np.isin(task.labelled, answered)]
     if len(np.unique(answered_labels)) < MIN_CLASSES:
         return []
-    read = _TeacherInputs.from_sums(task, received_UD, answered)
-    parts = split_folds(task.labels, FOLDS, task.seed)
+    inputs = _TeacherInputs.from_sums(task, received_UD, answered)
+    folds = split_folds(task.labels, FOLDS, task.seed)
     teachings: list[_Teaching] = []
     for baseline in list_local_models():
         if baseline.name not in TEACHERS:
             continue
-        with suppress(ModelError, DataError):  # without a part, too few classes may be left
-            teachings.append(_Teaching.from_baseline(baseline, read, parts))
+        with suppress(ModelError, DataError):  # without a fold, too few classes may be left
+            teachings.append(_Teaching.from_baseline(baseline, inputs, folds))
     if len(teachings) > 1:
         teachings.append(_Teaching.from_average(teachings))
-    return _fit_pupils(task, teachings, parts) if teachings else []
+    return _fit_pupils(task, teachings, folds) if teachings else []
 
 
 def _fit_pupils(
-    task: SoloTask, teachings: Sequence[_Teaching], parts: Sequence[IntArray]
+    task: SoloTask, teachings: Sequence[_Teaching], folds: Sequence[IntArray]
 ) -> list[Pupil]:
-    """Fit the pupils of all teachers: for validation without each part of the
-    labels, and with all.
+    """Fit a pupil of each teacher to all rows, with its scores on validation rows.
 
-    `parts`: indices of the labels that each fold leaves out.
+    For these scores pupils are fitted without each fold of the labelled rows. `folds`: indices of
+    labelled rows among all labelled ones.
     """
-    scores: list[list[FloatArray]] = [[] for _ in teachings]
-    for number, part in enumerate(parts):
-        pupils = _fit_without(task, teachings, part, number)
-        for pupil_scores, pupil in zip(scores, pupils, strict=True):
-            pupil_scores.append(pupil.compute_scores(task.labelled_rows[part]))
-    pupils = _fit_without(task, teachings, np.arange(0), len(parts))
-    truth_n = task.labels[np.concatenate(parts)] if parts else None
-    return [
-        Pupil(
-            taught_by=teaching.name,
-            predictor=pupil,
-            held_out=None
-            if truth_n is None
-            else Scored(truth=truth_n, scores=probabilities_of(np.concatenate(pupil_scores))),
-        )
-        for teaching, pupil, pupil_scores in zip(teachings, pupils, scores, strict=True)
-    ]
+    fold_scores: list[list[FloatArray]] = [[] for _ in teachings]
+    for fold_number, fold in enumerate(folds):
+        fold_pupils = _fit_without(task, teachings, fold, fold_number)
+        for scores, pupil in zip(fold_scores, fold_pupils, strict=True):
+            scores.append(pupil.compute_scores(task.labelled_rows[fold]))
+    nothing_left_out = np.arange(0)
+    predictors = _fit_without(task, teachings, nothing_left_out, len(folds))
+    truth_n = task.labels[np.concatenate(folds)] if folds else None
+    pupils = []
+    for teaching, predictor, scores in zip(teachings, predictors, fold_scores, strict=True):
+        held_out = None
+        if truth_n is not None:
+            held_out = Scored(truth=truth_n, scores=probabilities_of(np.concatenate(scores)))
+        pupils.append(Pupil(taught_by=teaching.name, predictor=predictor, held_out=held_out))
+    return pupils
 
 
 def _fit_without(
-    task: SoloTask, teachings: Sequence[_Teaching], part: IntArray, number: int
+    task: SoloTask, teachings: Sequence[_Teaching], left_out: IntArray, fold_number: int
 ) -> list[Predictor]:
-    """Fit a pupil of each teacher to all rows except a part of the labelled ones.
+    """Fit a pupil of each teacher to all rows that have a label by all teachers or the true one,
+    except some labelled rows.
 
-    `number`: of the fold, which seeds the networks.
+    `left_out`: indices of these among the labelled rows. `fold_number`: the index in `by_fold` of
+    the teachers' labels that were made without them.
     """
-    tables = []
+    targets = []
     for teaching in teachings:
-        likely_UK = teaching.by_part[number].copy()
+        likely_UK = teaching.by_fold[fold_number].copy()
         likely_UK[task.labelled] = task.indicators
-        likely_UK[task.labelled[part]] = 0
-        tables.append(likely_UK)
-    rows = np.flatnonzero(np.all([table.any(axis=1) for table in tables], axis=0))
-    return fit_ridges(task, rows, [likely_UK[rows] for likely_UK in tables])
+        likely_UK[task.labelled[left_out]] = 0
+        targets.append(likely_UK)
+    has_target_U = np.all([likely_UK.any(axis=1) for likely_UK in targets], axis=0)
+    rows = np.flatnonzero(has_target_U)
+    return fit_ridges(task, rows, [likely_UK[rows] for likely_UK in targets])
 
 
 def _standardise_rows(rows_TF: FloatArray) -> FloatArray:
+    """Return the rows with every column brought to mean 0 and variance 1."""
     return View.from_rows(rows_TF, first=0, end=rows_TF.shape[1]).standardise_columns(rows_TF)

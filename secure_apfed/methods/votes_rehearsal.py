@@ -44,9 +44,8 @@ _STEPS = 1024
 class RehearsalSettings(NoisedVoteSettings):
     """The settings of a rehearsal of votes; see `VoteSettings`.
 
-    Attributes:
-        epsilon: the privacy cost of the reported number for one person at a passive, labeller held
-            fixed.
+    Here `epsilon` is the privacy cost of the reported number for one person at a passive, labeller
+    held fixed.
     """
 
     name: Literal["votes_rehearsal"]

@@ -501,7 +501,7 @@ class SummedRun(LiveSession[SummedSplitNnActive]):
         """Return the scores (N, K) by all parties' models for these alignment positions (N,)."""
         scores = []
         with self.learner.trainer.evaluation_mode():
-            for rows_B in self.learner.parts_of(positions):
+            for rows_B in self.learner.split_into_batches(positions):
                 step = self._next_step()
                 script = self.learner.predict_jointly(self.session.links, step, rows_B)
                 scores.append(self.session.run_script(script).scores.detach())
