@@ -129,7 +129,7 @@ def make_charged_session(config: Config) -> SimpleNamespace:
     own = SimpleNamespace(config=config)
     return SimpleNamespace(
         ledgers=ledgers,
-        contributions=contributions,
+        contribution_ledgers=contributions,
         learner=SimpleNamespace(training=None),
         party_session=SimpleNamespace(party=own),
         helpers=True,

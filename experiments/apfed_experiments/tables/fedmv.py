@@ -146,7 +146,9 @@ def fit_vertical(
     """
     rng = np.random.default_rng(seed)
     models = [make_view_model(numerals.views[view][rows], choice, rng) for view in positions]
-    pull = LabelTerm(numerals.encode_labels(rows), np.full((len(rows), 1), choice.pull), acts_on_own=own)
+    pull = LabelTerm(
+        numerals.encode_labels(rows), np.full((len(rows), 1), choice.pull), acts_on_own=own
+    )
     common_NC = draw_orthonormal(len(rows), _CLASSES, rng)
     for _ in range(_VERTICAL_ITERATIONS):
         common_NC = run_iteration(models, common_NC, pull)
@@ -317,7 +319,7 @@ def measure_views(*, seed: int) -> Figures:
     view_sets = [all_views, *combinations(all_views, 2)]
     methods: Mapping[str, tuple[Fit, Sequence[Choice]]] = {
         "V-FedMV": (partial(fit_vertical, own=False), _FEDMV_CHOICES),
-        "MMVFL": (partial(fit_vertical, acts_on_own=True), _MMVFL_CHOICES),
+        "MMVFL": (partial(fit_vertical, own=True), _MMVFL_CHOICES),
         "H-FedMV": (fit_horizontal, _FEDMV_CHOICES),
     }
     figures: dict[str, float] = {}

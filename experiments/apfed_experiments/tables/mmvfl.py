@@ -174,7 +174,9 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
                 f"MMVFL {limit}": weights[view] for limit, weights in weights_by_limit.items()
             }
             initial_FC = weights_by_limit[max(weights_by_limit)][view]
-            weights_by_method["supFL"] = solve_weights(train_views[view], truth_NC, beta, initial_FC)
+            weights_by_method["supFL"] = solve_weights(
+                train_views[view], truth_NC, beta, initial_FC
+            )
             for method, weights_FC in weights_by_method.items():
                 accuracies = compute_accuracies(weights_FC, x_NF[test], labels_N[test])
                 for share, accuracy in accuracies.items():
