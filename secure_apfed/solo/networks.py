@@ -369,10 +369,34 @@ class _ParallelNetworks(nn.Module):
 
     def forward(self, x_GBF: Tensor) -> Tensor:
         """Apply copy g to rows g, for all copies at once."""
+        return self.list_layer_outputs(x_GBF)[-1]
+
+    def list_layer_outputs(self, x_GBF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the three layers make of the rows, each the input of the next one."""
         first, middle, last = zip(self.weights, self.biases, strict=True)
-        hidden_GBW = _apply_layers_singly(x_GBF, *first).relu()
-        hidden_GBW = torch.baddbmm(middle[1][:, None], hidden_GBW, middle[0].mT).relu()
-        return _apply_layers_singly(hidden_GBW, *last)
+        first_GBW = _apply_layers_singly(x_GBF, *first).relu_()
+        middle_GBW = torch.baddbmm(middle[1][:, None], first_GBW, middle[0].mT).relu_()
+        return first_GBW, middle_GBW, _apply_layers_singly(middle_GBW, *last)
+
+    def set_gradients(
+        self, x_GBF: Tensor, outputs: tuple[Tensor, Tensor, Tensor], error_GBK: Tensor
+    ) -> None:
+        """Set each parameter's gradient by backpropagation from `error_GBK`, the loss's by logits.
+
+        The products are those of autograd, in the same order, so that networks stay the same to
+        the last digit; between products this small autograd takes as long as for them.
+
+        `outputs`: of all layers, as `list_layer_outputs` returns them.
+        """
+        first_GBW, middle_GBW, _ = outputs
+        _set_gradients_singly(middle_GBW, error_GBK, self.weights[2], self.biases[2])
+        pairs = zip(error_GBK, self.weights[2], strict=True)
+        error_GBW = torch.stack([error_BK.mm(weight_KW) for error_BK, weight_KW in pairs])
+        error_GBW = _pass_positive(error_GBW, middle_GBW)
+        _get_gradient(self.weights[1]).copy_(first_GBW.mT.bmm(error_GBW).mT)
+        torch.sum(error_GBW, 1, out=_get_gradient(self.biases[1]))
+        error_GBW = _pass_positive(error_GBW.bmm(self.weights[1]), first_GBW)
+        _set_gradients_singly(x_GBF, error_GBW, self.weights[0], self.biases[0])
 
     @torch.no_grad()
     def split_networks(self, network: nn.Sequential) -> list[nn.Module]:
@@ -397,6 +421,29 @@ def _apply_layers_singly(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> 
     return torch.stack([F.linear(x_BF, weight, bias) for x_BF, weight, bias in of_each])
 
 
+def _set_gradients_singly(
+    x_GBF: Tensor, error_GBW: Tensor, weight_GWF: Tensor, bias_GW: Tensor
+) -> None:
+    """Set the gradients of the copies' layers one by one, from their inputs and output errors."""
+    gradients = zip(_get_gradient(weight_GWF), _get_gradient(bias_GW), strict=True)
+    for x_BF, error_BW, (gradient_WF, gradient_W) in zip(x_GBF, error_GBW, gradients, strict=True):
+        torch.mm(error_BW.mT, x_BF, out=gradient_WF)
+        torch.sum(error_BW, 0, out=gradient_W)
+
+
+def _get_gradient(parameter: Tensor) -> Tensor:
+    """Return the gradient of a parameter, which `flatten_parameters` made."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _pass_positive(error_GBW: Tensor, output_GBW: Tensor) -> Tensor:
+    """Return the errors where a rectifier's output is above 0, and 0 elsewhere."""
+    passed_GBW: Tensor = torch.ops.aten.threshold_backward(error_GBW, output_GBW, 0)
+    return passed_GBW
+
+
+@torch.no_grad()
 def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
     """Train one network on each part, all with the same random numbers.
 
@@ -408,7 +455,7 @@ def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
         network = _make_network(features, classes)
     draw = draws.get_generator()
     networks = _ParallelNetworks(network, len(parts))
-    weights_P, gradient_P = flatten_parameters([networks])
+    weights_P, _ = flatten_parameters([networks])
     average_P = weights_P.detach().clone()
     adam = _ADAMW([weights_P], lr=_RATE, weight_decay=_DECAY)
     frequency_G1K = _compute_frequencies([part.labels for part in parts])
@@ -426,9 +473,10 @@ def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
         x_GMF = torch.cat([x_GBF, *guesses], dim=1)
         y_GMK = torch.cat([y_GBK, *([targets_GBK] * _GUESSES)], dim=1)
         weight = _WEIGHT * min(1.0, 2 * step / _STEPS)
-        loss = _compute_loss(networks, *_mix_pairs(x_GMF, y_GMK, draw), weight=weight)
-        gradient_P.zero_()
-        loss.backward()
+        x_GMF, y_GMK = _mix_pairs(x_GMF, y_GMK, draw)
+        outputs = networks.list_layer_outputs(x_GMF)
+        error_GMK = _compute_loss_gradient(outputs[-1], y_GMK, weight=weight)
+        networks.set_gradients(x_GMF, outputs, error_GMK)
         adam.step()
         average_P.lerp_(weights_P.detach(), 1 - min(_AVERAGE, step / (step + 10)))
     weights_P.data.copy_(average_P)
@@ -492,18 +540,25 @@ def _mix_pairs(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Ten
     )
 
 
-def _compute_loss(networks: nn.Module, x_GMF: Tensor, y_GMK: Tensor, *, weight: float) -> Tensor:
-    """Return cross-entropy of the labelled rows plus squared error of the guessed ones, Eqs. (2) to
-    (5).
+def _compute_loss_gradient(logits_GMK: Tensor, y_GMK: Tensor, *, weight: float) -> Tensor:
+    """Return the gradient by logits of each copy's cross-entropy of the labelled rows plus squared
+    error of the guessed ones, Eqs. (2) to (5).
 
     `weight`: of the squared error.
     """
-    losses = [
-        F.cross_entropy(logits_MK[:_BATCH], y_MK[:_BATCH])
-        + weight * F.mse_loss(logits_MK[_BATCH:].softmax(1), y_MK[_BATCH:])
-        for logits_MK, y_MK in zip(networks(x_GMF), y_GMK, strict=True)
-    ]
-    return torch.stack(losses).sum()
+    known_GBK = logits_GMK[:, :_BATCH].log_softmax(-1)
+    known_error_GBK = y_GMK[:, :_BATCH] * (-1 / _BATCH)
+    guessed_GLK = logits_GMK[:, _BATCH:].softmax(-1)
+    _, guesses, classes = guessed_GLK.shape
+    guessed_error_GLK = (guessed_GLK - y_GMK[:, _BATCH:]) * (2 / (guesses * classes)) * weight
+    aten = torch.ops.aten
+    return torch.cat(
+        [
+            aten._log_softmax_backward_data(known_error_GBK, known_GBK, -1, logits_GMK.dtype),
+            aten._softmax_backward_data(guessed_error_GLK, guessed_GLK, -1, logits_GMK.dtype),
+        ],
+        dim=1,
+    )
 
 
 def flatten_parameters(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Tensor]:

@@ -45,14 +45,14 @@ def average_rows(parts: Iterable[tuple[Tensor, Tensor]]) -> Observed | None:
     Args:
         parts: rows (B,) by position, and their numbers (B, D).
     """
-    total: dict[int, Tensor] = {}
-    steps: dict[int, int] = {}
-    for rows_B, values_BD in parts:
-        for place, row_D in zip(rows_B.tolist(), values_BD, strict=True):
-            total[place] = total.get(place, torch.zeros_like(row_D)) + row_D
-            steps[place] = steps.get(place, 0) + 1
-    if not total:
+    pairs = [(rows_B, values_BD) for rows_B, values_BD in parts if len(rows_B)]
+    if not pairs:
         return None
-    positions = sorted(total)
-    means_ND = torch.stack([total[place] / steps[place] for place in positions])
-    return Observed(torch.tensor(positions), means_ND)
+    all_rows = torch.cat([rows_B for rows_B, _ in pairs])
+    positions, places_A, steps_N = all_rows.unique(return_inverse=True, return_counts=True)
+    _, first_BD = pairs[0]
+    total_ND = first_BD.new_zeros(len(positions), first_BD.shape[1])
+    sizes = [len(rows_B) for rows_B, _ in pairs]
+    for places_B, (_, values_BD) in zip(places_A.split(sizes), pairs, strict=True):
+        total_ND.index_add_(0, places_B.to(total_ND.device), values_BD)
+    return Observed(positions, total_ND / steps_N[:, None].to(total_ND.device))

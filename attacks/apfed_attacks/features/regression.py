@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
-import joblib
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from apfed_attacks.columns import (
     explain_missing_releases,
     fit_model,
     guess_once,
+    hash_inputs,
     join_own_columns,
     own_columns,
     standardise_columns,
@@ -203,7 +203,7 @@ class Regression:
         linear fit is best, and is among the predictions only where it is better still: no other
         could be chosen.
         """
-        hashes = {name: joblib.hash(values_NF) for name, values_NF in columns.items()}
+        hashes = {name: hash_inputs(values_NF) for name, values_NF in columns.items()}
         predictions = {
             f"{regressor} on {name}": self._fit_regressor(regressor, values_NF, hashes[name])
             for name, values_NF in columns.items()
@@ -301,7 +301,7 @@ class Regression:
     @cached_property
     def _inputs(self) -> tuple[str | int, ...]:
         """What a fit depends on beside the columns."""
-        return self.hidden, self.iterations, self.seed, joblib.hash((self.shadow, self.pairs))
+        return self.hidden, self.iterations, self.seed, hash_inputs(self.shadow, self.pairs)
 
     @cached_property
     def _scaled_pairs(self) -> FloatArray:
