@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
@@ -49,6 +50,7 @@ _MUCH_RARER = 0.25
 _NEARLY_ALL = 90
 
 
+@lru_cache(maxsize=2**15)
 def pattern_of(text: str) -> str:
     """Return the pattern of one ID: its punctuation, and a mark for each run of other letters."""
     return " & ".join(_pattern_of_part(part) for part in text.split(JOINT))

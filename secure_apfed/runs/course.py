@@ -345,12 +345,12 @@ class RunWriter:
             curves = own_subfolder(folder.tensorboard)
             self._board = SummaryWriter(str(curves), purge_step=epoch + 1)
 
-    def record_epoch(self, record: Mapping[str, Any]) -> None:
+    def record_epoch(self, record: Mapping[str, Any], *, is_saved: bool) -> None:
         """Append one epoch to the metrics, and to TensorBoard if it is installed.
 
-        `record`: one line of metrics.jsonl.
+        `record`: one line of metrics.jsonl. `is_saved`: whether a checkpoint follows.
         """
-        self.folder.append_metrics(record)
+        self.folder.append_metrics(record, is_durable=is_saved)
         if self._board is None:
             return
         scalars = {**record, **{f"accuracy/{k}": v for k, v in (record["accuracy"] or {}).items()}}
@@ -796,7 +796,7 @@ class TrainingLoop:
         if evaluated:
             self._report_progress(self._epoch)
         if self._writer:
-            self._writer.record_epoch(self._build_metrics(evaluated=evaluated))
+            self._writer.record_epoch(self._build_metrics(evaluated=evaluated), is_saved=saved)
         if answered:
             self._labels.answer_stage(learner.get_solo_networks())
             data = self._labels.build_data()

@@ -297,12 +297,16 @@ class RunFolder:
         below = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
         return tuple(log for folder in (self.path, *below) for log in _list_logs(folder))
 
-    def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one JSON line to the metrics, and sync it before a checkpoint that counts it."""
+    def append_metrics(self, record: Mapping[str, Any], *, is_durable: bool = True) -> None:
+        """Append one JSON line to the metrics.
+
+        `is_durable`: sync this line and those before it; a checkpoint follows that counts them.
+        """
         with os.fdopen(open_regular(self.metrics, create=False), "a", encoding="utf-8") as lines:
             lines.write(to_json(record) + "\n")
             lines.flush()
-            os.fsync(lines.fileno())  # a checkpoint that counts this line follows
+            if is_durable:
+                os.fsync(lines.fileno())
 
     def keep_metrics(self, count: int) -> None:
         """Keep the first `count` epochs; delete those a killed session wrote after

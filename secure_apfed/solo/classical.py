@@ -7,7 +7,9 @@ Letters: N training rows, n of them with labels, R of them that teach, B rows to
 of a row, C of its expansion, K classes, T targets of a regression.
 """
 
+import hashlib
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -61,6 +63,10 @@ _MAX_BINS = 255
 _LEAVES = 8
 _COSINES = 300
 _LAMBDAS = tuple(10.0**power for power in range(-3, 4))
+# Decompositions of one process: of whole rows and of three parts, for two tables.
+_MAX_DECOMPOSED = 8
+_MAX_DECOMPOSED_BYTES = 2**23
+_DECOMPOSED: OrderedDict[bytes, tuple[FloatArray, ...]] = OrderedDict()
 _NEIGHBOURS = 10
 _ALPHA = 0.2
 _NEAR = (5, 10, 20)
@@ -368,12 +374,9 @@ def fit_best_ridge(
     if rows <= columns:
         ridge = RidgeCV(alphas=strengths).fit(columns_RC, targets_RT)
         return np.atleast_2d(ridge.coef_), np.atleast_1d(ridge.intercept_)
-    mean_C = columns_RC.mean(axis=0)
     mean_T = targets_RT.mean(axis=0)
-    centred_RC = columns_RC - mean_C
     centred_RT = targets_RT - mean_T
-    sizes_C, vectors_CC = np.linalg.eigh(centred_RC.T @ centred_RC)
-    along_RC = centred_RC @ vectors_CC
+    mean_C, sizes_C, vectors_CC, along_RC = _decompose_once(columns_RC)
     along_CT = along_RC.T @ centred_RT
     squares_RC = np.square(along_RC)
 
@@ -387,6 +390,30 @@ def fit_best_ridge(
     best = min(strengths, key=compute_error)
     weights_TC = (vectors_CC @ (along_CT / (sizes_C + best)[:, None])).T
     return weights_TC, mean_T - weights_TC @ mean_C
+
+
+def _decompose_once(columns_RC: FloatArray) -> tuple[FloatArray, ...]:
+    """Return what `_decompose_columns` returns, or returned for the same columns in this process.
+
+    Runs of a study that differ in their messages alone fit the same own columns to other targets.
+    """
+    if columns_RC.nbytes > _MAX_DECOMPOSED_BYTES:
+        return _decompose_columns(columns_RC)
+    key = hashlib.sha256(np.ascontiguousarray(columns_RC).data).digest()
+    if key not in _DECOMPOSED:
+        if len(_DECOMPOSED) >= _MAX_DECOMPOSED:
+            _DECOMPOSED.popitem(last=False)
+        _DECOMPOSED[key] = _decompose_columns(columns_RC)
+    _DECOMPOSED.move_to_end(key)
+    return _DECOMPOSED[key]
+
+
+def _decompose_columns(columns_RC: FloatArray) -> tuple[FloatArray, ...]:
+    """Return mean (C,), eigenvalues (C,) and eigenvectors (C, C) of X^T X, and rows along them."""
+    mean_C = columns_RC.mean(axis=0)
+    centred_RC = columns_RC - mean_C
+    sizes_C, vectors_CC = np.linalg.eigh(centred_RC.T @ centred_RC)
+    return mean_C, sizes_C, vectors_CC, centred_RC @ vectors_CC
 
 
 def _make_cosine_regression(
