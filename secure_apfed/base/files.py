@@ -367,7 +367,7 @@ def to_json(content: Any, *, indent: int | None = None) -> str:
     text = json.dumps(
         _replace_non_finite(content), indent=indent, allow_nan=False, ensure_ascii=False
     )
-    if text.isprintable():
+    if text.replace("\n", "").isprintable():
         return text
     return "".join(
         character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
