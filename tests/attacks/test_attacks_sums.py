@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from apfed_attacks.columns import hash_inputs
 from apfed_attacks.features.contribution_regression import decode_numbers
 from apfed_attacks.features.gradient_projection import compute_residuals
+from apfed_attacks.features.opened import average_rows
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.recorded import truth_of
 from apfed_attacks.view import iter_batches
@@ -177,3 +179,29 @@ def test_fewer_rows_than_numbers_keep_their_sums_less_the_mean() -> None:
     sums_ND = normal(4, 6, seed=1)
     left = compute_residuals(sums_ND, normal(4, 6, seed=2))
     assert torch.allclose(left, sums_ND - sums_ND.mean(dim=0))
+
+
+def test_sums_of_a_row_are_averaged_over_its_steps() -> None:
+    first = (torch.tensor([4, 0]), torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64))
+    second = (torch.tensor([4]), torch.tensor([[3.0, 6.0]], dtype=torch.float64))
+    nothing = (torch.tensor([], dtype=torch.int64), torch.zeros(0, 2, dtype=torch.float64))
+    averages = average_rows([nothing, first, second])
+    assert averages is not None
+    assert averages.positions.tolist() == [0, 4]
+    assert averages.z.tolist() == [[3.0, 4.0], [2.0, 4.0]]
+    assert average_rows([nothing]) is None
+
+
+def test_fits_of_other_columns_have_another_name() -> None:
+    columns_NF = np.arange(6.0).reshape(2, 3)
+    inputs = [
+        (columns_NF,),
+        (columns_NF.T,),
+        (columns_NF.reshape(3, 2),),
+        (columns_NF.astype(np.float32),),
+        (columns_NF, 1),
+        (columns_NF, "1"),
+    ]
+    names = [hash_inputs(*values) for values in inputs]
+    assert len(set(names)) == len(names)
+    assert hash_inputs(columns_NF.copy()) == names[0]

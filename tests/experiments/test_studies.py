@@ -126,6 +126,15 @@ def test_lines_of_the_main_job_are_protected_as_they_say(name: str, key: str) ->
     assert (config.alignment.protocol == "circuit_crypten") == is_encrypted
 
 
+def test_every_line_of_the_second_data_set_is_one_of_the_first() -> None:
+    first, second = main_job.MAIN.configs
+    assert main_job.MAIN.list_lines(first) == main_job.MAIN_LINES
+    fewer = main_job.MAIN.list_lines(second)
+    assert len(fewer) < len(main_job.MAIN_LINES)
+    assert all(line.settings == MAIN_BY_KEY[line.key].settings for line in fewer)
+    assert main_job.METHOD_COMPARISON.list_lines(second) == main_job.METHOD_LINES
+
+
 def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path: Path) -> None:
     base = base_config("main-breast-cancer")
     points = {point.line.key: point for point in main_job.points_of(base, tmp_path)}

@@ -16,6 +16,7 @@ from scipy.linalg import hadamard
 from sklearn.datasets import load_digits, make_moons
 from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 from sklearn.linear_model import RidgeCV
+from torch.nn import functional as F
 
 from apfed_experiments.solo import BaselineResult, compare_baselines, pick_best
 from secure_apfed.errors import DataError, ModelError
@@ -40,7 +41,15 @@ from secure_apfed.solo.interface import (
     split_folds,
     use_fit_store,
 )
-from secure_apfed.solo.networks import MixMatch, flatten_parameters, separate_parameters
+from secure_apfed.solo.networks import (
+    _BATCH,
+    MixMatch,
+    _compute_loss_gradient,
+    _make_network,
+    _ParallelNetworks,
+    flatten_parameters,
+    separate_parameters,
+)
 
 Rows = tuple[FloatArray, IntArray]
 
@@ -140,6 +149,29 @@ def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
 
 
 @pytest.mark.sampled(every=2)
+def test_the_gradient_of_mixmatch_is_that_of_autograd() -> None:
+    torch.manual_seed(0)
+    x_GMF = torch.randn(2, 3 * _BATCH, 5)
+    y_GMK = torch.rand(2, 3 * _BATCH, 3).softmax(-1)
+    network = _make_network(5, 3)
+    networks = _ParallelNetworks(network, 2)
+    networks.weights[0].data[1] *= 2
+    losses = [
+        F.cross_entropy(logits_MK[:_BATCH], y_MK[:_BATCH])
+        + 75 * F.mse_loss(logits_MK[_BATCH:].softmax(1), y_MK[_BATCH:])
+        for logits_MK, y_MK in zip(networks(x_GMF), y_GMK, strict=True)
+    ]
+    expected = torch.autograd.grad(torch.stack(losses).sum(), list(networks.parameters()))
+    flatten_parameters([networks])
+    with torch.no_grad():
+        outputs = networks.list_layer_outputs(x_GMF)
+        error_GMK = _compute_loss_gradient(outputs[-1], y_GMK, weight=75)
+        networks.set_gradients(x_GMF, outputs, error_GMK)
+    for parameter, gradient in zip(networks.parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["mixmatch", "ridge"])
 @pytest.mark.parametrize("rows", [moons, strips], ids=["two features", "images"])
 def test_fits_together_are_fits_apart(name: str, rows: Callable[[], Rows]) -> None:
