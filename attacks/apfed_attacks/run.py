@@ -379,8 +379,10 @@ def add_decoys(guess: Guess, decoy: Guess) -> Guess:
 
     def select_shared_rows(
         predictions: Mapping[str, Prediction], rows: Tensor
-    ) -> dict[str, Prediction]:
+    ) -> Mapping[str, Prediction]:
         """Return the predictions for the rows that both guesses have."""
+        if torch.equal(guess.positions, decoy.positions):
+            return predictions
         return {
             name: prediction.select_rows(rows.numpy()) for name, prediction in predictions.items()
         }
