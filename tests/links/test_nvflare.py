@@ -343,20 +343,20 @@ def test_after_the_end_of_the_job_no_session_begins(
     told = PartyFile.from_file(job.files["active"])
     site = module.Site()
     monkeypatch.setattr(
-        module, "run_party", lambda path, **options: meet_twice(options["meet"], told)
+        module, "run_party", lambda path, **options: meet_twice(options["connect"], told)
     )
     facade.context.abort_signal.triggered = True
     assert "NVFlare ended the job" in site.play()
     wait_until(lambda: threading.active_count() <= before + 1)  # nothing is left of them
 
 
-def meet_twice(meet: Callable[..., Any], told: PartyFile) -> None:
+def meet_twice(connect: Callable[..., Any], told: PartyFile) -> None:
     identity = fresh_identity()
     known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
     for _ in range(2):
         with pytest.raises(PartyLeftError, match="NVFlare ended the job"):
-            meet(told, identity, known)
-    meet(told, identity, known)
+            connect(told, identity, known)
+    connect(told, identity, known)
 
 
 @needs_nvflare
