@@ -1,8 +1,11 @@
 """Reports, lists of runs and the built site in headless Chromium, the system's own package."""
 
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +103,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "list": listed,
         "start": site / "index.html",
         "page": site / "leaks.html",
+        "reference": site / "api" / "runs.html",
     }
 
 
@@ -188,3 +192,45 @@ def test_a_list_of_runs_is_sorted_and_filtered_by_hand(
         page.locator("input").first.fill("guarded")
         assert rows.count() == 1
         assert said == []
+
+
+@contextmanager
+def serve_folder(folder: Path) -> Iterator[str]:
+    """Serve a folder on this machine; yield its address."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def search_site(page: "Page", words: str) -> list[str]:
+    """Type words into the site's search; return the pages that it finds, the best one first."""
+    page.locator(".md-search__input").click()
+    page.locator(".md-search__input").press_sequentially(words)
+    page.wait_for_selector(".md-search-result__link", state="attached")
+    found = page.locator(".md-search-result__link").evaluate_all("all => all.map(e => e.href)")
+    return [str(address).partition("?")[0].rpartition("/")[2] for address in found]
+
+
+@pytest.mark.parametrize("name", ["start", "reference"])
+@pytest.mark.parametrize("is_served", [False, True], ids=["from the disk", "served"])
+def test_the_search_finds_the_page_that_answers(
+    is_served: bool, name: str, browser: "Browser", pages: dict[str, Path]
+) -> None:
+    site = pages["start"].parent
+    with (
+        serve_folder(site) as address,
+        open_page(browser, pages[name], viewport={"width": DESK, "height": 900}) as (
+            page,
+            said,
+            asked,
+        ),
+    ):
+        if is_served:
+            page.goto(f"{address}/{pages[name].relative_to(site).as_posix()}")
+        asked.clear()
+        found = search_site(page, "revoke a certificate")
+        assert "between-organisations.html" in found[:3]
+        assert said == []
+        assert [each for each in asked if not each.startswith(address)] == []
