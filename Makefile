@@ -5,16 +5,19 @@
 #             (of others: make quick FILES=secure_apfed/console/terminal.py)
 # make site   the documentation as a site, in build/site
 # make dist   both distributions as wheels, in dist, and whether an index would take them
+# make wheelhouse  all wheels that both need, in build/wheelhouse, for machines without a network
+#             (with other extras: make wheelhouse EXTRAS=experiments,grpc,onnx)
 # make lock   requirements-hashes.lock anew, after a change of requirements
 # make help   every target
 #
-# PYTHON       the interpreter that makes .venv; 3.11 or newer
+# PYTHON       the interpreter that makes .venv, and whose wheels go into a wheelhouse; 3.11 or newer
 # TORCH_INDEX  where to take torch from, e.g. https://download.pytorch.org/whl/cpu for the small
 #              build without CUDA; by default the package index that pip is set up with
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 WORKERS ?= 3
+EXTRAS ?= experiments,grpc
 
 VENV := .venv
 LIGHT := .venv-light
@@ -33,11 +36,11 @@ APART := -n $(WORKERS) --dist worksteal -r fEs
 CODE := protocols secure_apfed attacks experiments tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick test-fast test-light test-slow lint site dist lock clean
+.PHONY: help setup run test quick test-fast test-light test-slow lint site dist wheelhouse lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' $(firstword $(MAKEFILE_LIST))
-	@echo "make setup | run | test | quick | test-fast | test-light | test-slow | lint | site | dist | lock | clean"
+	@echo "make setup | run | test | quick | test-fast | test-light | test-slow | lint | site | dist | wheelhouse | lock | clean"
 
 setup: $(STAMP)
 
@@ -90,6 +93,11 @@ dist: setup
 	$(BIN)/python -m build --no-isolation --outdir dist protocols
 	$(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
+
+wheelhouse: dist
+	light=`ls -t dist/apfed_protocols-*.whl | head -1` && whole=`ls -t dist/secure_apfed-*.whl | head -1` && \
+	$(PYTHON) -m pip --disable-pip-version-check download --quiet --only-binary :all: --constraint requirements.lock \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --dest build/wheelhouse "$$light" "$$whole[$(EXTRAS)]"
 
 lock: setup
 	$(BIN)/python .ci/lock.py

@@ -152,9 +152,15 @@ def clean_bin(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     return folder / "bin"
 
 
-def _run(*command: str, cwd: Path) -> str:
-    """Run a command without the variables that would let it see this checkout."""
+def _run(*command: str, cwd: Path, configured: bool = True) -> str:
+    """Run a command without the variables that would let it see this checkout.
+
+    `configured`: pip reads this machine's settings, such as where it finds packages.
+    """
     environment = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
+    if not configured:
+        environment = {name: environment[name] for name in environment if "PIP_" not in name}
+        environment["PIP_CONFIG_FILE"] = os.devnull
     done = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
@@ -235,7 +241,7 @@ def test_the_metadata_of_a_wheel_says_what_the_project_says(
 
 
 CLEAN_PYTHONS = os.environ.get("SECURE_APFED_CLEAN_PYTHONS", "").split()
-"""Interpreters, by their paths, in whose new environments all is installed from an index."""
+"""Interpreters, by their paths, in whose new environments all is installed from a wheelhouse."""
 
 
 @pytest.mark.slow
@@ -247,10 +253,14 @@ def test_the_wheels_run_the_readme_in_a_clean_environment(
 ) -> None:
     _run(python, "-m", "venv", str(tmp_path / "venv"), cwd=tmp_path)
     fresh = str(tmp_path / "venv" / "bin" / "python")
-    pip = (fresh, "-m", "pip", "install", "--quiet")
-    pins = ("--constraint", str(ROOT / "requirements.lock"))
+    pip = (fresh, "-m", "pip", "--disable-pip-version-check")
+    pins = ("--only-binary", ":all:", "--constraint", str(ROOT / "requirements.lock"))
     wanted = (str(wheels["apfed_protocols"]), f"{wheels['secure_apfed']}[experiments]")
-    _run(*pip, *pins, *wanted, cwd=tmp_path)
+    house = tmp_path / "wheelhouse"
+    _run(*pip, "download", "--quiet", *pins, "--dest", str(house), *wanted, cwd=tmp_path)
+    names = ("apfed-protocols", "secure-apfed[experiments]")
+    from_house = ("--no-index", "--find-links", str(house))
+    _run(*pip, "install", "--quiet", *from_house, *names, cwd=tmp_path, configured=False)
     for number, page in enumerate(("protocols/README.md", "README.md")):
         script = tmp_path / f"page{number}.py"
         script.write_text("\n".join(blocks(page, "python")))

@@ -5,15 +5,16 @@ Read by: the report of one run and the study over seeds (`who_helped`), which sa
 
 import math
 from collections.abc import Sequence
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from apfed_experiments import words
-from apfed_experiments.drawing import OTHER, OURS, estimate_text_inches, name_rows
 from apfed_experiments.summary import Interval
 from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.runs.worth import PassiveWorth, WhoHelped
 from secure_apfed.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEPENDS = (
     "A worth is what the model loses where this passive alone is left out, and it depends on who "
@@ -128,7 +129,7 @@ def describe_cost(config: RunSettings, passives: int) -> str:
 
 
 def draw_worth(
-    figure: Figure,
+    figure: "Figure",
     names: Sequence[str],
     worths: Sequence[Interval | None],
     wire_bytes: Sequence[float],
@@ -144,6 +145,8 @@ def draw_worth(
         wire_bytes: that the run sends more with each passive.
         measure: of the worths.
     """
+    from apfed_experiments.drawing import OTHER, OURS, estimate_text_inches, name_rows
+
     width = estimate_text_inches(names) + _WORTH_PANEL_INCHES + _BYTES_PANEL_INCHES
     figure.set_size_inches(width, _MARGIN_INCHES + _ROW_INCHES * len(names))
     ratios = (_WORTH_PANEL_INCHES, _BYTES_PANEL_INCHES)

@@ -311,9 +311,21 @@ _STEPPED = (
     ],
 )
 def test_a_part_does_not_load_what_comes_later(imported: str, spared: set[str]) -> None:
+    assert list_loaded(imported, spared) == ""
+
+
+def list_loaded(imported: str, spared: set[str]) -> str:
+    """Return which of the spared modules a fresh process has once it imported these."""
     code = f"import sys, {imported}\nsys.exit(str({spared} & set(sys.modules) or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.strip() == ""
+    return done.stderr.strip()
+
+
+def test_the_result_of_a_run_is_printed_without_the_extra_that_draws() -> None:
+    """A party without `experiments` ended with an error after its run."""
+    names = ("finished", "solo", "variants", "verdict", "worth")
+    imported = ", ".join(f"apfed_experiments.{name}" for name in names)
+    assert list_loaded(imported, {"matplotlib", "jinja2", "adjustText", "dp_accounting"}) == ""
 
 
 @pytest.mark.slow
