@@ -21,7 +21,7 @@ from secure_apfed.settings.privacy import GuardSettings
 
 
 def small() -> Config:
-    base = base_config("methods-breast-cancer")
+    base = base_config("all-labels-breast-cancer")
     train = base.train.model_copy(update={"epochs": 2, "evaluate_every": 2})
     said = {"train": train, "method": method_settings("apfed_c"), "attacks": ()}
     return base.model_copy(update={**said, "guard": GuardSettings(mechanism="none")})
@@ -48,6 +48,11 @@ def test_a_cluster_without_its_package_is_refused(
     message = f"--backend {cluster} needs the package '{package}'"
     with pytest.raises(ConfigError, match=message), use_backend(cluster):
         pytest.fail("it was taken")
+
+
+def test_the_run_that_clusters_compute_is_one() -> None:
+    """Those tests run where a cluster's package is installed, so this one notices first."""
+    assert (small().method.name, small().train.epochs) == ("apfed_c", 2)
 
 
 @pytest.mark.parametrize("choice", ["threading", "joblib:threading"])

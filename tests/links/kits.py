@@ -4,12 +4,13 @@ For tests. The kits come of the project that a party's folder has; all processes
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +18,28 @@ from secure_apfed.config.plain_yaml import parse_yaml
 from tests.waiting import wait_until
 
 _BIN = Path(sys.executable).parent
+_READ = """
+import json, sys
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+kit, user, job, sites, places, folder = json.loads(sys.argv[1])
+session = new_secure_session(user, kit)
+calls = {"meta": ("get_job_meta", job), "download": ("download_job_result", job, folder)}
+for site in ("server", *sites):
+    calls[f"{site}: log of the job"] = ("get_job_logs", job, site)
+    calls[f"{site}: ls"] = ("ls_target", site, "-R")
+    calls[f"{site}: log"] = ("tail_target_log", site)
+    calls |= {f"{site}: cat {place}": ("cat_target", site, None, place) for place in places}
+said = {}
+for name, (call, *options) in calls.items():
+    try:
+        said[name] = json.dumps(getattr(session, call)(*options), default=str)
+    except Exception as error:
+        said[name] = f"refused: {type(error).__name__}: {error}"
+session.close()
+print("\\n" + json.dumps(said))
+"""
+"""What an admin of NVFlare's can read of a job, by all of its commands that read."""
 
 
 def make_environment(folder: Path) -> dict[str, str]:
@@ -110,6 +133,30 @@ class Kits:
     def wait_for(self, number: str) -> str:
         """Wait for the end of a job; return what NVFlare says of it."""
         return self.nvflare("job", "wait", "--startup-kit", str(self.kits / self._lead), number)
+
+    def read_as_admin(
+        self, number: str, sites: Sequence[str], places: Sequence[str], folder: Path
+    ) -> dict[str, str]:
+        """Return the answers to the admin who reads at the server and at these sites.
+
+        Args:
+            number: of the job, whose result is downloaded into `folder`.
+            sites: those asked, besides the server.
+            places: files that the admin asks for.
+        """
+        told = [str(self.kits / self._lead), self._lead, number, sites, places]
+        read = subprocess.run(
+            [sys.executable, "-c", _READ, json.dumps([*told, str(folder)])],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=250,
+        )
+        assert read.returncode == 0, read.stdout + read.stderr
+        answers = json.loads(read.stdout.splitlines()[-1])
+        assert isinstance(answers, dict)
+        return answers
 
     def list_processes(self, site: str = "") -> list[int]:
         """Return the processes of one kit, or of all."""

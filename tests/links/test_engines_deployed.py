@@ -20,6 +20,7 @@ from secure_apfed.organisations.local import free_addresses, prepare_parties, ru
 from secure_apfed.runs.run import Way, run
 from tests.links.flower import Flower
 from tests.links.kits import Kits
+from tests.links.test_nvflare import secrets_of
 from tests.local.processes import model_digests
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import wait_until
@@ -101,8 +102,26 @@ def test_a_job_between_deployed_sites_ends_with_memorys_models(tmp_path: Path) -
         assert "FINISHED:COMPLETED" in kits.wait_for(kits.submit("job-check"))
         for file in project.files.values():
             assert f"{file.parent.name}: ready\n" in (file.parent / "check.txt").read_text()
-        assert "FINISHED:COMPLETED" in kits.wait_for(kits.submit("job"))
+        job = kits.submit("job")
+        assert "FINISHED:COMPLETED" in kits.wait_for(job)
+        check_what_an_admin_reads(project, kits, job, tmp_path / "downloaded")
     assert model_digests(project.run) == project.digests_in_memory(tmp_path / "memory")
+
+
+def check_what_an_admin_reads(project: Project, kits: Kits, job: str, folder: Path) -> None:
+    """Check that the lead reads no secret, and at another organisation's site nothing at all."""
+    key = project.files["passive-1"].parent / "identity.pem"
+    places = ["log.txt", "../" * 6 + "passive-1/identity.pem", str(key)]
+    answers = kits.read_as_admin(job, ["active", "passive-1"], places, folder)
+    answered = {name for name, answer in answers.items() if not answer.startswith("refused: ")}
+    own = {"active: ls", "active: log", "active: cat log.txt"}
+    assert answered == {"meta", "download", *own}
+    files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    read = [*files, *(answer.encode() for answer in answers.values())]
+    secret = secrets_of(project.files)
+    assert len(secret) > 150
+    assert not [one for one in secret if any(one in content for content in read)]
 
 
 @needs_nvflare

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,10 +116,10 @@ def job_of(folder: Path, method: str, **changes: Any) -> Job:
     return Job(small_config(method, **{"train": SHORT, **changes}), folder)
 
 
-def secrets_of(job: Job) -> list[bytes]:
-    """Bytes and texts of features, parameters and keys that nobody else has."""
+def secrets_of(files: Mapping[str, Path]) -> list[bytes]:
+    """Bytes and texts of features, parameters and keys that nobody else has, of these parties."""
     found = []
-    for name, file in job.files.items():
+    for name, file in files.items():
         pem = (file.parent / "identity.pem").read_bytes().splitlines()
         found.append(pem[1])
         if (file.parent / "table.safetensors").exists():
@@ -148,7 +148,7 @@ def test_memorys_models_from_a_job_that_keeps_nothing(
     assert not job.list_processes()
     written = job.nvflares()
     assert b"active: its party has ended" in written[job.log("active")]
-    secret = secrets_of(job)
+    secret = secrets_of(job.files)
     assert len(secret) > 150
     assert not [one for one in secret if any(one in content for content in written.values())]
     code = [path for path in written if path.suffix in (".py", ".pyc")]
