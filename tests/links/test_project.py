@@ -28,6 +28,7 @@ from secure_apfed.config.plain_yaml import as_yaml, parse_yaml
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Authority, make_authority
 from secure_apfed.organisations import project
+from secure_apfed.organisations.engines import EngineName
 from secure_apfed.organisations.local import free_addresses
 from secure_apfed.organisations.party import PartyFile
 from secure_apfed.organisations.revocation import RevocationWatch
@@ -883,9 +884,14 @@ def test_preparing_reads_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "data.parties.shop.file is not set here, so only shop can read its table" in message
 
 
+@pytest.mark.parametrize("over", ["grpc", "flower"])
 def test_two_parties_meet_and_compare(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    over: EngineName,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """NVFlare's parties meet in a job: `test_engines_deployed.py`."""
     text = as_yaml(parse_yaml(blocks(PAGE, "yaml")[0], PAGE)[0])
     for old, new in (
         ("method: votes", "method: {name: votes_randomised, epsilon: 4}"),
@@ -898,7 +904,15 @@ def test_two_parties_meet_and_compare(
     config = load_config_text(text)
     tables(tmp_path)
     homes = {name: tmp_path / name / name for name in ("bank", "shop")}
-    project.propose_project(config, "bank", homes["bank"], addresses={"bank": free_addresses(1)[0]})
+    engine: dict[str, Any] = {"server": "superlink.example:9092", "run_by": {"server": "Neutral"}}
+    project.propose_project(
+        config,
+        "bank",
+        homes["bank"],
+        addresses={"bank": free_addresses(1)[0]},
+        over=over,
+        **(engine if over == "flower" else {}),
+    )
     own = {"file": str(tmp_path / "shop" / "shop.csv")}
     project.answer_proposal(homes["bank"] / project.PROPOSAL, "shop", homes["shop"], table=own)
     project.seal_project([homes["shop"] / "answer-shop.json"], homes["bank"])
