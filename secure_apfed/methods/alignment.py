@@ -1,13 +1,16 @@
 """Aligning the tables of a session over its links: all parties at once, or pair by pair.
 
-`all`: the rows that all parties share; position k is the same person at every party.
-`pairwise`: the active intersects with each passive on its own, and numbers the people that
-it shares with any of them in a random order of its own. It tells each passive the
-numbers of the people they share; a passive learns how many positions there are, and never
-whose the others are. A party without the person of a position has -1 there.
+An alignment gives every party its row at each position: position k is the same person at all.
+`all`: the people that all parties share. `pairwise`: the active intersects with each passive on its
+own, and numbers the people that it shares with any of them in a random order of its own. It sends
+each passive the numbers (positions) of the people that the two share. A passive learns how many
+positions there are, and never who the people at the others are. A party without the person of a
+position has -1 there.
 
-One script a role: the active is the hub, each passive a member, and the dealer hands out
-randomness where the protocol needs it.
+One script a role: the active is the hub of the intersection (the party that all others intersect
+with), each passive a member, and the dealer sends randomness where the protocol needs it.
+
+Letters: N rows of a table, U alignment positions, P people common to two parties.
 """
 
 import shutil
@@ -54,25 +57,32 @@ from secure_apfed.settings.run import RunSettings
 
 DEALER = "dealer"
 _UNFINISHED = "alignment"
-# Bytes of a position in addition to its features: the row of the table, and counts of answers.
+"""The subfolder of a party's logs with the state of an unfinished intersection."""
 _POSITION_BYTES = 64
+"""Memory of a position besides its features: the row of the table, and counts of answers."""
+# What to do in errors and warnings: about labels, and about test rows.
 _MORE = "give common people of each class a label, or align tables that share more people"
 _TEST = "take another seed, raise data.test_fraction, or align tables that share more people"
 
 
 def find_positions_in_table_order(aligned: Tensor, rows: Tensor) -> Tensor:
-    """Return the alignment positions of these rows of a party, in the order of its own table.
+    """Return the alignment positions of those of a party's rows that are aligned, in the order of
+    its table.
 
-    The alignment's order is random; a table's own order makes what is drawn from these
-    positions a function of the seed.
+    The order of the alignment is random; that of the table makes what is drawn from these positions
+    a function of the seed.
+
+    `aligned`: the row of the party's table at each position, (U,). `rows`: rows of its table.
     """
     order = aligned.argsort()
     return order[torch.isin(aligned[order], rows)]
 
 
 def find_positions(aligned: Tensor, rows: Tensor) -> Tensor:
-    """Return the alignment position of each of these rows, in the order of `rows`; all must be
-    aligned.
+    """Return the alignment position of each of a party's rows, in the order of `rows`.
+
+    `aligned`: the row of the party's table at each position, (U,). `rows`: aligned rows of its
+    table.
     """
     position_N = torch.full((1 + max(aligned.tolist(), default=-1),), -1, dtype=torch.int64)
     position_N[aligned] = torch.arange(len(aligned))
@@ -85,52 +95,51 @@ def needs_dealer(settings: AlignmentSettings) -> bool:
 
 
 def hides_overlaps_by_transfers(settings: AlignmentSettings) -> bool:
-    """Return whether the active and the first passive replace the dealer by a protocol between
-    them.
+    """Return whether the intersection hides what each passive shares with the active without a
+    dealer: the active and the first passive run oblivious transfers instead.
     """
     backend = SET_INTERSECTIONS[settings.backend]
     return settings.mode == "all" and not (backend.pairwise or backend.needs_dealer)
 
 
 async def align_as_active(party: PartyContext, links: Links, session: str) -> Tensor:
-    """Return the row of the active's table at each alignment position, (U,).
+    """Run the active's part of the alignment; return the row of its table at each position, (U,).
 
     `session`: the session's name.
 
     Raises DataError: IDs that cannot be aligned; IntersectionTooSmallError: fewer common IDs than
     agreed, in mode `pairwise` with any passive.
     """
-    shared = [
+    common_rows = [
         await _intersect_as_active(party, links, members, name)
         for name, members in _list_intersections(party, session)
     ]
     if party.config.alignment.mode == "all":
-        return torch.cat(shared)  # of the one intersection
-    rows_U: Tensor = torch.unique(torch.cat(shared))
+        return torch.cat(common_rows)  # of the one intersection
+    rows_U: Tensor = torch.unique(torch.cat(common_rows))
     order_U = torch.from_numpy(random_permutation(len(rows_U)))
     rows_U = rows_U[order_U]
     position_N = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
     position_N[rows_U] = torch.arange(len(rows_U))
-    for passive, rows_P in zip(party.passives, shared, strict=True):
+    for passive, rows_P in zip(party.passives, common_rows, strict=True):
         payload = pack_tensors({"positions": position_N[rows_P]}, {"total": len(rows_U)})
         links.send(passive, Kind.ALIGNMENT, BEFORE_TRAINING, payload)
     return rows_U
 
 
 async def align_as_passive(party: PartyContext, links: Links, session: str) -> Tensor:
-    """Return the row of this passive's table at each alignment position, (U,), -1 where it has
-    none.
+    """Run a passive's part of the alignment; return the row of its table at each position, (U,).
 
-    `session`: the session's name.
-
-    Raises: as `align_as_active`.
+    The row is -1 where it does not know the person. `session`: the session's name. Raises: as
+    `align_as_active`.
     """
     settings = party.config.alignment
-    ((name, members),) = [
+    own_intersections = [
         (name, members)
         for name, members in _list_intersections(party, session)
         if party.name in members
     ]
+    ((name, members),) = own_intersections
     if _uses_buckets(settings):
         rows = await align_member(
             links,
@@ -157,9 +166,10 @@ async def align_as_passive(party: PartyContext, links: Links, session: str) -> T
 
 
 def describe_people(party: PartyContext, rows_U: Tensor) -> CommonPeople:
-    """Return how many of a party's people have aligned rows, from the rows (U,) at each position.
+    """Return how many of a party's people are aligned.
 
-    Warns UnmatchedIdsWarning: IDs of one pattern are far rarer among them than its other IDs.
+    `rows_U`: the row of its table at each alignment position, -1 for none. Warns
+    UnmatchedIdsWarning: IDs of one pattern are far rarer among them than its other IDs.
     """
     people = describe_common(
         party.name,
@@ -174,7 +184,7 @@ def describe_people(party: PartyContext, rows_U: Tensor) -> CommonPeople:
 
 
 async def deal_randomness(party: PartyContext, links: Links, session: str) -> None:
-    """Run the dealer's script: send the correlated randomness for each intersection.
+    """Run the dealer's part of the alignment: send the correlated randomness of each intersection.
 
     `session`: the session's name.
     """
@@ -191,25 +201,34 @@ async def deal_randomness(party: PartyContext, links: Links, session: str) -> No
 
 
 async def next_dealt(links: Links) -> Envelope:
-    """Return the dealer's next message; skip its notice that an alignment is done."""
+    """Return the dealer's next message with randomness; skip its notice that an alignment is
+    done.
+    """
     message = await links.receive(DEALER, Kind.DEALT, Kind.READY)
     return await links.receive(DEALER, Kind.DEALT) if message.kind is Kind.READY else message
 
 
 def _list_intersections(party: PartyContext, session: str) -> list[tuple[str, Sequence[str]]]:
-    """Return session name and members of each intersection that the active runs."""
+    """Return the session name and the passives of each intersection: one with all passives, or one
+    with each in mode `pairwise`.
+
+    `session`: the session's name.
+    """
     if party.config.alignment.mode == "all":
         return [(session, party.passives)]
     return [(f"{session} {passive}", (passive,)) for passive in party.passives]
 
 
 def _uses_buckets(settings: AlignmentSettings) -> bool:
-    """Return whether the protocol runs in buckets, and can be resumed."""
+    """Return whether the intersection runs in buckets of IDs, and so can be resumed."""
     return issubclass(SET_INTERSECTIONS[settings.backend], ResumableIntersection)
 
 
 def _choose_folder(party: PartyContext, members: Sequence[str]) -> Path | None:
-    """Return where an unfinished intersection is stored between attempts; None: nowhere."""
+    """Return the folder of an unfinished intersection between attempts; None: it is not stored.
+
+    `members`: the passives of the intersection.
+    """
     if party.secrets.logs is None:
         return None
     subfolder = "all" if party.config.alignment.mode == "all" else members[0]
@@ -217,23 +236,24 @@ def _choose_folder(party: PartyContext, members: Sequence[str]) -> Path | None:
 
 
 def forget_alignment(logs: Path) -> None:
-    """Delete the stored parts of an intersection, once a checkpoint contains its result."""
+    """Delete unfinished intersections in a party's log folder, once a checkpoint has the result."""
     folder = logs / _UNFINISHED
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
 
 
 def allow_signs(party: PartyContext, links: Links) -> None:
-    """Raise the links' limit on signs of life (keep-alive messages) to what an
-    alignment may take.
-    """
+    """Raise the links' limit on heartbeats from peers to what an alignment may take."""
     peers = [name for name in party.known if name != party.name]
     max_signs = signs_of_alignment(party.config.alignment.maximum_ids, len(party.passives))
     links.signs.set_limits(dict.fromkeys(peers, max_signs))
 
 
 def _make_protocol(party: PartyContext, links: Links, session: str) -> SetIntersection:
-    """Return the configured set intersection, which reports its progress to the peers."""
+    """Return the configured set intersection, which reports its progress to the peers.
+
+    `session`: the name of this intersection.
+    """
     settings = party.config.alignment
     dealer = DEALER if needs_dealer(settings) else ""
     progress = ProgressTo(links.signs)
@@ -243,9 +263,10 @@ def _make_protocol(party: PartyContext, links: Links, session: str) -> SetInters
 async def _intersect_as_active(
     party: PartyContext, links: Links, members: Sequence[str], session: str
 ) -> Tensor:
-    """Return the active's rows of the people common to these members, in the common order.
+    """Run an intersection with these passives; return the active's rows of the common people, (P,),
+    in the order that is common to all.
 
-    `session`: the session's name.
+    `session`: the name of this intersection.
     """
     settings = party.config.alignment
     if _uses_buckets(settings):
@@ -268,10 +289,11 @@ async def _intersect_as_active(
 async def _run_aligner(
     links: Links, aligner: Aligner, party: PartyContext, others: Sequence[str], *, maximum: int
 ) -> Tensor:
-    """Run one party's side of an intersection over the links; return its common rows, (P,).
+    """Run one party's side of an intersection over the links; return its rows of the common people,
+    (P,).
 
-    `maximum`: the longest message in bytes that a peer may send. `others`: names of the other
-    parties of this intersection.
+    `aligner`: that side. `others`: the names of the other parties with IDs. `maximum`: the longest
+    message in bytes that a peer may send.
     """
     peers = (*others, DEALER) if needs_dealer(party.config.alignment) else tuple(others)
     role: Conversation = aligner
@@ -283,9 +305,10 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, maximum: int, row_bytes: i
     """Return the passive's own row at each position, (U,), -1 where it does not know the person.
 
     Args:
-        rows_P: the passive's rows, in the order of its intersection with the active.
+        envelope: the active's message with the positions of the common people.
+        rows_P: the passive's rows of these, in the order of its intersection with the active.
         maximum: the largest number of positions that the settings allow.
-        row_bytes: memory that this party needs for each position.
+        row_bytes: memory that this party needs for the features of a position.
 
     Raises RemoteProtocolError: positions that repeat, are missing or out of range, or need more
     memory than this party has.
@@ -300,9 +323,9 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, maximum: int, row_bytes: i
             f"{envelope.sender} announces {total} positions for {len(rows_P)} common people; "
             f"expected a number from there to {maximum}"
         )
-    if len(torch.unique(positions_P)) != len(positions_P) or not bool(
-        ((positions_P >= 0) & (positions_P < total)).all()
-    ):
+    are_distinct = len(torch.unique(positions_P)) == len(positions_P)
+    are_in_range = bool(((positions_P >= 0) & (positions_P < total)).all())
+    if not are_distinct or not are_in_range:
         raise RemoteProtocolError(
             f"{envelope.sender} gave two people one position, or one outside 0 to {total - 1}"
         )
@@ -312,93 +335,128 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, maximum: int, row_bytes: i
 
 
 def intersect_rows(rows: Tensor, only: Tensor | None) -> Tensor:
-    """Return a mask: which of these rows are in `only`; all of them if that is None."""
+    """Return those of these rows that are in `only`, in order; all of them if that is None."""
     return rows if only is None else rows[torch.isin(rows, only)]
 
 
 # The labels of common people, looked at once the parties know whom they have in common.
 #
-# Run by: the active, before anything is trained; the planner asks the same of tables at hand. A
-# table may hold several classes of which the people that others know, too, have one, or none: a
-# model of these is a constant, and its accuracy says nothing. Others hear that the active stops,
-# and not why.
+# Run by: the active, before anything is trained; the planner checks the same where all tables are
+# at hand. A table may have several classes, and the common people only one, or no label: a model of
+# these is a constant, and its accuracy says nothing. Other parties hear that the active stops, and
+# not why.
 
 
 def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: Tensor) -> None:
     """Refuse a run that would train on labels of one class, or be measured on rows of one class.
 
-    `aligned`: the active's row at each alignment position; ignored where nothing is aligned.
-    Warns FewRowsWarning: one of two classes has fewer than `MIN_ROWS` test rows; one of several
-    has none, or no label among common people; or no test row is of common people where all parties
-    predict. Raises DataError: says how many rows have a label, and what to do.
+    `data`: the active's. `aligned`: the row of its table at each alignment position; ignored where
+    nothing is aligned.
+
+    Raises DataError: says how many rows have a label, and what to do. Warns FewRowsWarning: one of
+    two classes has fewer than `MIN_ROWS` test rows; one of several has none, or no label among
+    common people; or too few test rows are of common people where all parties predict.
+    """
+    learnt_rows = method.find_learnt_labels(config, data, aligned)
+    learnt_counts = _count_labels(data, learnt_rows)
+    if not config.data.labels_at:  # passives with labels of their own may know other classes
+        _require_learnt_labels(method, data, aligned, learnt_counts)
+    if not len(data.test_rows):
+        return
+    tested = method.find_testable_rows(data, aligned)
+    min_tested = 1 if method.settings.predicts_alone else config.rules.minimum_batch
+    if len(tested) < min_tested:
+        warnings.warn(
+            f"{data.table.name}: {len(tested)} of its {len(data.test_rows)} test rows are among "
+            f"the {len(aligned)} common people, and passives answer {min_tested} at least, so "
+            f"nothing measures {method.settings.title} with all parties; {_TEST}",
+            FewRowsWarning,
+            stacklevel=2,
+        )
+        return
+    test_counts = _count_labels(data, tested)
+    if data.targets is not None:
+        return
+    if len(test_counts) < 2:
+        raise DataError(
+            f"{data.table.name}: the {len(tested)} rows that {method.settings.title} is tested on "
+            f"are all {_describe_label(data, test_counts)}: whoever always says so is always "
+            f"right; {_TEST}"
+        )
+    _warn_of_few_positives(method, config, data, learnt_counts, test_counts)
+    _warn_of_rare_test_label(method, data, learnt_counts, test_counts, tested=len(tested))
+
+
+def _require_learnt_labels(
+    method: Method, data: OwnData, aligned: Tensor, learnt_counts: "Counter[float]"
+) -> None:
+    """Refuse training on no label or on labels of one class; warn of classes that are not learnt.
+
+    `aligned`: the row of the active's table at each alignment position. `learnt_counts`: rows of
+    each label that training uses. Raises DataError. Warns FewRowsWarning: see `require_labels`.
     """
     owner = data.table.name
     common = f"the {len(aligned)} common people"
     labelled_rows = data.labelled_rows
-    learnt_rows = method.find_learnt_labels(config, data, aligned)
-    left_out = f" (of {len(labelled_rows)}; the others are not among {common})"
-    selection = left_out if method.public_facts.aligns else ""
-    learnt_counts = _count_labels(data, learnt_rows)
-    # Passives with labels of their own may know other classes.
-    if not config.data.labels_at:
-        if not learnt_counts:
-            raise DataError(
-                f"{owner}: none of its {len(labelled_rows)} labelled training rows is among "
-                f"{common}, so there is nothing to learn; {_MORE}"
-            )
-        if len(learnt_counts) < 2:
-            raise DataError(
-                f"{owner}: the {len(learnt_rows)} labelled training rows that "
-                f"{method.settings.title} learns from{selection} are all "
-                f"{_describe_label(data, learnt_counts)}, so there is nothing to learn; {_MORE}"
-            )
-        missing_labels = set(_count_labels(data, labelled_rows)) - set(learnt_counts)
-        if missing_labels and data.targets is None:
-            description = ", ".join(data.classes[int(label)] for label in sorted(missing_labels))
-            warnings.warn(
-                f"{owner}: {method.settings.title} learns nothing of class {description}: none of "
-                f"its labelled training rows is among {common}; {_MORE}",
-                FewRowsWarning,
-                stacklevel=2,
-            )
-    tested = method.find_testable_rows(data, aligned)
-    if not len(data.test_rows):
-        return
-    fewest_asked = 1 if method.settings.predicts_alone else config.rules.minimum_batch
-    if len(tested) < fewest_asked:
-        warnings.warn(
-            f"{owner}: {len(tested)} of its {len(data.test_rows)} test rows are among {common}, "
-            f"and passives answer {fewest_asked} at least, so nothing measures "
-            f"{method.settings.title} with all parties; {_TEST}",
-            FewRowsWarning,
-            stacklevel=2,
-        )
-        return
-    counts = _count_labels(data, tested)
-    if data.targets is not None:
-        return
-    if len(counts) < 2:
+    if not learnt_counts:
         raise DataError(
-            f"{owner}: the {len(tested)} rows that {method.settings.title} is tested on are all "
-            f"{_describe_label(data, counts)}: whoever always says so is always right; {_TEST}"
+            f"{owner}: none of its {len(labelled_rows)} labelled training rows is among {common}, "
+            f"so there is nothing to learn; {_MORE}"
         )
-    _warn_of_few_positives(method, config, data, learnt_counts, counts)
-    rarest, rows = min(
-        (dict.fromkeys(learnt_counts, 0) | counts).items(), key=lambda counted: counted[1]
-    )
-    if rows < (MIN_ROWS if len(data.classes) == 2 else 1):
-        description = (
-            f"{rows} are {_describe_label(data, [rarest])}, fewer than {MIN_ROWS}: its measures "
-            "say little, and their intervals are widened; raise data.test_fraction, or add rows"
+    if len(learnt_counts) < 2:
+        selection = ""
+        if method.public_facts.aligns:
+            selection = f" (of {len(labelled_rows)}; the others are not among {common})"
+        raise DataError(
+            f"{owner}: the {learnt_counts.total()} labelled training rows that "
+            f"{method.settings.title} learns from{selection} are all "
+            f"{_describe_label(data, learnt_counts)}, so there is nothing to learn; {_MORE}"
         )
-        label = _describe_label(data, [rarest])
-        none = f"none is {label}, so nothing tells how well it is found; {_TEST}"
+    missing_labels = set(_count_labels(data, labelled_rows)) - set(learnt_counts)
+    if missing_labels and data.targets is None:
+        description = ", ".join(data.classes[int(label)] for label in sorted(missing_labels))
         warnings.warn(
-            f"{owner}: of the {len(tested)} rows that {method.settings.title} is tested on "
-            f"{description if rows else none}",
+            f"{owner}: {method.settings.title} learns nothing of class {description}: none of its "
+            f"labelled training rows is among {common}; {_MORE}",
             FewRowsWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
+
+
+def _warn_of_rare_test_label(
+    method: Method,
+    data: OwnData,
+    learnt_counts: "Counter[float]",
+    test_counts: "Counter[float]",
+    *,
+    tested: int,
+) -> None:
+    """Warn (FewRowsWarning) of the label with the fewest test rows, if these are too few.
+
+    That is fewer than `MIN_ROWS` of two classes, or none of several. `learnt_counts`,
+    `test_counts`: rows of each label that training uses, and that are tested. `tested`: how many
+    test rows there are.
+    """
+    # Learnt labels without a test row count as 0.
+    all_counts = dict.fromkeys(learnt_counts, 0) | test_counts
+    rarest, rarest_count = min(all_counts.items(), key=lambda item: item[1])
+    min_rows = MIN_ROWS if len(data.classes) == 2 else 1
+    if rarest_count >= min_rows:
+        return
+    label = _describe_label(data, [rarest])
+    if rarest_count:
+        description = (
+            f"{rarest_count} are {label}, fewer than {MIN_ROWS}: its measures say little, and "
+            "their intervals are widened; raise data.test_fraction, or add rows"
+        )
+    else:
+        description = f"none is {label}, so nothing tells how well it is found; {_TEST}"
+    warnings.warn(
+        f"{data.table.name}: of the {tested} rows that {method.settings.title} is tested on "
+        f"{description}",
+        FewRowsWarning,
+        stacklevel=3,
+    )
 
 
 def _warn_of_few_positives(
@@ -408,20 +466,23 @@ def _warn_of_few_positives(
     learnt_counts: "Counter[float]",
     test_counts: "Counter[float]",
 ) -> None:
-    """Warn of few rows of the rare class, in a task of two classes.
+    """Warn (FewRowsWarning) of few rows of the rare class, in a task of two classes.
 
     The number of labelled rows is printed only where no privacy promise is made for labels.
+
+    `learnt_counts`, `test_counts`: rows of each label that training uses, and that are tested.
     """
     counts = learnt_counts + test_counts
     if len(data.classes) != 2 or len(counts) < 2:
         return
-    rarest, rows = min(counts.items(), key=lambda counted: counted[1])
-    if rows >= SKEWED * counts.total():
+    rarest, rarest_count = min(counts.items(), key=lambda item: item[1])
+    if rarest_count >= SKEWED * counts.total():
         return
     shortages = list[str]()
     if learnt_counts[rarest] < MIN_POSITIVES and not config.labels_are_private:
         shortages.append(f"{learnt_counts[rarest]} labelled training rows")
-    if MIN_ROWS <= test_counts[rarest] < MIN_POSITIVES:  # fewer: the other warning
+    # With fewer test rows, `require_labels` warns.
+    if MIN_ROWS <= test_counts[rarest] < MIN_POSITIVES:
         shortages.append(f"{test_counts[rarest]} test rows")
     if shortages:
         warnings.warn(
@@ -434,7 +495,9 @@ def _warn_of_few_positives(
 
 
 def _count_labels(data: OwnData, rows: Tensor) -> Counter[float]:
-    """Return how often each label occurs among these rows; rows without a label do not count."""
+    """Return how often each label occurs among these rows of the table; rows without a label do not
+    count.
+    """
     labels_N = data.table.labels
     assert labels_N is not None
     labels = labels_N[rows]
@@ -442,7 +505,9 @@ def _count_labels(data: OwnData, rows: Tensor) -> Counter[float]:
 
 
 def _describe_label(data: OwnData, counts: "Counter[float] | list[float]") -> str:
-    """Return the first of these labels as the user wrote it."""
+    """Return the first of these labels in words, as the user wrote it: "of class ..." or a
+    number.
+    """
     label = next(iter(counts))
     if data.targets is None:
         return f"of class {data.classes[int(label)]}"

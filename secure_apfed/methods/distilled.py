@@ -1,28 +1,28 @@
 """APC-VFL and VFedTrans: one exchange with the others improves an autoencoder of the active.
 
-The active receives a summary of its aligned training rows computed from all parties' tables, and
-fits an autoencoder to all of its rows whose code resembles that. It classifies by this code, and
-predicts alone. No label leaves it, and no gradient goes either way.
+The active receives numbers about its aligned training rows that were computed from all parties'
+tables, and fits an autoencoder to all of its rows whose code resembles these. It classifies by this
+code, and predicts alone. No label leaves it, and no gradient is sent.
 
 APC-VFL (section 4, Figures 3 and 4). Every passive fits an autoencoder g1 to its aligned rows, and
-releases each row's code, behind its guard, once for each person. The active's g2 reads the codes of
-all parties, and its g3 is drawn to the code of g2 (`ApcVflActive`, `ApcVflPassive`). At the end the
-aligned test rows are asked for, once each, to measure the joint prediction: the
-paper's variant for rows that are all aligned (Figure 4). Fitting g1 adds no noise: a person's
-features move everybody's codes a little, so that a guard's epsilon, of one row's release with the
-encoder held fixed, is none for the passive's whole table.
+releases each row's code after its guard, once for each person. The active's autoencoder g2 reads
+the codes of all parties, and its g3 is trained towards the code of g2 (`ApcVflActive`,
+`ApcVflPassive`). At the end the codes of aligned test rows are requested, once each, to measure the
+joint prediction: the paper's variant for rows that are all aligned (Figure 4). Fitting g1 adds no
+noise: a person's features change everybody's codes a little, so that a guard's epsilon, of one
+row's release with the encoder held fixed, does not cover the passive's whole table.
 
 VFedTrans (Huang et al. 2023, with FedSVD of Chai et al. 2022, as APC-VFL compares with it, Appendix
 E.3). The dealer hands out orthogonal masks; every party sends the aggregator its masked table; the
-aggregator decomposes their sum; the active takes the mask off the left singular vectors, as many as
-`model.representation`, to which its code is drawn (`VFedTransActive`, `VFedTransPassive`,
+aggregator decomposes their sum; the active removes the mask from the left singular vectors, as many
+as `model.representation`, towards which its code is trained (`VFedTransActive`, `VFedTransPassive`,
 `VFedTransAggregator`). Nothing of this has noise: what masks and vectors reveal stands in
-docs/papers.md. Ours: the vectors times the root of the number of rows, so that their numbers
+docs/papers.md. Ours: the vectors times the square root of the number of rows, so that their numbers
 are about as large as the features', whatever that number; and the classifier reads the own features
 beside the code itself, where the release puts the decoder's output.
 
 Letters: N rows of a table or positions of the alignment, T training rows, U those of them that are
-aligned, n labelled rows, B rows of one question, F features, D numbers of a code, K classes.
+aligned, n labelled rows, B rows of one request, F features, D numbers of a code, K classes.
 """
 
 import hashlib
@@ -107,13 +107,19 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import MAX_PARAMETERS, ModelSettings, Width
 from secure_apfed.solo import SoloTask
 
-_LARGEST = 1e100  # as `apfed_protocols.svd` takes
+_MAX_NUMBER = 1e100
+"""The largest magnitude that `apfed_protocols.svd` takes."""
 _TOLERANCE = 1e-6
-_GRID = 2.0**-16  # far above what rounding under fresh masks moves, so that runs repeat
+"""Norm of the gradient at which logistic regression stops."""
+_GRID = 2.0**-16
+"""Singular vectors are rounded to multiples of this, far above their rounding errors under fresh
+masks, so that runs repeat."""
 
 
 def _count_autoencoder(widths: Sequence[int]) -> int:
-    """Return the parameters between these layers of an encoder and of its mirrored decoder."""
+    """Return the number of weights of an encoder with layers of these widths, and of its mirrored
+    decoder.
+    """
     return 2 * sum(inputs * outputs for inputs, outputs in pairwise(widths))
 
 
@@ -150,8 +156,9 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
     predicts_alone = True
 
     def count_further_parameters(self, passives: int) -> int:
-        codes = self.own.representation_size + passives * self.passive.representation_size
-        return _count_autoencoder((codes, *self.joint))
+        """Return the number of weights of g2, which reads the codes of all parties."""
+        joined_size = self.own.representation_size + passives * self.passive.representation_size
+        return _count_autoencoder((joined_size, *self.joint))
 
     representations_from = "passives"
     teacher = "joint representations"
@@ -209,17 +216,17 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
 
 
 class ApcVflActive(StudentActive):
-    """The active of APC-VFL; see `StudentActive`. `rows`: of its table by position of the
-    alignment, (N,).
-    """
+    """The active of APC-VFL; see `StudentActive`."""
 
     student: "ApcVflTrainer"
 
     def __init__(
         self, party: PartyContext, contract: Contract, rows: Tensor, trainer: "ApcVflTrainer"
     ) -> None:
-        """Make the active's role in APC-VFL; derive the privacy guarantee of all passives'
-        codes.
+        """Make the active's role in APC-VFL; state the guarantee of all passives' codes together.
+
+        `rows`: the row of its table at each alignment position, (N,). `trainer`: its autoencoders
+        and classifiers.
         """
         guarantee = joint_releases_statement(
             party.make_guard().describe_guarantee(), len(contract.passives)
@@ -230,11 +237,13 @@ class ApcVflActive(StudentActive):
         self._rows = rows
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Request the passives' codes of the aligned training rows, and fit all
-        networks to them.
+        """Request the passives' codes of the aligned training rows, and fit all networks to them.
+
+        Every request counts as a step.
         """
         released = []
-        for rows_B in self._split_positions(find_positions(self._rows, self.training_rows)):
+        positions = find_positions(self._rows, self.training_rows)
+        for rows_B in self._split_positions(positions):
             released.append(await self._request_codes(links, steps.next_step, rows_B))
             steps.count_step(None)
         self.student.fit_to_codes(torch.cat(released))
@@ -253,17 +262,15 @@ class ApcVflActive(StudentActive):
         return scores
 
     async def _score_jointly(self, links: Links, next_step: int, positions: Tensor) -> Scored:
-        """Return all parties' joint scores at these positions; the passives' ledgers count the
-        releases.
+        """Request codes at these alignment positions, and return the joint scores of all parties.
 
-        `next_step`: step numbers from it on are unused.
+        The passives' ledgers count the releases. `next_step`: step numbers from it on are unused.
         """
         scores = []
         for step, rows_B in enumerate(self._split_positions(positions), start=next_step):
             released_BD = await self._request_codes(links, step, rows_B)
-            scores.append(
-                self.student.score_jointly(self._rows[rows_B], released_BD).double().cpu()
-            )
+            scores_BK = self.student.score_jointly(self._rows[rows_B], released_BD)
+            scores.append(scores_BK.double().cpu())
         truth = self.student.labels_N.cpu()[self._rows[positions]]
         return Scored.from_network_outputs(truth, torch.cat(scores))
 
@@ -272,7 +279,10 @@ class ApcVflActive(StudentActive):
         return positions.tensor_split(math.ceil(len(positions) / self._contract.batch_size))
 
     async def _request_codes(self, links: Links, step: int, rows_B: Tensor) -> Tensor:
-        """Return the passives' codes of these positions side by side, (B, sum of D), float64."""
+        """Request the codes of these alignment positions from every passive.
+
+        Returns them side by side, (B, sum of D), float64.
+        """
         passives = self._contract.passives
         for name in passives:
             links.send(name, Kind.REQUEST, step, pack_tensors({"rows": rows_B}))
@@ -281,7 +291,7 @@ class ApcVflActive(StudentActive):
         )
 
     async def _receive_codes(self, links: Links, name: str, step: int, rows_B: Tensor) -> Tensor:
-        """Return one passive's codes of these rows, (B, D).
+        """Receive one passive's codes of the requested alignment positions, (B, D), float64.
 
         Raises RemoteProtocolError: codes outside the agreed bounds, or of other rows than
         requested.
@@ -305,9 +315,7 @@ class ApcVflPassive(TvflPassive):
 
 
 class VFedTransActive(StudentActive):
-    """The active of VFedTrans; see `StudentActive`. `rows`: of its table by position of the
-    alignment, (N,).
-    """
+    """The active of VFedTrans; see `StudentActive`."""
 
     student: "VFedTransTrainer"
 
@@ -319,7 +327,11 @@ class VFedTransActive(StudentActive):
         trainer: "VFedTransTrainer",
         receiver: SvdReceiver,
     ) -> None:
-        """Make the active's role in VFedTrans, which receives singular vectors without noise."""
+        """Make the active's role in VFedTrans.
+
+        `rows`: the row of its table at each alignment position, (N,). `trainer`: its autoencoder
+        and classifier. `receiver`: its side of the masked decomposition.
+        """
         guarantee = (
             "no guarantee: the active reads singular vectors of all parties' rows, and the "
             "aggregator their tables under orthogonal masks, without noise"
@@ -334,16 +346,19 @@ class VFedTransActive(StudentActive):
 
     @property
     def last_sum(self) -> Tensor | None:
-        """The singular vectors of the requested rows, (U, D)."""
+        """The singular vectors of the requested rows, (U, D); None before."""
         return self._shared_vectors
 
     async def set_up(self, links: Links) -> None:
+        """Receive the masks from the dealer; nothing in a resumed session."""
         if self._contract.is_at_start:
             self._receiver.take_masks((await next_dealt(links)).payload)
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Announce the aligned training rows, mask the own table of them, and fit to the shared
-        vectors.
+        """Request the decomposition of the aligned training rows, and fit to its singular vectors.
+
+        The active sends the passives the rows, and the aggregator its own masked table of them.
+        This counts as one step.
         """
         step = steps.next_step
         receiver = self._receiver
@@ -364,20 +379,17 @@ class VFedTransActive(StudentActive):
 
 
 class VFedTransPassive(HelperRole):
-    """A passive of VFedTrans: it masks its rows once, and gets nothing back; see `HelperRole`.
-    `rows`: of its table by position of the alignment, (N,). `owner`: its end of the decomposition;
-    None: in a session that decomposes nothing any more.
-    """
+    """A passive of VFedTrans: it masks its rows once, and receives nothing; see `HelperRole`."""
 
     asks = (Kind.REQUEST,)
 
     def __init__(
         self, party: PartyContext, contract: Contract, rows: Tensor, owner: SvdOwner | None
     ) -> None:
-        """Make a passive's role in VFedTrans: features of the aligned rows, and a counter of
-        answers.
+        """Make a passive's role in VFedTrans.
 
-        `owner`: its end of the decomposition; None: it was done before.
+        `rows`: the row of its table at each alignment position, (N,). `owner`: its side of the
+        masked decomposition; None: that was done in an earlier session.
         """
         self.name = party.name
         self.contract = contract
@@ -387,11 +399,12 @@ class VFedTransPassive(HelperRole):
         self.checkpoint_parts = {"allowance": self._answer_limits}
 
     async def set_up(self, links: Links) -> None:
+        """Receive the masks from the dealer; nothing in a resumed session."""
         if self._owner is not None:
             self._owner.take_masks((await next_dealt(links)).payload)
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Check the request, count it, and send the masked rows to the aggregator; once a session.
+        """Check the request, count it, and send the masked rows to the aggregator, once a run.
 
         Raises RemoteProtocolError: the request breaks a rule of the contract; nothing is sent.
         """
@@ -403,7 +416,8 @@ class VFedTransPassive(HelperRole):
                 "step in which that was due; vectors of other rows would tell these apart"
             )
         expected = {"rows": TensorSpec(torch.int64, (None,))}
-        rows_U = unpack_tensors(message.payload, expected, sender=message.sender)[0]["rows"]
+        tensors, _ = unpack_tensors(message.payload, expected, sender=message.sender)
+        rows_U = tensors["rows"]
         min_rows = max(owner.agreement.vectors, self.contract.minimum_batch)
         check_rows(rows_U, aligned=len(self._features_NF), minimum=min_rows, sender=message.sender)
         table_UF = self._features_NF[rows_U.numpy()]
@@ -414,8 +428,8 @@ class VFedTransPassive(HelperRole):
     def _count_answers(self, rows_U: Tensor, values: bytes, request: Envelope) -> None:
         """Count one answer for each row in the log, before it leaves.
 
-        The same rows in another session have fresh masks and reveal nothing new, so they count
-        once.
+        The same rows in another session have fresh masks and reveal nothing new, so they are not
+        counted again. `rows_U`: alignment positions. `values`: the bytes of their features.
         """
         digest = hashlib.blake2b(request.payload + values).digest()
         blocks = rows_U.split(self.contract.batch_size)
@@ -431,14 +445,19 @@ class VFedTransAggregator(HelperRole):
     name = AGGREGATOR
 
     def __init__(self, contract: Contract, server: SvdServer) -> None:
-        """Expect tables only in a session that starts a run; a resumed one decomposes nothing."""
+        """Make the aggregator's role; `server`: its side of the masked decomposition.
+
+        It accepts tables only in a session that starts a run.
+        """
         self.contract = contract
         self._server = server
         self._is_due = contract.is_at_start
 
     async def run_session(self, links: Links, save: Save) -> None:
-        """Receive one masked table of every owner and decompose them, then wait for the session's
-        end.
+        """Decompose the masked tables of all owners once, and save checkpoints, until the session
+        ends.
+
+        Raises RemoteProtocolError: a party sends what it may not.
         """
         active = self.contract.active
         owners = self._server.agreement.owners
@@ -459,8 +478,10 @@ class VFedTransAggregator(HelperRole):
                 return
 
     async def _decompose_tables(self, links: Links, first: Envelope) -> None:
-        """Collect the masked tables of all owners after the first, and send back their
-        decomposition.
+        """Collect the masked tables of all owners, and send the active what they decompose to.
+
+        `first`: the message with the first table. Raises RemoteProtocolError: this run's
+        decomposition is done already.
         """
         active = self.contract.active
         step = first.step
@@ -481,21 +502,21 @@ class VFedTransAggregator(HelperRole):
 
 
 class DistilledTrainer:
-    """The active's networks, fitted in one go: autoencoders, and linear layers on their codes.
+    """The active's networks, each fitted once without steps: autoencoders, and linear layers on
+    their codes.
 
-    Logistic regression reads the codes (APC-VFL, section 4.4); two things are ours: each code's
-    numbers are brought to mean 0 and variance 1 before it does, which its layer's weights hold
-    then, and it is regularised as scikit-learn's C = 1. Or the strongest local model classifies
+    Logistic regression reads the codes (APC-VFL, section 4.4). Two things are ours: each number of
+    the codes is standardised before, which is folded into the layer's weights; and it is
+    regularised as with scikit-learn's C = 1. Or the strongest local model classifies
     (`classifier`). See `methods.student.StudentModel`.
 
-    Args:
-        rows: of its table by position of the alignment, (N,).
-        parts: untrained autoencoders by name; "student" is trained to resemble others' codes.
-        heads: the classifiers by name; "alone" predicts without the others.
-
     Attributes:
-        rows_U: of its table, for which others' codes or vectors arrive.
-        strongest: the local model that predicts instead of logistic regression, once it is fitted.
+        parts: the autoencoders by name; "student" is trained to resemble others' codes.
+        heads: the classifiers by name, each with the encoder that it reads; "alone" predicts
+            without the other parties.
+        rows_U: the rows of the active's table for which others' codes or vectors arrive.
+        labelled_n: the labelled rows of its table.
+        strongest: the local model that predicts instead of logistic regression; None: none does.
     """
 
     has_direct_fit = True
@@ -508,10 +529,10 @@ class DistilledTrainer:
         parts: Mapping[str, Autoencoder],
         heads: Mapping[str, ActiveNetworks],
     ) -> None:
-        """Move autoencoders and heads to the compute device, and select aligned and
-        labelled rows.
+        """Move the untrained networks to the compute device, and select aligned and labelled rows.
 
-        `parts`: untrained autoencoders by name.
+        `rows`: the row of the active's table at each alignment position, (N,). `parts`, `heads`:
+        see the class.
         """
         data = party.data
         table = party.data.table
@@ -535,12 +556,14 @@ class DistilledTrainer:
 
     @property
     def networks(self) -> ActiveNetworks:
+        """The networks that predict without the other parties."""
         return self.heads["alone"] if self.strongest is None else self.strongest.networks
 
     def fit_part(self, name: str, rows_NF: Tensor, resembled: TargetCodes | None = None) -> None:
         """Fit the autoencoder of this name to these rows.
 
-        `resembled`: target codes that its code should come close to; None: reconstruct only.
+        `rows_NF`: its inputs. `resembled`: target codes of some rows, which its code should come
+        close to; None: it only reconstructs.
         """
         fit_autoencoder(
             self.parts[name],
@@ -552,25 +575,32 @@ class DistilledTrainer:
         )
 
     def fit_student(self, codes_UD: Tensor) -> None:
-        """Fit the student to all training rows, with these codes (U, D) as targets of the aligned
-        ones.
+        """Fit the student's autoencoder to all training rows; `codes_UD`: target codes of the
+        aligned ones.
         """
-        places_U = torch.searchsorted(self._rows_T, self.rows_U)
-        self.fit_part("student", self.features_N[self._rows_T], TargetCodes(places_U, codes_UD))
+        index_U = torch.searchsorted(self._rows_T, self.rows_U)
+        self.fit_part("student", self.features_N[self._rows_T], TargetCodes(index_U, codes_UD))
 
     def fit_head(self, name: str, codes_nD: Tensor, rows_n: Tensor) -> None:
-        """Fit this head to codes (n, D) of labelled rows, unless all have the same label."""
+        """Fit the classifier of this name to codes of labelled rows, unless all have one label.
+
+        `codes_nD`: what it reads. `rows_n`: the rows of the table that these are of.
+        """
         labels_n = self.labels_N[rows_n].cpu()
         if len(labels_n.unique()) > 1:
             fit_classifier(self.heads[name], codes_nD, labels_n)
 
     def fit_local_head(self) -> None:
-        """Fit the local predictor to the encoder's output for labelled rows."""
+        """Fit what predicts without the other parties to the labelled rows: logistic regression,
+        or as the settings say the strongest local model.
+
+        Warns NoHelpWarning: the strongest one does not use the student's code.
+        """
         encoder = self.networks.encoder
         labelled_n = self.labelled_n
         with torch.no_grad():
-            read_nD = encoder(self.features_N[labelled_n])
-        self.fit_head("alone", read_nD, labelled_n)
+            encoded_nD = encoder(self.features_N[labelled_n])
+        self.fit_head("alone", encoded_nD, labelled_n)
         if self._settings.classifier == "strongest":
             task = SoloTask.from_run(self._config, self._data, self._rows_T)
             reads: Input = "x and h" if isinstance(encoder, Enriched) else "h"
@@ -583,35 +613,41 @@ class DistilledTrainer:
         return {} if self.strongest is None else self.strongest.as_json()
 
     def train_on_rows(self, step: int, rows_B: Tensor) -> float:
+        """Raise AssertionError: this student has no training steps."""
         raise AssertionError(f"{self._owner}: step {step} of a student that is fitted in one go")
 
     def score_rows(self, rows: Tensor) -> Scored:
-        """Return the local model's scores of these rows of the active's table, with
+        """Return the scores of these rows of the active's table without the other parties, with
         their labels.
         """
         networks = self.networks
-        parameter = next(chain(networks.parameters(), networks.buffers()))
+        example_tensor = next(chain(networks.parameters(), networks.buffers()))
 
         @torch.no_grad()
         def score_batch(rows_B: Tensor) -> Tensor:
-            scores_BK: Tensor = networks(self.features_N[rows_B].to(parameter), None)[0]
+            """Return scores (B, K) of these rows."""
+            features_B = self.features_N[rows_B].to(example_tensor)  # its device and dtype
+            scores_BK: Tensor = networks(features_B, None)[0]
             return scores_BK.to(self.labels_N.device)
 
         return score_model(score_batch, rows, self.labels_N)
 
     def _list_modules(self) -> dict[str, nn.Module]:
+        """Return the autoencoders and classifiers by name."""
         return {**self.parts, **{name: networks.head for name, networks in self.heads.items()}}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state of all autoencoders, heads and the strongest local model, by name
-        prefix.
+        """Return the state of all autoencoders, classifiers and the strongest local model.
+
+        Names of tensors begin with the name of their network.
         """
-        strongest = {} if self.strongest is None else {"strongest": self.strongest.networks}
-        return {
-            key: value
-            for name, module in {**self._list_modules(), **strongest}.items()
-            for key, value in add_prefix(name, module.state_dict()).items()
-        }
+        modules = self._list_modules()
+        if self.strongest is not None:
+            modules["strongest"] = self.strongest.networks
+        tensors: dict[str, Tensor] = {}
+        for name, module in modules.items():
+            tensors |= add_prefix(name, module.state_dict())
+        return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the state that `tensors` returned, and rebuild the strongest local model if
@@ -627,15 +663,18 @@ class DistilledTrainer:
 
 
 class ApcVflTrainer(DistilledTrainer):
-    """The active's part of APC-VFL (sections 4.2 to 4.4, Figure 3); see `DistilledTrainer`.
+    """The active's networks in APC-VFL (sections 4.2 to 4.4, Figure 3); see `DistilledTrainer`.
 
-    g1 ("own") on own aligned rows; g2 ("joint") on all parties' codes of them; g3 ("student") on
-    all own rows, drawn to g2's codes where there are any; logistic regression on g3's codes of
-    labelled rows, and on g2's where all parties predict.
+    Autoencoders: g1 ("own") is fitted to the active's aligned rows; g2 ("joint") to all parties'
+    codes of these; g3 ("student") to all training rows, with g2's codes as targets of the aligned
+    ones. Classifiers: "alone" reads g3's codes, "together" g2's where all parties predict.
     """
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Build g1, g2, g3 and both heads; g2 reads the joined codes of all parties."""
+        """Build g1, g2, g3 and both classifiers.
+
+        `rows`: the row of the active's table at each alignment position, (N,).
+        """
         settings = ApcVflSettings.from_run_settings(party.config)
         model = party.config.model
         features = party.data.table.shape
@@ -644,19 +683,21 @@ class ApcVflTrainer(DistilledTrainer):
         encoder = student.encoder
         if model.network == "enriched":
             encoder = Enriched(encoder)
-        size = math.prod(output_shape(student.encoder, features))
-        codes = [output_shape(local.encoder, features)]
-        codes += [terms.representation.shape for terms in contract.passives.values()]
-        joint_model = ModelSettings(network="selu", hidden=settings.joint, representation=size)
-        joined = sum(map(math.prod, codes))
-        joint = _make_autoencoder(party, "g2", joint_model, (joined,))
+        student_size = math.prod(output_shape(student.encoder, features))
+        code_shapes = [output_shape(local.encoder, features)]
+        code_shapes += [terms.representation.shape for terms in contract.passives.values()]
+        joint_model = ModelSettings(
+            network="selu", hidden=settings.joint, representation=student_size
+        )
+        joined_size = sum(map(math.prod, code_shapes))
+        joint = _make_autoencoder(party, "g2", joint_model, (joined_size,))
         family = family_for(model, features)
         classes = len(party.data.classes)
+        own_size = math.prod(output_shape(encoder, features))
+        joint_size = math.prod(output_shape(joint.encoder, (joined_size,)))
         with seed_draws(party.secrets.seed, party.name, "heads"):
-            own_head, joint_head = (
-                family.make_head(math.prod(output_shape(read, shape)), classes, model)
-                for read, shape in ((encoder, features), (joint.encoder, (joined,)))
-            )
+            own_head = family.make_head(own_size, classes, model)
+            joint_head = family.make_head(joint_size, classes, model)
         super().__init__(
             party,
             rows,
@@ -668,10 +709,7 @@ class ApcVflTrainer(DistilledTrainer):
         )
 
     def fit_to_codes(self, released_UD: Tensor) -> None:
-        """Fit all networks to the passives' codes of `rows_U`, concatenated to (U, D).
-
-        `released_UD`: the codes.
-        """
+        """Fit all networks; `released_UD`: the passives' codes of `rows_U`, side by side."""
         joint = self.parts["joint"]
         labelled_n = self.labelled_n
         self.fit_part("own", self.features_N[self.rows_U])
@@ -680,27 +718,35 @@ class ApcVflTrainer(DistilledTrainer):
         joint_UD = joint.encode_rows(codes_UD)
         self.fit_student(joint_UD)
         self.fit_local_head()
-        known_U = torch.isin(self.rows_U, labelled_n)
-        self.fit_head("together", joint_UD[known_U], self.rows_U[known_U])
+        has_label_U = torch.isin(self.rows_U, labelled_n)
+        self.fit_head("together", joint_UD[has_label_U], self.rows_U[has_label_U])
 
     def score_jointly(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
-        """Return scores (B, K) of these rows from the codes of all parties."""
+        """Return scores (B, K) from the codes of all parties.
+
+        `rows_B`: rows of the active's table. `released_BD`: the passives' codes of these.
+        """
         codes_BD = self.parts["joint"].encode_rows(self._join_codes(rows_B, released_BD))
         with torch.no_grad():
             scores_BK: Tensor = self.heads["together"].head(codes_BD)
         return scores_BK
 
     def _join_codes(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
-        """Return the own codes of these rows concatenated with the passives' released codes."""
+        """Return the own codes of these rows of the table concatenated with the passives' codes."""
         own_BD = self.parts["own"].encode_rows(self.features_N[rows_B])
         return torch.cat([own_BD, self.compute.move_tensor(released_BD)], dim=1)
 
 
 class VFedTransTrainer(DistilledTrainer):
-    """The active's part of VFedTrans: one fit, and a classifier; see `DistilledTrainer`."""
+    """The active's networks in VFedTrans: an autoencoder and a classifier; see
+    `DistilledTrainer`.
+    """
 
     def __init__(self, party: PartyContext, rows: Tensor) -> None:
-        """Build the student autoencoder, and a classifier on own features and student code."""
+        """Build the student's autoencoder, and a classifier of own features beside its code.
+
+        `rows`: the row of the active's table at each alignment position, (N,).
+        """
         model = party.config.model
         features = party.data.table.shape
         family = family_for(model, features)
@@ -718,34 +764,40 @@ class VFedTransTrainer(DistilledTrainer):
         )
 
     def fit_to_vectors(self, vectors_UD: Tensor) -> None:
-        """Fit the student to these singular vectors, then the classifier on its output for own
-        rows.
-        """
-        self.fit_student((vectors_UD * math.sqrt(len(vectors_UD)) / _GRID).round() * _GRID)
+        """Fit the student with the singular vectors of `rows_U` as targets, then the classifier."""
+        scaled_UD = vectors_UD * math.sqrt(len(vectors_UD))
+        rounded_UD = (scaled_UD / _GRID).round() * _GRID
+        self.fit_student(rounded_UD)
         self.fit_local_head()
 
 
 def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor) -> None:
-    """Fit a head's last linear layer to these codes and labels by logistic regression."""
+    """Fit the head's last linear layer to codes and labels by logistic regression, in place.
+
+    The codes are standardised for the fit; the layer takes them as they are.
+    """
     layer = last_layer(networks)
     codes = codes_nD.double().cpu().numpy()
     mean_D = codes.mean(axis=0)
-    size_D = codes.std(axis=0)
-    size_D[size_D == 0] = 1.0
+    deviation_D = codes.std(axis=0)
+    deviation_D[deviation_D == 0] = 1.0
     theta_DK = minimise_loss(
-        append_constant((codes - mean_D) / size_D, 1.0),
+        append_constant((codes - mean_D) / deviation_D, 1.0),
         labels_n.numpy(),
         layer.out_features,
         strength=1 / len(codes),
         tolerance=_TOLERANCE,
     )
-    weight_DK = theta_DK[:-1] / size_D[:, None]
+    weight_DK = theta_DK[:-1] / deviation_D[:, None]
+    bias_K = np.asarray(theta_DK[-1] - mean_D @ weight_DK)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(weight_DK.T))
-        layer.bias.copy_(torch.from_numpy(np.asarray(theta_DK[-1] - mean_D @ weight_DK)))
+        layer.bias.copy_(torch.from_numpy(bias_K))
 
 
 class ApcVfl(Tvfl):
+    """The method APC-VFL; see `Method`."""
+
     settings = ApcVflSettings
     make_simulated_step = Method.make_simulated_step  # codes are requested once
 
@@ -753,16 +805,21 @@ class ApcVfl(Tvfl):
         return config.settings_of(passive).model or ApcVflSettings.from_run_settings(config).passive
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role; `rows`: the row of its table at each alignment position,
+        (N,).
+        """
         return ApcVflActive(party, contract, rows, ApcVflTrainer(party, contract, rows))
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Fit this passive's autoencoder to its aligned rows; return the role that releases its
         codes.
+
+        `rows`: the row of its table at each alignment position, (N,).
         """
         config = party.config
         model = self.find_sent_model(config, party.name)
         local = _make_autoencoder(party, "g1", model, party.data.table.shape)
-        # In the table's order: that of the alignment is random.
+        # The fit must not depend on the alignment's order, which is random: it is in the table's.
         own_UF = Compute.from_settings(config.train).move_tensor(
             party.data.table.features[rows.sort().values]
         )
@@ -786,7 +843,10 @@ class ApcVfl(Tvfl):
 def _make_autoencoder(
     party: PartyContext, name: str, model: ModelSettings, features: Shape
 ) -> Autoencoder:
-    """Return an untrained autoencoder of this party on its compute device."""
+    """Return an untrained autoencoder of this party on its compute device.
+
+    `name`: seeds its weights, as in "g1". `features`: the shape of a row.
+    """
     compute = Compute.from_settings(party.config.train)
     return new_autoencoder(
         party.name, name, model, features, seed=party.secrets.seed, compute=compute
@@ -794,22 +854,26 @@ def _make_autoencoder(
 
 
 class VFedTrans(Method):
+    """The method VFedTrans; see `Method`."""
+
     settings = VFedTransSettings
 
     def learns_unaligned_labels(self, config: RunSettings) -> bool:
-        return True  # its classifier reads the student
+        """Return True: the classifier reads the student, which codes any row of the active."""
+        return True
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
-        """Return, at every party with a table, its number of features as the shape."""
+        """Return this party's number of features, as the shape of a row."""
         party.require_passives()
         return _row_terms(math.prod(party.data.table.shape))
 
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms of the decomposition: features by party, vectors and mask blocks.
+        """Return the terms of the decomposition: the parties' numbers of features, the number of
+        vectors, and the rows of a block of the mask.
 
-        `offers`: each passive's offered terms. `session`: the session's name.
+        `offers`: by party, what its `offer_terms` returned. `session`: the session's name.
 
         Raises ConfigError: too many features in total, or more vectors than features.
         """
@@ -840,34 +904,43 @@ class VFedTrans(Method):
         )
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role; `rows`: the row of its table at each alignment position,
+        (N,).
+        """
         receiver = SvdReceiver(_make_agreement(party, contract))
         return VFedTransActive(party, contract, rows, VFedTransTrainer(party, rows), receiver)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        owner = (
-            SvdOwner(_make_agreement(party, contract), party.name) if contract.is_at_start else None
-        )
+        """Return a passive's role; `rows`: the row of its table at each alignment position,
+        (N,).
+        """
+        owner = None
+        if contract.is_at_start:
+            owner = SvdOwner(_make_agreement(party, contract), party.name)
         return VFedTransPassive(party, contract, rows, owner)
 
     def build_aggregator(self, party: PartyContext, contract: Contract) -> HelperRole:
         return VFedTransAggregator(contract, SvdServer(_make_agreement(party, contract)))
 
     async def run_dealer(self, party: PartyContext, links: Links, contract: Contract) -> None:
-        """Send the masks: one seed to all, and each owner its part of the mask of columns."""
+        """Send every owner of a table its masks; nothing in a resumed session."""
         if contract.is_at_start:
             for message in SvdDealer(_make_agreement(party, contract)).deal_masks():
                 links.send(message.receiver, Kind.DEALT, BEFORE_TRAINING, message.body)
 
 
 def _row_terms(numbers: int) -> RepresentationTerms:
-    """Return terms for a row of this number of float64 numbers without a tight norm bound."""
+    """Return the contract's bounds on a row of `numbers` float64 numbers, of almost any norm."""
     return RepresentationTerms(
-        shape=(numbers,), dtype="float64", minimum_norm=0.0, maximum_norm=_LARGEST
+        shape=(numbers,), dtype="float64", minimum_norm=0.0, maximum_norm=_MAX_NUMBER
     )
 
 
 def _hash_people(contract: Contract, request: bytes) -> bytes:
-    """Return 32 bytes that identify these rows in this session, the same at all owners."""
+    """Return 32 bytes that identify the requested rows in this session, the same at all owners.
+
+    `request`: the active's request as bytes.
+    """
     return hashlib.sha256(contract.digest + request).digest()
 
 

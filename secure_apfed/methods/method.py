@@ -32,18 +32,22 @@ from secure_apfed.settings.training import ModelSettings
 FOR_THE_AGGREGATOR = 2
 FOR_AN_ANSWER = 4
 FOR_THE_ACTIVE = 8
-"""Units of patience: whoever is waited for may itself wait for those before it, and names them."""
+"""How long a party waits for others, in units of `rules.patience_s`. A party that waits for one
+that may itself be waiting waits longer, so that the latter's error, which names the silent party,
+comes first.
+"""
 
 HELD_OUT = 0.1
-"""Share of the labelled training rows that say when training ends."""
+"""Share of the labelled training rows that are validation rows of early stopping."""
 
 Lockstep: TypeAlias = Callable[[int, Tensor], object]
-"""Function that computes a training step of all parties without messages, by number and rows."""
+"""Function that computes a training step of all parties without messages, from the step's number
+and rows.
+"""
 
 Save: TypeAlias = Callable[[int], bytes]
-"""Writes one party's checkpoint before the step of this number; returns what the active is told of
-it: what the party charged so far (`secure_apfed.methods.charged`).
-"""
+"""Function that writes a party's checkpoint before the step of this number, and returns its signed
+report of privacy costs so far as bytes (`secure_apfed.methods.charged`), which the active gets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +73,9 @@ class SessionTerms:
         """Return terms under which no passive states an objective.
 
         Args:
-            secure_sum: the agreed settings of the sum.
             representations: by passive, the bounds on a row that it sends or receives.
-            weights: by passive; 1 for those not named.
+            secure_sum: the sum's public parameters.
+            weights: by passive, its weight; 1 for those not named.
         """
         return cls(
             passives={
@@ -99,16 +103,17 @@ class HelperRole(Role, ABC):
     """The role of a party that answers the active: a passive, or the aggregator.
 
     Attributes:
-        contract: of the session.
-        asks: the kinds of messages that it answers.
+        contract: that of the session.
+        asks: the kinds of messages from the active that it answers.
     """
 
     contract: Contract
     asks: tuple[Kind, ...] = ()
 
     async def run_session(self, links: Links, save: Save) -> None:
-        """Run this party's script from the first step to the end of the session: answer every
-        message.
+        """Answer every message of the active from the first step to the end of the session.
+
+        `save`: called where the active asks for a checkpoint.
         """
         active = self.contract.active
         while True:
@@ -134,17 +139,16 @@ class HelperRole(Role, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class VoteAgreement:
-    """The unbiased share of rows on which one passive's votes agree with others' and with the
-    labels.
+    """Unbiased estimates of how often one passive's votes agree with others' and with the labels.
 
     The noise of votes may push an estimate below 0 or above 1.
 
     Attributes:
-        others: share on which it votes like another passive, averaged over these; None: there is no
-            other.
+        others: share of rows on which it votes like another passive, averaged over the others;
+            None: there is no other.
         labels: share of the labelled rows on which it votes for the true label.
-        others_noise, labels_noise: bound on the standard deviation that the votes' randomness
-            causes.
+        others_noise, labels_noise: bounds on the standard deviation of the two, caused by the
+            votes' randomness.
     """
 
     others: float | None
@@ -159,17 +163,18 @@ class ActiveRole(Role, ABC):
     Attributes:
         training_rows: the rows of one epoch, which are split into batches; a method defines what a
             row is.
-        smallest_batch: rows below which a last batch is left out.
-        training: the account of private training; None where training is not private.
+        smallest_batch: a last batch with fewer rows is left out.
+        training: the privacy account of DP-SGD training; None: training is not private.
         guarantee: what the guards promise, in a sentence.
-        rounding: the largest error of one number of a sum; None where there is no sum.
+        rounding: the largest error of one number of a sum; None: there is no sum.
         left: the passives that stopped answering in this session, with the step.
         agreement: by passive, how far its votes agree with others', where the active reads
             individual votes.
-        help: the value of the votes, measured on labelled rows.
-        local_models: which of them were "used" in the last step, and which were "left_out".
+        help: how much the votes helped on labelled rows; None: there are no votes.
+        local_models: the names of local models that were "used", and of those "left_out", where
+            they learnt the labels.
         model: settings of its networks, where the parties agreed on sizes that the run's settings
-            leave open.
+            leave open; None: as in the settings.
     """
 
     training_rows: Tensor
@@ -180,7 +185,7 @@ class ActiveRole(Role, ABC):
     model: ModelSettings | None = None
 
     def __init__(self) -> None:
-        """Make the active's role; facts that the session fills in later are empty."""
+        """Make the active's role; what becomes known in the session is empty."""
         self.left: dict[str, int] = {}
         self.agreement: Mapping[str, VoteAgreement] = {}
         self.help: Help | None = None
@@ -188,41 +193,48 @@ class ActiveRole(Role, ABC):
 
     @abstractmethod
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> StepLoss:
-        """Run one training step; return the task loss, on a GPU as a scalar that may wait there."""
+        """Run one training step on these training rows; return the task loss.
+
+        On a GPU the loss may be a tensor there, so that the step need not wait for it.
+        """
 
     @abstractmethod
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
-        """Return scores of the test rows by inference variant; `is_final`: also of variants that
-        need messages.
+        """Return scores of the test rows by inference variant.
+
+        `next_step`: step numbers from it on are unused, for variants that need messages.
+        `is_final`: whether training is over; only then such variants are measured.
         """
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
-        """Replace the labels of these training rows from now on, (N,).
+        """Train on other labels and rows from now on.
 
-        Multistage label privacy calls it with new randomised answers; only for methods whose active
-        predicts locally.
+        A label mechanism in stages calls it with new randomised labels; only for methods whose
+        active predicts locally. `labels_N`: labels of all rows of its table. `train_rows`: those
+        to train on.
         """
         raise LocalProtocolError(f"{self.name} has no model that could be asked for labels")
 
     def list_learnt_rows(self, config: RunSettings) -> Tensor:
-        """Return its training rows except those that are held out."""
+        """Return its training rows without the validation rows."""
         return pick_learnt_rows(self, config)
 
     def rows_with_label(self) -> Tensor:
-        """Return a mask over `training_rows`: which have a label, so that they can serve as
-        held-out rows.
+        """Return those of `training_rows` that have a label, and so can serve as validation
+        rows.
         """
         return self.training_rows
 
     async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
         """Return the mean task loss of these validation rows, without learning from them.
 
-        Early stopping calls it; only methods with `stops_early` implement it.
+        Early stopping calls it; only methods with `stops_early` implement it. Requests that it
+        needs count as steps in `steps`.
         """
         raise LocalProtocolError(f"{self.name} tells no loss of rows that it does not learn from")
 
     async def begin_epoch(self, links: Links, steps: StepCounter) -> bool:
-        """Prepare an epoch; return whether it has steps and other epochs follow it."""
+        """Prepare an epoch; return whether it has steps. If not, training ends with it."""
         return True
 
     async def finish_training(self, links: Links, steps: StepCounter) -> None:
@@ -292,36 +304,41 @@ class Method(ABC):
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms of the contract from what each party offers; all parties compute the
-        same.
+        """Return the terms of the contract; all parties compute the same.
+
+        `offers`: by party, what its `offer_terms` returned, without None. `session`: the session's
+        name.
         """
         return SessionTerms()
 
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
-        """Return the settings of the network whose output this passive sends; only
-        if it sends one.
+        """Return the settings of the network whose output this passive sends.
+
+        Raises LocalProtocolError: it sends none.
         """
         raise LocalProtocolError(f"{passive} sends no output of a network in {self.settings.title}")
 
     def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
-        """Return the network whose output this passive sends, before training; only if it sends
-        one.
+        """Return the untrained network whose output this passive sends; `features`: the shape of a
+        row of its table.
+
+        Raises LocalProtocolError: it sends none.
         """
         model = self.find_sent_model(config, passive)
         return family_for(model, features).make_encoder(features, model)
 
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
-        """Return the settings with each "auto" value replaced that depends on the passives' tables.
+        """Replace settings of "auto" that depend on the passives' tables by values, and return all.
 
-        `columns`: how many distinct columns each passive has. Raises ConfigError: the numbers do
+        `columns`: how many distinct columns each passive has. Raises ConfigError: these numbers do
         not allow the run.
         """
         return config
 
     def find_learnt_labels(self, config: RunSettings, data: OwnData, aligned: Tensor) -> Tensor:
-        """Return the active's rows whose labels training uses.
+        """Return the rows of the active's table whose labels training uses.
 
-        `aligned`: the row of the active's table at each alignment position.
+        `data`: the active's. `aligned`: the row of its table at each alignment position.
         """
         rows = data.labelled_rows
         if not self.public_facts.aligns or self.learns_unaligned_labels(config):
@@ -333,29 +350,40 @@ class Method(ABC):
         return False
 
     def find_testable_rows(self, data: OwnData, aligned: Tensor) -> Tensor:
-        """Return the active's test rows for which the headline model can make a prediction."""
+        """Return the active's test rows that the headline model can predict.
+
+        `data`: the active's. `aligned`: the row of its table at each alignment position.
+        """
         rows = data.test_rows
         return rows if self.settings.predicts_alone else rows[torch.isin(rows, aligned)]
 
     @abstractmethod
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        """Return the active's role; `rows`: the row of its table at each alignment position."""
+        """Return the active's role.
+
+        `rows`: the row of its table at each alignment position, (N,); without alignment, every row
+        of it, or none if there is no passive.
+        """
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role; `rows`: as for the active, -1 where the passive lacks the
-        person.
+        """Return a passive's role.
+
+        `rows`: the row of its table at each alignment position, (N,), -1 where it does not know the
+        person; without alignment, every row of it.
         """
         raise LocalProtocolError(f"{party.name}: {self.settings.title} has no passive party")
 
     def build_aggregator(self, party: PartyContext, contract: Contract) -> HelperRole:
-        """Return the role of the aggregator, which adds up encrypted or masked shares."""
+        """Return the role of the aggregator, which adds encrypted or masked contributions."""
         raise LocalProtocolError(f"{party.name}: {self.settings.title} has no aggregator")
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]
     ) -> Lockstep:
-        """Return a training step that computes all these roles without messages, for fast
+        """Return a training step that computes what these roles do, without messages, for fast
         simulations.
+
+        Raises LocalProtocolError: the method is not trained step by step.
         """
         raise LocalProtocolError(f"{self.settings.title} is not trained step by step")
 
@@ -365,29 +393,29 @@ class Method(ABC):
         return type(self).make_simulated_step is not Method.make_simulated_step
 
     async def run_dealer(self, party: PartyContext, links: Links, contract: Contract) -> None:  # noqa: B027
-        """Run the dealer's side after the alignment, if the method has one."""
+        """Send the randomness that the dealer deals after the alignment; by default none."""
 
 
 async def meet_all(links: Links, helpers: Sequence[str]) -> None:
-    """Synchronise the active with these parties: wait for READY of each, then send READY to all.
+    """Wait for READY of each of these parties, then send READY to all; run by the active.
 
     Messages are ordered between two parties, but not among three. After this barrier no message of
     the next phase can overtake one of the previous phase.
 
-    `helpers`: their names.
+    `helpers`: the names of the parties.
     """
-    waiting = list(helpers)
-    while waiting:
+    missing = list(helpers)
+    while missing:
         message = await links.receive(
-            waiting, Kind.READY, step=BEFORE_TRAINING, minimum=len(waiting), patience=FOR_AN_ANSWER
+            missing, Kind.READY, step=BEFORE_TRAINING, minimum=len(missing), patience=FOR_AN_ANSWER
         )
-        waiting.remove(message.sender)
+        missing.remove(message.sender)
     for name in helpers:
         links.send(name, Kind.READY, BEFORE_TRAINING)
 
 
 async def meet_active(links: Links, active: str) -> None:
-    """Run a helper's side of `meet_all`: report to the active and wait for its reply."""
+    """Send READY to the active and wait for its READY: a helper's side of `meet_all`."""
     links.send(active, Kind.READY, BEFORE_TRAINING)
     await links.receive(active, Kind.READY, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE)
 
@@ -402,10 +430,9 @@ async def save_all(
 ) -> Mapping[str, Statement | None]:
     """Ask these parties to save a checkpoint before `step`; return their signed privacy accounts.
 
-    The result has one Statement a party, or None for a party of `may_leave` that fell silent.
-    Raises PartyLeftError: another party fell silent; RemoteProtocolError: a reply is malformed.
-
-    `helpers`: their names.
+    `helpers`: the names of the parties. `may_leave`: those whose silence is no error. Returns by
+    party its Statement, or None if it fell silent. Raises PartyLeftError: another party fell
+    silent; RemoteProtocolError: a reply is malformed.
     """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)
@@ -430,22 +457,30 @@ async def save_all(
 
 
 def end_all(links: Links, helpers: Sequence[str], step: int) -> None:
-    """Tell these parties that the session is over; the aggregator comes first, which would
-    otherwise take the passives' leaving for a failure.
+    """Tell these parties that the session is over.
+
+    The aggregator is told first: otherwise it would take it for a failure that passives leave.
+    `step`: the number of the next step.
     """
     for name in sorted(helpers, key=lambda name: name != AGGREGATOR):
         links.send(name, Kind.END, step)
 
 
 def save_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) -> bool:
-    """Answer the active's CHECKPOINT or END message; return whether the session continues."""
+    """Answer the active's CHECKPOINT or END message; return whether the session continues.
+
+    `kind`, `step`: those of the message. `save`: writes the checkpoint.
+    """
     if kind is Kind.CHECKPOINT:
         links.send(active, Kind.SAVED, step, save(step))
     return kind is not Kind.END
 
 
 def pick_held_out_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
-    """Return the validation rows, which training skips: a function of the seed, empty if unused."""
+    """Return the validation rows of early stopping, which training skips; empty without it.
+
+    A function of the seed.
+    """
     if config.train.patience is None:
         return learner.training_rows[:0]
     order = shuffle_rows(learner.rows_with_label(), config.seed, "held out")
@@ -459,10 +494,10 @@ def pick_learnt_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
 
 
 def split_batches(learner: ActiveRole, config: RunSettings, epoch: int) -> list[Tensor]:
-    """Return an epoch's batches of rows: a function of seed and epoch, without a too small last
-    one.
+    """Return an epoch's batches of training rows, a function of seed and epoch.
 
-    For methods that average networks or pseudo labels, one batch holds all rows.
+    A last batch that is too small is left out. For methods that average networks or pseudo-labels,
+    one batch has all rows.
     """
     order = shuffle_rows(pick_learnt_rows(learner, config), config.seed, "batches", epoch)
     batches = [order] if config.method.averages else order.split(config.train.batch_size)

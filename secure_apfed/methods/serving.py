@@ -3,20 +3,23 @@ their IDs.
 
 Run by: the active, and each passive and the aggregator as servers, in sessions of their own after a
 training that returned gradients (`tvfl`, `split_nn`, `split_nn_sum`, a joint teacher's model),
-under a contract with the settings of that run and the digest of it (`predicts`). Each party loads
-its stored network. A session: agree, set the sum up, then
+under a contract with the settings of that run and its digest (`predicts`). Each party loads its
+stored network. A session: agree, set the sum up, then
 
-1. passive -> active: its IDs blinded, in a random order (see `apfed_protocols.psi.lookup`);
-2. active -> passive: blinded IDs of a block of rows; passive -> active: their tags, and the places
-   of people about whom it answers no more, as far as it has not named them yet. A passive does
-   not learn which people it does not know;
-3. active -> passives: places of the people about whom all answer; each counts them against its
-   limits, charges where noise was agreed, and answers: its representations, behind its guard, or
-   its part of the secure sum, of which the active reads the sum alone. Parts are bound to the
-   people by a salted digest, so that an active that asks one passive about another person than the
-   next opens nothing, and the aggregator does not read who they are.
+1. passive -> active: its IDs blinded, in a random order, which is the list that positions below
+   refer to (see `apfed_protocols.psi.lookup`);
+2. active -> passive: blinded IDs of a block of rows; passive -> active: their tags, and the
+   positions of people about whom it answers no more, as far as it has not named them yet. A passive
+   does not learn which people it does not know;
+3. active -> passives: positions of the people about whom all answer; each passive counts them
+   against its limits, charges its ledger where noise was agreed, and answers: its representations,
+   after its guard, or its contribution to the secure sum, of which the active reads the sum alone.
+   Contributions are bound to the people by a salted digest. So an active that asks one passive
+   about another person than the next decodes nothing, and the aggregator does not read who they
+   are.
 
-Letters: B rows of a block, D numbers of a representation, K classes.
+Letters: M passives, P different people, B rows of a block, n rows that are answered about, D
+numbers of a representation, K classes.
 """
 
 import hashlib
@@ -56,8 +59,10 @@ from secure_apfed.methods.session import enter_session, new_session
 from secure_apfed.methods.sum_end import SessionSum
 
 _UNKNOWN = -1
+"""Stands for the position of a person that a passive does not know."""
 _REFUSED = -2
-_PLACES = np.dtype("<i8")
+"""Stands for the position of a person about whom a passive answers no more."""
+_POSITION_DTYPE = np.dtype("<i8")
 
 
 class ServingLimits(Protocol):
@@ -80,7 +85,11 @@ class ServingLimits(Protocol):
     def list_exhausted_people(
         self, people: Sequence[bytes], cost: Callable[[int], float] | None
     ) -> list[int]:
-        """Return the indices of these people whose limit is reached: no more answers about them."""
+        """Return the indices of these people whose limit is reached: no more answers about them.
+
+        `cost`: the epsilon of a given number of answers about one person; None: answers have no
+        noise.
+        """
 
 
 class LimitReachedError(PartyLeftError):
@@ -89,7 +98,7 @@ class LimitReachedError(PartyLeftError):
     """
 
 
-def joint_method(method: Method) -> Tvfl:
+def require_joint_method(method: Method) -> Tvfl:
     """Return the method if its parties can predict together; otherwise raise ModelError."""
     if not isinstance(method, Tvfl):
         raise ModelError(
@@ -100,27 +109,28 @@ def joint_method(method: Method) -> Tvfl:
 
 
 def _session_key(contract: Contract, passive: str) -> bytes:
-    """Return the session identifier of one passive's ID lookup, 32 bytes, bound to
-    this contract.
-    """
+    """Return the identifier of one passive's ID lookup in this session, 32 bytes."""
     return hashlib.blake2b(contract.digest + passive.encode(), digest_size=32).digest()
 
 
 def collect_network_states(role: Role) -> dict[str, Tensor]:
-    """Return the trained tensors that a role keeps for joint prediction after training."""
-    return {
-        key: value
-        for name, network in role.predicts_with.items()
-        for key, value in add_prefix(name, network.state_dict()).items()
-    }
+    """Return the tensors of the networks by which a role predicts jointly after training.
+
+    Names of tensors begin with the name of their network.
+    """
+    states: dict[str, Tensor] = {}
+    for name, network in role.predicts_with.items():
+        states |= add_prefix(name, network.state_dict())
+    return states
 
 
 def load_network_states(
     networks: Mapping[str, nn.Module], states: Mapping[str, Tensor], party: str
 ) -> None:
-    """Load tensors from `collect_network_states`. Raises ModelError: they fit other networks.
+    """Load tensors that `collect_network_states` returned into these networks.
 
-    `states`: tensors by name.
+    `networks`: by name. `party`: for the error. Raises ModelError: the tensors are of networks with
+    other shapes.
     """
     try:
         for name, network in networks.items():
@@ -142,8 +152,9 @@ async def serve_predictions(
     """Run a passive's whole prediction session: answer until the active ends it.
 
     Args:
-        party: the party; its table has the people that may be asked about.
+        party: the passive; its table has the people that may be asked about.
         states: the network tensors that it stored after training.
+        limits: its own limits on its answers.
 
     Raises ModelError: the tensors are of another model; LimitReachedError: see `ServingLimits`.
     """
@@ -155,8 +166,9 @@ async def serve_predictions(
     assert isinstance(helper, EncodingPassive)
     load_network_states(helper.predicts_with, states, party.name)
     ledger = helper.ledgers.get(party.name)
-    cost = ledger.would_cost if ledger else None
-    exhausted = limits.list_exhausted_people([ids[row] for row in holder.order], cost)
+    compute_cost = ledger.would_cost if ledger else None
+    people_in_order = [ids[row] for row in holder.order]
+    unreported = limits.list_exhausted_people(people_in_order, compute_cost)
     await helper.set_up(links)
     await meet_active(links, party.active)
     links.send(party.active, Kind.LOOKUP, BEFORE_TRAINING, holder.published)
@@ -169,62 +181,63 @@ async def serve_predictions(
         if message.kind is Kind.LOOKUP:
             tags = holder.answer(message.payload, sender=party.active, maximum=contract.batch_size)
             limits.count_lookups(len(tags) // TAG_BYTES)
-            new_exhausted = np.array(exhausted, _PLACES).tobytes()
-            exhausted = []
-            links.send(party.active, Kind.LOOKUP, message.step, tags + new_exhausted)
+            exhausted_positions = np.array(unreported, _POSITION_DTYPE).tobytes()
+            unreported = []
+            links.send(party.active, Kind.LOOKUP, message.step, tags + exhausted_positions)
         else:
-            places_B, salt = _parse_request(message, len(ids))
-            people = [ids[row] for row in holder.order[places_B.numpy()]]
-            limits.count_answers(people, cost)
+            position_B, salt = _parse_request(message, len(ids))
+            people = [people_in_order[position] for position in position_B.tolist()]
+            limits.count_answers(people, compute_cost)
             await helper.predict(links, message, _hash_people(people, salt))
-            exhausted += places_B[limits.list_exhausted_people(people, cost)].tolist()
+            exhausted = limits.list_exhausted_people(people, compute_cost)
+            unreported += position_B[exhausted].tolist()
 
 
-def _pack_request(places_B: Tensor, salt: bytes) -> bytes:
+def _pack_request(position_B: Tensor, salt: bytes) -> bytes:
     """Encode a prediction request: positions in the passive's list, (B,), and a salt."""
-    return pack_tensors({"rows": places_B}, {"learn": False, "salt": salt})
+    return pack_tensors({"rows": position_B}, {"learn": False, "salt": salt})
 
 
-def _parse_request(message: Envelope, aligned: int) -> tuple[Tensor, bytes]:
-    """Return the requested positions, and the salt for the digest of their people.
+def _parse_request(message: Envelope, size: int) -> tuple[Tensor, bytes]:
+    """Return the requested positions (B,), and the salt for the digest of their people.
 
-    `aligned`: number of alignment positions.
-
-    Raises RemoteProtocolError: the request breaks a rule.
+    `size`: length of the passive's list. Raises RemoteProtocolError: the request breaks a rule.
     """
     expected = {"rows": TensorSpec(torch.int64, (None,))}
     tensors, meta = unpack_tensors(message.payload, expected, sender=message.sender)
-    check_rows(tensors["rows"], aligned=aligned, minimum=1, sender=message.sender)
+    check_rows(tensors["rows"], aligned=size, minimum=1, sender=message.sender)
     salt = meta.get("salt")
     if type(salt) is not bytes or len(salt) != KEY_BYTES:
         raise RemoteProtocolError(f"{message.sender} sent a request without a salt of 32 bytes")
     return tensors["rows"], salt
 
 
-def _parse_places(message: bytes, size: int, *, sender: str) -> NDArray[np.int64]:
-    """Return positions in a list of this size. Raises RemoteProtocolError: the bytes encode no such
-    positions.
+def _parse_positions(encoded: bytes, size: int, *, sender: str) -> NDArray[np.int64]:
+    """Decode positions in a passive's list; `size`: its length. Raises RemoteProtocolError: the
+    bytes are no such positions.
     """
-    parsed_bytes = len(message) // _PLACES.itemsize * _PLACES.itemsize
-    places = np.frombuffer(message[:parsed_bytes], _PLACES)
-    if parsed_bytes < len(message) or ((places < 0) | (places >= size)).any():
+    whole_bytes = len(encoded) // _POSITION_DTYPE.itemsize * _POSITION_DTYPE.itemsize
+    positions = np.frombuffer(encoded[:whole_bytes], _POSITION_DTYPE)
+    if whole_bytes < len(encoded) or ((positions < 0) | (positions >= size)).any():
         raise RemoteProtocolError(
             f"{sender} named people about whom it answers no more, of whom not all are among its "
             f"{size}"
         )
-    return places
+    return positions
 
 
 def _hash_people(people: Sequence[bytes], salt: bytes) -> bytes:
-    """Return a salted digest of these people; without the salt it does not reveal who they are."""
+    """Return a digest of these people's IDs, in order; without the salt it does not reveal who they
+    are.
+    """
     content = hashlib.blake2b(key=salt, digest_size=32)
     for person in people:
         content.update(len(person).to_bytes(4, "big") + person)
     return content.digest()
 
 
-async def add_up(party: PartyContext, links: Links, method: Tvfl) -> None:
-    """Run the aggregator's whole prediction session."""
+async def serve_sums(party: PartyContext, links: Links, method: Tvfl) -> None:
+    """Run the aggregator's whole prediction session: add contributions until the active ends it."""
     contract = (await enter_session(party, links, method)).contract
     helper = method.build_aggregator(party, contract)
     await helper.set_up(links)
@@ -233,32 +246,36 @@ async def add_up(party: PartyContext, links: Links, method: Tvfl) -> None:
 
 
 class JointPredictor:
-    """The active's end of a session; see `start_session`.
+    """The active's side of a prediction session; made by `start_session`.
 
     Attributes:
-        contract: of the session.
-        ended: the reason if the others answer no more.
-        refused: rows of people whom all parties know, but about whom one answers no more.
+        contract: that of the session.
+        ended: why the other parties answer no more; None: they do.
+        refused: how many rows so far were of people whom all parties know, but about whom one
+            answers no more.
     """
 
     def __init__(
         self, party: PartyContext, links: Links, contract: Contract, trainer: HeadTrainer
     ) -> None:
-        """Prepare one party's side before the IDs are exchanged; `start_session` completes it."""
+        """Prepare the active's side before the IDs are exchanged; `start_session` completes it.
+
+        `trainer`: its encoder and head.
+        """
         self.ended: RemoteProtocolError | None = None
         self.refused = 0
         self.contract = contract
         self._party = party
         self._links = links
         self._trainer = trainer
-        self._sum = (
-            SessionSum.from_contract(party, contract).make_active_end()
-            if contract.secure_sum
-            else None
-        )
+        self._sum = None
+        if contract.secure_sum:
+            self._sum = SessionSum.from_contract(party, contract).make_active_end()
         self._step = 0
         self._askers: dict[str, Asker] = {}
-        self._exhausted: dict[str, NDArray[np.bool_]] = {}
+        # By passive: about whom in its list it answers no more; the last entry is of people that
+        # it does not know.
+        self._is_exhausted: dict[str, NDArray[np.bool_]] = {}
 
     @classmethod
     async def start_session(
@@ -267,134 +284,142 @@ class JointPredictor:
         """Agree on a contract, set up the sum, and receive each passive's blinded IDs.
 
         Args:
-            party: the active; its table is of no person: one row as the model reads them.
+            party: the active; its table is one row of no person, for the shape of its features.
             states: the network tensors that it stored after training.
+
+        Raises ModelError: the tensors are of another model.
         """
         require_overlaps_shown(party.config.alignment, party.name)
         contract = (await enter_session(party, links, method, session=new_session())).contract
         trainer = method.make_head_trainer(party, contract)
         load_network_states({"encoder": trainer.encoder, "head": trainer.head}, states, party.name)
         trainer.set_training(False)
-        self = cls(party, links, contract, trainer)
-        if self._sum is not None:
-            await self._sum.set_up(links)
-        await meet_all(links, self._helpers)
+        predictor = cls(party, links, contract, trainer)
+        if predictor._sum is not None:
+            await predictor._sum.set_up(links)
+        await meet_all(links, predictor._helpers)
         for name in contract.passives:
             message = await links.receive(name, Kind.LOOKUP, step=BEFORE_TRAINING)
-            self._askers[name] = Asker(
+            asker = Asker(
                 message.payload,
                 holder=name,
                 session=_session_key(contract, name),
                 maximum=party.config.alignment.maximum_ids,
             )
-            # The last entry is for unknown people.
-            self._exhausted[name] = np.zeros(self._askers[name].size + 1, dtype=bool)
-        return self
+            predictor._askers[name] = asker
+            predictor._is_exhausted[name] = np.zeros(asker.size + 1, dtype=bool)
+        return predictor
 
     @property
     def _helpers(self) -> list[str]:
+        """The names of the passives, and of the aggregator if there is one."""
         return [*self.contract.passives, *self.contract.list_names("aggregator")]
 
     def end_session(self) -> None:
+        """Tell the other parties that the session is over."""
         end_all(self._links, self._helpers, self._step)
 
     async def predict(
         self, ids: Sequence[bytes], features_BF: Tensor
     ) -> tuple[NDArray[np.bool_], Tensor]:
-        """Return a mask of people about whom all passives answer, (B,), and their scores, (n, K).
+        """Request joint predictions for people.
 
-        A person who stands in several rows is requested once. If answers end midway, the scores so
-        far are returned, `ended` gives the reason, and the other people are masked out. Raises as
-        `serve_predictions`, and PartyLeftError: a party left, or a limit is reached.
+        A person in several rows is requested once. If a passive stops answering midway, the scores
+        so far are returned, `ended` gives the reason, and the other people are masked out.
 
-        `features_BF`: the active's rows.
+        `ids`: the person of each row, (B,). `features_BF`: the active's features of these rows.
+
+        Returns a mask of the rows about whose people all passives answered, (B,), and the scores of
+        these rows, (n, K). Raises RemoteProtocolError, PartyLeftError: the first request failed.
         """
-        people, row_of_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
-        known_P = np.zeros(len(people), dtype=bool)
+        people, person_of_row_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
+        is_answered_P = np.zeros(len(people), dtype=bool)
+        is_refused_P = is_answered_P.copy()
         answers = list[dict[str, Tensor]]()
-        refused_P = known_P.copy()
         for start in range(0, len(people), self.contract.batch_size):
             block = slice(start, start + self.contract.batch_size)
             try:
-                places = await self._request_positions([*people[block]])
-                is_known = places.min(axis=0) >= 0
-                refused_P[block] = (places != _UNKNOWN).all(axis=0) & ~is_known
-                if is_known.any():
-                    answers.append(
-                        await self._request_parts([*people[block][is_known]], places[:, is_known])
+                positions_MB = await self._request_positions([*people[block]])
+                all_answer_B = positions_MB.min(axis=0) >= 0
+                all_know_B = (positions_MB != _UNKNOWN).all(axis=0)
+                is_refused_P[block] = all_know_B & ~all_answer_B
+                if all_answer_B.any():
+                    answered_people = [*people[block][all_answer_B]]
+                    parts = await self._request_parts(
+                        answered_people, positions_MB[:, all_answer_B]
                     )
+                    answers.append(parts)
             except RemoteProtocolError as error:
                 if not answers:
                     raise
                 self.ended = error
                 break
-            known_P[block] = is_known
-        known_B = known_P[row_of_B]
-        self.refused += int(refused_P[row_of_B].sum())
+            is_answered_P[block] = all_answer_B
+        is_answered_B = is_answered_P[person_of_row_B]
+        self.refused += int(is_refused_P[person_of_row_B].sum())
         if not answers:
-            return known_B, torch.empty(0, 0)
-        position_P = np.cumsum(known_P) - 1
-        rows_n = torch.from_numpy(position_P[row_of_B[known_B]])
+            return is_answered_B, torch.empty(0, 0)
+        answer_of_person_P = np.cumsum(is_answered_P) - 1
+        answer_n = torch.from_numpy(answer_of_person_P[person_of_row_B[is_answered_B]])
         parts = {
-            name: torch.cat([answer[name] for answer in answers])[rows_n] for name in answers[0]
+            name: torch.cat([answer[name] for answer in answers])[answer_n] for name in answers[0]
         }
         trainer = self._trainer
+        own_n = trainer.compute.move_tensor(features_BF[torch.from_numpy(is_answered_B)])
         with torch.no_grad(), trainer.compute.prepare_forward(0, "together"):
-            own_nD = trainer.encoder(
-                trainer.compute.move_tensor(features_BF[torch.from_numpy(known_B)])
-            )
-            return known_B, trainer.compute_scores(own_nD, parts).double().cpu()
+            own_nD = trainer.encoder(own_n)
+            return is_answered_B, trainer.compute_scores(own_nD, parts).double().cpu()
 
     async def _request_positions(self, ids: Sequence[bytes]) -> NDArray[np.int64]:
-        """Return each person's position in each passive's list, (M, B), or a negative code of why
-        none.
+        """Look these people up at every passive.
+
+        Returns each person's position in each passive's list, (M, B); `_UNKNOWN` or `_REFUSED`
+        where it answers nothing about the person.
         """
         for name, asker in self._askers.items():
             self._links.send(name, Kind.LOOKUP, self._step, asker.ask(ids))
-        all_positions = []
-        end = len(ids) * TAG_BYTES
+        positions_by_passive = []
+        tags_end = len(ids) * TAG_BYTES
         for name, asker in self._askers.items():
             answer = (await self._links.receive(name, Kind.LOOKUP, step=self._step)).payload
-            positions = asker.parse_answer(answer[:end], len(ids))
-            exhausted = self._exhausted[name]
-            exhausted[_parse_places(answer[end:], asker.size, sender=name)] = True
-            all_positions.append(np.where(exhausted[positions], _REFUSED, positions))
-        return np.stack(all_positions)
+            position_B = asker.parse_answer(answer[:tags_end], len(ids))
+            newly_exhausted = _parse_positions(answer[tags_end:], asker.size, sender=name)
+            is_exhausted = self._is_exhausted[name]
+            is_exhausted[newly_exhausted] = True
+            # An unknown person's position is -1, which reads the last entry: never exhausted.
+            positions_by_passive.append(np.where(is_exhausted[position_B], _REFUSED, position_B))
+        return np.stack(positions_by_passive)
 
     async def _request_parts(
-        self, people: Sequence[bytes], places_MB: NDArray[np.int64]
+        self, people: Sequence[bytes], positions_MB: NDArray[np.int64]
     ) -> dict[str, Tensor]:
-        """Return the head's inputs from the other parties for these people, by part.
+        """Request what the head reads from the other parties about these people.
 
-        `places_MB`: positions of the people in each passive's list.
+        `positions_MB`: positions of the people in each passive's list. Returns representations
+        (B, D) by passive, or their sum by the name `SUM`.
         """
         step = self._step
         links = self._links
         trainer = self._trainer
         salt = fresh_key()
-        places = dict(zip(self._askers, torch.from_numpy(places_MB), strict=True))
-        for name, places_B in places.items():
-            links.send(name, Kind.REQUEST, step, _pack_request(places_B, salt))
+        position_by_passive = dict(zip(self._askers, torch.from_numpy(positions_MB), strict=True))
+        for name, position_B in position_by_passive.items():
+            links.send(name, Kind.REQUEST, step, _pack_request(position_B, salt))
         self._step += 1
         terms = {name: passive.representation for name, passive in self.contract.passives.items()}
         if self._sum is not None:
-            rows_B = torch.arange(places_MB.shape[1])
-            representation = next(iter(terms.values()))
-            numbers = math.prod(representation.shape)
-            return {
-                SUM: trainer.compute.move_tensor(
-                    await self._sum.receive_sum(
-                        links, step, rows_B, _hash_people(people, salt), numbers
-                    )
-                )
-            }
-        read = {}
-        for name, places_B in places.items():
+            rows_B = torch.arange(positions_MB.shape[1])
+            row_size = math.prod(next(iter(terms.values())).shape)
+            digest = _hash_people(people, salt)
+            sum_BD = await self._sum.receive_sum(links, step, rows_B, digest, row_size)
+            return {SUM: trainer.compute.move_tensor(sum_BD)}
+        parts = {}
+        for name, position_B in position_by_passive.items():
             answer = await links.receive(name, Kind.REPRESENTATIONS, step=step)
             answered_B, h_BD = parse_representations(
                 answer, terms[name], aligned=self._askers[name].size, minimum=1
             )
-            if not torch.equal(answered_B, places_B):
+            if not torch.equal(answered_B, position_B):
                 raise RemoteProtocolError(f"{name} answered for other people than asked")
-            read[name] = trainer.compute.move_tensor(h_BD)
-        return read
+            parts[name] = trainer.compute.move_tensor(h_BD)
+        return parts

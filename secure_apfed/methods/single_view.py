@@ -1,11 +1,12 @@
 """SingleVL (Section 5.1): the active learns alone, from its own features and labels.
 
-`SingleViewActive` is an active without help: it descends on its task loss, measures its model, and
-ends with labels spread over h or with local models, if configured. Nothing is aligned and nothing
-is sent. In APFed the same active also requests the passives' gradients
-(`secure_apfed.methods.apfed`). The arithmetic is `secure_apfed.learning.trainers.ActiveTrainer`.
+`SingleViewActive` is an active without passives: it trains on its task loss and measures its model.
+If configured, it ends by spreading labels over h, its representations, or by fitting local models.
+Nothing is aligned and nothing is sent. In APFed the same active also requests the passives'
+gradients (`secure_apfed.methods.apfed`). The arithmetic is in
+`secure_apfed.learning.trainers.ActiveTrainer`.
 
-Letters: N rows of a table, B batch.
+Letters: N rows of a table, B rows of a batch.
 """
 
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
 _LOCAL_MODELS = "local models"
+"""Prefix of the local models' tensors in a checkpoint."""
 
 
 class SingleViewSettings(MethodSettings):
@@ -50,19 +52,18 @@ class SingleViewSettings(MethodSettings):
     tasks = ("classification", "regression")
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return 0: no party sends anything."""
+        """Return how many linear combinations of a person's features are revealed: 0, since no
+        party sends anything.
+        """
         return 0
 
 
 class SingleViewActive(ActiveRole):
-    """The active with a model of its own; see `ActiveRole`.
-
-    Args:
-        people: rows of its table by position of the alignment, (N,); None: nothing is aligned.
+    """The active with a model of its own features; see `ActiveRole`.
 
     Attributes:
-        trainer: of its networks, over its table.
-        ending: local models that learn the labels at the end (`train.labels: after`); None: the
+        trainer: its networks and their optimiser, over its table.
+        ending: the local models that learn the labels at the end (`train.labels: after`); None: the
             networks learn them step by step.
     """
 
@@ -76,10 +77,11 @@ class SingleViewActive(ActiveRole):
         accounts: ActiveAccounts,
         people: Tensor | None = None,
     ) -> None:
-        """Take networks and ledgers; choose training rows and local models at the end, by the
-        settings.
+        """Make the active's role; the settings say which rows it trains on, and whether local
+        models learn the labels.
 
-        `people`: rows of the active's table by alignment position, (N,); None: nothing is aligned.
+        `trainer`: see the class. `accounts`: its guard and privacy ledgers. `people`: the row of
+        its table at each alignment position; None: nothing is aligned.
         """
         super().__init__()
         self.name = party.name
@@ -99,15 +101,20 @@ class SingleViewActive(ActiveRole):
         self._set_training_rows(party.data.train_rows)
 
     def _set_training_rows(self, train_rows: Tensor) -> None:
+        """Train on these rows of the table from now on, or on the aligned ones of them if only
+        these are trained on; weigh classes accordingly.
+        """
         self.training_rows = intersect_rows(train_rows, self._training_people)
         self.trainer.weigh_classes(self.learnt, len(self._party.data.classes))
 
     @property
     def learnt(self) -> Tensor:
+        """The training rows without the validation rows."""
         return self.list_learnt_rows(self._party.config)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
-        """Descend on the task loss of these rows of its own table.
+        """Take one step of gradient descent on the task loss of these rows of its own table; return
+        the loss.
 
         Raises BudgetExhaustedError, ModelError: see `ActiveTrainer`.
         """
@@ -123,9 +130,8 @@ class SingleViewActive(ActiveRole):
             trainer.spread_labels(self.learnt)
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
-        """Return the test scores of the local models if they are fitted, else of the networks.
-
-        `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
+        """Return the test scores of the local models if they are fitted, else of the networks, by
+        the method's name; sends nothing.
         """
         rows = self._party.data.test_rows
         if self.ending is None or self.ending.fitted is None:
@@ -135,6 +141,7 @@ class SingleViewActive(ActiveRole):
         return {self._party.config.method.name: scored}
 
     def rows_with_label(self) -> Tensor:
+        """Return the training rows that have a label."""
         rows = self.training_rows
         return rows[self.trainer.labels_N[rows].cpu() != UNLABELLED]
 
@@ -142,24 +149,30 @@ class SingleViewActive(ActiveRole):
         return self.trainer.loss_on(rows)
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
-        """Train on these labels and rows from now on, as a label mechanism answers in stages."""
+        """Train on these labels and rows of the table from now on.
+
+        A label mechanism in stages calls it. `labels_N`: labels of all rows, randomised.
+        """
         self.trainer.replace_labels(labels_N)
         self._set_training_rows(train_rows)
 
     def get_solo_networks(self) -> ActiveNetworks | None:
-        """Return the active's own model; None while local models that learn labels at the end are
-        missing.
+        """Return the active's own model; None if local models shall learn the labels, and are not
+        fitted yet.
         """
         return self.trainer.networks if self.ending is None else self.ending.networks
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
-        """Return local models fitted without the labels of these rows; None if there are none."""
+        """Return local models fitted without the labels of these rows of the table; None: there are
+        no local models.
+        """
         if self.ending is None:
             return None
         trainer = self.trainer
         return self.ending.refit_excluding(rows, trainer.networks.encoder, trainer.labels_N)
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the state of the networks and of the fitted local models."""
         fitted = {} if self.ending is None else self.ending.tensors()
         return super().tensors() | add_prefix(_LOCAL_MODELS, fitted)
 
@@ -177,6 +190,7 @@ class SingleView(Method):
     settings: type[MethodSettings] = SingleViewSettings
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role; `rows` is empty, since nothing is aligned."""
         accounts = party.open_active_accounts(len(rows), sends=False)
         return SingleViewActive(party, contract, party.build_active_trainer(accounts), accounts)
 

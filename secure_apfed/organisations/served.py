@@ -52,9 +52,9 @@ from secure_apfed.methods.joint import Tvfl
 from secure_apfed.methods.serving import (
     JointPredictor,
     LimitReachedError,
-    add_up,
-    joint_method,
+    require_joint_method,
     serve_predictions,
+    serve_sums,
 )
 from secure_apfed.organisations.counters import ANSWER_BOOK
 from secure_apfed.organisations.party import (
@@ -289,7 +289,7 @@ class _JointParty:
         config = load_config(file.config)
         folder = PartyFolder(file.folder)
         require_own_limits(file, config)
-        method = joint_method(METHODS[config.method.name])
+        method = require_joint_method(METHODS[config.method.name])
         require_overlaps_shown(config.alignment, file.party)
         peers = {name: peer for name, peer in file.peers.items() if name != DEALER}
         card = None
@@ -405,7 +405,7 @@ def serve_party(
                         party.open_links(data, meet_checked, status)
                     )
                     if data is None:
-                        script = add_up(context, links, party.method)
+                        script = serve_sums(context, links, party.method)
                     else:
                         new_book = _open_book(party, people=len(data.table.ids))
                         book = stack.enter_context(closing(new_book))
