@@ -342,7 +342,7 @@ def show_presets(
 ) -> None:
     """List the papers' data partitions, or print one as settings."""
     from apfed_experiments.presets import PRESETS, find_preset
-    from secure_apfed.config.plain_yaml import as_yaml
+    from secure_apfed.config.plain_yaml import format_yaml
     from secure_apfed.settings.data import DataSettings
 
     if name is not None:
@@ -351,7 +351,7 @@ def show_presets(
         if as_json:
             terminal.print_json({"name": name, "data": settings})
         else:
-            typer.echo(as_yaml({"data": settings}), nl=False)
+            typer.echo(format_yaml({"data": settings}), nl=False)
         return
     rows = [(key, preset.settings["dataset"], preset.about) for key, preset in PRESETS.items()]
     columns = ("name", "dataset", "about")
@@ -493,9 +493,9 @@ def execute(arguments: Sequence[str]) -> int:
         except ModuleNotFoundError as error:
             if error.name not in terminal.RESEARCH_MODULES:
                 raise
-            failure = terminal.failure_of(error)
+            failure = terminal.describe_failure(error)
         except (ApfedError, OSError) as error:
-            failure = terminal.failure_of(error)
+            failure = terminal.describe_failure(error)
         else:
             return code if isinstance(code, int) else 0
         terminal.show_failure(failure, as_json=as_json, debug=debug)

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
         try:
             app(args=list(arguments), prog_name="python -m apfed_bench")
         except (ApfedError, OSError) as error:
-            failure = terminal.failure_of(error)
+            failure = terminal.describe_failure(error)
             terminal.show_failure(failure, as_json="--json" in arguments, debug=False)
             sys.exit(failure.code)
 

@@ -40,7 +40,7 @@ from apfed_bench.rows import (
 )
 from apfed_protocols.ids import IdNormalisation, encode_ids
 from secure_apfed.base.phases import PhaseName
-from secure_apfed.config.plain_yaml import as_yaml
+from secure_apfed.config.plain_yaml import format_yaml
 
 _SIZES = (10_000, 100_000, 1_000_000)
 _QUICK = (1_000,)
@@ -113,7 +113,7 @@ def _write_run(folder: Path, method: str, form: str) -> None:
             "parties": {party: {"file": f"{party}.{form}"} for party in _PARTIES},
         },
     }
-    (folder / "run.yaml").write_text(as_yaml(run))
+    (folder / "run.yaml").write_text(format_yaml(run))
 
 
 def _measure_run(method: str, form: str, rows: int) -> Row:

@@ -56,7 +56,7 @@ from secure_apfed.base.files import make_private
 from secure_apfed.base.names import RunName
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text, load_settings_text
-from secure_apfed.config.plain_yaml import load_text, yaml_value
+from secure_apfed.config.plain_yaml import load_text, parse_yaml_value
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.measures.table import ACCURACY
 from secure_apfed.settings import Settings
@@ -759,7 +759,7 @@ def _prepare_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -
     settings = folder / "study.yaml"
     if settings.is_file():
         try:  # only the name is read, since the rest may be of an earlier version
-            stored_name = str(yaml_value(load_text(settings), given=str(settings))["name"])
+            stored_name = str(parse_yaml_value(load_text(settings), given=str(settings))["name"])
         except (ConfigError, TypeError, KeyError):
             raise CheckpointError(
                 f"{settings} names no study; remove it, and the study goes on"

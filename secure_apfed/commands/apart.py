@@ -1,4 +1,5 @@
-"""The commands for parties that run apart: `party`, `serve`, `relay`, `certs` and `audit-log`.
+"""The commands for parties in processes of their own: `party`, `serve`, `relay`, `certs` and
+`audit-log`.
 
 Part of the composition root: the results of `party` at the active are measured and reported here.
 """
@@ -28,19 +29,21 @@ if TYPE_CHECKING:
 
     from secure_apfed.runs.audit_log import Summary
 
-_LAST_WORDS_S = 10.0
+_SHUTDOWN_S = 10.0
 certs_app = typer.Typer(
     no_args_is_help=True,
     help="Show, renew and revoke TLS certificates; `secure-apfed project` issues them.",
 )
-_PARTED = 4
+_DISAGREE_CODE = 4
 audit_log_app = typer.Typer(
     no_args_is_help=True, help="Verify a party's audit log, or compare those of two parties."
 )
-_PartyConfig = Annotated[
+PartyConfigOption = Annotated[
     Path, typer.Option("--config", metavar="PARTY.yaml", help="The party's settings file.")
 ]
-_Log = Annotated[Path, typer.Argument(metavar="FOLDER", help="A party's folder, or its audit.log.")]
+LogArgument = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="A party's folder, or its audit.log.")
+]
 
 
 def _print_schema(is_requested: bool) -> None:
@@ -107,10 +110,10 @@ def party(
     expand_choices(shared.attacks)
     board = progress.Board(lambda: (status.build_status(),))
     me = file.party
-    how: dict[str, Any] = {"as_json": as_json, "json_events": json_events}
+    display_options: dict[str, Any] = {"as_json": as_json, "json_events": json_events}
 
-    def tell_restart(why: str) -> None:
-        board.forget_work()
+    def show_restart(why: str) -> None:
+        board.drop_work()
         terminal.show_line(why)
 
     with (
@@ -123,16 +126,16 @@ def party(
             resume=resume,
             on_progress=board.update_progress,
             status=status,
-            on_restart=tell_restart,
+            on_restart=show_restart,
             on_record=records.append,
             on_common=lambda common: terminal.show_note(f"{common.party}: {common.sentence}"),
         )
     quiet = as_json or json_events
-    with progress.show_work(me, **how):
-        finished.attack_own(records[0], file.folder, quiet=quiet)
+    with progress.show_work(me, **display_options):
+        finished.attack_own_messages(records[0], file.folder, quiet=quiet)
     if result is None or result.folder is None:
         if report:  # else the parent process reports
-            finished.tell_helper(file.folder, quiet=quiet)
+            finished.report_passive(file.folder, quiet=quiet)
         return
     settings = RunFolder(result.folder).load_config()
     if report:
@@ -140,7 +143,7 @@ def party(
             settings, result, baselines=baselines, quiet=quiet, json_events=json_events
         )
     elif baselines:  # the parent process reports
-        with progress.show_work(me, **how):
+        with progress.show_work(me, **display_options):
             finished.measure_local_models(settings, result, quiet=quiet)
 
 
@@ -171,22 +174,25 @@ def serve(
 
 
 class Terminated(ApfedError):  # noqa: N818 - it is no error
-    """The operator of the machine ended this process."""
+    """The process received SIGTERM, from the operator of the machine or its parent."""
 
 
 def _end_by_signal(number: int, frame: FrameType | None) -> None:
-    """Raise `Terminated` at a signal, so that peers are notified and files completed, as for an
-    error.
+    """Raise `Terminated` at a signal, so that peers are notified and files are completed, as after
+    an error.
     """
     raise Terminated("ended by SIGTERM")
 
 
 def watch_stdin() -> None:
-    """End this process when the process that started it has ended."""
+    """Wait until stdin is closed, since the process that started this one has ended; then end it.
+
+    SIGTERM gives it `_SHUTDOWN_S` seconds to notify its peers.
+    """
     while os.read(sys.stdin.fileno(), 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_LAST_WORDS_S)
+    time.sleep(_SHUTDOWN_S)
     os._exit(1)
 
 
@@ -244,20 +250,20 @@ def relay(
         identities = None if allow is None else frozenset(map(bytes.fromhex, allow))
     except ValueError as error:
         raise ConfigError("--allow: an identity is 64 letters in hex") from error
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+    should_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: should_end.set())
     if end_with_stdin:
         threading.Thread(target=watch_stdin, daemon=True).start()
-    standing = Relay(address, credentials, identities, revoked=revoked)
-    listens = spell_address((address[0], standing.port))
+    running_relay = Relay(address, credentials, identities, revoked=revoked)
+    listens = spell_address((address[0], running_relay.port))
     if as_json:
         terminal.print_json({"listens": listens})
     else:
         terminal.show_note(f"the relay listens at {listens}; it ends with Ctrl-C")
     try:
-        ended.wait()
+        should_end.wait()
     finally:
-        standing.close()
+        running_relay.close()
 
 
 @certs_app.command("show")
@@ -290,7 +296,7 @@ def show_certificates(
 
 @certs_app.command("request")
 def request_renewal(
-    config: _PartyConfig,
+    config: PartyConfigOption,
     new_key: Annotated[
         bool, typer.Option("--new-key", help="Use a new private key, if the present one leaked.")
     ] = False,
@@ -332,7 +338,7 @@ def install_renewal(
     renewed: Annotated[
         Path, typer.Argument(metavar="RENEWED", help="File that the organiser sent.")
     ],
-    config: _PartyConfig,
+    config: PartyConfigOption,
     as_json: AsJson = False,
 ) -> None:
     """Install a renewed certificate; at other parties: record it."""
@@ -420,25 +426,31 @@ def revoke_certificates(
 
 
 def _parse_revocations(named: Sequence[str]) -> list[str]:
-    """Return the entry of each: the hash of a certificate's file, or the hex that was given.
+    """Return the entries of a revocation list: hex without colons, in lower case.
 
-    Raises ConfigError: one is neither.
+    `named`: for each entry a certificate's file, whose hash is the entry, or the entry itself.
+
+    Raises ConfigError: one is neither a file nor hex.
     """
     from secure_apfed.exchange.certificates import hash_certificate
 
-    entries = [
-        hash_certificate(_load_certificate(Path(name)))
-        if Path(name).is_file()
-        else name.lower().replace(":", "")
-        for name in named
-    ]
-    if not all(entry and set(entry) <= set(string.hexdigits) for entry in entries):
-        raise ConfigError("certs revoke: name files of certificates that are there, or hex")
+    entries = []
+    for name in named:
+        if Path(name).is_file():
+            entry = hash_certificate(_load_certificate(Path(name)))
+        else:
+            entry = name.lower().replace(":", "")
+        if not entry or not set(entry) <= set(string.hexdigits):
+            raise ConfigError("certs revoke: name files of certificates that are there, or hex")
+        entries.append(entry)
     return entries
 
 
 def _append_revocations(revoked: Path, entries: Sequence[str], note: str) -> None:
-    """Append these entries to the list, each with today's date and the note; make it if missing."""
+    """Append entries to a revocation list, each with today's date and a note.
+
+    `revoked`: path of the list, which is created if it is missing.
+    """
     existing = revoked.read_text(encoding="utf-8") if revoked.exists() else ""
     if existing and not existing.endswith("\n"):
         existing += "\n"
@@ -448,7 +460,7 @@ def _append_revocations(revoked: Path, entries: Sequence[str], note: str) -> Non
 
 
 def _load_certificate(file: Path) -> "x509.Certificate":
-    """Return the certificate in a PEM file. Raises ConfigError: it has none."""
+    """Return the certificate in a PEM file. Raises ConfigError: the file holds none."""
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
@@ -461,7 +473,7 @@ def _load_certificate(file: Path) -> "x509.Certificate":
 
 @audit_log_app.command()
 def verify(
-    folder: _Log,
+    folder: LogArgument,
     identity: Annotated[
         str | None, typer.Option(metavar="HEX", help="The party's public identity that you expect.")
     ] = None,
@@ -474,11 +486,11 @@ def verify(
     if as_json:
         terminal.print_json(summary.as_json())
     else:
-        _show_log(summary)
+        _show_log_summary(summary)
 
 
 @audit_log_app.command()
-def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
+def compare(one: LogArgument, other: LogArgument, as_json: AsJson = False) -> None:
     """Compare two parties' logs of their link; exit code 4 if they disagree."""
     from secure_apfed.runs.audit_log import compare_logs
 
@@ -512,7 +524,7 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
                     f"{parting.received_line}: {parting.received}"
                 )
     if not comparison.agree:
-        raise typer.Exit(_PARTED)
+        raise typer.Exit(_DISAGREE_CODE)
 
 
 @audit_log_app.command("restart-counter")
@@ -542,13 +554,16 @@ def restart_counter(
     )
 
 
-def _show_log(summary: "Summary") -> None:
-    """Print the summary of an audit log as tables."""
+def _show_log_summary(summary: "Summary") -> None:
+    """Print the summary of an audit log as two tables: of the log, and of its envelopes."""
     from secure_apfed.settings.promises import epsilon_words, figure_title
 
-    last = "epsilon, last", "none: no ledger counts what it sent, so nothing is promised of it"
+    epsilon_row = (
+        "epsilon, last",
+        "none: no ledger counts what it sent, so nothing is promised of it",
+    )
     if summary.figure is not None:
-        last = f"{figure_title(summary.figure)}, last", epsilon_words(summary.epsilon)
+        epsilon_row = f"{figure_title(summary.figure)}, last", epsilon_words(summary.epsilon)
     rows = [
         ("party", summary.party),
         ("identity", summary.identity),
@@ -557,7 +572,7 @@ def _show_log(summary: "Summary") -> None:
         ("its end", _describe_ending(summary)),
         ("opened", f"{summary.opened:,} times, {summary.agreed:,} sessions agreed"),
         ("cut after a kill", f"{summary.cut:,} bytes"),
-        last,
+        epsilon_row,
         *((name, f"counted {noted.number:,}") for name, noted in summary.counters.items()),
     ]
     rows += [
@@ -570,9 +585,8 @@ def _show_log(summary: "Summary") -> None:
     ended = summary.ended
     if ended is not None:
         day = dt.datetime.fromtimestamp(ended.at, dt.UTC)
-        deleted_files, kept_files = (
-            ", ".join(names) or "nothing" for names in (ended.deleted, ended.kept)
-        )
+        deleted_files = ", ".join(ended.deleted) or "nothing"
+        kept_files = ", ".join(ended.kept) or "nothing"
         rows.append(
             ("project ended", f"{day:%Y-%m-%d}; deleted {deleted_files}; kept {kept_files}")
         )
@@ -585,7 +599,7 @@ def _show_log(summary: "Summary") -> None:
 
 
 def _describe_ending(summary: "Summary") -> str:
-    """Return in words whether the log's end is signed, or what may have been changed there."""
+    """Return in words whether the log's end is signed, or which lines may have been changed."""
     if summary.has_final_signature:
         return "signed by the identity"
     lines = "1 line" if summary.unsigned == 1 else f"{summary.unsigned:,} lines"

@@ -1,4 +1,4 @@
-"""The commands that ask before a run: `plan` and `data check-encoder`; nothing is sent.
+"""The commands before a run, `plan` and `data check-encoder`; nothing is sent.
 
 Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this.
 """
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from secure_apfed.learning.autoencoder import EncoderQuality
     from secure_apfed.settings.data import TableShape
 
-_GUARDS = ("gaussian", "frozen_gaussian")
-_EPOCHS = 50
-_DELTA = 1e-5
-_CLIP = 1.0
+_GUARD_MECHANISMS = ("gaussian", "frozen_gaussian")
+_DEFAULT_EPOCHS = 50
+_DEFAULT_DELTA = 1e-5
+_DEFAULT_CLIP = 1.0
 
 
 def plan(
@@ -77,13 +77,13 @@ def plan(
 ) -> None:
     """Forecast time, traffic and privacy cost of a run, or find the noise for an epsilon."""
     planned: dict[str, Any] = {}
+    shapes = None
     if party is not None and config_file is not None:
         raise typer.BadParameter("give CONFIG, or --config, not both")
     if baselines and (party is not None or config_file is None):
         raise typer.BadParameter("--baselines takes CONFIG, whose tables all lie here")
-    declared = None
     if party is not None:
-        declared, config_file = _load_shapes(party)
+        shapes, config_file = _load_shapes(party)
     if config_file is None:
         if epsilon is None or overrides or peers is not None:
             raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
@@ -91,17 +91,17 @@ def plan(
             _calibrate_noise(
                 mechanism,
                 epsilon,
-                delta=_DELTA if delta is None else delta,
-                epochs=epochs or _EPOCHS,
-                clip=_CLIP,
+                delta=_DEFAULT_DELTA if delta is None else delta,
+                epochs=epochs or _DEFAULT_EPOCHS,
+                clip=_DEFAULT_CLIP,
             )
-            for mechanism in _GUARDS
+            for mechanism in _GUARD_MECHANISMS
         ]
     else:
         config = _load_changed_config(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
         )
-        planned = _forecast_run(config, declared, quiet=as_json, links=links, baselines=baselines)
+        planned = _forecast_run(config, shapes, quiet=as_json, links=links, baselines=baselines)
         if peers is not None:
             planned["rehearsal"] = _rehearse_votes(config, peers, quiet=as_json)
         guard = config.guard
@@ -131,9 +131,10 @@ def _load_changed_config(
     epochs: int | None,
     delta: float | None,
 ) -> "Config":
-    """Return the file's run with the changes of the options; a missing guard becomes gaussian.
+    """Return the run in a file with the changes of the command's options.
 
-    `overrides`: settings such as train.epochs=3.
+    `overrides`: settings such as train.epochs=3. `epsilon`: of the guard, which becomes gaussian if
+    the file has none. `epsilon`, `epochs` and `delta` are None for unchanged.
     """
     from secure_apfed.config.file import load_config
 
@@ -154,7 +155,11 @@ def _load_changed_config(
 
 
 def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
-    """Return all tables' shapes from a party's files, the active's first, and the run's file."""
+    """Return the shapes of all parties' tables, the active's first, and the path of the run's file.
+
+    `path`: of a party's file. Its own table is read; others are as declared in the sealed project.
+    A party that declared none is assumed to have a table like this one, with a note.
+    """
     from secure_apfed.config.file import load_config
     from secure_apfed.organisations.party import PartyFile, own_data, role_of, shape_of
     from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
@@ -176,10 +181,10 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
             )
         shapes = {name: answer.table for name, answer in answers.items() if answer.table} | shapes
     names = (file.active, *file.passives)
-    if alike := [name for name in names if name not in shapes]:
+    if undeclared := [name for name in names if name not in shapes]:
         terminal.show_note(
-            f"note: {', '.join(alike)} declared no table: planned as {own_shape.rows:,} rows of "
-            f"{own_shape.features} features"
+            f"note: {', '.join(undeclared)} declared no table: planned as {own_shape.rows:,} rows "
+            f"of {own_shape.features} features"
         )
     return {name: shapes.get(name, own_shape) for name in names}, file.config
 
@@ -192,9 +197,14 @@ def _forecast_run(
     links: bool,
     baselines: bool,
 ) -> dict[str, Any]:
-    """Forecast a run, print it unless `quiet`, and return it as plain values.
+    """Forecast a run, print the forecast unless `quiet`, and return it as plain values.
 
-    `baselines`: whether local models are measured, too.
+    Args:
+        config: the run.
+        shapes: of the tables; None: all tables are here and are read.
+        quiet: print nothing.
+        links: show the traffic of each link.
+        baselines: also forecast the time of local models, by training them on two samples.
     """
     from secure_apfed.planning.forecast import forecast
     from secure_apfed.settings.protection import find_departures
@@ -219,12 +229,16 @@ def _forecast_run(
 
 
 def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:
-    """Rehearse votes: measure on which share of the labelled rows each party would be right.
+    """Simulate a run of the method votes_rehearsal, and return how often each party's votes agree
+    with the labels.
 
-    The votes on a row are fitted without its own label. A party with only its own table runs method
-    votes_rehearsal with the others instead.
+    Each passive reveals, with noise, on how many labelled rows its vote would be right; the vote on
+    a row is fitted without the row's label. All tables are read here; parties with only
+    their own table run votes_rehearsal together instead.
 
-    `quiet`: print nothing.
+    `epsilon`: of the one number that a passive reveals. `quiet`: print nothing.
+
+    Raises ConfigError: the run's method has no votes, or the epsilon is out of range.
     """
     from secure_apfed.errors import ConfigError
     from secure_apfed.methods import METHODS
@@ -264,12 +278,13 @@ def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[st
 def _calibrate_noise(
     mechanism: str, epsilon: float, *, delta: float, epochs: int, clip: float
 ) -> dict[str, Any]:
-    """Return the noise that keeps one row's releases within (epsilon, delta), without data.
+    """Return the noise with which all releases of one row are (epsilon, delta)-DP, as plain values.
 
-    Each row is released once an epoch, or once in all under `frozen_gaussian`; adjacency is
-    replace-one, and subsampling is not credited, since passives know who is in a batch.
+    A row is released once in every epoch, or once in all for `frozen_gaussian`. Adjacency is
+    replace-one. There is no amplification by subsampling, since passives know who is in a batch.
 
-    `mechanism`: name of the guard.
+    `mechanism`: of the guard. `clip`: L2 bound of a representation. `sigma` is the standard
+    deviation of the noise on each number, `noise_multiplier` that divided by the sensitivity 2C.
     """
     from secure_apfed.privacy.accountants import calibrate_sigma, gdp_mu
 
@@ -289,10 +304,19 @@ def _calibrate_noise(
 
 
 def _show_noise(calibrations: Sequence[Mapping[str, Any]]) -> None:
-    """Print calibrated guards as a table."""
+    """Print noise as a table; `calibrations`: as `_calibrate_noise` returns them."""
     columns = ("guard", "releases of a row", "sigma", "sigma / (2C)", "clip C", "mu")
-    form = "{mechanism}|{releases:,}|{sigma:.4g}|{noise_multiplier:.4g}|{clip:g}|{mu:.4g}"
-    rows = [tuple(form.format(**calibration).split("|")) for calibration in calibrations]
+    rows = [
+        (
+            str(calibration["mechanism"]),
+            f"{calibration['releases']:,}",
+            f"{calibration['sigma']:.4g}",
+            f"{calibration['noise_multiplier']:.4g}",
+            f"{calibration['clip']:g}",
+            f"{calibration['mu']:.4g}",
+        )
+        for calibration in calibrations
+    ]
     title = "\nNoise for epsilon_x {epsilon:g} at delta {delta:g}, {epochs:,} epochs"
     terminal.show_rows(title.format(**calibrations[0]), columns, rows)
     typer.echo("Covers one row's releases with the encoder held fixed; no label.")
@@ -360,12 +384,12 @@ def check_encoder(
 
 
 def _show_quality(quality: "EncoderQuality", *, title: str) -> None:
-    """Print how well a classifier reads the encoder's code, compared with the columns."""
-    borne = f"{100 * quality.threshold:g} fewer are borne"
+    """Print a classifier's accuracy on the encoder's code, compared with that on the columns."""
+    threshold_text = f"{100 * quality.threshold:g} fewer are borne"
     rows = [
         (f"columns, {len(quality.columns)} folds", f"{100 * quality.columns.mean():.2f} %"),
         ("their code", f"{100 * quality.codes.mean():.2f} %"),
-        ("difference", f"{100 * quality.difference:+.2f} points; {borne}"),
+        ("difference", f"{100 * quality.difference:+.2f} points; {threshold_text}"),
         ("epochs of the autoencoder", str(quality.epochs)),
         ("the encoder is", "good enough" if quality.good_enough else "not good enough"),
     ]

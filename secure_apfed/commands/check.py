@@ -1,10 +1,10 @@
 """The command `project check`: tests whether a party could start a run now, by its files and its
 connections.
 
-Part of the composition root. It dials peers that listen, and both ends prove who they are. With
---meet all parties run it at once, connect as for a run, and compare contracts, versions and clocks.
-The patterns of a table's IDs and their shares are sent, nothing else of it. Nothing is written, and
-a run that is under way continues.
+Part of the composition root. It connects to peers that listen, and both ends prove their identity.
+With --meet all parties run it at once, connect as for a run, and compare contracts, versions and
+clocks. The patterns of a table's IDs and their shares are sent, nothing else of it. Nothing is
+written, and a run in progress continues.
 """
 
 import datetime as dt
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
     from secure_apfed.exchange import Links
     from secure_apfed.organisations.party import Connect
 
-_FEW_DAYS = 30
-_LITTLE_DISK = 2**30
-_APART_S = 300.0
-_NOT_UP = ("nobody listens there", "reached nobody", "did not come to the relay")
-_SETTINGS = 2
-_DATA = 3
-_REFUSED = 4
+_RENEWAL_DAYS = 30
+_MIN_FREE_BYTES = 2**30
+_MAX_CLOCK_DIFFERENCE_S = 300.0
+_NOT_RUNNING_CAUSES = ("nobody listens there", "reached nobody", "did not come to the relay")
+_SETTINGS_CODE = 2
+_DATA_CODE = 3
+_REFUSED_CODE = 4
 SUBMIT_CHECK = (
     "start all sites, then the organiser submits nvflare/job-check of its folder, and check.txt of "
     "each party's folder says what was found"
 )
-_PATTERNS = "patterns of IDs"
+_PATTERNS_KEY = "patterns of IDs"
 _MAX_PATTERNS = 12
 _LONGEST_PATTERN = 64
 # Marks for kinds of characters, and the code points of invisible characters.
-_MARKS_OF_KINDS = re.compile(r"A?a?(?:0?9)?|#")
-_UNSEEN = re.compile(r"U\+[0-9A-F]{4,6}")
-_ERRORS = (ApfedError, LocalProtocolError, RemoteProtocolError, OSError, EOFError)
-_ANEW = (
+_PATTERN_RUN = re.compile(r"A?a?(?:0?9)?|#")
+_CODE_POINT = re.compile(r"U\+[0-9A-F]{4,6}")
+_CHECK_ERRORS = (ApfedError, LocalProtocolError, RemoteProtocolError, OSError, EOFError)
+_PROPOSE_AGAIN = (
     "a sealed project keeps its settings, so the organiser proposes another one, and all join it, "
     "in new folders"
 )
-_MARKS = {"ok": "ok", "optional": "note", "missing": "WRONG"}
+_STATE_MARKS = {"ok": "ok", "optional": "note", "missing": "WRONG"}
 
 
 def check(
@@ -80,7 +80,8 @@ def check(
     findings = list(checks.run_checks(meet))
     if as_json:
         reported = [
-            {**asdict(finding), "state": _MARKS[finding.state].lower()} for finding in findings
+            {**asdict(finding), "state": _STATE_MARKS[finding.state].lower()}
+            for finding in findings
         ]
         terminal.print_json(
             {
@@ -92,7 +93,7 @@ def check(
         )
     else:
         title = f"{checks.file.party}: {'not ready' if checks.code else 'ready'}"
-        rows = [(_MARKS[finding.state], finding.name, finding.value) for finding in findings]
+        rows = [(_STATE_MARKS[finding.state], finding.name, finding.value) for finding in findings]
         terminal.show_rows(title, ("", "what", "found"), rows)
         if checks.settings:
             terminal.show_remedy(describe_pasting(str(checks.file.config)), checks.settings)
@@ -101,18 +102,22 @@ def check(
 
 
 class Checks:
-    """The checks of one party; `code` is the exit code of the first failure, or 0.
+    """The checks of one party.
 
-    `connect` connects it to the others; unless given, the link of the party's file does.
+    Attributes:
+        code: exit code of the first failure; 0: none.
+        faults: of tables, found so far.
+        patterns: number of IDs by pattern.
+        sealed: the sealed project; None: there is none in the party's folder.
     """
 
     def __init__(
         self, path: Path, *, is_quiet: bool = False, connect: "Connect | None" = None
     ) -> None:
-        """Prepare the checks of one party: load its file, settings, role, identity and sealed
-        project.
+        """Load the party's file, settings, role, identity and sealed project.
 
-        `is_quiet`: print no progress.
+        `path`: of the party's file. `is_quiet`: print no progress. `connect`: connects the party to
+        all others; None: as its file says.
         """
         from secure_apfed.base.faults import FaultList
         from secure_apfed.config.file import load_config
@@ -122,7 +127,7 @@ class Checks:
 
         self.path = path
         self.is_quiet = is_quiet
-        self.meet = connect
+        self.connect = connect
         self.faults = FaultList()
         self.patterns: dict[str, int] = {}
         self.file = file = PartyFile.from_file(path)
@@ -148,22 +153,25 @@ class Checks:
         return TableError(self.faults.faults).settings
 
     def run_checks(self, meet_s: float | None) -> Iterator[Finding]:
-        """Yield the findings of all checks; with `meet_s`, connect to the peers for at most this
-        many seconds.
+        """Yield the findings of all checks.
+
+        `meet_s`: seconds within which all parties connect to each other; None: only peers that
+        already listen are tried.
         """
         text = f"{self.role} of {self.config.method.title}, version {_get_version()}"
         yield Finding("settings", "settings", "ok", text)
-        for examine in (
-            self._limits,
-            self._contract,
-            self._table,
-            self._others_tables,
-            self._folder,
-            self._certificate,
-        ):
-            yield from self._try_check(examine.__name__.strip("_").replace("_", " "), examine)
-        if meet_s is not None and self.file.link == "nvflare" and self.meet is None:
-            self.code = self.code or _SETTINGS
+        local_checks = {
+            "limits": self._check_limits,
+            "contract": self._check_contract,
+            "table": self._check_table,
+            "others tables": self._check_other_tables,
+            "folder": self._check_folder,
+            "certificate": self._check_certificate,
+        }
+        for name, run_check in local_checks.items():
+            yield from self._try_check(name, run_check)
+        if meet_s is not None and self.file.link == "nvflare" and self.connect is None:
+            self.code = self.code or _SETTINGS_CODE
             text = f"the parties of a job of NVFlare's meet inside it: {SUBMIT_CHECK}"
             yield Finding("meeting", "meeting", "missing", text)
         elif meet_s is not None and not self.code:
@@ -177,22 +185,27 @@ class Checks:
             )
             yield Finding("peers", "clock, version", "optional", how)
 
-    def _try_check(self, name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    def _try_check(
+        self, name: str, run_check: Callable[[], Iterator[Finding]]
+    ) -> Iterator[Finding]:
         """Run one check; yield its findings, its failure, and its warnings.
 
-        `examine`: the check, which yields its findings.
+        A failure sets `code`, unless an earlier one has. `name`: of the check. `run_check`: yields
+        its findings.
         """
-        with warnings.catch_warnings(record=True) as warned:
+        with warnings.catch_warnings(record=True) as caught_warnings:
             warnings.simplefilter("always")
             try:
-                yield from list(examine())
-            except _ERRORS as error:
-                self.code = self.code or terminal.failure_of(error).code
+                yield from list(run_check())
+            except _CHECK_ERRORS as error:
+                self.code = self.code or terminal.describe_failure(error).code
                 yield from self._describe_failure(name, error)
-        yield from (Finding(name, name, "optional", str(warning.message)) for warning in warned)
+        yield from (
+            Finding(name, name, "optional", str(warning.message)) for warning in caught_warnings
+        )
 
     def _describe_failure(self, name: str, error: Exception) -> Iterator[Finding]:
-        """Yield the failure; for a table, each of its faults."""
+        """Yield a failure of a check, or each fault of a table."""
         from secure_apfed.base.faults import TableError
 
         if not isinstance(error, TableError):
@@ -202,15 +215,17 @@ class Checks:
         for fault in error.faults:
             yield Finding(name, name, "missing", fault.message)
 
-    def _limits(self) -> Iterator[Finding]:
-        """Yield settings that protect less than by default; check the party's own limits."""
+    def _check_limits(self) -> Iterator[Finding]:
+        """Check the party's own limits; yield settings that protect less than their defaults, and
+        organisations that run several parties.
+        """
         from secure_apfed.organisations.party import require_own_limits
         from secure_apfed.settings.protection import find_departures
 
         require_own_limits(self.file, self.config)
         for departure in find_departures(self.config):
-            protects = f"protects {departure.whom}: {departure.means}"
-            text = f"{departure.value}, {departure.usual}; {protects}"
+            consequence = f"protects {departure.whom}: {departure.means}"
+            text = f"{departure.value}, {departure.usual}; {consequence}"
             yield Finding("limits", departure.setting, "optional", text)
         for organisation, conflict in (
             self.sealed.proposal_document.conflicts if self.sealed else ()
@@ -218,7 +233,7 @@ class Checks:
             text = f"{organisation} runs {' and '.join(conflict.parties)}: they {conflict.gets}"
             yield Finding("limits", "one organisation", "optional", text)
 
-    def _contract(self) -> Iterator[Finding]:
+    def _check_contract(self) -> Iterator[Finding]:
         """Check that the contract this party would sign agrees with the sealed project."""
         from secure_apfed.exchange.agreement import find_differences
         from secure_apfed.organisations.project import (
@@ -235,22 +250,24 @@ class Checks:
             yield Finding("contract", "contract", "optional", text)
             return
         identities = {**self.identities, file.party: self.identity.public}
-        theirs = {name: answer.identity for name, answer in sealed.answer_documents.items()}
-        if mismatched := [
-            name for name, key in identities.items() if theirs.get(name) != key.hex()
-        ]:
+        sealed_identities = {
+            name: answer.identity for name, answer in sealed.answer_documents.items()
+        }
+        mismatched = [
+            name for name, key in identities.items() if sealed_identities.get(name) != key.hex()
+        ]
+        if mismatched:
             raise ConfigError(
                 f"{file.party} knows another identity of {', '.join(mismatched)} than the sealed "
                 f"project: join {file.folder / SEALED} again, or put identity.pem back"
             )
-        if differ := list(
-            find_differences(
-                self.config.collect_terms(), sealed.proposal_document.build_config().collect_terms()
-            )
-        ):
+        own_terms = self.config.collect_terms()
+        sealed_terms = sealed.proposal_document.build_config().collect_terms()
+        differences = list(find_differences(own_terms, sealed_terms))
+        if differences:
             raise ConfigError(
-                f"{file.config} differs from the sealed project in {', '.join(differ)}, which all "
-                "sign; nobody would begin"
+                f"{file.config} differs from the sealed project in {', '.join(differences)}, which "
+                "all sign; nobody would begin"
             )
         own_settings = list_shared_settings(self.config).get("alignment", {})
         agreed = sealed.proposal_document.settings.get("alignment", {})
@@ -262,7 +279,7 @@ class Checks:
                 )
         yield Finding("contract", "contract", "ok", f"as in {sealed.project_words}")
 
-    def _table(self) -> Iterator[Finding]:
+    def _check_table(self) -> Iterator[Finding]:
         """Load the party's table, and report rows, columns, ID patterns and labels."""
         from secure_apfed.organisations.party import own_data
 
@@ -284,7 +301,7 @@ class Checks:
             yield Finding("table", "labels", "ok", f"{text}{classes}")
 
     def _describe_columns(self, data: "OwnData") -> Finding:
-        """Return which columns are features, by kind, and which are left out."""
+        """Return a finding with the columns that are features, by kind, and those left out."""
         encoding = data.table.encoding
         if encoding.kind == "array":
             shape = " x ".join(map(str, encoding.shape))
@@ -301,7 +318,10 @@ class Checks:
         return Finding("table", "features", "ok", "; ".join(kinds))
 
     def _describe_patterns(self, ids: Sequence[str]) -> Iterator[Finding]:
-        """Yield the patterns in which the IDs are written, after the agreed normalisation."""
+        """Count the patterns in which the IDs are written, after the agreed normalisation.
+
+        Yields the patterns, and the rules that would unite several.
+        """
         from apfed_protocols.id_patterns import (
             LEGEND,
             count_patterns,
@@ -322,8 +342,11 @@ class Checks:
             text = f"if these are spellings of one kind of ID, {remedy}"
             yield Finding("table", "IDs", "optional", text)
 
-    def _others_tables(self) -> Iterator[Finding]:
-        """Check tables of other parties whose files are on this machine, as in a trial."""
+    def _check_other_tables(self) -> Iterator[Finding]:
+        """Check tables of other parties whose files are on this machine, as in a simulation.
+
+        Raises TableError: they have faults.
+        """
         from secure_apfed.base.faults import Fault, TableError
         from secure_apfed.data.tables import find_table_faults, has_table_here
 
@@ -337,27 +360,29 @@ class Checks:
         if faults:
             raise TableError(faults)
 
-    def _folder(self) -> Iterator[Finding]:
-        """Check that the folder is open for a project, private, and has free disk space."""
+    def _check_folder(self) -> Iterator[Finding]:
+        """Check that the project in the folder has not ended, that the folder is private, and that
+        there is enough disk space.
+        """
         from secure_apfed.runs.folder import require_open_project
 
         folder = self.file.folder
         tls = self.file.tls
         require_open_project(folder)
-        if (free := shutil.disk_usage(folder).free) < _LITTLE_DISK:
+        free_bytes = shutil.disk_usage(folder).free
+        if free_bytes < _MIN_FREE_BYTES:
             raise CheckpointError(
-                f"{folder} has {terminal.format_size(free)} left; make room for 1 GB"
+                f"{folder} has {terminal.format_size(free_bytes)} left; make room for 1 GB"
             )
         for path in (folder, folder / "identity.pem", *([tls.key] if tls else [])):
             if path.exists() and path.stat().st_mode & 0o077:
                 raise CheckpointError(f"others may read {path}; shut it: chmod go-rwx {path}")
-        yield Finding(
-            "folder", "folder", "ok", f"its owner's alone, {terminal.format_size(free)} free"
-        )
+        text = f"its owner's alone, {terminal.format_size(free_bytes)} free"
+        yield Finding("folder", "folder", "ok", text)
 
-    def _certificate(self) -> Iterator[Finding]:
-        """Check the party's TLS files, revocation list, and the days until the
-        certificate expires.
+    def _check_certificate(self) -> Iterator[Finding]:
+        """Check the party's TLS files and revocation list, and yield the days until its certificate
+        expires.
         """
         from cryptography.x509 import load_pem_x509_certificate
 
@@ -375,7 +400,7 @@ class Checks:
         ends = load_pem_x509_certificate(loaded.certificate).not_valid_after_utc
         days = (ends - dt.datetime.now(dt.UTC)).days
         text = f"{days} days left"
-        if days >= _FEW_DAYS:
+        if days >= _RENEWAL_DAYS:
             yield Finding("certificate", "certificate", "ok", text)
         else:
             text += f", until {ends:%Y-%m-%d %H:%M} UTC; {RENEWAL}"
@@ -388,9 +413,10 @@ class Checks:
 
         assert self.file.tls is not None
         path = self.file.tls.revoked
-        if unread := find_unread_lists(self.file):
+        unread_lists = find_unread_lists(self.file)
+        if unread_lists:
             raise ConfigError(
-                f"{', '.join(map(str, unread))} revokes something, and tls.revoked of "
+                f"{', '.join(map(str, unread_lists))} revokes something, and tls.revoked of "
                 f"{self.path} names {path or 'no list'}, so it protects nobody: name it there, or "
                 "remove it"
             )
@@ -406,9 +432,7 @@ class Checks:
         yield Finding("certificate", "revoked", "optional" if names else "ok", text)
 
     def _compare_certificates(self) -> Iterator[Finding]:
-        """Report a project that was sealed again while this party still uses its
-        old certificates.
-        """
+        """Yield a note if the project was sealed again but this party uses old certificates."""
         from secure_apfed.organisations.project import SEALED
         from secure_apfed.organisations.revocation import find_newest_pem
 
@@ -429,7 +453,7 @@ class Checks:
             yield Finding("certificate", "sealed certificate", "optional", text)
 
     def _check_peers(self) -> Iterator[Finding]:
-        """Dial each peer that listens, and report whether it proves its identity."""
+        """Connect to each peer that listens, and yield whether it proves its identity."""
         from secure_apfed.organisations.party import LINKS
 
         file = self.file
@@ -447,16 +471,17 @@ class Checks:
                     text = "reached, and it is who it should be"
                 except (OSError, EOFError, RemoteProtocolError) as error:
                     text = str(error)
-                    if not any(cause in text for cause in _NOT_UP):
+                    is_not_running = any(cause in text for cause in _NOT_RUNNING_CAUSES)
+                    if not is_not_running:
                         state = "missing"
-                        self.code = _REFUSED
+                        self.code = _REFUSED_CODE
             yield Finding("peers", f"{name} by relay" if file.relay else name, state, text)
 
     def _meet_peers(self, meet_s: float) -> Iterator[Finding]:
-        """Connect to all others as for a run, and compare versions, clocks and the contracts they
-        would sign.
+        """Connect to all other parties as for a run; compare versions, settings, sealed projects,
+        clocks and ID patterns.
 
-        `meet_s`: seconds to wait for the others.
+        `meet_s`: seconds to wait for the others. Raises RemoteProtocolError: something differs.
         """
         from secure_apfed.exchange import Links, StatusTracker, run_role
         from secure_apfed.organisations.party import connect_peers
@@ -464,44 +489,49 @@ class Checks:
 
         file = self.file
         me = self.file.party
-        waits = file.model_copy(update={"meet_s": meet_s})
+        waiting_file = file.model_copy(update={"meet_s": meet_s})
         status = StatusTracker()
         status.start_session(me, list(file.peers), None, meet_s=meet_s)
         board = progress.Board(lambda: (status.build_status(),))
         with progress.show_board(board, as_json=self.is_quiet):
-            meet = self.meet or connect_peers
-            transport = meet(waits, self.identity, self.identities, status.observe_missing)
+            connect = self.connect or connect_peers
+            transport = connect(
+                waiting_file, self.identity, self.identities, status.observe_missing
+            )
         links = Links(me, list(file.peers), transport.send_frame, lambda envelope, size: None)
-        mine = {
+        own_facts = {
             "version": _get_version(),
             "settings": digest_of(self.config.collect_terms()).hex(),
             "sealed project": self.sealed.digest.hex() if self.sealed else "",
         }
-        shares = share_patterns(self.patterns)
-        greeting: dict[str, Any] = {**mine, **({_PATTERNS: shares} if shares else {})}
+        shares = compute_pattern_shares(self.patterns)
+        greeting: dict[str, Any] = {**own_facts, **({_PATTERNS_KEY: shares} if shares else {})}
         reports = run_role(
-            _compare_peers(links, list(file.peers), greeting),
+            _exchange_reports(links, list(file.peers), greeting),
             links,
             transport,
             timeout_s=file.timeout_s,
         )
-        for name, (theirs, apart_s) in reports.items():
-            for fact, ours in mine.items():
-                if theirs.get(fact) != ours:
+        for name, (report, clock_difference_s) in reports.items():
+            for fact, own_value in own_facts.items():
+                if report.get(fact) != own_value:
                     raise RemoteProtocolError(
-                        f"{name} has another {fact} than {me}, where it is {ours:.16}; at one of "
-                        "them `project check` without --meet names what differs"
+                        f"{name} has another {fact} than {me}, where it is {own_value:.16}; at one "
+                        "of them `project check` without --meet names what differs"
                     )
-            if apart_s > _APART_S:
+            if clock_difference_s > _MAX_CLOCK_DIFFERENCE_S:
                 raise RemoteProtocolError(
-                    f"the clocks of {name} and {me} are {apart_s:,.0f} s apart; set them"
+                    f"the clocks of {name} and {me} are {clock_difference_s:,.0f} s apart; set them"
                 )
-            text = f"met, with the same {', '.join(mine)}; clocks within {apart_s + 1:.0f} s"
+            text = (
+                f"met, with the same {', '.join(own_facts)}; clocks within "
+                f"{clock_difference_s + 1:.0f} s"
+            )
             yield Finding("meeting", name, "ok", text)
         patterns_by_peer = {
-            name: parse_patterns(theirs[_PATTERNS], sender=name)
-            for name, (theirs, _) in reports.items()
-            if _PATTERNS in theirs
+            name: parse_patterns(report[_PATTERNS_KEY], sender=name)
+            for name, (report, _) in reports.items()
+            if _PATTERNS_KEY in report
         }
         if shares:
             yield from self._compare_patterns(shares, patterns_by_peer)
@@ -509,9 +539,11 @@ class Checks:
     def _compare_patterns(
         self, own_patterns: Mapping[str, int], patterns_by_peer: Mapping[str, Mapping[str, int]]
     ) -> Iterator[Finding]:
-        """Yield how each other party writes its IDs, and the normalisation rules that unite all.
+        """Yield how each other party writes its IDs, the normalisation rules that would unite all,
+        and differences that no rule removes.
 
-        `own_patterns`: share by pattern of IDs.
+        `own_patterns`, `patterns_by_peer`: shares in per cent by pattern of IDs. Sets `code` if a
+        peer's patterns share no ID with this party's.
         """
         from apfed_protocols.id_patterns import (
             describe_patterns,
@@ -530,54 +562,56 @@ class Checks:
             "written so in whole per cent; no ID, and no number of people"
         )
         yield Finding("meeting", "patterns of IDs", "ok", text)
-        uniting = set[str]()
-        alien = list[str]()
-        padded = list[str]()
-        for name, theirs in patterns_by_peer.items():
-            is_same = theirs.keys() == own_patterns.keys()
-            text = f"{name} writes IDs as {describe_patterns(theirs)}"
+        uniting_rules = set[str]()
+        incompatible_peers = list[str]()
+        padded_peers = list[str]()
+        for name, peer_patterns in patterns_by_peer.items():
+            is_same = peer_patterns.keys() == own_patterns.keys()
+            text = f"{name} writes IDs as {describe_patterns(peer_patterns)}"
             state: State = "ok" if is_same else "optional"
-            if share_no_id(own_patterns, theirs):
+            if share_no_id(own_patterns, peer_patterns):
                 state = "missing"
-                self.code = self.code or _DATA
+                self.code = self.code or _DATA_CODE
                 text += "; an ID of these patterns is none of this party's, so hardly anybody "
                 text += "would be known to all"
             yield Finding("meeting", f"IDs of {name}", state, text)
-            rules = suggest_rules_for_patterns(own_patterns, theirs, id_rules(settings))
-            if differ_by_zeros(own_patterns, theirs, id_rules(settings)):
-                padded.append(name)
+            rules = suggest_rules_for_patterns(own_patterns, peer_patterns, id_rules(settings))
+            if differ_by_zeros(own_patterns, peer_patterns, id_rules(settings)):
+                padded_peers.append(name)
             elif not is_same and not rules:
-                alien.append(name)
-            uniting.update(() if is_same else rules)
-        if remedy := propose_rules(sorted(uniting), settings):
-            text = f"if these are spellings of one kind of ID, {remedy}; {_ANEW}"
+                incompatible_peers.append(name)
+            if not is_same:
+                uniting_rules.update(rules)
+        if remedy := propose_rules(sorted(uniting_rules), settings):
+            text = f"if these are spellings of one kind of ID, {remedy}; {_PROPOSE_AGAIN}"
             yield Finding("meeting", "patterns of IDs", "optional", text)
-        if padded:
+        if padded_peers:
             text = (
-                f"numbers of {file.party} or of {', '.join(padded)} have zeros before them (09) "
-                "that the others lack, and no rule adds or drops zeros behind a name: write them "
-                "alike in one of the tables"
+                f"numbers of {file.party} or of {', '.join(padded_peers)} have zeros before them "
+                "(09) that the others lack, and no rule adds or drops zeros behind a name: write "
+                "them alike in one of the tables"
             )
             yield Finding("meeting", "patterns of IDs", "optional", text)
-        if alien:
+        if incompatible_peers:
             text = (
-                f"no rule makes these patterns those of {', '.join(alien)}: compare by telephone "
-                "what the ID columns hold"
+                f"no rule makes these patterns those of {', '.join(incompatible_peers)}: compare "
+                "by telephone what the ID columns hold"
             )
             yield Finding("meeting", "patterns of IDs", "optional", text)
 
 
-async def _compare_peers(
-    links: "Links", peers: list[str], mine: Mapping[str, Any]
+async def _exchange_reports(
+    links: "Links", peers: list[str], own_report: Mapping[str, Any]
 ) -> dict[str, tuple[dict[str, Any], float]]:
-    """Return each peer's report, and the difference of its clock to this one, in seconds.
+    """Send this party's report to all peers; return each peer's report and, in seconds, the
+    difference between its clock and this one.
 
-    `mine`: this party's report.
+    Raises RemoteProtocolError: a peer connected for a run and not for this check.
     """
     from secure_apfed.exchange import BEFORE_TRAINING, Kind
 
     for peer in peers:
-        links.send(peer, Kind.GREETING, BEFORE_TRAINING, msgpack.packb([time.time(), mine]))
+        links.send(peer, Kind.GREETING, BEFORE_TRAINING, msgpack.packb([time.time(), own_report]))
     reports: dict[str, tuple[dict[str, Any], float]] = {}
     for peer in peers:
         message = await links.receive(peer, Kind.GREETING, step=BEFORE_TRAINING)
@@ -591,17 +625,19 @@ async def _compare_peers(
     return reports
 
 
-def spell_findings(checks: Checks, findings: Sequence[Finding]) -> str:
-    """Return the findings as lines of text, under whether the party is ready."""
+def format_findings(checks: Checks, findings: Sequence[Finding]) -> str:
+    """Return the findings as lines of text, below a line on whether the party is ready."""
     title = f"{checks.file.party}: {'not ready' if checks.code else 'ready'}"
-    lines = [f"{_MARKS[finding.state]:6}{finding.name}: {finding.value}" for finding in findings]
+    lines = [
+        f"{_STATE_MARKS[finding.state]:6}{finding.name}: {finding.value}" for finding in findings
+    ]
     return "\n".join([title, *lines, ""])
 
 
-def share_patterns(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the patterns of at least 1 %, 12 at most, with their shares in whole per cent.
+def compute_pattern_shares(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the patterns of at least 1 % of the IDs, 12 at most, with shares in whole per cent.
 
-    `counts`: number of IDs by pattern.
+    `counts`: number of IDs by pattern, most frequent first.
     """
     total = sum(counts.values())
     shares = {pattern: 100 * count // total for pattern, count in counts.items() if count}
@@ -612,18 +648,18 @@ def share_patterns(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
-    """Return another party's ID patterns, with their shares in whole per cent.
+    """Return a peer's ID patterns with their shares in whole per cent, after checking them.
 
-    Raises RemoteProtocolError: the value is anything else.
+    `value`: from a message of `sender`. Raises RemoteProtocolError: it is no such mapping.
     """
-    fits = (
+    is_valid = (
         isinstance(value, dict)
         and len(value) <= _MAX_PATTERNS
         and all(_is_pattern(pattern) for pattern in value)
         and all(type(share) is int and 1 <= share <= 100 for share in value.values())
         and sum(value.values()) <= 100
     )
-    if not fits or not isinstance(value, dict):
+    if not is_valid or not isinstance(value, dict):
         raise RemoteProtocolError(
             f"{sender} sent no patterns of IDs: at most {_MAX_PATTERNS} are expected, each of at "
             f"most {_LONGEST_PATTERN} characters with a share of 1 to 100 per cent; all run the "
@@ -633,11 +669,13 @@ def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
 
 
 def _is_pattern(text: object) -> bool:
-    """Return whether a text consists only of character kinds and is printable."""
+    """Return whether a peer's value is a pattern of IDs: printable text of marks for kinds of
+    characters, in which no ID can hide.
+    """
     if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_PATTERN:
         return False
-    runs = re.findall(r"[^\W_]+", _UNSEEN.sub("-", text))
-    return text.isprintable() and all(_MARKS_OF_KINDS.fullmatch(run) for run in runs)
+    alphanumeric_runs = re.findall(r"[^\W_]+", _CODE_POINT.sub("-", text))
+    return text.isprintable() and all(map(_PATTERN_RUN.fullmatch, alphanumeric_runs))
 
 
 def _get_version() -> str:

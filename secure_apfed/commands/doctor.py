@@ -52,12 +52,13 @@ _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
     "tensorboard": ("tensorboard", "curves while training", "tensorboard"),
 }
 
-# Tried in a process of its own: this one does not need its modules.
-_CRYPTEN = "from apfed_protocols.crypten import load_crypten; load_crypten()"
-_CRYPTEN_SECONDS = 60
+# Run in a process of its own, since CrypTen changes torch.
+_CRYPTEN_SCRIPT = "from apfed_protocols.crypten import load_crypten; load_crypten()"
+_CRYPTEN_TIMEOUT_S = 60
 
 
 def is_healthy(findings: tuple[Finding, ...]) -> bool:
+    """Return whether nothing that a run needs is missing."""
     return all(finding.state != "missing" for finding in findings)
 
 
@@ -93,9 +94,14 @@ def _check_packages() -> Iterator[Finding]:
 
 
 def _check_package(name: str, module: str, purpose: str, remedy: str, absent: State) -> Finding:
-    """Import a package; return its version, or the reason why it cannot be used, with a remedy.
+    """Import a package and return a finding: its version, or why it cannot be used, with a remedy.
 
-    `purpose`: what the package is needed for.
+    Args:
+        name: of the distribution.
+        module: that is imported.
+        purpose: what the package is needed for.
+        remedy: command that installs it.
+        absent: state of the finding if it cannot be imported.
     """
     quiet = io.StringIO()
     try:
@@ -110,17 +116,15 @@ def _check_package(name: str, module: str, purpose: str, remedy: str, absent: St
 
 
 def _check_crypten() -> Finding:
-    """Import crypten in a process of its own, since it changes torch, and report
-    whether it works.
-    """
+    """Import CrypTen in a process of its own, and return a finding on whether it works."""
     try:
         version = importlib.metadata.version("crypten")
         subprocess.run(  # noqa: S603 - a fixed program, no input
-            [sys.executable, "-c", _CRYPTEN],
+            [sys.executable, "-c", _CRYPTEN_SCRIPT],
             check=True,
             capture_output=True,
             text=True,
-            timeout=_CRYPTEN_SECONDS,
+            timeout=_CRYPTEN_TIMEOUT_S,
         )
         return Finding("packages", "crypten", "ok", version)
     except importlib.metadata.PackageNotFoundError:
@@ -128,7 +132,7 @@ def _check_crypten() -> Finding:
     except subprocess.CalledProcessError as error:
         problem = (error.stderr.splitlines() or ["does not load"])[-1]
     except subprocess.TimeoutExpired:
-        problem = f"does not load within {_CRYPTEN_SECONDS} s"
+        problem = f"does not load within {_CRYPTEN_TIMEOUT_S} s"
     purpose = "for the sum `crypten` and the intersection `circuit_crypten`"
     return Finding("packages", "crypten", "optional", f"{purpose}: {problem}", INSTALL)
 
@@ -163,8 +167,9 @@ def _list_plugins() -> Iterator[Finding]:
 def _check_data() -> Iterator[Finding]:
     """Yield whether downloads can be stored, and where each built-in data set was found."""
     folder = default_folder()
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if nearest.is_dir() and os.access(nearest, os.W_OK):
+    candidates = (folder, *folder.absolute().parents)
+    existing_folder = next(path for path in candidates if path.exists())
+    if existing_folder.is_dir() and os.access(existing_folder, os.W_OK):
         yield Finding("data", "folder for downloads", "ok", f"{folder} (writable)")
     else:
         remedy = "set SECURE_APFED_DATA to a folder that you may write to"
@@ -172,9 +177,9 @@ def _check_data() -> Iterator[Finding]:
         yield Finding("data", "folder for downloads", "optional", missing, remedy)
     for dataset in DATASETS.values():
         try:
-            places = {file_path(dataset, file, None).parent for file in dataset.files}
+            folders = {file_path(dataset, file, None).parent for file in dataset.files}
         except DataError:
             yield Finding("data", dataset.name, "optional", "not found", dataset.how)
         else:
-            places_text = f"found in {', '.join(sorted(map(str, places)))}"
-            yield Finding("data", dataset.name, "ok", places_text if places else dataset.how)
+            folders_text = f"found in {', '.join(sorted(map(str, folders)))}"
+            yield Finding("data", dataset.name, "ok", folders_text if folders else dataset.how)

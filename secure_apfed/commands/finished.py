@@ -43,11 +43,11 @@ OwnHead = Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="The sa
 
 
 def _import_networks(encoder: str | None, head: str | None) -> dict[str, Any]:
-    """Return what the command's caller names as networks, as `load_model` takes it.
+    """Import the user's own networks; return them as keyword arguments of `load_model`.
 
-    A run's folder never says which code to import.
+    Only the command's options name them: a run's folder never says which code to import.
 
-    `head`: name of the code of the head; None: none is named.
+    `encoder`, `head`: MODULE:NAME of the code; None: the run's network is one of ours.
     """
     from secure_apfed.settings.plugins import import_code
 
@@ -58,12 +58,11 @@ def _import_networks(encoder: str | None, head: str | None) -> dict[str, Any]:
 
 
 def _import_passive_networks(named: Sequence[str]) -> dict[str, Any]:
-    """Return what made the networks of passives, by name, of texts as lab=my_nets:encode.
+    """Import the passives' own networks; return the imported code by name of the passive.
 
-    `named`: texts such as lab=my_nets:encode.
+    `named`: texts PASSIVE=MODULE:NAME, such as lab=my_nets:encode.
 
-    Raises:
-        ConfigError: a text is none of these.
+    Raises ConfigError: a text has another form.
     """
     from secure_apfed.errors import ConfigError
     from secure_apfed.settings.plugins import import_code
@@ -87,13 +86,16 @@ def finish_run(
     phases: Phases | None = None,
     json_events: bool = False,
 ) -> None:
-    """Measure baselines, attacks and report of a finished run, write them, and print all.
+    """Do the steps after a run: local models, attacks, report, trade-off study; print the result.
 
     Args:
-        quiet: print nothing.
+        config: of the run.
+        result: of the run, with its folder, where everything is stored.
+        baselines: whether local models are measured.
+        quiet: print the result as JSON, and nothing else.
+        contributions: whether the worth of each passive's help is measured.
+        phases: of the run, whose costs are printed; None: not measured.
         json_events: print progress as JSON lines.
-        contributions: also measure the worth of each passive's help.
-        phases: the phases of the run, whose costs are printed; None: not measured.
     """
     from apfed_experiments.finished import mount_attacks
 
@@ -103,17 +105,18 @@ def finish_run(
     options: dict[str, Any] = {"as_json": quiet and not json_events, "json_events": json_events}
     with progress.show_work(config.data.active_name if json_events else "", **options):
         solo = measure_local_models(config, result, quiet=quiet) if baselines else None
-    who_helped = _measure_worth(result, quiet=quiet) if contributions else None
+    who_helped = _measure_passives_worth(result, quiet=quiet) if contributions else None
     begin_phase("attacks")
     if config.attacks and not quiet:
         names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
-        terminal.show_note(
-            f"mounting attacks: {names}"
-            if result.recorded is not None
-            else "each party ran in a process of its own, and nobody holds what all of them sent: "
-            "attacks are those of each party on what it let out itself; run it with --transport "
-            "memory for those that read more"
-        )
+        note = f"mounting attacks: {names}"
+        if result.recorded is None:
+            note = (
+                "each party ran in a process of its own, and nobody holds what all of them sent: "
+                "attacks are those of each party on what it let out itself; run it with "
+                "--transport memory for those that read more"
+            )
+        terminal.show_note(note)
     if result.recorded is None:
         results = _merge_attacks(folder)
     else:
@@ -126,7 +129,7 @@ def finish_run(
             report_if_possible(party)
     if not quiet:
         _show_result(config, result, results, solo, page)
-    tradeoff = study_of_run(config, folder / "tradeoff", quiet=quiet)
+    tradeoff = run_own_tradeoff(config, folder / "tradeoff", quiet=quiet)
     if phases is not None:
         phases.end_phase()
     if quiet:
@@ -148,7 +151,10 @@ def _collect_figures(
     results: "Sequence[AttackResult]",
     solo: "SoloRecord | None",
 ) -> dict[str, Any]:
-    """Return a finished run's figures as `--json` prints them."""
+    """Return a finished run's figures as `--json` prints them.
+
+    `results`: of attacks. `solo`: the local models; None: not measured.
+    """
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import load_finished_run
     from apfed_experiments.verdict import describe_run
@@ -183,10 +189,10 @@ def _collect_figures(
     }
 
 
-def _measure_worth(result: "RunResult", *, quiet: bool) -> "WhoHelped":
-    """Train again without each passive, and write the passives' worth into the run's folder.
+def _measure_passives_worth(result: "RunResult", *, quiet: bool) -> "WhoHelped":
+    """Train again without each passive, store the passives' worth in the run's folder, return it.
 
-    `quiet`: print nothing.
+    `quiet`: show no progress.
     """
     from secure_apfed.runs.worth import measure_worth
 
@@ -199,6 +205,7 @@ def _measure_worth(result: "RunResult", *, quiet: bool) -> "WhoHelped":
 
 
 def _dump_record(written: "Written | None") -> "dict[str, Any] | None":
+    """Return a record as plain values; None stays None."""
     return None if written is None else written.model_dump(mode="json")
 
 
@@ -210,9 +217,9 @@ def _open_folder(folder: Path) -> "Files":
 
 
 def _merge_attacks(folder: Path) -> "tuple[AttackResult, ...]":
-    """Merge attack results of parties that ran apart into `attacks.json` of the run's folder.
+    """Return the attack results of parties in processes of their own, merged in `attacks.json`.
 
-    For the active's own folder only its own results are read.
+    `folder`: of the run. If it is the active's own folder, only the active's results are read.
     """
     from apfed_attacks.interface import AttackResult
     from secure_apfed.base.files import load_json
@@ -230,10 +237,11 @@ def _merge_attacks(folder: Path) -> "tuple[AttackResult, ...]":
     return results
 
 
-def attack_own(record: "OwnRecord", folder: Path, *, quiet: bool) -> None:
-    """Attack what a party sent, if its settings say so; its own table is the ground truth.
+def attack_own_messages(record: "OwnRecord", folder: Path, *, quiet: bool) -> None:
+    """Attack what a party sent, if its settings say so, and store the results in its folder.
 
-    `quiet`: print nothing.
+    `record`: what the party sent, and its own table, which is the ground truth. `quiet`: print
+    nothing.
     """
     if not record.config.attacks or record.held is None:
         return
@@ -247,8 +255,8 @@ def attack_own(record: "OwnRecord", folder: Path, *, quiet: bool) -> None:
     )
 
 
-def tell_helper(folder: Path, *, quiet: bool) -> None:
-    """Make the report of a party that helped, and print its path."""
+def report_passive(folder: Path, *, quiet: bool) -> None:
+    """Make the report of a passive in its folder and print its path, as JSON if `quiet`."""
     page = report_if_possible(folder)
     if quiet:
         terminal.print_json({"folder": folder, "report": page})
@@ -259,7 +267,10 @@ def tell_helper(folder: Path, *, quiet: bool) -> None:
 def measure_local_models(
     config: "Config", result: "RunResult", *, quiet: bool
 ) -> "SoloRecord | None":
-    """Measure what the active achieves without help, from the same rows and labels."""
+    """Measure the local models of a run's active on the same rows and labels, and return them.
+
+    None where they cannot be measured; a note says why unless `quiet`.
+    """
     from apfed_experiments.solo import (
         LEFT_OUT,
         NOT_IN_MEMORY,
@@ -284,9 +295,10 @@ def _show_result(
     solo: "SoloRecord | None",
     page: Path | None,
 ) -> None:
-    """Print a finished run's table: scores, people, gain, privacy, attacks, and the verdict.
+    """Print a finished run's table (scores, people, gain, privacy, attacks) and its verdict.
 
-    `page`: the report, if one was written.
+    `results`: of attacks. `solo`: the local models; None: not measured. `page`: path of the report;
+    None: none was written.
     """
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import load_finished_run
@@ -323,7 +335,7 @@ def _show_result(
 def _list_score_rows(
     config: "Config", result: "RunResult", finished: "FinishedRun"
 ) -> Iterator[tuple[str, str]]:
-    """Yield the configured measure of each of the run's predictors, then their accuracies."""
+    """Yield title and text of the run's measure by way of inference, then of the accuracies."""
     from apfed_experiments.variants import describe_tested_rows, title_variant
     from secure_apfed.measures.table import ACCURACY, MEASURES
     from secure_apfed.runs.outcome import measure_text
@@ -343,7 +355,9 @@ def _list_score_rows(
 
 
 def _list_ranking_rows(result: "RunResult") -> Iterator[tuple[str, str]]:
-    """Yield how rare the positive class is, and the measures of the ranking with intervals."""
+    """Yield title and text of the prevalence of the positive class, and of ranking measures with
+    their intervals.
+    """
     from secure_apfed.measures.table import MEASURES
 
     ranking = result.ranking
@@ -360,7 +374,9 @@ def _list_ranking_rows(result: "RunResult") -> Iterator[tuple[str, str]]:
 
 
 def _list_class_rows(config: "Config", result: "RunResult") -> Iterator[tuple[str, str]]:
-    """Yield coefficients, the threshold of the positive class, and classes never predicted."""
+    """Yield title and text of coefficients, of the threshold of the positive class, and of classes
+    that are never predicted.
+    """
     from secure_apfed.runs.outcome import describe_unpredicted_classes
 
     for table in result.coefficients:
@@ -375,7 +391,9 @@ def _list_class_rows(config: "Config", result: "RunResult") -> Iterator[tuple[st
 def _list_gain_rows(
     result: "RunResult", finished: "FinishedRun", solo: "SoloRecord | None"
 ) -> Iterator[tuple[str, str]]:
-    """Yield the best local model, the gain over it, each passive's worth, and the use of votes."""
+    """Yield title and text of the best local model, the gain over it, each passive's worth, and the
+    use of votes.
+    """
     from apfed_experiments.worth import AROUND_ZERO, DEPENDS, list_worth_rows
 
     if solo is not None:
@@ -390,7 +408,9 @@ def _list_gain_rows(
 
 
 def _list_privacy_rows(config: "Config", result: "RunResult") -> Iterator[tuple[str, str]]:
-    """Yield each promise, epsilon_x by other accountants, and what passives stated of theirs."""
+    """Yield title and text of each epsilon, of epsilon_x by other accountants, and of the epsilons
+    that passives state for their own messages.
+    """
     from secure_apfed.settings.promises import NO_ACCOUNT, promise_of_account
 
     for promise in result.promises:
@@ -408,7 +428,9 @@ def _list_privacy_rows(config: "Config", result: "RunResult") -> Iterator[tuple[
 
 
 def _list_departure_rows(config: "Config", folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield what protects less than by default, and which parties one organisation runs."""
+    """Yield title and text of settings that protect less than by default, and of organisations that
+    run several parties.
+    """
     from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 
     for title, sentences in (
@@ -460,7 +482,7 @@ def attack(
     from secure_apfed.learning.descent import find_device
     from secure_apfed.runs.outcome import load_recording
 
-    chosen = _pick_attacks(attacks or [], options or [])
+    chosen = _choose_attacks(attacks or [], options or [])
     if not as_json:
         terminal.show_note(f"mounting {', '.join(dict.fromkeys(choice.name for choice in chosen))}")
     target_device = None if device is None else find_device(device)
@@ -508,11 +530,14 @@ def report_if_possible(folder: Path) -> Path | None:
         return None
 
 
-def _show_attacks(results: "Sequence[AttackResult]", by_direction: "Sequence[Headline]") -> None:
-    """Print the worst attack of each kind, and a summary by direction."""
+def _show_attacks(results: "Sequence[AttackResult]", headlines: "Sequence[Headline]") -> None:
+    """Print the best adversary's result of each attack, and a summary by direction.
+
+    `headlines`: one for each direction (who reads whose what).
+    """
     from apfed_attacks.interface import select_headlines
 
-    worst = select_headlines(results)
+    worst_results = select_headlines(results)
     rows: list[tuple[str, ...]] = [
         (
             result.attack,
@@ -523,39 +548,42 @@ def _show_attacks(results: "Sequence[AttackResult]", by_direction: "Sequence[Hea
             str(result.variant),
             str(result.baseline),
         )
-        for result in worst
+        for result in worst_results
         if result.advantage is not None
     ]
     columns = ("attack", "target", "by", "advantage", "in", "best variant", "over")
     terminal.show_rows("Attacks, the worst adversary of each", columns, rows)
-    for result in worst:
+    for result in worst_results:
         if result.advantage is None:
             terminal.show_note(f"{result.attack} declined: {result.reason}")
-    rows_of_directions = [
-        (headline.direction.title, headline.short, headline.note) for headline in by_direction
+    direction_rows = [
+        (headline.direction.title, headline.short, headline.note) for headline in headlines
     ]
-    terminal.show_rows("\nWho reads whose what", ("direction", "", ""), rows_of_directions)
+    terminal.show_rows("\nWho reads whose what", ("direction", "", ""), direction_rows)
     terminal.show_note(
         "An advantage is over the best baseline with the same knowledge. One near 0, on either "
         "side, proves nothing; the worst of several adversaries is above 0 by chance alone."
     )
 
 
-def _pick_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
-    """Return the attacks to run: those with given options once each, the others with their full
-    suites.
+def _choose_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
+    """Return the attacks to run: those with options once with these, others with their full suites.
 
-    `names`: attacks, or "all".
+    `names`: of attacks, or "all"; a text may hold several, separated by commas. `options`: texts
+    ATTACK.KEY=VALUE. Without either, all attacks are run.
+
+    Raises ConfigError: a name or an option is unknown or malformed.
     """
     from apfed_attacks import ATTACKS
     from apfed_attacks.run import ALL, full_suite, prepare_attack
     from secure_apfed.config import AttackChoice
     from secure_apfed.errors import ConfigError
 
-    requested = [part.strip() for text in names for part in text.split(",") if part.strip()]
+    parts = [part.strip() for text in names for part in text.split(",")]
+    requested = [part for part in parts if part]
     if names and not requested:
         raise ConfigError("--attacks: no name is given; leave it out for all attacks")
-    options_by_attack = _options_by_attack(options)
+    options_by_attack = _parse_attack_options(options)
     if ALL in requested or not (requested or options_by_attack):
         requested = list(ATTACKS)
     named = list(dict.fromkeys([*requested, *options_by_attack]))
@@ -569,9 +597,12 @@ def _pick_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[Attack
     return tuple(chosen)
 
 
-def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
-    """Return the options ATTACK.KEY=VALUE by attack. Raises ConfigError: malformed."""
-    from secure_apfed.config.plain_yaml import yaml_value
+def _parse_attack_options(options: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Return the options in texts ATTACK.KEY=VALUE, by attack and key.
+
+    Raises ConfigError: a text is malformed.
+    """
+    from secure_apfed.config.plain_yaml import parse_yaml_value
     from secure_apfed.errors import ConfigError
 
     options_by_attack: dict[str, dict[str, object]] = {}
@@ -583,17 +614,17 @@ def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
                 f"--option {option}: expected ATTACK.KEY=VALUE, as in "
                 "model_completion.labels_per_class=4"
             )
-        options_by_attack.setdefault(name, {})[key] = yaml_value(text, given=f"--option {option}")
+        options_by_attack.setdefault(name, {})[key] = parse_yaml_value(
+            text, given=f"--option {option}"
+        )
     return options_by_attack
 
 
 def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
-    """Run the missing runs of a study, and return its answer.
+    """Run what a study lacks, and return its answer.
 
-    Unless `quiet`, print its first answer as soon as possible, and at the end its tables and how to
-    read them.
-
-    `jobs`: how many runs at a time.
+    Unless `quiet`, print a first answer as soon as possible, and at the end the tables and how to
+    read them. `jobs`: number of runs at a time.
     """
     from apfed_experiments import runner
 
@@ -621,8 +652,11 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
     return answer
 
 
-def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Answer | None":
-    """Run the trade-off study that a run's configuration contains; None: it contains none."""
+def run_own_tradeoff(config: "Config", folder: Path, *, quiet: bool) -> "Answer | None":
+    """Run the trade-off study in a run's configuration, and return its answer.
+
+    `folder`: of the study. None: the configuration holds none.
+    """
     if not config.tradeoff:
         return None
     from apfed_experiments.tradeoff import declare_study, make_tradeoff
@@ -738,10 +772,18 @@ def _predict_jointly(
     *,
     as_json: bool,
 ) -> None:
-    """Predict with the serving parties, and show or write the rows. Exits with 4 if it failed.
+    """Predict rows together with the passives that serve, and print or write the predictions.
 
-    `output`: file for the rows; None: print them. `id_columns`: columns that identify rows; None:
-    those of training.
+    Args:
+        model: folder of the run.
+        data: file of the rows.
+        output: file for the predictions; None: they are printed.
+        party: settings file of the active.
+        id_columns: value of --id-column, which must not be given here.
+        as_json: print JSON.
+
+    Raises ConfigError: options do not fit together. Ends the process with code 4 if a party left or
+    refused; all rows are predicted and written first.
     """
     from secure_apfed.errors import ConfigError
     from secure_apfed.exchange import StatusTracker
@@ -770,14 +812,16 @@ def _predict_jointly(
     else:
         for frame in frames:
             _show_predictions(frame)
-        refused = f" ({counts.refused} of people who were asked about as often as a passive allows)"
-        terminal.show_note(
-            f"{counts.jointly} rows predicted jointly, {counts.alone} by the active alone"
-            + (refused if counts.refused else "")
-            + (f", since {counts.why}" if counts.why else "")
-        )
+        note = f"{counts.jointly} rows predicted jointly, {counts.alone} by the active alone"
+        if counts.refused:
+            note += (
+                f" ({counts.refused} of people who were asked about as often as a passive allows)"
+            )
+        if counts.why:
+            note += f", since {counts.why}"
+        terminal.show_note(note)
     if counts.is_failure:
-        raise typer.Exit(4)  # as where a party left or something was refused; all rows are written
+        raise typer.Exit(4)
 
 
 def columns(

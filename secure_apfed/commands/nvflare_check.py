@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
 @cache
 def _make_site_class() -> "type[Site]":
     from secure_apfed.base.files import write_atomically
-    from secure_apfed.commands.check import Checks, spell_findings
+    from secure_apfed.commands.check import Checks, format_findings
     from secure_apfed.errors import ConfigError
     from secure_apfed.organisations.nvflare_site import Site, find_party_file
 
@@ -39,7 +39,7 @@ def _make_site_class() -> "type[Site]":
             """Check the site's party, and write what was found; ConfigError: it is not ready."""
             checks = Checks(find_party_file(site), is_quiet=True, connect=connect)
             findings = list(checks.run_checks(_MEET_S))
-            text = spell_findings(checks, findings)
+            text = format_findings(checks, findings)
             write_atomically(checks.file.folder / CHECKED, text.encode(), private=True)
             if checks.code:
                 raise ConfigError(f"{site} is not ready: {CHECKED} of its folder says why")

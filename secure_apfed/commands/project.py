@@ -38,13 +38,13 @@ identity_app = typer.Typer(
 )
 _EMPTY_CELLS = "empty cells in"
 _LACKS_COLUMNS = "lacks the columns"
-_As = Annotated[str, typer.Option("--as", metavar="NAME", help="Name of this party.")]
-_Folder = Annotated[Path | None, typer.Option(help="The party's folder; default: NAME.")]
-_Columns = Annotated[
+PartyName = Annotated[str, typer.Option("--as", metavar="NAME", help="Name of this party.")]
+PartyFolderOption = Annotated[Path | None, typer.Option(help="The party's folder; default: NAME.")]
+ShowColumnNames = Annotated[
     bool,
     typer.Option("--columns", help="Show the names of this table's columns to the other parties."),
 ]
-_Together = Annotated[
+AllowTogether = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-together",
@@ -53,7 +53,7 @@ _Together = Annotated[
         "repeated.",
     ),
 ]
-_OwnSettings = Annotated[
+OwnTableSettings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -62,7 +62,7 @@ _OwnSettings = Annotated[
         "repeated.",
     ),
 ]
-_Certificates = Annotated[
+CertificateFolder = Annotated[
     Path | None,
     typer.Option(
         help="Folder with certificate.pem, key.pem and ca.pem, if the organisation has its own CA."
@@ -73,7 +73,7 @@ _Certificates = Annotated[
 @project_app.command()
 def new(
     config_file: ConfigFile,
-    party: _As,
+    party: PartyName,
     at: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=HOST:PORT", help="Address of a party; may be repeated."),
@@ -105,10 +105,10 @@ def new(
             metavar="HOST:PORT", help="Address of NVFlare's server or Flower's SuperLink."
         ),
     ] = None,
-    together: _Together = None,
-    folder: _Folder = None,
-    columns: _Columns = False,
-    certificates: _Certificates = None,
+    allow_together: AllowTogether = None,
+    folder: PartyFolderOption = None,
+    show_columns: ShowColumnNames = False,
+    certificates: CertificateFolder = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -126,14 +126,14 @@ def new(
         party,
         home,
         certificates=certificates,
-        columns=columns,
+        columns=show_columns,
         relay_by=relay_by,
         relay=relay_address,
         addresses=_parse_pairs("--at", at or ()),
         run_by=_parse_pairs("--run-by", run_by or ()),
         over=engine,
         server=server,
-        together=_parse_groups(together or ()),
+        together=_parse_groups(allow_together or ()),
         show=partial(_show_proposal, party=party, as_json=as_json),
     )
     if not as_json:
@@ -148,8 +148,8 @@ def join(
     file: Annotated[
         Path, typer.Argument(help="The proposal or the sealed project that you received.")
     ],
-    party: _As,
-    folder: _Folder = None,
+    party: PartyName,
+    folder: PartyFolderOption = None,
     table: Annotated[
         Path | None,
         typer.Option(
@@ -163,7 +163,7 @@ def join(
         Literal["error", "mean", "drop"] | None,
         typer.Option(help="How to treat empty cells; default: error."),
     ] = None,
-    columns: _Columns = False,
+    show_columns: ShowColumnNames = False,
     over: Annotated[
         str | None,
         typer.Option(
@@ -176,9 +176,9 @@ def join(
             help="The words that the organiser read to you by telephone, to verify the file."
         ),
     ] = None,
-    certificates: _Certificates = None,
-    together: _Together = None,
-    own_settings: _OwnSettings = None,
+    certificates: CertificateFolder = None,
+    allow_together: AllowTogether = None,
+    own_settings: OwnTableSettings = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer a proposal, or install the sealed project, by the kind of the file."""
@@ -186,23 +186,22 @@ def join(
 
     home = folder or Path(party)
     signed = project.SignedFile.from_file(file)
-    sealed = signed.document.get("kind") == "sealed project"
-    organiser: SealedProject | Proposal = (
+    is_sealed = signed.document.get("kind") == "sealed project"
+    received: SealedProject | Proposal = (
         signed.open_document(project.SealedProject, file)
-        if sealed
+        if is_sealed
         else signed.open_document(project.Proposal, file)
     )
     if words is not None:
-        _check_words(words, file, organiser)
+        _require_words(words, file, received)
     if over is not None:
-        _check_engine(over, file, organiser)
-    if sealed:
+        _require_engine(over, file, received)
+    if is_sealed:
+        accepted = project.accept_project(file, party, home)
         next_step = f"Next: secure-apfed project check --config {home / 'party.yaml'}"
-        _show_sealed_project(
-            project.accept_project(file, party, home), home, next_step, as_json=as_json
-        )
+        _show_sealed_project(accepted, home, next_step, as_json=as_json)
         return
-    own_table = {
+    table_options = {
         "file": table and str(table.absolute()),
         "id_column": id_column,
         "missing": missing,
@@ -212,18 +211,20 @@ def join(
             file,
             party,
             home,
-            columns=columns,
+            columns=show_columns,
             certificates=certificates,
-            table={key: value for key, value in own_table.items() if value is not None},
-            colluding_groups=_parse_groups(together or ()),
+            table={key: value for key, value in table_options.items() if value is not None},
+            colluding_groups=_parse_groups(allow_together or ()),
             settings=own_settings or (),
             show=partial(_show_proposal, party=party, as_json=as_json),
         )
     except TableError as error:
-        faults = [replace(fault, message=_reword_message(fault.message)) for fault in error.faults]
+        faults = [
+            replace(fault, message=_reword_for_joining(fault.message)) for fault in error.faults
+        ]
         raise JoinedTableError(faults) from error
     except DataError as error:
-        raise DataError(_reword_message(str(error))) from error
+        raise DataError(_reword_for_joining(str(error))) from error
     if not as_json:
         answer = home / project.ANSWER.format(party)
         settings = home / project.RUN
@@ -312,9 +313,9 @@ def _show_end(plan: "EndPlan") -> None:
     terminal.show_rows("\nTo be kept", ("file", "why"), list(plan.keeps.items()))
 
 
-def _reword_message(message: str) -> str:
-    """Return a message with options in place of the run's file, which a joining party does not
-    have.
+def _reword_for_joining(message: str) -> str:
+    """Return an error's message with advice for a joining party, which has options of this command
+    in place of the run's file.
     """
     message = message.replace(" in the run's file", "")
     if _EMPTY_CELLS in message:
@@ -325,36 +326,39 @@ def _reword_message(message: str) -> str:
     return message
 
 
-def _check_words(words: str, file: Path, organiser: "SealedProject | Proposal") -> None:
-    """Compare the given words with the organiser's or the project's. Raises an
-    error: they differ.
+def _require_words(words: str, file: Path, received: "SealedProject | Proposal") -> None:
+    """Require that the words of `--words` are those of the organiser or of the whole project.
+
+    Their number says whose they are. `file`: that the organiser sent. `received`: its content.
+
+    Raises ConfigError: there are too few or too many. Raises RemoteProtocolError: they differ.
     """
     from secure_apfed.organisations.project import SealedProject
 
-    known_words = {"organiser": organiser.words.split()}
-    if isinstance(organiser, SealedProject):
-        known_words["whole project"] = organiser.project_words.split()
+    words_by_owner = {"organiser": received.words.split()}
+    if isinstance(received, SealedProject):
+        words_by_owner["whole project"] = received.project_words.split()
     given_words = words.split()
-    owner = next(
-        (name for name, right in known_words.items() if len(right) == len(given_words)), None
-    )
-    if owner is None:
+    owners = [name for name, right in words_by_owner.items() if len(right) == len(given_words)]
+    if not owners:
         needed = " or ".join(
-            f"the {len(right)} of the {name}" for name, right in known_words.items()
+            f"the {len(right)} of the {name}" for name, right in words_by_owner.items()
         )
         raise ConfigError(f"--words: {len(given_words)} words were given; say {needed}")
-    if known_words[owner] != given_words:
+    owner = owners[0]
+    if words_by_owner[owner] != given_words:
         raise RemoteProtocolError(
-            f"{file}: the {owner} has the words {' '.join(known_words[owner])!r}, not {words!r}: "
-            f"it is of somebody else, or one was misheard; ask {organiser.party} for its words, "
-            "and its file"
+            f"{file}: the {owner} has the words {' '.join(words_by_owner[owner])!r}, not "
+            f"{words!r}: it is of somebody else, or one was misheard; ask {received.party} for its "
+            "words, and its file"
         )
 
 
-def _check_engine(over: str, file: Path, organiser: "SealedProject | Proposal") -> None:
+def _require_engine(over: str, file: Path, received: "SealedProject | Proposal") -> None:
+    """Raise ConfigError if `--over` names another engine than the organiser's file."""
     from secure_apfed.organisations.project import SealedProject
 
-    proposal = organiser.proposal_document if isinstance(organiser, SealedProject) else organiser
+    proposal = received.proposal_document if isinstance(received, SealedProject) else received
     if _parse_engine(over) != proposal.over:
         raise ConfigError(
             f"--over {over}: {file} is over {proposal.over}; say --over {proposal.over}, or ask "
@@ -395,7 +399,10 @@ def _show_identity(folder: Path, *, as_json: bool) -> None:
 
 
 def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Return NAME=VALUE options as a mapping. Raises ConfigError: malformed or repeated."""
+    """Return the NAME=VALUE texts of an option as a mapping.
+
+    `option`: its name, for errors. Raises ConfigError: a text is malformed, or a name repeated.
+    """
     pairs = dict(text.partition("=")[::2] for text in texts)
     if len(pairs) < len(texts) or not all(name and value for name, value in pairs.items()):
         raise ConfigError(f"{option} {' '.join(texts)}: expected NAME=VALUE, and each name once")
@@ -403,6 +410,7 @@ def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_engine(text: str) -> "EngineName":
+    """Return the engine that `--over` names. Raises ConfigError: there is none of this name."""
     from secure_apfed.organisations.engines import find_engine
 
     try:
@@ -412,7 +420,10 @@ def _parse_engine(text: str) -> "EngineName":
 
 
 def _parse_groups(options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the parties that each option names."""
+    """Return the parties that each `--allow-together` option names, such as bank+aggregator.
+
+    Raises ConfigError: an option names fewer than two.
+    """
     groups = tuple(tuple(text.split("+")) for text in options)
     if any(len(group) < 2 or not all(group) for group in groups):
         raise ConfigError(
@@ -431,6 +442,13 @@ def _show_proposal(
 ) -> None:
     """Print what a proposal requests of a party, what others learn of it, and what it learns.
 
+    Args:
+        proposal: of the organiser.
+        config: the proposed run.
+        own_shape: of the party's table; None: it is not disclosed.
+        party: name of this party.
+        as_json: print JSON.
+
     Raises ConfigError: such a run would not start.
     """
     from apfed_experiments.report.who_learns import COALITIONS, RunFacts
@@ -440,11 +458,11 @@ def _show_proposal(
 
     links: tuple[Link, ...] = ()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about rows that do not exist
+        warnings.simplefilter("ignore")  # about the rows of tables that are only assumed
         shapes = dict.fromkeys(proposal.list_names("active", "passive"), own_shape or TableShape())
         try:
             links = forecast(config, shapes).links
-        except DataError as error:  # other parties' tables may still do
+        except DataError as error:  # the run may still be possible with the other parties' tables
             terminal.show_note(
                 f"note: what is sent cannot be predicted from this table alone: {error}"
             )
@@ -452,7 +470,7 @@ def _show_proposal(
     request = dict(_describe_request(proposal, config, party, own_shape, links))
     by_others = f"What others learn about {party}"
     by_party = f"What {party} learns"
-    learnt: dict[str, list[tuple[str, ...]]] = {
+    leaks_by_title: dict[str, list[tuple[str, ...]]] = {
         by_others: list(_describe_leaks(proposal, facts, links, sender=party)),
         by_party: list(_describe_leaks(proposal, facts, links, receiver=party)),
         "What colluding parties learn": [
@@ -468,7 +486,7 @@ def _show_proposal(
             {
                 "words": proposal.words,
                 "asked": request,
-                "learnt": learnt,
+                "learnt": leaks_by_title,
                 "departures": [asdict(departure) for departure in departures],
                 "organisations": organisations,
             }
@@ -478,16 +496,15 @@ def _show_proposal(
     terminal.show_departures(departures)
     for sentence in organisations:
         terminal.show_note(f"note: {sentence}")
-    first = {by_others: "by whom: from what", by_party: "from whom: what"}
-    for title, rows in learnt.items():
-        if not rows:
-            continue
-        columns = (first.get(title, "who"), "can read", "what remains open")[: len(rows[0])]
-        terminal.show_rows(f"\n{title}", columns, rows)
+    first_columns = {by_others: "by whom: from what", by_party: "from whom: what"}
+    for title, rows in leaks_by_title.items():
+        if rows:
+            columns = (first_columns.get(title, "who"), "can read", "what remains open")
+            terminal.show_rows(f"\n{title}", columns[: len(rows[0])], rows)
 
 
 def _describe_organisations(proposal: "Proposal") -> Iterator[str]:
-    """Yield what an organisation can read because it may run several parties."""
+    """Yield a sentence on each organisation that runs several parties, and what it can read so."""
     for organisation, conflict in proposal.conflicts:
         yield (
             f"{organisation} runs {' and '.join(conflict.parties)}, which was allowed by name: "
@@ -502,7 +519,11 @@ def _describe_request(
     own_shape: "TableShape | None",
     links: "Sequence[Link]",
 ) -> Iterator[tuple[str, str]]:
-    """Yield what a proposal requests of this party: role, columns, training and bytes."""
+    """Yield title and text of what a proposal requests of this party: role, columns, training,
+    bytes and joint prediction.
+
+    `own_shape`: of its table; None: not disclosed. `links`: the forecast traffic.
+    """
     data = config.data
     train = config.train
     size = terminal.format_size
@@ -529,17 +550,16 @@ def _describe_request(
             )
         yield "table", table_text if data.parties else f"its part of {data.dataset}"
     yield "training", f"{train.epochs} epochs at most, batches of {train.batch_size}"
-    sends, gets = (
-        sum(link.wire_bytes for link in links if getattr(link, end) == party)
-        for end in ("sender", "receiver")
-    )
-    guess = "" if own_shape is not None or not data.parties else ", for tables of 1,000 rows"
-    yield "bytes", f"sends about {size(sends)}, gets about {size(gets)}{guess}"
+    sent = sum(link.wire_bytes for link in links if link.sender == party)
+    received = sum(link.wire_bytes for link in links if link.receiver == party)
+    is_assumed = own_shape is None and bool(data.parties)
+    assumption = ", for tables of 1,000 rows" if is_assumed else ""
+    yield "bytes", f"sends about {size(sent)}, gets about {size(received)}{assumption}"
     yield from _describe_serving(config, party, own_shape, role=proposal.roles[party])
 
 
 def _describe_engine(proposal: "Proposal") -> str:
-    """Return the engine, its server, who runs that, and what that organisation sees."""
+    """Return a sentence on the engine, its server, who runs that, and what that one can see."""
     from secure_apfed.base.peer_text import quote_text
     from secure_apfed.organisations.engines import SERVER, TITLES
 
@@ -557,9 +577,9 @@ def _describe_engine(proposal: "Proposal") -> str:
 def _describe_serving(
     config: "Config", party: str, own_shape: "TableShape | None", *, role: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield how much a passive answers after training, unless its own file sets limits.
+    """Yield title and text on the joint predictions that a passive answers by default.
 
-    `role`: this party's.
+    Nothing for other roles, and for methods that predict without passives. `role`: of this party.
     """
     from secure_apfed.methods import METHODS
     from secure_apfed.methods.joint import Tvfl
@@ -581,27 +601,42 @@ def _describe_serving(
 
 
 def _describe_leaks(
-    proposal: "Proposal", facts: "RunFacts", links: "Sequence[Link]", **end: str
+    proposal: "Proposal",
+    facts: "RunFacts",
+    links: "Sequence[Link]",
+    *,
+    sender: str | None = None,
+    receiver: str | None = None,
 ) -> Iterator[tuple[str, ...]]:
-    """Yield peer, content and remaining exposure of messages, by kind, that have this end."""
+    """Yield what the messages of one party reveal: peers and kind, what can be read, what remains.
+
+    Give either `sender` or `receiver`: the party. Kinds of every protocol, which reveal nothing of
+    data, are left out. `facts`: of the run. `links`: the forecast traffic.
+    """
     from apfed_experiments.report.who_learns import Role, Rule, rule_for
     from secure_apfed.exchange import Kind
 
     peers_by_rule: dict[Rule, list[str]] = {}
-    ((own_end, party),) = end.items()
-    other_end = "receiver" if own_end == "sender" else "sender"
     for link in links:
-        if getattr(link, own_end) == party:
-            rule = rule_for(Kind(link.kind), Role(proposal.roles[link.receiver]), facts)
-            peers_by_rule.setdefault(rule, []).append(getattr(link, other_end))
+        if sender is not None and link.sender == sender:
+            peer = link.receiver
+        elif receiver is not None and link.receiver == receiver:
+            peer = link.sender
+        else:
+            continue
+        rule = rule_for(Kind(link.kind), Role(proposal.roles[link.receiver]), facts)
+        peers_by_rule.setdefault(rule, []).append(peer)
     for rule, names in peers_by_rule.items():
-        of_protocol = rule.when == "always" and rule.receiver is None
-        if not of_protocol and rule.remains != "Nothing.":
+        is_of_every_protocol = rule.when == "always" and rule.receiver is None
+        if not is_of_every_protocol and rule.remains != "Nothing.":
             yield f"{', '.join(names)}: {rule.kind}", rule.reads, rule.remains
 
 
 def _format_listen_address(address: str) -> str:
-    """Return where to listen for an address in a proposal, rewritten by this program."""
+    """Return the address on which a relay listens, given its address in a proposal.
+
+    It is written anew, since the organiser chose the text and it becomes part of a command.
+    """
     from ipaddress import ip_address
 
     from secure_apfed.exchange.sockets import parse_address, spell_address
@@ -614,9 +649,10 @@ def _format_listen_address(address: str) -> str:
 def _show_sealed_project(
     sealed: "SealedProject", folder: Path, next_step: str, *, as_json: bool
 ) -> None:
-    """Print the parties' words, the project's words, and the relay's command.
+    """Print the words of all parties' identities and of the project, and the relay's command.
 
-    `next_step`: what the reader does next.
+    `folder`: of this party, which may have the relay's key. `next_step`: a sentence on what to do
+    next.
     """
     words = {name: answer.words for name, answer in sealed.answer_documents.items()}
     if as_json:

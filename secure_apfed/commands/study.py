@@ -1,7 +1,7 @@
 """Many runs for one answer: the commands `secure-apfed study`.
 
-Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this. Workers
-of studies are begun before anything large is imported: see `apfed_experiments.workers`.
+Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this. Worker
+processes are started before anything large is imported: see `apfed_experiments.workers`.
 """
 
 import warnings
@@ -20,7 +20,7 @@ from secure_apfed.errors import NarrowBatchWarning
 if TYPE_CHECKING:
     from apfed_experiments.runner import Study
 
-# Names for the help, which loads none of the tables that they are the keys of; a test compares.
+# Names for the help, which must not import the tables whose keys they are; a test compares them.
 LEAKS = (
     "inversion",
     "chosen",
@@ -43,7 +43,7 @@ LEAKS = (
 
 BASES = ("main-digits", "main-breast-cancer", "main-handwritten")
 
-_FAILED = 3
+_FAILED_CODE = 3
 app = typer.Typer(no_args_is_help=True, help="Studies over many runs: gain, cost and leakage.")
 Seeds = Annotated[int, typer.Option(min=1, help="Number of runs (seeds) of each setting.")]
 Output = Annotated[Path, typer.Option(help="Folder for the results.")]
@@ -68,13 +68,14 @@ def choose_backend(
 
 
 def _start_workers() -> AbstractContextManager[None]:
-    """Import the modules that runs need, while worker processes import them at the same time."""
+    """Start worker processes, which import what runs need while the block does so, too."""
     from apfed_experiments.workers import start_workers
 
     return start_workers()
 
 
 def _describe_choice(names: Sequence[str]) -> str:
+    """Return the help text of an option that takes some of these names."""
     return f"Some of: {', '.join(names)}; all unless given. May be repeated."
 
 
@@ -147,8 +148,8 @@ def gains(
     known_cases = help_by_case.CASES if tables is None else help_by_case.list_own_cases(tables)
     default_patterns = help_by_case.QUICK if quick and tables is None else ("*",)
     cases = help_by_case.select_cases(only or default_patterns, known_cases)
-    usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
-    study = help_by_case.declare_study(output, cases, seeds=seeds or usual)
+    default_seeds = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
+    study = help_by_case.declare_study(output, cases, seeds=seeds or default_seeds)
     _run_study(study, jobs, as_json=as_json)
 
 
@@ -247,20 +248,21 @@ def audit(
 
 
 def _run_study(study: "Study[Any]", jobs: int, *, as_json: bool) -> None:
-    """Run a study, and show its answer or print it as JSON; exit with an error if a part failed.
+    """Run a study, and print its answer as text or JSON; end the process with an error code if a
+    part failed.
 
-    `jobs`: how many runs at a time.
+    `jobs`: number of runs at a time.
     """
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # studies compare with unsafe choices
     answer = finished.run_study(study, jobs, quiet=as_json)
     if as_json:
         terminal.print_json(answer.as_json())
     if answer.failures:
-        raise typer.Exit(_FAILED)  # as for data or files; the same command tries them again
+        raise typer.Exit(_FAILED_CODE)  # the same command tries failed parts again
 
 
 def _check_names(chosen: Sequence[str] | None, names: Sequence[str]) -> None:
-    """Raise a usage error for an unknown name; suggest the nearest."""
+    """Raise a usage error, which suggests the nearest, if a chosen name is not among `names`."""
     for name in chosen or ():
         if name not in names:
             from secure_apfed.settings import unknown_name

@@ -1,9 +1,9 @@
 """Complete configuration of a run: one YAML file, one frozen object whose settings fit together.
 
 The settings are declared in `secure_apfed.settings.run`, those of a method in its own file. A
-`Config` that exists is one that fits: when it is made, the tables are looked up that its names are
-keys of, and what does not go together is refused, with what does. Reading YAML, with errors that
-name the line, is `secure_apfed.config.file`.
+`Config` is checked when it is made: its names are looked up in their tables, and settings that do
+not fit together are refused, with advice. `secure_apfed.config.file` reads YAML, with errors that
+name the line.
 """
 
 from typing import Any, Self
@@ -37,16 +37,18 @@ class Config(RunSettings):
 
     @field_validator("method", mode="before")
     @classmethod
-    def _is_a_method(cls, value: Any, info: ValidationInfo) -> MethodSettings:
-        """Return the settings of the named method, whose table is imported only now."""
+    def _find_method_settings(cls, value: Any, info: ValidationInfo) -> MethodSettings:
+        """Return the settings of the named method; the table of methods is imported only here."""
         from secure_apfed.methods import method_settings
 
         return method_settings(value, as_json=info.mode == "json")
 
     @field_validator("passives")
     @classmethod
-    def _are_names(cls, passives: dict[str, PassiveSettings]) -> dict[str, PassiveSettings]:
-        """Refuse passives' names of another form, or that differ only in case."""
+    def _check_passive_names(
+        cls, passives: dict[str, PassiveSettings]
+    ) -> dict[str, PassiveSettings]:
+        """Check the form of the passives' names, and that none differ only in case."""
         check_parties(name for name in passives if name != "default")
         return passives
 
@@ -60,8 +62,11 @@ class Config(RunSettings):
 
     @field_validator("task", "measure", "alignment", "data", "secure_sum", "guard", "defences")
     @classmethod
-    def _is_in_its_table(cls, value: Any, info: ValidationInfo) -> Any:
-        """Look a name up in the table of its field. Raises ValueError: unknown."""
+    def _check_name(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the field's value after looking its name up in the field's table.
+
+        Raises ValueError: the name is unknown.
+        """
         from secure_apfed.config.checks import CHECKS
 
         try:
@@ -70,15 +75,15 @@ class Config(RunSettings):
             raise ValueError(str(error)) from error
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
-        """Restore a pickle from another process of this party, and import the code
-        that it named.
+        """Restore the configuration from a pickle of this party's, and import the plug-ins that it
+        names.
 
-        `state`: of pydantic.
+        `state`: pydantic's.
         """
-        from secure_apfed.config.checks import take_names
+        from secure_apfed.config.checks import import_named_plugins
 
         super().__setstate__(state)
-        take_names(self)
+        import_named_plugins(self)
 
     @model_validator(mode="after")
     def _check_fit(self) -> Self:
@@ -96,10 +101,11 @@ class Config(RunSettings):
         return self
 
     @model_validator(mode="after")
-    def _split_reads_no_label(self) -> Self:
-        """Choose test rows of own tables at random where training labels are private.
+    def _make_split_private(self) -> Self:
+        """Split tables at random where training labels are private, since a split by class reads
+        them.
 
-        Raises ValueError: the settings ask for a split by class, which reads labels.
+        Raises ValueError: the settings ask for a split by class.
         """
         if not self.labels_are_private or self.data.dataset != TABLES:
             return self

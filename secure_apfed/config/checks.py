@@ -1,7 +1,7 @@
 """Checks that the names in settings exist in their tables, and that the settings fit together.
 
 Settings are names and numbers, and import none of the tables; `Config` imports these checks when it
-is made. What is about classes is refused for other tasks.
+is made. Settings that concern classes are refused for other tasks.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,13 +22,13 @@ from secure_apfed.settings.run import RunSettings
 
 
 def _find_measure(name: str) -> str:
-    """Return the measure's name. Raises ConfigError: unknown; names the nearest."""
+    """Return the measure's name. Raises ConfigError, which names the nearest: it is unknown."""
     if name not in MEASURES:
         raise ConfigError(unknown_name(name, MEASURES))
     return name
 
 
-def _keep_settings(check: Callable[[Any], object]) -> Callable[[Any], Any]:
+def _return_after_check(check: Callable[[Any], object]) -> Callable[[Any], Any]:
     """Return a function that checks settings and returns them unchanged."""
 
     def keep(value: Any) -> Any:
@@ -38,8 +38,10 @@ def _keep_settings(check: Callable[[Any], object]) -> Callable[[Any], Any]:
     return keep
 
 
-def _take_data(data: DataSettings) -> DataSettings:
-    """Return data settings with the set's table key, after checking the partition."""
+def _check_data(data: DataSettings) -> DataSettings:
+    """Return data settings with the name of the set as its table has it, after checking the
+    partition.
+    """
     settings = take_dataset(data)
     check_data(settings)
     return settings
@@ -48,11 +50,11 @@ def _take_data(data: DataSettings) -> DataSettings:
 CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "task": lambda name: TASKS.take_name(name, key="task"),
     "measure": _find_measure,
-    "alignment": _keep_settings(check_alignment),
-    "data": _take_data,
-    "secure_sum": _keep_settings(sum_kind),
-    "guard": _keep_settings(lambda guard: GUARDS.take_name(guard.mechanism, key="mechanism")),
-    "defences": _keep_settings(lambda choices: [*map(take_defence, choices)]),
+    "alignment": _return_after_check(check_alignment),
+    "data": _check_data,
+    "secure_sum": _return_after_check(sum_kind),
+    "guard": _return_after_check(lambda guard: GUARDS.take_name(guard.mechanism, key="mechanism")),
+    "defences": _return_after_check(lambda choices: [*map(take_defence, choices)]),
 }
 """Checks of a run's settings, by name of the section or setting.
 
@@ -61,8 +63,8 @@ for an unknown name, with the nearest.
 """
 
 
-def take_names(config: RunSettings) -> None:
-    """Import the plug-ins that settings name, which another process has checked."""
+def import_named_plugins(config: RunSettings) -> None:
+    """Import the plug-ins that settings name; another process has checked the settings."""
     from secure_apfed.methods import METHODS
 
     METHODS.take_name(config.method.name, key="method")
@@ -76,39 +78,47 @@ def take_names(config: RunSettings) -> None:
 
 
 def adapt_to_task(data: DataSettings, task: str | None) -> DataSettings:
-    """Return the data settings; a task of numbers reads the labels of own tables as numbers."""
-    kind = TASKS.get(task or "")
-    if kind is None or not kind.learns_numbers or data.dataset != TABLES or data.classes:
+    """Return the data settings, where labels of users' tables are read as numbers if the task needs
+    that and no classes are set.
+
+    `task`: its name; None: it is invalid.
+    """
+    task_type = TASKS.get(task or "")
+    if task_type is None or not task_type.learns_numbers:
+        return data
+    if data.dataset != TABLES or data.classes:
         return data
     return data.model_copy(update={"classes": "numbers"})
 
 
 def check_task(config: RunSettings) -> None:
+    """Raise ValueError if task, measure, labels and parties do not fit together."""
     for problem in _list_problems(config):
         raise ValueError(problem)
 
 
 def _list_problems(config: RunSettings) -> Iterator[str]:
-    """Yield the faults of task, measure, labels and parties in these settings."""
+    """Yield a message for each fault of task, measure, labels and parties."""
     task = TASKS[config.task]
-    numbers = labels_are_numbers(config.data)
+    has_numeric_labels = labels_are_numbers(config.data)
     parties = config.data.parties or {}
     if config.data.dataset == TABLES and config.method.has_passives and len(parties) < 2:
         yield (
             f"data.parties: method {config.method.name} needs at least two parties, got "
             f"{', '.join(parties)}; add those that help, or choose a method without passives"
         )
-    if task.measured_as not in (measured := MEASURES[config.measure].tasks):
+    measured_tasks = MEASURES[config.measure].tasks
+    if task.measured_as not in measured_tasks:
         yield (
-            f"measure: {config.measure} is a measure of {' and '.join(measured)}, and "
+            f"measure: {config.measure} is a measure of {' and '.join(measured_tasks)}, and "
             f"task is {config.task}; use {', '.join(names_of(task.measured_as))}"
         )
-    if numbers and not task.learns_numbers:
+    if has_numeric_labels and not task.learns_numbers:
         yield (
             f"task: the labels of data.dataset {config.data.dataset} are numbers and no classes; "
             "say task: regression, or task: poisson for counts"
         )
-    if task.learns_numbers and not numbers:
+    if task.learns_numbers and not has_numeric_labels:
         yield (
             f"task: {config.task} predicts numbers, and the labels of data.dataset "
             f"{config.data.dataset} are classes; take a set of numbers (of your own tables leave "
@@ -121,18 +131,18 @@ def _list_problems(config: RunSettings) -> Iterator[str]:
 
 
 def _list_class_settings(config: RunSettings) -> Iterator[str]:
-    """Yield settings that only concern classes, for a task without classes."""
-    only = f"and task is {config.task}; leave it out"
+    """Yield a message for each setting that concerns classes, for a task without classes."""
+    advice = f"and task is {config.task}; leave it out"
     if config.labels.mechanism != "none":
-        yield f"labels.mechanism: {config.labels.mechanism} answers with classes, {only}"
+        yield f"labels.mechanism: {config.labels.mechanism} answers with classes, {advice}"
     if config.train.class_weights != "none":
-        yield f"train.class_weights: they are of classes, {only}"
+        yield f"train.class_weights: they are of classes, {advice}"
     if config.threshold is not None:
-        yield f"threshold: it decides between two classes, {only}"
+        yield f"threshold: it decides between two classes, {advice}"
     if config.calibration not in ("auto", "none"):
-        yield f"calibration: it is of probabilities of two classes, {only}"
+        yield f"calibration: it is of probabilities of two classes, {advice}"
     if config.train.spread_labels:
-        yield f"train.spread_labels: classes are spread, {only}"
+        yield f"train.spread_labels: classes are spread, {advice}"
     if config.dp_sgd is not None:
         yield (
             "dp_sgd: the model card of this task holds figures of the training rows without the "

@@ -17,14 +17,20 @@ from pydantic_core import ErrorDetails
 
 from secure_apfed.base.files import PathLike
 from secure_apfed.config import Config
-from secure_apfed.config.plain_yaml import KeyPath, as_yaml, load_text, parse_yaml, yaml_value
+from secure_apfed.config.plain_yaml import (
+    KeyPath,
+    format_yaml,
+    load_text,
+    parse_yaml,
+    parse_yaml_value,
+)
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import Settings, did_you_mean
 from secure_apfed.settings.plugins import reading_settings
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
-_SHOWN = 60
-_MOST = 100
+_VALUE_LENGTH = 60
+_MAX_PROBLEMS = 100
 # What was expected, by pydantic's type of error; a type not listed keeps pydantic's sentence.
 _EXPECTED: Mapping[str, str] = {
     "bool_type": "true or false",
@@ -55,17 +61,22 @@ _EXPECTED: Mapping[str, str] = {
 def describe_errors(
     cls: type[Settings], error: ValidationError, raw: Any
 ) -> list[tuple[KeyPath, str]]:
-    """Return key path in `raw` and problem for everything that `cls` refused.
+    """Return key path and description of every problem that pydantic found.
 
-    At most a hundred problems, since each takes time; a last one without key says if there are
-    more.
+    At most a hundred, since each takes time; if there are more, a last one with an empty path says
+    so.
+
+    Args:
+        cls: the class that refused the settings.
+        error: that it raised.
+        raw: the settings as plain values from YAML.
     """
     problems: dict[KeyPath, list[ErrorDetails]] = {}
     overflow: list[tuple[KeyPath, str]] = []
     for detail in error.errors(include_url=False):
         path = (*_locate_error(detail, raw), *_find_key_names(cls, detail, raw))
-        if path not in problems and len(problems) == _MOST:
-            overflow = [((), f"has more problems than these {_MOST}; mend them first")]
+        if path not in problems and len(problems) == _MAX_PROBLEMS:
+            overflow = [((), f"has more problems than these {_MAX_PROBLEMS}; mend them first")]
             break
         problems.setdefault(path, []).append(detail)
     return [
@@ -75,14 +86,16 @@ def describe_errors(
 
 
 def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
-    """Return the error's key path without names of union members, which no file contains.
+    """Return the key path of an error in the settings.
 
-    `raw`: the settings as YAML gives them, plain values.
+    Pydantic's location also holds names of union members, which no file contains; only names that
+    lead to a value in `raw`, the settings as plain values from YAML, are kept.
     """
     names = list(detail["loc"])
+    is_missing = detail["type"] == "missing"
+    missing_key = [names.pop()] if is_missing else []  # not in `raw`
     path = []
     value = raw
-    missing = names.pop() if detail["type"] == "missing" else None
     for name in names:
         if isinstance(value, dict):
             # JSON keys are texts, those of YAML may be numbers.
@@ -95,16 +108,15 @@ def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
             path.append(name)
     if detail["type"] == "union_tag_invalid":
         path.append(detail["ctx"]["discriminator"].strip("'()"))
-    return (*path, *(() if missing is None else (missing,)))
+    return (*path, *missing_key)
 
 
 def _find_key_names(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list[str]:
-    """Return the keys at the beginning of a message, such as "train.patience: ...".
+    """Return the key path at the beginning of one of our validators' messages, such as
+    "train.patience: ...", split at its dots; empty if there is none.
 
-    They are relative to the error's location, which for a field's own validator ends in that field
-    already.
-
-    `raw`: the settings as YAML gives them, plain values.
+    It is relative to the error's location, which for a field's own validator includes that field.
+    `raw`: the settings as plain values from YAML.
     """
     if detail["type"] != "value_error":
         return []
@@ -115,25 +127,27 @@ def _find_key_names(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list
 def _describe_problem(
     cls: type[Settings], path: KeyPath, details: list[ErrorDetails], raw: Any
 ) -> str:
-    """Return one problem in words: unknown or missing key, our own message, or expectation and
-    value.
+    """Return one problem in words: an unknown or missing key, our validator's message, or what was
+    expected and what was given.
 
-    `raw`: the settings as YAML gives them, plain values.
+    `details`: pydantic's errors at `path`: several for a union, one for each member. `raw`: the
+    settings as plain values from YAML.
     """
     first = details[0]
     if first["type"] == "extra_forbidden":
-        *above, name = first["loc"]
-        names = sorted(set(_list_known_keys(cls, tuple(above), raw)))
+        *section, name = first["loc"]
+        names = sorted(set(_list_known_keys(cls, tuple(section), raw)))
         guess = did_you_mean(str(name), names)
         return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(names)}"
     if first["type"] == "missing":
         return "is missing; it has no default"
     if first["type"] in ("value_error", "assertion_error"):
-        # Validators may name their field, which the path names already.
         message = str(first["ctx"]["error"])
-        keys, _, rest = message.partition(": ")
-        return rest if rest and path[-len(keys.split(".")) :] == tuple(keys.split(".")) else message
-    # The error of a union member for another kind of value is irrelevant for this value.
+        key_text, _, rest = message.partition(": ")
+        keys = tuple(key_text.split("."))
+        names_field = bool(rest) and path[-len(keys) :] == keys
+        return rest if names_field else message  # the path names the field already
+    # Every member of a union reports what it expected; all are listed, each once.
     expected = dict.fromkeys(_describe_expectation(detail) for detail in details)
     value = first["input"]
     if first["type"] == "union_tag_invalid":
@@ -154,33 +168,43 @@ def _describe_expectation(detail: ErrorDetails) -> str:
 
 
 def _suggest_choice(value: Any, details: list[ErrorDetails]) -> str:
-    """Return a hint with the choice closest to a misspelt one; "" if none is close."""
-    choices = [
-        choice.strip(" '")
-        for detail in details
-        for key in ("expected", "expected_tags")
-        for choice in str(detail.get("ctx", {}).get(key, "")).replace(" or ", ",").split(",")
-    ]
-    guess = did_you_mean(str(value), filter(None, choices), cutoff=0.7)
+    """Return a hint with the choice closest to a misspelt one; "" if none is close.
+
+    Choices are read from pydantic's errors, where they are texts such as "'a', 'b' or 'c'".
+    """
+    choices = []
+    for detail in details:
+        for key in ("expected", "expected_tags"):
+            choices_text = str(detail.get("ctx", {}).get(key, ""))
+            choices += choices_text.replace(" or ", ",").split(",")
+    names = filter(None, (choice.strip(" '") for choice in choices))
+    guess = did_you_mean(str(value), names, cutoff=0.7)
     return f"; {guess}" if guess else ""
 
 
 def _format_value(value: Any) -> str:
-    """Return the value as the file would write it, shortened."""
+    """Return the value as YAML writes it, shortened to `_VALUE_LENGTH` characters."""
     words = {None: "null", True: "true", False: "false"}
     is_word = value is None or isinstance(value, bool)
     text = words[value] if is_word else repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return text if len(text) <= _VALUE_LENGTH else text[: _VALUE_LENGTH - 3] + "..."
 
 
 def _list_known_keys(annotation: Any, path: KeyPath, value: Any) -> Iterator[str]:
-    """Yield the keys that settings at `path` inside `annotation` may have, for this value."""
+    """Yield the keys that the settings at `path` may have.
+
+    `annotation`: declared type at the top. `value`: plain values there, which choose members of
+    unions.
+    """
     for model in _find_models_at(annotation, path, value):
         yield from model.model_fields
 
 
 def _find_models_at(annotation: Any, path: KeyPath, value: Any) -> Iterator[type[BaseModel]]:
-    """Yield the settings classes at `path` inside a type annotation."""
+    """Yield the settings classes at `path` inside a declared type.
+
+    `value`: the plain value of this type, which chooses members of unions.
+    """
     for option in _list_union_members(annotation):
         arguments = get_args(option)
         if isinstance(option, type) and issubclass(option, BaseModel):
@@ -194,13 +218,19 @@ def _find_models_at(annotation: Any, path: KeyPath, value: Any) -> Iterator[type
 def _find_models_within(
     model: type[BaseModel], path: KeyPath, value: Any
 ) -> Iterator[type[BaseModel]]:
-    """Yield the settings classes at `path` inside a settings class."""
+    """Yield the settings classes at `path` inside a settings class.
+
+    `path` may hold names or tags of union members, as pydantic's locations do; they are skipped.
+    `value`: the plain value of this class.
+    """
     if not path:
         yield model
-    elif path[0] in model.model_fields:
-        inner = model.model_fields[str(path[0])].annotation
-        yield from _find_models_at(inner, path[1:], _get_item(value, path[0]))
-    elif path[0] == model.__name__ or path[0] in _list_tags(model):
+        return
+    name = path[0]
+    if name in model.model_fields:
+        inner = model.model_fields[str(name)].annotation
+        yield from _find_models_at(inner, path[1:], _get_item(value, name))
+    elif name == model.__name__ or name in _list_tags(model):
         yield from _find_models_within(model, path[1:], value)
 
 
@@ -209,14 +239,18 @@ def _get_item(value: Any, key: str | int) -> Any:
 
 
 def _find_named_class(model: type[BaseModel], value: Any) -> type[BaseModel]:
-    """Return the class with the given name, if the annotated class stands for its subclasses."""
+    """Return the class among `model` and its subclasses, at any depth, whose tag the value names.
+
+    `value`: a mapping with `name`, or the name itself. Returns `model` if no class has this name.
+    """
     name = _get_item(value, "name") if isinstance(value, dict) else value
-    if isinstance(name, str) and name in _list_tags(model):
+    if not isinstance(name, str) or name in _list_tags(model):
         return model
-    classes = (_find_named_class(kind, value) for kind in model.__subclasses__())
-    return next(
-        (kind for kind in classes if isinstance(name, str) and name in _list_tags(kind)), model
-    )
+    for subclass in model.__subclasses__():
+        named_class = _find_named_class(subclass, value)
+        if name in _list_tags(named_class):
+            return named_class
+    return model
 
 
 def _list_union_members(annotation: Any) -> Iterator[Any]:
@@ -234,7 +268,7 @@ def _list_union_members(annotation: Any) -> Iterator[Any]:
 
 
 def _list_tags(model: type[BaseModel]) -> Iterator[Any]:
-    """Yield the literals that distinguish this member of a tagged union."""
+    """Yield the literals, or the code, that distinguish this class in a union of settings."""
     for field in model.model_fields.values():
         if get_origin(field.annotation) is Literal:
             yield from get_args(field.annotation)
@@ -271,7 +305,10 @@ def load_config(path: PathLike, *, overrides: Sequence[str] = (), own: bool = Fa
 def load_config_text(
     text: str, *, source: str = "the config", overrides: Sequence[str] = (), own: bool = False
 ) -> Config:
-    """Return the run that a YAML text describes; `own`: see `load_config`."""
+    """Return the run that a YAML text describes.
+
+    `source`: name of the text in errors. `overrides`, `own`: as in `load_config`.
+    """
     return load_settings_text(Config, text, source=source, overrides=overrides, own=own)
 
 
@@ -283,9 +320,11 @@ def load_settings_text(
     overrides: Sequence[str] = (),
     own: bool = False,
 ) -> SettingsT:
-    """Return any settings from a YAML text; `own`: see `load_config`.
+    """Return settings of any class from a YAML text.
 
-    `overrides`: settings that replace the text's, such as train.epochs=3.
+    `source`: name of the text in errors. `overrides`, `own`: as in `load_config`.
+
+    Raises ConfigError, with a line for each problem.
     """
     raw, lines = _parse_settings(text, source)
     overridden = {_apply_override(raw, override) for override in overrides}
@@ -295,20 +334,23 @@ def load_settings_text(
             return cls.model_validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
         problems = describe_errors(cls, error, raw)
-    listed = [
-        f"{_describe_place(source, path, lines, overridden)}: {'.'.join(map(str, path))}: {problem}"
-        if path
-        else f"{source}: {problem}"
-        for path, problem in problems
-    ]
-    raise ConfigError("\n".join(listed)) from None
+    messages = []
+    for path, problem in problems:
+        if path:
+            place = _describe_source(source, path, lines, overridden)
+            messages.append(f"{place}: {'.'.join(map(str, path))}: {problem}")
+        else:
+            messages.append(f"{source}: {problem}")
+    raise ConfigError("\n".join(messages)) from None
 
 
 def read_options(kind: type[SettingsT], options: Mapping[str, Any], *, key: str) -> SettingsT:
     """Return a plug-in's options as the settings that its class declares, with strict types.
 
     Args:
-        key: where they are written, for errors.
+        kind: class of the settings.
+        options: plain values by name.
+        key: dotted path of the options in the run's file, for errors.
 
     Raises ConfigError: an option is unknown, missing or out of range; names it, and the nearest.
     """
@@ -322,11 +364,14 @@ def read_options(kind: type[SettingsT], options: Mapping[str, Any], *, key: str)
 
 
 def dump_settings(settings: Settings) -> str:
-    return as_yaml(settings.model_dump(mode="json"))
+    return format_yaml(settings.model_dump(mode="json"))
 
 
 def _parse_settings(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """Return the mapping in a YAML text, and the line of each key. Raises ConfigError."""
+    """Return the mapping in a YAML text, and the line of each key path.
+
+    Raises ConfigError: the text is no YAML, empty, or no mapping.
+    """
     raw, lines = parse_yaml(text, source)
     if raw is None:
         raise ConfigError(f"{source}: is empty; expected settings, at least name, method and data")
@@ -337,53 +382,57 @@ def _parse_settings(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPat
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> KeyPath:
-    """Set one "key=value" in the raw settings; return the key's path. Raises ConfigError.
+    """Set one override, such as "train.epochs=3", in the raw settings; return its key path.
 
-    `override`: such as train.epochs=3.
+    Raises ConfigError: the override is malformed, or its path leads through a plain value.
     """
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set {override}: expected key=value, as in train.epochs=3")
-    value = yaml_value(text, given=f"--set {override}")
+    value = parse_yaml_value(text, given=f"--set {override}")
     path: list[str | int] = []
-    holder: Any = raw
+    section: Any = raw
     for name in names[:-1]:
-        path.append(_parse_index(holder, name, override))
-        if isinstance(holder, dict) and holder.get(name) is None:
-            holder[name] = {}
-        elif name == "method" and isinstance(holder, dict) and isinstance(holder[name], str):
-            holder[name] = {"name": holder[name]}
-        holder = holder[path[-1]]
-    path.append(_parse_index(holder, names[-1], override))
-    holder[path[-1]] = value
+        path.append(_parse_index(section, name, override))
+        if isinstance(section, dict) and section.get(name) is None:
+            section[name] = {}
+        elif name == "method" and isinstance(section, dict) and isinstance(section[name], str):
+            section[name] = {"name": section[name]}  # the file gives the name alone
+        section = section[path[-1]]
+    path.append(_parse_index(section, names[-1], override))
+    section[path[-1]] = value
     return tuple(path)
 
 
-def _parse_index(holder: Any, name: str, override: str) -> str | int:
-    """Return a name as a mapping's key or a list's index. Raises ConfigError: there is none.
+def _parse_index(section: Any, name: str, override: str) -> str | int:
+    """Return a part of an override's path as a key of a mapping or an index of a list.
 
-    `holder`: mapping or list that the name leads into. `override`: such as train.epochs=3.
+    `section`: the mapping or list that has it. `override`: the whole, for errors.
+
+    Raises ConfigError: the list has no such index, or `section` is neither.
     """
-    if isinstance(holder, dict):
+    if isinstance(section, dict):
         return name
-    if isinstance(holder, list) and name.isdecimal() and int(name) < len(holder):
+    if isinstance(section, list) and name.isdecimal() and int(name) < len(section):
         return int(name)
-    holder_text = f"a list of {len(holder)}" if isinstance(holder, list) else repr(holder)
-    raise ConfigError(f"--set {override}: there is no {name!r} to set in {holder_text}")
+    section_text = f"a list of {len(section)}" if isinstance(section, list) else repr(section)
+    raise ConfigError(f"--set {override}: there is no {name!r} to set in {section_text}")
 
 
-def _describe_place(
+def _describe_source(
     source: str, path: KeyPath, lines: Mapping[KeyPath, int], overridden: set[KeyPath]
 ) -> str:
-    """Return where a key was given: --set, or file and line (of the nearest key above it).
+    """Return where a key was given: "--set", or file and line of the key or its nearest parent.
 
-    `lines`: line of each key path in the file.
+    `source`: name of the file. `lines`: line of each key path in it. `overridden`: key paths that
+    --set gave.
     """
-    if any(path[:end] in overridden for end in range(1, len(path) + 1)):
+    path_and_parents = [path[:end] for end in range(len(path), 0, -1)]
+    if any(parent in overridden for parent in path_and_parents):
         return "--set"
-    for end in range(len(path), 0, -1):
-        if path[:end] in lines:
-            return f"{source}:{lines[path[:end]]}"
-    below = any(key_path[: len(path)] == path for key_path in overridden)
-    return "--set" if path and below else source
+    for parent in path_and_parents:
+        if parent in lines:
+            return f"{source}:{lines[parent]}"
+    has_overridden_part = any(key_path[: len(path)] == path for key_path in overridden)
+    return "--set" if path and has_overridden_part else source

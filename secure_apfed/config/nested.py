@@ -1,4 +1,4 @@
-"""Settings of a run as flat names, `train__epochs`, as scikit-learn names nested parameters.
+"""Settings of a run under flat names such as `train__epochs`, as scikit-learn names parameters.
 
 Run by: an estimator, whose `get_params` lists every setting with the value that holds, and whose
 `set_params` changes one. Values are checked where a run is made of them, and names here.
@@ -16,163 +16,186 @@ from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import list_keys
 
 __all__ = [
+    "convert_numpy_numbers",
+    "find_nearest_name",
     "list_declared_names",
-    "list_given",
-    "list_settings",
-    "name_nearest",
-    "plain_values",
+    "list_parameters",
+    "list_set_names",
     "replace_setting",
 ]
 
 _SEPARATOR = "__"
 _METHOD = "method"
 _NAME = "name"
-_NOT_SET = ("data", "seed")
-"""Sections that frames and the estimator's own parameter stand for."""
+_EXCLUDED_SECTIONS = ("data", "seed")
+"""Sections that are no parameters: frames take the place of `data`, the estimator has a `seed`."""
 
 
-def list_settings(settings: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def list_parameters(settings: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the effective value of every setting, by flat name.
 
     Args:
         settings: what the user set, nested as in a run's file; anything but a mapping counts as
             empty.
-        defaults: values where the user set nothing, nested likewise; for other settings their
-            declared default.
+        defaults: the estimator's values where the user set nothing, nested likewise. Elsewhere the
+            declared defaults of the settings hold.
     """
-    values = dict(_list_defaults(Config))
+    values = dict(_iter_defaults(Config))
     nested = settings if isinstance(settings, Mapping) else {}
     method = nested.get(_METHOD, defaults.get(_METHOD))
-    name = _find_method(method)
+    name = _get_method_name(method)
     if name in METHODS:
-        values |= _list_defaults(METHODS[name].settings, (_METHOD,))
-    values |= dict(_flatten_settings(defaults))
-    values |= dict(_flatten_settings(nested))
-    listed = {_SEPARATOR.join(path): value for path, value in values.items() if _is_set(path)}
-    # A mapping and its parts would both be set.
+        values |= _iter_defaults(METHODS[name].settings, (_METHOD,))
+    values |= dict(_iter_set_values(defaults))
+    values |= dict(_iter_set_values(nested))
+    listed = {_SEPARATOR.join(path): value for path, value in values.items() if _is_parameter(path)}
+    # A section is left out where its parts are listed, or a caller would set both.
     parents = {key.rpartition(_SEPARATOR)[0] for key in listed}
     return {key: listed[key] for key in listed if key not in parents or key == _METHOD}
 
 
-def list_given(settings: Mapping[str, Any]) -> frozenset[str]:
+def list_set_names(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the flat names of the settings that the user set."""
-    return frozenset(_SEPARATOR.join(path) for path, _ in _flatten_settings(settings))
+    return frozenset(_SEPARATOR.join(path) for path, _ in _iter_set_values(settings))
 
 
 def replace_setting(nested: Any, key: str, value: Any) -> dict[str, Any]:
-    """Return a copy of the settings with one of them set.
+    """Return a copy of nested settings in which one has a new value.
 
     Args:
-        nested: as in a run's file, or None; it is not changed.
-        key: flat name of the setting.
+        nested: settings as in a run's file, or None for none; they are not changed.
+        key: flat name of the setting, such as "train__epochs".
+        value: the new value.
 
-    Raises KeyError: there is no such setting; has the name.
+    Raises KeyError: there is no setting of this name, which the error holds.
     """
     settings = dict(nested) if isinstance(nested, Mapping) else {}
     path = tuple(key.split(_SEPARATOR))
     if not _is_known(path, settings):
         raise KeyError(key)
+    *section_names, name = path
     section = settings
-    for place, name in enumerate(path[:-1]):
-        inner = section.get(name)
-        if isinstance(inner, Settings):
-            inner = inner.model_dump(exclude_unset=True)
-        elif path[: place + 1] == (_METHOD,) and isinstance(inner, str):
-            inner = {_NAME: inner}
-        section[name] = dict(inner) if isinstance(inner, Mapping) else {}
-        section = section[name]
-    section[path[-1]] = value
+    for depth, section_name in enumerate(section_names):
+        is_method = depth == 0 and section_name == _METHOD
+        section[section_name] = _copy_section(section.get(section_name), is_method=is_method)
+        section = section[section_name]
+    section[name] = value
     return settings
 
 
+def _copy_section(section: Any, *, is_method: bool) -> dict[str, Any]:
+    """Return a section's settings as a new mapping; empty if it holds none.
+
+    `section`: a mapping, a settings object or, for `method`, a name alone.
+    """
+    if isinstance(section, Settings):
+        return section.model_dump(exclude_unset=True)
+    if is_method and isinstance(section, str):
+        return {_NAME: section}
+    return dict(section) if isinstance(section, Mapping) else {}
+
+
 def list_declared_names() -> Iterator[str]:
-    """Yield the flat name of every declared setting of a run without free keys."""
+    """Yield the flat name of every declared setting of a run, except those below keys that users
+    choose, such as names of parties.
+    """
     for key in list_keys(Config):
         path = tuple(key.split("."))
-        if "*" not in path and _is_set(path):
+        if "*" not in path and _is_parameter(path):
             yield _SEPARATOR.join(path)
 
 
-def name_nearest(key: str, names: Sequence[str]) -> str:
-    """Return the known name that is closest, by the whole name or else by its last part.
+def find_nearest_name(key: str, names: Sequence[str]) -> str:
+    """Return the known flat name that is closest to a misspelt one; "" if none is close.
 
-    `names`: the known names.
+    Whole names are compared first, then their last parts. `names`: the known names.
     """
-    by_whole = get_close_matches(key, names, n=1, cutoff=0.8)
-    if by_whole:
-        return by_whole[0]
-    last = key.rpartition(_SEPARATOR)[2]
-    by_last = {name.rpartition(_SEPARATOR)[2]: name for name in reversed(names)}
-    close = get_close_matches(last, list(by_last), n=1, cutoff=0.6)
-    return by_last[close[0]] if close else ""
+    close_names = get_close_matches(key, names, n=1, cutoff=0.8)
+    if close_names:
+        return close_names[0]
+    last_part = key.rpartition(_SEPARATOR)[2]
+    # Of names with the same last part the first is suggested.
+    name_by_last_part = {name.rpartition(_SEPARATOR)[2]: name for name in reversed(names)}
+    close_parts = get_close_matches(last_part, list(name_by_last_part), n=1, cutoff=0.6)
+    return name_by_last_part[close_parts[0]] if close_parts else ""
 
 
-def plain_values(value: Any) -> Any:
-    """Return the value with numpy's numbers, as searches draw them, as Python's."""
+def convert_numpy_numbers(value: Any) -> Any:
+    """Return the value with Python's numbers in place of numpy's, at any depth.
+
+    Searches over parameters draw numpy's.
+    """
     if isinstance(value, Mapping):
-        return {key: plain_values(inner) for key, inner in value.items()}
+        return {key: convert_numpy_numbers(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_values(inner) for inner in value]
+        return [convert_numpy_numbers(inner) for inner in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _list_defaults(
+def _iter_defaults(
     kind: type[Settings], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and default of every setting that has one; for a section, of the
-    settings in it.
+    """Yield path and default of every setting that has a default, at any depth of sections.
 
-    `prefix`: path of these settings.
+    `kind`: class of the settings. `prefix`: path of its section.
     """
     for name, declared in kind.model_fields.items():
         if declared.is_required():
             continue
         default = declared.get_default(call_default_factory=True, validated_data={})
         if isinstance(default, Settings):
-            yield from _list_defaults(type(default), (*prefix, name))
+            yield from _iter_defaults(type(default), (*prefix, name))
         else:
             yield (*prefix, name), default
 
 
-def _flatten_settings(
+def _iter_set_values(
     nested: Mapping[str, Any], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and value of every nested setting.
+    """Yield path and value of every setting in nested mappings or settings objects, sections apart.
 
-    `prefix`: path of these settings.
+    `method` is also yielded as a whole, since it may be a name alone. An empty section is yielded
+    itself. `prefix`: path of `nested`.
     """
     for name, value in nested.items():
         path = (*prefix, str(name))
-        inner = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
-        if path == (_METHOD,):
+        is_method = path == (_METHOD,)
+        section = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
+        has_parts = isinstance(section, Mapping) and bool(section)
+        if is_method or not has_parts:
             yield path, value
-        if isinstance(inner, Mapping) and inner:
-            yield from _flatten_settings(inner, path)
-        elif path != (_METHOD,):
-            yield path, value
+        if has_parts:
+            yield from _iter_set_values(section, path)
 
 
-def _find_method(method: Any) -> Any:
-    """Return the method's name from its settings, a mapping or a name."""
+def _get_method_name(method: Any) -> Any:
+    """Return the method's name, given its settings, a mapping, or the name itself."""
     if isinstance(method, Settings):
         return getattr(method, _NAME, None)
     return method.get(_NAME) if isinstance(method, Mapping) else method
 
 
-def _is_set(path: tuple[str, ...]) -> bool:
-    return path[0] not in _NOT_SET and path != (_METHOD, _NAME)
+def _is_parameter(path: tuple[str, ...]) -> bool:
+    """Return whether the estimator has a parameter for the setting at this path."""
+    return path[0] not in _EXCLUDED_SECTIONS and path != (_METHOD, _NAME)
 
 
 def _is_known(path: tuple[str, ...], settings: Mapping[str, Any]) -> bool:
-    """Return whether a path leads to a setting, by the declared keys, in which `*` is any name."""
-    if not _is_set(path):
+    """Return whether there is a setting at this path, for the method that `settings` name.
+
+    Declared keys hold `*` where users choose a name.
+    """
+    if not _is_parameter(path):
         return False
-    keys = {tuple(key.split(".")) for key in list_keys(Config)}
-    name = _find_method(settings.get(_METHOD))
-    if name in METHODS:
-        keys |= {(_METHOD, *key.split(".")) for key in list_keys(METHODS[name].settings)}
-    return any(
-        len(key) == len(path)
-        and all(part in ("*", name_part) for part, name_part in zip(key, path, strict=True))
-        for key in keys
-    )
+    declared_paths = {tuple(key.split(".")) for key in list_keys(Config)}
+    method = _get_method_name(settings.get(_METHOD))
+    if method in METHODS:
+        method_keys = list_keys(METHODS[method].settings)
+        declared_paths |= {(_METHOD, *key.split(".")) for key in method_keys}
+
+    def matches_path(declared: tuple[str, ...]) -> bool:
+        if len(declared) != len(path):
+            return False
+        return all(part in ("*", name) for part, name in zip(declared, path, strict=True))
+
+    return any(map(matches_path, declared_paths))

@@ -1,8 +1,8 @@
-"""YAML for settings: plain values under keys that are texts, in files of a bounded size.
+"""YAML for settings: plain values under keys that are texts, in files of limited size.
 
-Run by: whoever reads settings, which somebody else may have written. A small file must not
-become a large value: aliases, with which a few lines stand for billions of values, are refused
-when they are met, and so are numbers of endless digits, keys of other kinds than text, and tags.
+Run by: parties that read settings, which another party may have written. A small file must not
+become a large value: aliases, with which a few lines stand for billions of values, are refused, and
+so are numbers of very many digits, keys that are not texts, and tags.
 """
 
 import re
@@ -19,15 +19,15 @@ _MAX_DIGITS = 100
 
 KeyPath = tuple[str | int, ...]
 
-_FLOAT = re.compile(
+_FLOAT_WITH_EXPONENT = re.compile(
     r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+[eE][-+]?[0-9]+$"
 )
-_TAG = "tag:yaml.org,2002:"
-_KINDS = frozenset(
-    f"{_TAG}{kind}"
+_TAG_PREFIX = "tag:yaml.org,2002:"
+_ALLOWED_TAGS = frozenset(
+    f"{_TAG_PREFIX}{kind}"
     for kind in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map", "merge")
 )
-_NUMBERS = frozenset({f"{_TAG}int", f"{_TAG}float"})
+_NUMBER_TAGS = frozenset({f"{_TAG_PREFIX}int", f"{_TAG_PREFIX}float"})
 
 
 class _Loader(yaml.SafeLoader):
@@ -38,10 +38,9 @@ class _Loader(yaml.SafeLoader):
     source = ""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a node as YAML does, but refuse aliases, which could expand to billions of
-        values.
+        """Compose a node as PyYAML does, with its arguments, but refuse aliases.
 
-        `parent`: as PyYAML passes them.
+        Raises ConfigError: the node is an alias, which could expand to billions of values.
         """
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it out
@@ -60,8 +59,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", _FLOAT_WITH_EXPONENT, list("-+.0123456789")
+)
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", _FLOAT_WITH_EXPONENT, list("-+.0123456789")
+)
 
 
 def load_text(path: Path) -> str:
@@ -87,7 +90,10 @@ def load_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
-    """Return the value of a YAML text, and the line of each key; `source`: its name in errors."""
+    """Return the value of a YAML text, and the line of each key path, from 1.
+
+    `source`: name of the text in errors. Raises ConfigError: it is no YAML of the allowed kind.
+    """
     if len(text) > MAX_BYTES:
         raise _too_large_error(source)
     try:
@@ -103,21 +109,24 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = f"{source}:{mark.line + 1}" if mark else source
-        raise ConfigError(f"{place}: is not YAML: {error.problem}") from None
+        line = f"{source}:{mark.line + 1}" if mark else source
+        raise ConfigError(f"{line}: is not YAML: {error.problem}") from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise ConfigError(f"{source}: is not YAML: {str(error).splitlines()[0]}") from None
 
 
-def yaml_value(text: str, *, given: str) -> Any:
-    """Return the value of a piece of YAML, as in an option; `given`: where it was written."""
+def parse_yaml_value(text: str, *, given: str) -> Any:
+    """Return the value of a short YAML text, such as an option's.
+
+    `given`: where it was written, for errors. Raises ConfigError: it is no YAML.
+    """
     try:
         return parse_yaml(text, given)[0]
     except ConfigError as error:
         raise ConfigError(f"{given}: the value {text[:80]!r} is not YAML ({error})") from None
 
 
-def as_yaml(content: Any) -> str:
+def format_yaml(content: Any) -> str:
     """Return plain values as YAML, which `parse_yaml` reads back equal."""
     text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     return text
@@ -130,8 +139,12 @@ def _too_large_error(source: str) -> ConfigError:
 def _list_key_lines(
     node: yaml.Node, source: str, path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, int]]:
-    """Yield each key's path and line; refuse repeated keys, and keys that are not texts."""
-    _check_plain(node, source)
+    """Yield the path and line of every key and list item below a node.
+
+    `path`: of the node. Raises ConfigError: a repeated key, a key that is no text, a tag, or a
+    number of very many digits.
+    """
+    _check_node(node, source)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             yield (*path, index), item.start_mark.line + 1
@@ -141,7 +154,7 @@ def _list_key_lines(
     lines_by_name: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
-        if key.tag != f"{_TAG}str":
+        if key.tag != f"{_TAG_PREFIX}str":
             raise ConfigError(
                 f"{source}:{line}: keys are texts, got {_format_key(key)}; write it in quotes"
             )
@@ -156,12 +169,14 @@ def _list_key_lines(
         yield from _list_key_lines(value, source, (*path, name))
 
 
-def _check_plain(node: yaml.Node, source: str) -> None:
-    """Raise ConfigError for tags, and for numbers of endless digits."""
+def _check_node(node: yaml.Node, source: str) -> None:
+    """Raise ConfigError if a node has a tag that is not allowed, or is a number of very many
+    digits.
+    """
     line = node.start_mark.line + 1
-    if node.tag not in _KINDS:
+    if node.tag not in _ALLOWED_TAGS:
         raise ConfigError(f"{source}:{line}: the tag {node.tag[:80]} is not read; leave it out")
-    if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
+    if node.tag in _NUMBER_TAGS and len(node.value) > _MAX_DIGITS:
         raise ConfigError(
             f"{source}:{line}: a number of {len(node.value)} characters; expected "
             f"{_MAX_DIGITS} at most"

@@ -37,23 +37,24 @@ if TYPE_CHECKING:
     from secure_apfed.exchange.status import LinkBreak, Meeting
     from secure_apfed.runs.outcome import Progress
 
-_PERIOD_S = 1.0
-_AGAIN_S = 30.0  # an event although nothing changed
-_DRAWN_PER_S = 4
-_LINE_S = 60.0
+_TICK_S = 1.0
+_MAX_EVENT_GAP_S = 30.0  # then an event is written although nothing changed
+_REDRAWS_PER_S = 4
+_MAX_LINE_GAP_S = 60.0  # then a line is printed although nothing changed
 _BAR_WIDTH = 24
-_PRESENT = ("connected", "awaited", "silent")  # states of a peer that is here
-_OVER = ("connecting", "ended", "failed")  # phases in which no link is back
+_PRESENT_STATES = ("connected", "awaited", "silent")  # states of a connected peer
+_UNLINKED_PHASES = ("connecting", "ended", "failed")  # phases without links between parties
 
 
 @contextmanager
 def show_run(
     name: str, *, quiet: bool, console: Console | None = None
 ) -> Iterator["Callable[[Progress], None]"]:
-    """Show a run in this process on stderr; yield the function that `run` calls with each
-    `Progress`.
+    """Show the progress of a run in this process while the block runs.
 
-    `quiet`: show nothing. `console`: where to show it; None: standard error.
+    `name`: of the run. `quiet`: show nothing. `console`: None: standard error.
+
+    Yields the function that `run` calls with each `Progress`.
     """
     board = Board(name=name)
     with observing_work(board.update_work), show_board(board, as_json=quiet, console=console):
@@ -64,9 +65,9 @@ def show_run(
 def show_work(
     party: str = "", *, as_json: bool, json_events: bool = False, console: Console | None = None
 ) -> Iterator[None]:
-    """Show the long work that this block reports, see `show_board`; `party` does that work.
+    """Show the progress of long work that the block reports by `report_work`.
 
-    `json_events`: print JSON lines instead. `console`: where to show it; None: standard error.
+    `party`: that does the work; empty: this process. Other arguments are those of `show_board`.
     """
     board = Board()
 
@@ -82,10 +83,10 @@ def show_work(
 
 @contextmanager
 def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show downloads on stderr; yield the function that `fetch_dataset` calls with (file, bytes,
-    total).
+    """Show the progress of downloads on stderr while the block runs.
 
-    `quiet`: show nothing.
+    `quiet`: show nothing. Yields the function that `fetch_dataset` calls with a file's name, the
+    bytes so far, and all bytes or None.
     """
     from rich.progress import DownloadColumn
 
@@ -105,11 +106,11 @@ def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], 
 def show_count(
     name: str, *, quiet: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a count on stderr with the time left (see `TimeLeft`): a bar, or a line a minute.
+    """Show a count with the time left on stderr: a bar on a terminal, else a line each minute.
 
-    Yields a function that takes (done, total).
+    `name`: of what is counted. `quiet`: show nothing. `clock`: returns seconds.
 
-    `quiet`: show nothing. `clock`: returns seconds.
+    Yields a function that takes how many are done, and how many there are.
     """
     from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
@@ -125,7 +126,7 @@ def show_count(
         """Print the count once a minute, and at the end."""
         nonlocal printed_at
         text = f"{name}: {done} of {total}  {format_time_left(done, total)}"
-        if clock() - printed_at >= _LINE_S or done == total:
+        if clock() - printed_at >= _MAX_LINE_GAP_S or done == total:
             printed_at = clock()
             console.print(text.strip(), highlight=False)
 
@@ -141,8 +142,7 @@ def show_count(
 
 
 def _make_bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
-    """Return bars on stderr, with these columns after each; rich's module is loaded
-    at first use.
+    """Return a display of bars on stderr, with these columns after each; rich is imported here.
 
     `quiet`: show nothing.
     """
@@ -150,7 +150,7 @@ def _make_bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
 
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=_BAR_WIDTH),
         *columns,
         console=Console(stderr=True),
         disable=quiet,
@@ -163,10 +163,11 @@ def describe_figures(progress: "Progress") -> str:
 
     measure = MEASURES[progress.measure]
     score = progress.accuracy if progress.score is None else progress.score
-    accuracy = "" if score is None else f"  {measure.title} {measure.format_value(score)}"
-    promise = "" if progress.promise is None else f"  {progress.promise_text}"
-    loss = "" if progress.loss is None else f"loss {progress.loss:.4f}"
-    return f"{loss}{accuracy}{promise}  {progress.wire_bytes / 1e6:.1f} MB sent".strip()
+    loss_text = "" if progress.loss is None else f"loss {progress.loss:.4f}"
+    score_text = "" if score is None else f"  {measure.title} {measure.format_value(score)}"
+    epsilon_text = "" if progress.promise is None else f"  {progress.promise_text}"
+    sent_text = f"  {progress.wire_bytes / 1e6:.1f} MB sent"
+    return f"{loss_text}{score_text}{epsilon_text}{sent_text}".strip()
 
 
 def _format_progress(progress: "Progress") -> str:
@@ -176,10 +177,6 @@ def _format_progress(progress: "Progress") -> str:
 class Board:
     """The displayed facts: the parties' states, the progress of the active's training, and other
     long work.
-
-    Args:
-        source: returns the states of the parties of this process; read for each display.
-        name: of the run, shown before its epochs.
     """
 
     def __init__(
@@ -189,7 +186,13 @@ class Board:
         name: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a progress display of a run, empty at first; `clock` returns seconds."""
+        """Make a board without progress.
+
+        Args:
+            source: returns the states of this process's parties; it is called for each display.
+            name: of the run, shown before its epochs.
+            clock: returns seconds.
+        """
         self._source = source
         self._name = name
         self._clock = clock
@@ -200,23 +203,27 @@ class Board:
 
     @property
     def statuses(self) -> "tuple[Status, ...]":
-        """The latest status of every party, by name."""
+        """The latest status of every party, in the order of names."""
         own_statuses = {status.party: status for status in self._source() if status.party}
         statuses = {**self._reported, **own_statuses}
         return tuple(statuses[name] for name in sorted(statuses))
 
     def update_status(self, status: "Status") -> None:
+        """Set the status of a party of another process."""
         self._reported = {**self._reported, status.party: status}
 
     def update_progress(self, progress: "Progress") -> None:
-        """Set the training's progress, and note it for the estimate of the time left."""
-        if self.progress is None:  # the time before the first step belongs to no step
+        """Set the training's progress, from which the time left is estimated."""
+        if self.progress is None:  # the time before the first step is not part of any step
             self._training = TimeLeft(self._clock)
         self._training.note_progress(progress.step)
         self.progress = progress
 
     def update_work(self, work: Work, party: str = "") -> None:
-        """Note how far a party's long work is; finished work is no longer shown."""
+        """Set how much of a party's long work is done; finished work is no longer shown.
+
+        `party`: empty: this process.
+        """
         key = (party, work.name)
         works = dict(self._work)
         previous = works.pop(key, None)
@@ -224,9 +231,9 @@ class Board:
             time_left = TimeLeft(self._clock) if previous is None else previous[1]
             time_left.note_progress(work.done)
             works[key] = work, time_left
-        self._work = works  # replaced whole: another thread reads it
+        self._work = works  # replaced as a whole, since another thread reads it
 
-    def forget_work(self) -> None:
+    def drop_work(self) -> None:
         """Drop work that an ended session left unfinished."""
         self._work = {}
 
@@ -257,8 +264,11 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkLeft:
-    """The long work of a party (empty: of this process), and how long its rest takes at this
-    pace.
+    """The long work of a party, with the time left.
+
+    Attributes:
+        party: empty: this process.
+        seconds_left: estimated; None: too early to estimate.
     """
 
     work: Work
@@ -288,11 +298,13 @@ def show_board(
     json_events: bool = False,
     console: Console | None = None,
 ) -> Iterator[Board]:
-    """Show the board during the block, and once more when it ends.
+    """Show a board while the block runs, and once more when it ends.
 
-    Not at all with `as_json`, as events with `json_events`, else as text.
-
-    `console`: where to show it; None: standard error.
+    Args:
+        board: what is shown.
+        as_json: the command prints JSON only, so nothing is shown unless `json_events`.
+        json_events: print JSON lines on stdout instead of text.
+        console: for text; None: standard error.
     """
     console = console or Console(stderr=True)
     if json_events:
@@ -305,7 +317,7 @@ def show_board(
         live = Live(
             console=console,
             get_renderable=lambda: _render_board(board),
-            refresh_per_second=_DRAWN_PER_S,
+            refresh_per_second=_REDRAWS_PER_S,
         )
         with live:
             yield board
@@ -320,34 +332,38 @@ def show_board(
 
 @contextmanager
 def _tick_periodically(tick: Callable[[], None]) -> Iterator[None]:
-    """Call `tick` each period from a thread of its own, and once at the end."""
-    done = threading.Event()
+    """Call `tick` every `_TICK_S` seconds from another thread while the block runs, and once more
+    when it ends.
+    """
+    has_ended = threading.Event()
 
-    def go_on() -> None:
-        """Call `tick` each period until the block has ended; ignore errors of the output."""
-        is_over = False
-        while not is_over:
-            is_over = done.wait(_PERIOD_S)
+    def tick_until_end() -> None:
+        """Call `tick` periodically until the block has ended; ignore errors of the output."""
+        is_last = False
+        while not is_last:
+            is_last = has_ended.wait(_TICK_S)
             # The reader may be gone, or the disk full; the run continues anyway.
             with contextlib.suppress(OSError, ValueError):
                 tick()
 
-    thread = threading.Thread(target=go_on, daemon=True)
+    thread = threading.Thread(target=tick_until_end, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        done.set()
+        has_ended.set()
         thread.join()
 
 
 @contextmanager
 def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
-    """Write a metrics file for Prometheus during the block, for the node exporter's textfile
+    """Write a metrics file for Prometheus while the block runs, for the node exporter's textfile
     collector.
 
-    `path` None: no file. A disk that fills up later does not end the run. Raises OSError: it cannot
-    be written when the block begins.
+    `path`: of the file; None: none is written.
+
+    Raises OSError: the file cannot be written when the block begins. Later errors, such as a full
+    disk, do not end the run.
     """
     if path is None:
         yield
@@ -362,26 +378,27 @@ def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
 
 
 def _format_metrics(board: Board) -> str:
-    """Return the metrics in Prometheus' text format; names need no escaping."""
-    lines: dict[str, list[str]] = {}
+    """Return the board's figures in Prometheus' text format, where names of parties need no
+    escaping.
+    """
+    lines_by_metric: dict[str, list[str]] = {}
 
     def add_samples(labels: Mapping[str, str], **values: float | None) -> None:
-        """Add one line for each value, with these labels."""
+        """Add one line for each value, by name of the metric, with these labels; None: no line."""
         label_text = ",".join(f'{key}="{label}"' for key, label in labels.items())
         for name, value in values.items():
             if value is not None:
                 kind = "counter" if name.endswith("_total") else "gauge"
                 value_text = "+Inf" if value == math.inf else f"{value:.15g}"
-                first = lines.setdefault(name, [f"# TYPE secure_apfed_{name} {kind}\n"])
-                first.append(f"secure_apfed_{name}{{{label_text}}} {value_text}\n")
+                lines = lines_by_metric.setdefault(name, [f"# TYPE secure_apfed_{name} {kind}\n"])
+                lines.append(f"secure_apfed_{name}{{{label_text}}} {value_text}\n")
 
     for status in board.statuses:
         party = {"party": status.party}
         add_samples(party, session=status.session, step=status.step)
         add_samples({**party, "phase": status.phase}, phase=1)
-        add_samples(
-            {**party, "figure": status.figure}, epsilon=status.epsilon
-        )  # none where nothing is sent
+        # The epsilon is None if nothing is sent.
+        add_samples({**party, "figure": status.figure}, epsilon=status.epsilon)
         for name, peer in status.peers.items():
             add_samples(
                 {**party, "peer": name},
@@ -398,12 +415,14 @@ def _format_metrics(board: Board) -> str:
             steps_done=progress.step,
             steps=progress.steps,
         )
-    return "".join(line for metric in lines.values() for line in metric)
+    return "".join(line for lines in lines_by_metric.values() for line in lines)
 
 
 class _Events:
-    """A writer of events, one JSON object a line: `{"progress": {...}}`, `{"work": {...}}`, and
-    `{"status": {...}}` of each party that changed.
+    """A writer of events to stdout, one JSON object a line.
+
+    These are `{"progress": {...}}`, `{"work": {...}}`, and `{"status": {...}}` of each party whose
+    state changed.
     """
 
     def __init__(self, board: Board) -> None:
@@ -415,51 +434,65 @@ class _Events:
 
     def tick(self) -> None:
         """Write an event for everything that changed since the last call."""
-        board = self._board
-        progress = board.progress
+        self._write_progress()
+        self._write_works()
+        for status in self._board.statuses:
+            self._write_status(status)
+        sys.stdout.flush()
+
+    def _write_progress(self) -> None:
+        """Write the training's progress if it changed."""
+        progress = self._board.progress
         if progress is not None and progress != self._progress:
             self._progress = progress
-            seconds_left = board.training_seconds_left
+            seconds_left = self._board.training_seconds_left
             _write_event({"progress": {**asdict(progress), "seconds_left": seconds_left}})
-        works = {(work_left.party, work_left.work.name): work_left for work_left in board.works}
+
+    def _write_works(self) -> None:
+        """Write long work that changed, and work that ended as done."""
+        works = {(work.party, work.work.name): work for work in self._board.works}
         for key, work_left in works.items():
             if self._works.get(key) != work_left.work:
                 _write_event({"work": work_left.as_json()})
         for key in self._works.keys() - works.keys():
+            party, _ = key
             ended = replace(self._works[key], done=self._works[key].total)
-            _write_event({"work": WorkLeft(work=ended, party=key[0], seconds_left=0.0).as_json()})
+            _write_event({"work": WorkLeft(work=ended, party=party, seconds_left=0.0).as_json()})
         self._works = {key: work_left.work for key, work_left in works.items()}
-        for status in board.statuses:
-            counts = status.sent_bytes, status.received_bytes, status.step
-            facts = _list_facts(status), _broken_links(status), *counts
-            past, written_at = self._last.get(status.party, (None, 0.0))
-            now = time.monotonic()
-            if facts != past or now - written_at >= _AGAIN_S or status.list_peers("silent"):
-                self._last[status.party] = facts, now
-                _write_event({"status": {"at": time.time(), **status.model_dump(mode="python")}})
-        sys.stdout.flush()
+
+    def _write_status(self, status: "Status") -> None:
+        """Write a party's status if it changed, a peer is silent, or the last event is old."""
+        counts = status.sent_bytes, status.received_bytes, status.step
+        facts = _list_visible_facts(status), _list_broken_links(status), *counts
+        previous_facts, written_at = self._last.get(status.party, (None, 0.0))
+        now = time.monotonic()
+        is_old = now - written_at >= _MAX_EVENT_GAP_S
+        if facts != previous_facts or is_old or status.list_peers("silent"):
+            self._last[status.party] = facts, now
+            _write_event({"status": {"at": time.time(), **status.model_dump(mode="python")}})
 
 
 class _Lines:
-    """The lines of a log: one for a party when its phase or its peers change, and one a minute for
-    each party, for the training and for each long work.
+    """A printer of lines for a log, where output is no terminal.
+
+    A party gets a line when its phase or its peers' states change. Each party, the training and
+    each long work also get a line every minute.
     """
 
     def __init__(
         self, board: Board, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Make a printer of progress as lines, for output that is no terminal; `clock` returns
-        seconds.
-        """
+        """Start with nothing printed; `clock` returns seconds."""
         self._board = board
         self._console = console
         self._clock = clock
-        self._last: dict[object, tuple[object, float]] = {}
+        self._last: dict[object, tuple[object, float]] = {}  # facts and time of each key's line
         self._progress: Progress | None = None
-        self._broken: dict[str, dict[str, float]] = {}  # by party and peer, since when
+        # By party and peer: the time when a link broke that is still broken.
+        self._break_times: dict[str, dict[str, float]] = {}
 
     def tick(self) -> None:
-        """Print a line for each change, and once a minute for everything else."""
+        """Print a line for everything that changed, or whose last line is a minute old."""
         if self._board.progress is not None and self._is_due("epoch", None):
             self._print_progress()
         works = self._board.works
@@ -469,7 +502,7 @@ class _Lines:
         self._forget_finished({(work_left.party, work_left.work.name) for work_left in works})
         for status in self._board.statuses:
             self._print_breaks(status)
-            if self._is_due(status.party, _list_facts(status)):
+            if self._is_due(status.party, _list_visible_facts(status)):
                 self._print_text(_format_status_line(status))
 
     def print_last(self) -> None:
@@ -479,34 +512,46 @@ class _Lines:
                 self._print_progress()
 
     def _print_breaks(self, status: "Status") -> None:
-        """Print a line for each link that broke since the last call, or was restored."""
+        """Print a line for each link of a party that broke since the last call, or was restored."""
         now = self._clock()
-        previous = self._broken.get(status.party, {})
-        broken = dict[str, float]()
+        previous_break_times = self._break_times.get(status.party, {})
+        break_times = dict[str, float]()
         for name, peer in status.peers.items():
             link = f"{status.party}: the link to {name} is"
+            was_broken = name in previous_break_times
+            is_restored = peer.state in _PRESENT_STATES and status.phase not in _UNLINKED_PHASES
             if peer.broken is not None:
-                broken[name] = previous.get(name, now - peer.broken.since_s)
-                if name not in previous:
+                broke_at = now - peer.broken.since_s  # since_s is an age in seconds
+                break_times[name] = previous_break_times.get(name, broke_at)
+                if not was_broken:
                     self._print_text(
                         f"{link} {_describe_break(peer.broken)}; nothing to do: it is connected "
                         f"again by itself; waits {peer.broken.patience_s:g} s, then {name} has left"
                     )
-            elif name in previous and peer.state in _PRESENT and status.phase not in _OVER:
-                self._print_text(f"{link} back, after {now - previous[name]:.0f} s")
-        self._broken[status.party] = broken
+            elif was_broken and is_restored:
+                self._print_text(f"{link} back, after {now - previous_break_times[name]:.0f} s")
+        self._break_times[status.party] = break_times
 
     def _is_due(self, key: object, facts: object) -> bool:
-        """Return whether a line of this key is due: its facts changed, or a minute has passed."""
+        """Return whether a line is due, and note it as printed: its facts changed, or a minute has
+        passed since the last one.
+
+        `key`: of the line: a party, or party and name of a work. `facts`: what it shows.
+        """
         now = self._clock()
-        past = self._last.get(key)
-        is_due = past is None or past[0] != facts or now - past[1] >= _LINE_S
-        if is_due:
-            self._last[key] = facts, now
-        return is_due
+        previous = self._last.get(key)
+        if previous is not None:
+            previous_facts, printed_at = previous
+            if facts == previous_facts and now - printed_at < _MAX_LINE_GAP_S:
+                return False
+        self._last[key] = facts, now
+        return True
 
     def _forget_finished(self, works: "set[tuple[str, str]]") -> None:
-        """Forget finished work, so that it gets a line at once if it restarts."""
+        """Forget lines of finished work, so that it gets a line at once if it restarts.
+
+        `works`: party and name of all work in progress.
+        """
         for key in [*self._last]:
             if isinstance(key, tuple) and key not in works:
                 del self._last[key]
@@ -523,22 +568,25 @@ def _write_event(event: Mapping[str, Any]) -> None:
     sys.stdout.write(to_json(event) + "\n")
 
 
-def _broken_links(status: "Status") -> tuple[str, ...]:
+def _list_broken_links(status: "Status") -> tuple[str, ...]:
+    """Return the peers to which a party's link is broken."""
     return tuple(name for name, peer in status.peers.items() if peer.broken is not None)
 
 
 def _describe_break(broken: "LinkBreak") -> str:
+    """Return in words for how long a link has been broken, and why."""
     cause = f" ({broken.why})" if broken.why else ""
     return f"broken since {broken.since_s:.0f} s{cause}"
 
 
-def _list_facts(status: "Status") -> tuple[object, ...]:
+def _list_visible_facts(status: "Status") -> tuple[object, ...]:
+    """Return the facts about a party whose change gets a line: phase, missing peers, refusals."""
     peers = tuple(tuple(status.list_peers(state)) for state in ("expected", "silent", "left"))
     return status.phase, peers, tuple(peer.refusal for peer in status.peers.values())
 
 
 def _format_status_line(status: "Status") -> str:
-    """Return one line on a party: phase, troubles, what it waits for, bytes and privacy."""
+    """Return one line on a party: phase, troubles of peers, what it waits for, epsilon, bytes."""
     phase = status.phase if status.step is None else f"{status.phase}, step {status.step}"
     parts = [f"{status.party}: {phase}", *_list_troubles(status)]
     if status.meets:
@@ -549,8 +597,10 @@ def _format_status_line(status: "Status") -> str:
 
 
 def _describe_meeting(status: "Status", meets: "Meeting") -> str:
-    """Return in words which parties a party waits for before a session, since when, and who is
-    present.
+    """Return in words which peers a party waits for before a session, for how long already, and how
+    many parties are connected.
+
+    `meets`: times of the waiting, in seconds.
     """
     missing = " and ".join(status.list_peers("expected"))
     parties = len(status.peers) + 1
@@ -562,9 +612,11 @@ def _describe_meeting(status: "Status", meets: "Meeting") -> str:
 
 
 def _list_troubles(status: "Status") -> list[str]:
-    """Return in words each peer's trouble: broken, silent, left, expected or refused."""
+    """Return in words each trouble with a peer: a broken link, silence, leaving, absence or a
+    refusal.
+    """
     troubles = []
-    refused = dict[str, list[str]]()
+    names_by_refusal = dict[str, list[str]]()
     for name, peer in status.peers.items():
         if peer.broken is not None:
             troubles.append(f"the link to {name} is {_describe_break(peer.broken)}")
@@ -574,17 +626,19 @@ def _list_troubles(status: "Status") -> list[str]:
             troubles.append(f"{name} left")
         elif peer.state == "expected":
             if peer.refusal:
-                refused.setdefault(peer.refusal, []).append(name)
+                names_by_refusal.setdefault(peer.refusal, []).append(name)
             elif status.meets is None:
                 troubles.append(f"{name} is expected")
-    for refusal, names in refused.items():
+    for refusal, names in names_by_refusal.items():
         verb = "is" if len(names) == 1 else "are"
         troubles.append(f"{' and '.join(names)} {verb} expected: {refusal}")
     return troubles
 
 
 def _describe_wait(waits: "Waiting") -> str:
-    """Return in words which message a party waits for, since when, and how long it will."""
+    """Return in words which message a party waits for, for how long already, and for how long at
+    most.
+    """
     step = "" if waits.step is None or waits.step < 0 else f" of step {waits.step}"
     kinds = " or ".join(waits.kinds)
     senders = " or ".join(waits.senders)
@@ -595,25 +649,23 @@ def _describe_wait(waits: "Waiting") -> str:
 
 
 def _describe_counts(status: "Status") -> str:
-    """Return privacy promise and bytes in words."""
+    """Return a party's spent epsilon and its bytes, in words."""
     sent = status.sent_bytes / 1e6
     received = status.received_bytes / 1e6
     return f"{status.promise_text}  {sent:.1f} MB sent  {received:.1f} MB received"
 
 
 def _render_board(board: Board) -> Group:
-    """Return training progress, other work, and each party's line, built at each call."""
+    """Return what a terminal shows: the training's bar, other work, and a line for each party."""
     return Group(
-        *_format_bar(board),
+        *_render_training(board),
         *(Text(escape_text(work_left.line)) for work_left in board.works),
         *(Text(escape_text(_format_status_line(status))) for status in board.statuses),
     )
 
 
-def _format_bar(board: Board) -> "Sequence[RenderableType]":
-    """Return a bar of all steps, and a line with epoch, figures and time left; empty before
-    training.
-    """
+def _render_training(board: Board) -> "Sequence[RenderableType]":
+    """Return a row with a bar of all steps, epoch, figures and time left; empty before training."""
     progress = board.progress
     if progress is None:
         return ()

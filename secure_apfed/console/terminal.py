@@ -30,24 +30,32 @@ from secure_apfed.base.peer_text import escape_text
 
 if TYPE_CHECKING:
     from secure_apfed.base.phases import Phases
-    from secure_apfed.planning.forecast import Forecast
+    from secure_apfed.planning.forecast import Forecast, Link
     from secure_apfed.settings.protection import Departure
 
 INTERRUPTED = 130
 RESEARCH_MODULES = ("matplotlib", "jinja2", "adjustText", "joblib", "dp_accounting")
 """Names of modules that reports and research import and runs do not; where one is missing, errors
 name the extra `experiments`."""
-_WIDEST = 100_000
-_BLANKS = str.maketrans("\u202f\u00a0", "  ")
-_USAGE = 2
-_DATA = 3
-_PROTOCOL = 4
-_BUDGET = 5
+_UNWRAPPED_WIDTH = 100_000
+_NARROW_BLANKS = str.maketrans("\u202f\u00a0", "  ")
+_USAGE_CODE = 2
+_DATA_CODE = 3
+_PROTOCOL_CODE = 4
+_BUDGET_CODE = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An error as the user gets it: a title for people, a kind for programs, and the exit code."""
+    """An error as users get it.
+
+    Attributes:
+        code: exit code of the process.
+        title: of the panel, for people.
+        kind: name of the class of error, for programs.
+        message: what went wrong, and what to do.
+        cause: the error itself.
+    """
 
     code: int
     title: str
@@ -56,30 +64,33 @@ class Failure:
     cause: Exception | None = field(default=None, repr=False)
 
 
-def failure_of(error: Exception) -> Failure:
-    """Return exit code, title and message for an error that is meant for users."""
+def describe_failure(error: Exception) -> Failure:
+    """Return an error that is meant for users with its exit code, title and message.
+
+    A missing module is taken for a missing extra.
+    """
     if isinstance(error, ModuleNotFoundError):
         message = f"{error.name} is not installed; run: {install_extra('experiments')}"
         return Failure(
-            code=_USAGE, title="An extra is missing", kind="ConfigError", message=message
+            code=_USAGE_CODE, title="An extra is missing", kind="ConfigError", message=message
         )
-    # Imported here, since they take longer to load than help may take.
+    # Imported here, since they take longer to load than the help text should.
     from apfed_protocols.psi.interface import IntersectionTooSmallError
     from secure_apfed.privacy.ledger import BudgetExhaustedError
 
     table: tuple[tuple[type[Exception], int, str], ...] = (
-        (errors.ConfigError, _USAGE, "The configuration is wrong"),
-        (errors.DataError, _DATA, "The data do not fit"),
-        (errors.ModelError, _DATA, "The model does not fit"),
-        (errors.CheckpointError, _DATA, "The run folder cannot be used"),
-        (IntersectionTooSmallError, _DATA, "The parties share too few rows"),
-        (LocalProtocolError, _PROTOCOL, "The protocol was refused"),
-        (RunStoppedError, _PROTOCOL, "Another party stopped the run"),
-        (PartyLeftError, _PROTOCOL, "Another party left"),
-        (RemoteProtocolError, _PROTOCOL, "The protocol was violated"),
-        (BudgetExhaustedError, _BUDGET, "The privacy budget is spent"),
-        (OSError, _DATA, "A file or folder cannot be used"),
-        (Exception, _DATA, "This cannot be done"),
+        (errors.ConfigError, _USAGE_CODE, "The configuration is wrong"),
+        (errors.DataError, _DATA_CODE, "The data do not fit"),
+        (errors.ModelError, _DATA_CODE, "The model does not fit"),
+        (errors.CheckpointError, _DATA_CODE, "The run folder cannot be used"),
+        (IntersectionTooSmallError, _DATA_CODE, "The parties share too few rows"),
+        (LocalProtocolError, _PROTOCOL_CODE, "The protocol was refused"),
+        (RunStoppedError, _PROTOCOL_CODE, "Another party stopped the run"),
+        (PartyLeftError, _PROTOCOL_CODE, "Another party left"),
+        (RemoteProtocolError, _PROTOCOL_CODE, "The protocol was violated"),
+        (BudgetExhaustedError, _BUDGET_CODE, "The privacy budget is spent"),
+        (OSError, _DATA_CODE, "A file or folder cannot be used"),
+        (Exception, _DATA_CODE, "This cannot be done"),
     )
     code, title = next((code, title) for kind, code, title in table if isinstance(error, kind))
     kind = "DataError" if isinstance(error, TableError) else type(error).__name__
@@ -87,7 +98,10 @@ def failure_of(error: Exception) -> Failure:
 
 
 def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
-    """Print one panel on stderr, or one JSON object on stdout; with `debug` the traceback too."""
+    """Print an error as a panel on stderr, or `as_json` as one object on stdout.
+
+    `debug`: also print the traceback on stderr.
+    """
     if debug and failure.cause is not None:
         sys.stderr.write(_make_printable("".join(traceback.format_exception(failure.cause))))
     faults, settings, remedy = _list_table_faults(failure.cause)
@@ -113,8 +127,8 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
 
 
 def _list_table_faults(error: Exception | None) -> tuple[list[str], str, tuple[str, str]]:
-    """Return an error's faults of tables, settings that repair them as YAML, and advice for this
-    command.
+    """Return what an error says of tables, empty for other errors: messages of the faults, settings
+    that repair them as YAML, and the arguments of `show_remedy`.
     """
     if not isinstance(error, TableError):
         return [], "", ("", "")
@@ -122,7 +136,10 @@ def _list_table_faults(error: Exception | None) -> tuple[list[str], str, tuple[s
 
 
 def show_remedy(what_to_do: str, text: str, *, stderr: bool = False) -> None:
-    """Print settings without a border, so that they can be copied."""
+    """Print advice, and settings without a border, so that they can be copied.
+
+    `what_to_do`: advice. `text`: settings as YAML.
+    """
     console = _make_console(stderr=stderr)
     console.print(Text(_make_printable(f"\n{what_to_do}"), style="bold"))
     console.print(Text(_make_printable(text)), soft_wrap=True)
@@ -134,11 +151,12 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def show_note(text: str) -> None:
+    """Print a note on stderr."""
     _make_console(stderr=True).print(Text(_make_printable(text), style="dim"))
 
 
 def show_line(text: str) -> None:
-    """Print one line on stderr, as long as it is."""
+    """Print one line on stderr, without wrapping it."""
     sys.stderr.write(escape_text(_replace_blanks(text)) + "\n")
 
 
@@ -148,8 +166,8 @@ def _make_printable(text: str) -> str:
 
 
 def _replace_blanks(text: str) -> str:
-    """Return the text with plain blanks in place of the narrow ones before units."""
-    return text.translate(_BLANKS)
+    """Return the text with ordinary blanks in place of narrow and no-break ones before units."""
+    return text.translate(_NARROW_BLANKS)
 
 
 def show_warning(
@@ -160,24 +178,25 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning as a note, without the place in the code; for `warnings.showwarning`.
+    """Print a warning as a note, as the replacement of `warnings.showwarning`.
 
-    `filename`: and `lineno`, `line`: of the code that warns, unused.
+    Its category and the place in the code are not shown.
     """
     show_note(f"note: {message}")
 
 
 def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stdout; columns of figures are right-aligned.
+    """Print a table on stdout; columns whose cells begin with digits are right-aligned.
 
-    If stdout is not a terminal, lines are not wrapped.
+    If stdout is not a terminal, lines are not wrapped. `columns`: headers; all empty: no header is
+    shown. `rows`: texts, as many as columns.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(columns))
     for index, name in enumerate(columns):
-        figures = bool(rows) and all(row[index][:1].isdigit() for row in rows if row[index])
+        has_figures = bool(rows) and all(row[index][:1].isdigit() for row in rows if row[index])
         table.add_column(
             Text(_make_printable(name)),
-            justify="right" if figures else "left",
+            justify="right" if has_figures else "left",
             header_style="dim",
             overflow="fold",
         )
@@ -194,16 +213,36 @@ def _make_console(*, stderr: bool = False) -> Console:
     """Return a console for stdout or stderr; without a terminal, lines are not wrapped."""
     console = Console(stderr=stderr)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _WIDEST
+        console.width = _UNWRAPPED_WIDTH
     return console
 
 
 def show_forecast(name: str, forecast: "Forecast", *, links: bool = False) -> None:
-    """Print a forecast on stdout; `links`: the traffic of each link, not its sum by kind."""
-    counted = "baselines" in forecast.seconds
-    spared = "run --no-baselines spares them"
-    if not counted:
-        spared += ", plan --baselines measures them"
+    """Print a forecast on stdout.
+
+    `name`: of the run. `links`: show the traffic of each link instead of sums by kind of message.
+    """
+    show_rows(f"Forecast of {name}", ("", ""), _list_forecast_rows(forecast))
+    if forecast.links and links:
+        _show_links(forecast)
+    elif forecast.links:
+        _show_message_kinds(forecast)
+    if forecast.intersections:
+        _show_intersections(forecast)
+
+
+def _list_forecast_rows(forecast: "Forecast") -> list[tuple[str, str]]:
+    """Return the rows of a forecast's table: data, time, traffic, memory and privacy."""
+    counts_baselines = "baselines" in forecast.seconds
+    baselines_hint = "run --no-baselines spares them"
+    if not counts_baselines:
+        baselines_hint += ", plan --baselines measures them"
+    phases = ", ".join(
+        f"{phase} {_format_duration(seconds)}" for phase, seconds in forecast.seconds.items()
+    )
+    if counts_baselines:
+        phases += f" ({baselines_hint})"
+    uncounted_baselines = "" if counts_baselines else f"baselines ({baselines_hint}), "
     labelled = f"{forecast.labelled_rows:,} of {forecast.teaching_rows:,}"
     rows = [
         ("rows", ", ".join(f"{party} {count:,}" for party, count in forecast.rows.items())),
@@ -212,14 +251,9 @@ def show_forecast(name: str, forecast: "Forecast", *, links: bool = False) -> No
         ("steps", f"{forecast.steps:,}, each about {_format_duration(forecast.seconds_per_step)}"),
         (
             "time on this machine",
-            f"about {_format_duration(sum(forecast.seconds.values()))}: "
-            + ", ".join(
-                f"{phase} {_format_duration(seconds)}"
-                for phase, seconds in forecast.seconds.items()
-            )
-            + (f" ({spared})" if counted else ""),
+            f"about {_format_duration(sum(forecast.seconds.values()))}: {phases}",
         ),
-        ("not counted", f"start, {'' if counted else f'baselines ({spared}), '}attacks, report"),
+        ("not counted", f"start, {uncounted_baselines}attacks, report"),
     ]
     if forecast.links:
         rows += [
@@ -235,63 +269,64 @@ def show_forecast(name: str, forecast: "Forecast", *, links: bool = False) -> No
         for table in forecast.tables
     ]
     rows += [(promise.format_title(), promise.sentence) for promise in forecast.promises]
-    show_rows(f"Forecast of {name}", ("", ""), rows)
-    if forecast.links and links:
-        show_rows(
-            "\nBy link",
-            ("from", "to", "kind", "messages", "bytes"),
-            [
-                (
-                    link.sender,
-                    link.receiver,
-                    link.kind,
-                    f"{link.messages:,}",
-                    format_size(link.wire_bytes),
-                )
-                for link in forecast.links
-            ],
+    return rows
+
+
+def _show_links(forecast: "Forecast") -> None:
+    """Print the forecast traffic of each link and kind of message."""
+    rows = [
+        (
+            link.sender,
+            link.receiver,
+            link.kind,
+            f"{link.messages:,}",
+            format_size(link.wire_bytes),
         )
-    elif forecast.links:
-        kinds = dict.fromkeys(link.kind for link in forecast.links)
-        links_by_kind = {
-            kind: [link for link in forecast.links if link.kind == kind] for kind in kinds
-        }
-        show_rows(
-            "\nBy kind of message (--links tells each link)",
-            ("kind", "links", "messages", "bytes"),
-            [
-                (
-                    kind,
-                    f"{len(of_kind)}",
-                    f"{sum(flow.messages for flow in of_kind):,}",
-                    format_size(sum(flow.wire_bytes for flow in of_kind)),
-                )
-                for kind, of_kind in links_by_kind.items()
-            ],
+        for link in forecast.links
+    ]
+    show_rows("\nBy link", ("from", "to", "kind", "messages", "bytes"), rows)
+
+
+def _show_message_kinds(forecast: "Forecast") -> None:
+    """Print the forecast traffic of each kind of message, summed over links."""
+    links_by_kind: dict[str, list[Link]] = {}
+    for link in forecast.links:
+        links_by_kind.setdefault(link.kind, []).append(link)
+    rows = [
+        (
+            kind,
+            f"{len(links)}",
+            f"{sum(link.messages for link in links):,}",
+            format_size(sum(link.wire_bytes for link in links)),
         )
-    if forecast.intersections:
-        show_rows(
-            "Set intersections for these tables; the run takes the marked one",
-            ("", "protocol", "bytes", "time in one process", "dealer", "pairwise overlaps"),
-            [
-                (
-                    "*" if cost.chosen else "",
-                    cost.protocol,
-                    format_size(cost.wire_bytes),
-                    _format_duration(cost.seconds),
-                    "needed" if cost.takes_dealer else "none",
-                    "shown to the active" if cost.pairwise else "hidden",
-                )
-                for cost in forecast.intersections
-            ],
+        for kind, links in links_by_kind.items()
+    ]
+    title = "\nBy kind of message (--links tells each link)"
+    show_rows(title, ("kind", "links", "messages", "bytes"), rows)
+
+
+def _show_intersections(forecast: "Forecast") -> None:
+    """Print the forecast costs of each set intersection, with a mark at the run's."""
+    rows = [
+        (
+            "*" if cost.chosen else "",
+            cost.protocol,
+            format_size(cost.wire_bytes),
+            _format_duration(cost.seconds),
+            "needed" if cost.takes_dealer else "none",
+            "shown to the active" if cost.pairwise else "hidden",
         )
+        for cost in forecast.intersections
+    ]
+    show_rows(
+        "Set intersections for these tables; the run takes the marked one",
+        ("", "protocol", "bytes", "time in one process", "dealer", "pairwise overlaps"),
+        rows,
+    )
 
 
 def show_departures(departures: Sequence["Departure"]) -> None:
-    """Print the settings that protect less than by default, or that there are none.
-
-    `departures`: one for each such setting.
-    """
+    """Print the settings that protect less than their defaults, or that there are none."""
     title = "\nProtects less than by default"
     if departures:
         columns = ("setting", "is", "default", "protects", "consequence")
@@ -318,7 +353,7 @@ def show_phases(phases: "Phases") -> None:
 
 
 def format_size(count: float) -> str:
-    """Return a number of bytes as text with a unit."""
+    """Return a number of bytes as text with a unit, B to TB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -327,7 +362,7 @@ def format_size(count: float) -> str:
 
 
 def _format_duration(seconds: float) -> str:
-    """Return a duration as text with units."""
+    """Return a duration as text, such as "12 ms", "3.4 s", "2 min 5 s" or "1 h 10 min"."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     minutes, rest = divmod(round(seconds), 60)

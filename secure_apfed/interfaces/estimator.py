@@ -31,11 +31,11 @@ from secure_apfed.base.names import column_name
 from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config import Config
 from secure_apfed.config.nested import (
+    convert_numpy_numbers,
+    find_nearest_name,
     list_declared_names,
-    list_given,
-    list_settings,
-    name_nearest,
-    plain_values,
+    list_parameters,
+    list_set_names,
     replace_setting,
 )
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
@@ -119,7 +119,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         """
         params: dict[str, Any] = super().get_params(deep=False)
         if deep:
-            settings = list_settings(self.settings, self._build_defaults())
+            settings = list_parameters(self.settings, self._build_defaults())
             params |= {f"{_SETTINGS}{key}": value for key, value in settings.items()}
         return params
 
@@ -142,8 +142,8 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         key = name.removeprefix(_SETTINGS)
         settings = self.settings if isinstance(self.settings, Mapping) else {}
         # Keep unchanged defaults unset: today's default must not become an explicit choice.
-        listed = list_settings(settings, self._build_defaults())
-        if key in listed and key not in list_given(settings) and _is_same(listed[key], value):
+        listed = list_parameters(settings, self._build_defaults())
+        if key in listed and key not in list_set_names(settings) and _is_same(listed[key], value):
             return
         try:
             self.settings = replace_setting({**self._section_default(key), **settings}, key, value)
@@ -159,7 +159,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
     def _build_parameter_error(self, name: str) -> ValueError:
         """Return the error for an unknown parameter, with the nearest name."""
         declared = (f"{_SETTINGS}{key}" for key in list_declared_names())
-        nearest = name_nearest(name, [*self.get_params(), *declared])
+        nearest = find_nearest_name(name, [*self.get_params(), *declared])
         guess = f"did you mean {nearest!r}? " if nearest else ""
         is_from_frames = name.removeprefix(_SETTINGS).partition("__")[0] in ("data", "seed")
         instead = "frames stand for settings.data, and the parameter seed for settings.seed; "
@@ -305,7 +305,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
                 f"{type(self).__name__}: settings: expected a mapping of a run's sections, such as "
                 f"{{'train': {{'epochs': 3}}}}, got {type(self.settings).__name__}"
             )
-        given_settings = plain_values(self.settings or {})
+        given_settings = convert_numpy_numbers(self.settings or {})
         task = given_settings.get("task", self._task)
         if task != self._task:
             raise ConfigError(

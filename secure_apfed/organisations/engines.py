@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from secure_apfed.base.files import write_atomically
-from secure_apfed.config.plain_yaml import as_yaml
+from secure_apfed.config.plain_yaml import format_yaml
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.settings import unknown_name
 
@@ -176,7 +176,7 @@ def write_engine_files(engine: EngineName, plan: EnginePlan) -> Path | None:
 def _make_nvflare_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
     files = {"site.env": _make_environment({PARTY_FILE: plan.folder / _PARTY})}
     if plan.party == plan.organiser:
-        files["project.yml"] = as_yaml(_build_nvflare_project(plan))
+        files["project.yml"] = format_yaml(_build_nvflare_project(plan))
         for job, (site, options) in _JOBS.items():
             files |= _make_job(plan, job, site, options)
     files["README.md"] = _make_nvflare_page(plan, folder)

@@ -21,7 +21,7 @@ from secure_apfed.base.names import Name, PartyName
 from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config, load_settings_text
-from secure_apfed.config.plain_yaml import as_yaml, load_text, parse_yaml
+from secure_apfed.config.plain_yaml import format_yaml, load_text, parse_yaml
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own, load_own_tables
 from secure_apfed.errors import ConfigError, DataError
@@ -188,7 +188,7 @@ class OwnLimits(Settings):
         content = parse_yaml(load_text(path), str(path))[0] if path.exists() else None
         settings = content if isinstance(content, dict) else {}
         limits = {key: settings[key] for key in cls.model_fields if key in settings}
-        return load_settings_text(cls, as_yaml(limits or {"minima": {}}), source=str(path))
+        return load_settings_text(cls, format_yaml(limits or {"minima": {}}), source=str(path))
 
     def require_protection(self, config: Config, *, party: str, path: Path, ask: str) -> None:
         """Refuse a run's settings that protect less than these limits.

@@ -28,7 +28,7 @@ from secure_apfed.base.names import Name
 from secure_apfed.base.peer_text import check_version, escape_text, find_unprintable, quote_text
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_config_text
-from secure_apfed.config.plain_yaml import as_yaml, load_text, parse_yaml
+from secure_apfed.config.plain_yaml import format_yaml, load_text, parse_yaml
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import load_data, load_own_tables, pack_own
 from secure_apfed.data.catalogue import party_names
@@ -214,7 +214,7 @@ class Proposal(Document):
                 **settings,
                 "data": {**data_of_all, "parties": {**tables, party: own_table}},
             }
-        config = load_config_text(as_yaml(settings), source="the proposal's settings")
+        config = load_config_text(format_yaml(settings), source="the proposal's settings")
         refuse_code(config, source="the proposal")
         return config
 
@@ -597,7 +597,7 @@ def _set_party_settings(config: Config, party: str, settings: Sequence[str]) -> 
                 "all agree on a setting, and change other settings of your own in "
                 f"{RUN} after joining"
             )
-    text = as_yaml(config.model_dump(mode="json", exclude_unset=True))
+    text = format_yaml(config.model_dump(mode="json", exclude_unset=True))
     return load_config_text(text, source="the proposal's settings", overrides=settings)
 
 
@@ -645,7 +645,7 @@ def _write_answer(
     if proposal.document["relay_by"] == party:
         request, secret[f"{_RELAY}-{_KEY}"] = certificate_request(_RELAY)
         fields["relay_request"] = request.decode()
-    config = load_config_text(as_yaml(settings), source=str(folder / RUN))
+    config = load_config_text(format_yaml(settings), source=str(folder / RUN))
     table_settings = (config.data.parties or {}).get(party)
     if table_settings is not None and table_settings.is_here:
         data = load_own_tables(config.data, party, seed=config.seed)
@@ -664,7 +664,7 @@ def _write_answer(
     show(content_of_proposal, config, content.table)
     for name, pem in secret.items():
         write_atomically(folder / name, pem, private=True)
-    write_atomically(folder / RUN, as_yaml(settings).encode())
+    write_atomically(folder / RUN, format_yaml(settings).encode())
     proposal.write_file(folder / PROPOSAL)
     SignedFile.from_document(identity, content).write_file(folder / ANSWER.format(party))
 
@@ -777,7 +777,7 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     # A list that its owner named stays the one that is read.
     previous_tls = previous.get("tls") if isinstance(previous.get("tls"), dict) else None
     fields["tls"]["revoked"] = (previous_tls or {}).get("revoked") or REVOKED
-    write_atomically(written, as_yaml({**previous, **fields}).encode())
+    write_atomically(written, format_yaml({**previous, **fields}).encode())
     PartyFile.from_file(written)
     write_engine_files(proposal.over, _plan_engine(sealed, party, folder, config))
     return sealed

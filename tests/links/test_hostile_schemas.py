@@ -196,7 +196,7 @@ def test_a_model_card_s_text_is_obeyed_by_nobody(
     try:
         model = load_model(folder)
     except ApfedError as error:
-        terminal.show_failure(terminal.failure_of(error), as_json=False, debug=True)
+        terminal.show_failure(terminal.describe_failure(error), as_json=False, debug=True)
     else:
         terminal.show_rows("Columns", ("class",), [(name,) for name in model.classes])
         terminal.print_json(model.card)

@@ -216,10 +216,12 @@ def _no_forecast(*_: Any, **__: Any) -> None:
 
 SURFACES: dict[str, Callable[[str], object]] = {
     "a failure": lambda text: terminal.show_failure(
-        terminal.failure_of(RemoteProtocolError(text.replace("\n", ""))), as_json=False, debug=False
+        terminal.describe_failure(RemoteProtocolError(text.replace("\n", ""))),
+        as_json=False,
+        debug=False,
     ),
     "a failure as JSON": lambda text: terminal.show_failure(
-        terminal.failure_of(RemoteProtocolError(text)), as_json=True, debug=False
+        terminal.describe_failure(RemoteProtocolError(text)), as_json=True, debug=False
     ),
     "a note": lambda text: terminal.show_note(text.replace("\n", "")),
     "a table": lambda text: terminal.show_rows("title", ("a", "b"), [(text, text)]),

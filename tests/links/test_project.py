@@ -24,7 +24,7 @@ from secure_apfed.base.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, forma
 from secure_apfed.cli import execute
 from secure_apfed.commands.check import Checks
 from secure_apfed.config.file import load_config_text
-from secure_apfed.config.plain_yaml import as_yaml, parse_yaml
+from secure_apfed.config.plain_yaml import format_yaml, parse_yaml
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Authority, make_authority
 from secure_apfed.organisations import project
@@ -303,7 +303,7 @@ def test_a_party_s_own_limits_hold_from_the_first_screen_on(
 ) -> None:
     greedy = Organisations(tmp_path)
     greedy.config = load_config_text(
-        as_yaml(greedy.config.model_dump(mode="json", exclude_unset=True)),
+        format_yaml(greedy.config.model_dump(mode="json", exclude_unset=True)),
         overrides=["rules.spare_answers=1000000", "alignment.minimum_rows=1"],
     )
     home = tmp_path / "own"
@@ -731,7 +731,7 @@ def organisations_with_faulty_tables(base: Path) -> Organisations:
     made = Organisations(base)
     settings = made.config.model_dump(mode="json", exclude_unset=True)
     del settings["data"]["parties"]["bank"]["file"]  # so that no table is declared yet
-    made.config = load_config_text(as_yaml(settings))
+    made.config = load_config_text(format_yaml(settings))
     made.seal()
     run = made.home("bank") / project.RUN
     settings = parse_yaml(run.read_text(), "run.yaml")[0]
@@ -740,7 +740,7 @@ def organisations_with_faulty_tables(base: Path) -> Organisations:
         faulty = {column: cells for column, (cells, _) in columns.items()}
         pd.read_csv(file, dtype=str).assign(**faulty).to_csv(file, index=False)
         settings["data"]["parties"].setdefault(name, {})["file"] = str(file)
-    run.write_text(as_yaml(settings))
+    run.write_text(format_yaml(settings))
     return made
 
 
@@ -767,7 +767,7 @@ def test_one_check_names_all_faults_of_several_tables_and_the_lines_that_mend_th
     assert set(pasted) == set(FAULTY)
     for party, lines in pasted.items():
         settings["data"]["parties"][party] |= lines
-    (bank / project.RUN).write_text(as_yaml(settings))
+    (bank / project.RUN).write_text(format_yaml(settings))
     mended = run_as_json(capsys, "project", "check", "--config", bank / "party.yaml")
     assert mended["settings"] == ""
     states = {each["name"]: each["state"] for each in mended["findings"]}
@@ -778,7 +778,8 @@ def certificate_findings(folder: Path) -> dict[str, tuple[str, str]]:
     """Return what `project check` says of certificates, or why it is wrong."""
     checks = Checks(folder / "party.yaml")
     return {
-        one.name: (one.state, one.value) for one in checks._try_check("tls", checks._certificate)
+        one.name: (one.state, one.value)
+        for one in checks._try_check("tls", checks._check_certificate)
     }
 
 
@@ -815,7 +816,7 @@ def test_whoever_revokes_is_told_of_the_relay_that_reads_another_list(
     file = bank / "party.yaml"
     kept = parse_yaml(file.read_text(), str(file))[0]
     assert isinstance(kept, dict)
-    file.write_text(as_yaml({**kept, "relay": "relay.example:443"}))
+    file.write_text(format_yaml({**kept, "relay": "relay.example:443"}))
     command = ("certs", "revoke", "ab" * 32, "--list", bank / "revoked.txt")
     assert run_as_json(capsys, *command)["relays"] == ["relay.example:443"]
     assert execute([*map(str, command)]) == 0
@@ -892,7 +893,7 @@ def test_two_parties_meet_and_compare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """NVFlare's parties meet in a job: `test_engines_deployed.py`."""
-    text = as_yaml(parse_yaml(blocks(PAGE, "yaml")[0], PAGE)[0])
+    text = format_yaml(parse_yaml(blocks(PAGE, "yaml")[0], PAGE)[0])
     for old, new in (
         ("method: votes", "method: {name: votes_randomised, epsilon: 4}"),
         ("400", "60"),

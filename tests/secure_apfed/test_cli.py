@@ -597,6 +597,6 @@ PEERS_ERRORS = {
 @pytest.mark.parametrize("case", PEERS_ERRORS)
 def test_who_left_or_stopped_violated_nothing(case: str) -> None:
     error, title = PEERS_ERRORS[case]
-    failure = terminal.failure_of(error)
+    failure = terminal.describe_failure(error)
     assert failure.title.startswith(title)
     assert failure.code == 4

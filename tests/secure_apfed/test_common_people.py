@@ -15,7 +15,7 @@ import pytest
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed import run
 from secure_apfed.alignment.overlap import CommonPeople, describe_common
-from secure_apfed.commands.check import parse_patterns, share_patterns
+from secure_apfed.commands.check import compute_pattern_shares, parse_patterns
 from secure_apfed.config import Config
 from secure_apfed.errors import UnmatchedIdsWarning
 from secure_apfed.runs.folder import RunFolder
@@ -142,11 +142,13 @@ def test_patterns_without_a_uniting_rule_ask_to_compare() -> None:
 
 def test_shares_are_whole_per_cents_of_frequent_patterns() -> None:
     counts = {"A-9": 7_000, "a-9": 2_890, "A9": 100, "9": 9, "#/#": 1}
-    assert share_patterns(counts) == {"A-9": 70, "a-9": 28, "A9": 1}
-    assert share_patterns({}) == {}
+    assert compute_pattern_shares(counts) == {"A-9": 70, "a-9": 28, "A9": 1}
+    assert compute_pattern_shares({}) == {}
     many = {f"{'-' * size}9": 50 for size in range(1, 30)}
-    assert len(share_patterns(many)) == 12
-    assert parse_patterns(share_patterns(many), sender="shop") == share_patterns(many)
+    assert len(compute_pattern_shares(many)) == 12
+    assert parse_patterns(compute_pattern_shares(many), sender="shop") == compute_pattern_shares(
+        many
+    )
 
 
 HOSTILE: dict[str, Any] = {

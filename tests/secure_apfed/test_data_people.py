@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from apfed_experiments.presets import PRESETS, find_preset
 from secure_apfed import cli
 from secure_apfed.config.file import load_settings_text
-from secure_apfed.config.plain_yaml import as_yaml, parse_yaml
+from secure_apfed.config.plain_yaml import format_yaml, parse_yaml
 from secure_apfed.data import (
     DATASETS,
     UNLABELLED,
@@ -575,7 +575,7 @@ def test_hospitals_need_one_encoding(
 def test_every_preset_is_a_setting_with_columns_that_the_set_has(name: str) -> None:
     assert f"`{name.split('/')[0]}/" in PAGE
     settings = DataSettings.model_validate(find_preset(name))
-    told = as_yaml(settings.model_dump(mode="json", exclude_unset=True))
+    told = format_yaml(settings.model_dump(mode="json", exclude_unset=True))
     assert load_settings_text(DataSettings, told, source="x") == settings
     natural = DATASETS[settings.dataset].natural_views.values()
     known = sorted(column for view in natural for column in view)
@@ -629,6 +629,6 @@ def test_the_command_line_lists_and_prints_them() -> None:
 def test_what_the_page_shows() -> None:
     shown = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     data = [parse_yaml(block, "docs/data.md")[0]["data"] for block in shown]
-    settings = [load_settings_text(DataSettings, as_yaml(one), source="x") for one in data]
+    settings = [load_settings_text(DataSettings, format_yaml(one), source="x") for one in data]
     assert [one.horizontal for one in settings] == [False, False, False, True]
     assert settings[-1].classes == ("no", "yes")

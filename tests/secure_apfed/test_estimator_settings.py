@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 import secure_apfed
 from secure_apfed import VerticalClassifier, VerticalRegressor, run_frames
 from secure_apfed.config import Config
-from secure_apfed.config.nested import list_settings, replace_setting
+from secure_apfed.config.nested import list_parameters, replace_setting
 from secure_apfed.errors import ConfigError, DataError
 
 TRAIN: dict[str, Any] = {
@@ -257,7 +257,7 @@ def test_sparse_columns_are_refused_by_party_and_name_and_the_advice_works(
 
 
 def test_flat_names_lead_to_every_declared_setting() -> None:
-    listed = list_settings({"method": "votes"}, {})
+    listed = list_parameters({"method": "votes"}, {})
     changed = {key: replace_setting({"method": "votes"}, key, listed[key]) for key in listed}
     assert not [key for key, settings in changed.items() if not settings]
     with pytest.raises(KeyError, match="train__nothing"):

@@ -21,7 +21,7 @@ from secure_apfed.alignment import make_intersection
 from secure_apfed.commands.check import Checks
 from secure_apfed.commands.project import _show_proposal
 from secure_apfed.config.file import load_config_text
-from secure_apfed.config.plain_yaml import as_yaml
+from secure_apfed.config.plain_yaml import format_yaml
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations import project
@@ -188,7 +188,7 @@ def go_through(settings: Mapping[str, Any], tables: Path, folder: Path) -> None:
 
     Raises ApfedError: the settings are refused, with a sentence.
     """
-    config = load_config_text(as_yaml(settings), source="run.yaml")
+    config = load_config_text(format_yaml(settings), source="run.yaml")
     roles = assign_roles(METHODS[config.method.name], config, "bank", ("shop", "clinic"))
     addresses = {name: f"127.0.0.1:{7001 + at}" for at, name in enumerate(roles)}
     run_by = {name: f"of {name}" for name in roles if name in ("aggregator", "dealer")}
@@ -213,7 +213,7 @@ def go_through(settings: Mapping[str, Any], tables: Path, folder: Path) -> None:
             if name != "bank":
                 project.accept_project(home["bank"] / project.SEALED, name, home[name])
             checks = Checks(home[name] / "party.yaml")
-            for finding in checks._contract():
+            for finding in checks._check_contract():
                 assert finding.state != "missing", finding
 
 
@@ -230,8 +230,8 @@ def refusal_of(attempt: Callable[[], object]) -> str:
 
 def draw_up(settings: Mapping[str, Any]) -> None:
     """Do of a proposal what needs no table: its settings, its terms, and its intersections."""
-    config = load_config_text(as_yaml(settings), source="run.yaml")
-    shared = load_config_text(as_yaml(project.list_shared_settings(config)), source="proposal")
+    config = load_config_text(format_yaml(settings), source="run.yaml")
+    shared = load_config_text(format_yaml(project.list_shared_settings(config)), source="proposal")
     assert shared.collect_terms() == config.collect_terms()
     trial = config.alignment.for_a_trial()
     for protocol in SET_INTERSECTIONS:
@@ -294,7 +294,7 @@ def test_hidden_overlaps_go_through(
     )
     checks = Checks(tmp_path / "shop" / "party.yaml")
     with pytest.raises(ConfigError, match=r"differs .* in alignment\.pairwise_overlaps"):
-        list(checks._contract())
+        list(checks._check_contract())
     shutil.rmtree(tmp_path / "shop")
 
 

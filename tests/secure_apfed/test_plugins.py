@@ -15,7 +15,7 @@ import torch
 from apfed_attacks.run import expand_choices
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text, load_settings_text
-from secure_apfed.config.plain_yaml import as_yaml
+from secure_apfed.config.plain_yaml import format_yaml
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.errors import ConfigError, PromiseError
 from secure_apfed.labellers import LABELLERS
@@ -186,7 +186,7 @@ def text_with(kind: PluginKind, name: Any) -> str:
     if kind == "defences":
         name = [name if isinstance(name, dict) else {"kind": name}]
     holder[key] = [name] if kind == "attacks" else name
-    return as_yaml(content)
+    return format_yaml(content)
 
 
 def take(text: str) -> Config:

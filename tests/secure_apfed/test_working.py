@@ -232,7 +232,7 @@ def test_a_line_says_how_long_the_rest_takes() -> None:
     assert not board.works
     board.update_work(Work(name="checkpoint", done=0, total=1, part="step 8"))
     assert [work.line for work in board.works] == ["checkpoint: step 8"]
-    board.forget_work()
+    board.drop_work()
     assert board.works == ()
 
 
