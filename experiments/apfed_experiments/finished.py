@@ -1,8 +1,8 @@
-"""A finished run as its folder tells it, and the attacks that follow it.
+"""A finished run, read from its folder, and the attacks that follow it.
 
 Read by: everything that reports or compares runs. A folder may have been sent by somebody else, so
-only plain files of bounded size and of the types named here are read
-(`secure_apfed.base.files`), and files that the run noted digests of are as it left them.
+only plain files of limited size and of the types named here are read (`secure_apfed.base.files`),
+and files whose digests the run stored must match them.
 """
 
 from collections.abc import Iterable
@@ -35,10 +35,10 @@ class FinishedRun:
     """A finished run with its results.
 
     Attributes:
-        config, outcome: what was asked, and what was reached.
+        config, outcome: of the run.
         attacks: their results; None: none was mounted.
         solo: the local models; None: not measured.
-        influence: how each test row moves the figure; empty: not stored.
+        influence: of each test row on the measure of the method's own inference; empty: not stored.
         gain: of help over the best local model, on the same rows; None: not known.
         who_helped: what each passive's help was worth; None: not measured.
     """
@@ -77,10 +77,10 @@ class FinishedRun:
 
 
 def load_finished_run(path: Path) -> FinishedRun:
-    """Read the results of a finished run.
+    """Return the results of the finished run in a folder.
 
-    Raises CheckpointError: a file is missing or not as this version writes it, or the run has not
-    finished.
+    Raises CheckpointError: the run has not finished, or a file is missing, changed or of another
+    version.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such run folder")
@@ -116,14 +116,20 @@ def mount_attacks(
     data: VerticalData | None = None,
     recording: Recording | None = None,
 ) -> tuple[AttackResult, ...]:
-    """Mount attacks on a finished run and write attacks.json; return the results of all.
+    """Mount attacks on a finished run, merge the results into attacks.json, and return all.
 
-    Results that the file holds of attacks not mounted now are kept; what is not given is the run's.
-    Raises ConfigError: an unknown attack or option; CheckpointError: the folder is no finished run,
-    or attacks.json holds something else.
+    Stored results of attacks that are not mounted now are kept.
 
-    `choices`: attacks with options; None: those of the settings. `recording`: the run's; None: load
-    it.
+    Args:
+        folder: of the run.
+        choices: attacks with options; None: those of the run's settings.
+        seed: of the attacks; None: the run's.
+        device: that computes; None: the run's.
+        data: tables of the run, if loaded already.
+        recording: of the run, if loaded already.
+
+    Raises ConfigError: an attack or option is unknown. Raises CheckpointError: the folder is no
+    finished run, or attacks.json holds something else.
     """
     recording = recording or load_recording(folder, data=data)
     make_private(folder)

@@ -43,8 +43,8 @@ from apfed_experiments.study import (
     describe_missing_data,
     load_seed_tables,
     measure_outcome,
-    rows_of,
     run_points,
+    select_table_rows,
     shuffle_passives_rows,
 )
 from apfed_experiments.summary import Gain, Row, Summary, select_accuracies
@@ -294,7 +294,7 @@ def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalDat
         draw = np.random.default_rng(derive_seed(seed, "overlap", table.name))
         dropped = set(draw.permutation(train_people)[kept:].tolist())
         rows = [row for row, person in enumerate(table.ids) if person not in dropped]
-        passives.append(rows_of(table, rows))
+        passives.append(select_table_rows(table, rows))
     return replace(data, passives=tuple(passives))
 
 

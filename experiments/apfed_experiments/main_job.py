@@ -1,16 +1,16 @@
-"""The main job, and the study of all methods: what help is worth, costs and gives away.
+"""The main job, and the study of all methods: gain, cost and leakage of help.
 
-The main job shows APFed as it is meant: passives that reconstruct, contrast, or both, under a
-secure sum and a guard, and labels that no message depends on. Beside it stand the same network
-trained alone, noisy votes, and a teacher that all parties train. Each line is compared with the
-best local model; lines with an ablation are repeated with the passives' rows shuffled, so that
-nothing is left of their help.
+The main job shows APFed as intended: passives that reconstruct, contrast, or both, with a secure
+sum and a guard, and labels that no message depends on. Beside it stand the same network trained
+locally, noisy votes, and a teacher that all parties train. Each line is compared with the best
+local model; lines with an ablation are repeated with the passives' rows shuffled, so that these
+carry no information.
 
-The study of all methods compares gain with what is read of the passives' features, on three data
+The study of all methods compares the gain with the leakage of the passives' features, on three data
 sets.
 
-One YAML file describes a base of a data set. Every run is derived from it by a line, so that all
-share data, seeds and labelled rows. Everything lies in one folder; a stopped job resumes.
+One YAML file describes the base of a data set. Every run is derived from it by a line, so that all
+share data, seeds and labelled rows. Everything is stored in one folder; a stopped job resumes.
 """
 
 import math
@@ -103,15 +103,15 @@ METHODS_READING = (
     '"TVFL, all parties" needs every party to predict, every other row predicts with the '
     "active's features alone. " + _GAINS + _EPSILONS + _LEAKS
 )
-# Inference variants of TVFL, in the paper's words; the others have one, named by the method.
-_INFERENCE: Mapping[str, str] = {
+# Titles of ways of inference that need more than the method's name, in the papers' words.
+_TITLES_BY_INFERENCE: Mapping[str, str] = {
     "tvfl": "TVFL, all parties",
     "tvfl_0": "TVFL-0",
     "tvfl_a": "TVFL-A",
     "tvfl_r": "TVFL-R",
     "joint_teacher_sum_together": "Teacher, all parties",
 }
-_WAYS: Mapping[str, str] = {"alone": "left alone", "together": "all parties"}
+_TITLES_BY_WAY: Mapping[str, str] = {"alone": "left alone", "together": "all parties"}
 _DIRECTIONS: Mapping[str, tuple[str, str]] = {
     "labels": ("passive reads labels", "balanced accuracy"),
     "features": ("active reads features of passives", "R2"),
@@ -120,16 +120,19 @@ _DIRECTIONS: Mapping[str, tuple[str, str]] = {
 """Directions of leaks (who reads whose what) and their metrics, by key for programs."""
 
 
-_KINDS = frozenset(kind for kind, _ in _DIRECTIONS.values())
+_TABLE_DIRECTIONS = frozenset(kind for kind, _ in _DIRECTIONS.values())
 
 
 def _make_leak_column(key: str) -> Column:
-    """Return the column of the largest advantage in this direction; a text where no attack ran."""
+    """Return the column of the best attack's advantage in one direction.
+
+    `key`: of `_DIRECTIONS`. A cell without an attack is "not attacked".
+    """
     kind, metric = _DIRECTIONS[key]
     measure = next(measure for measure in MEASURES.values() if measure.title == metric)
-    width = measure.most - measure.least
+    width = measure.most - measure.least  # largest possible difference of two values
 
-    def note_missing(row: Row) -> str:
+    def describe_missing_seeds(row: Row) -> str:
         leak = row["summary"].leakage.get(kind)
         return "" if leak is None else str(leak.missing)
 
@@ -138,7 +141,7 @@ def _make_leak_column(key: str) -> Column:
         title=kind,
         form=make_form(".3f", minimum=-width, maximum=width),
         missing=NOT_ATTACKED,
-        note=note_missing,
+        note=describe_missing_seeds,
         keys=(key, f"{key}_low", f"{key}_high"),
     )
 
@@ -166,23 +169,28 @@ COLUMNS = (
 )
 _NO_GUARD = {"guard": {"mechanism": "none"}}
 _PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
-_STUDENT = {**_NO_GUARD, **MASKED, **STUDENT}
-_CODED = {
-    **_STUDENT,
+_VOTE_STUDENT = {**_NO_GUARD, **MASKED, **STUDENT}
+_PUBLIC_CODE = {
+    **_VOTE_STUDENT,
     "model": {"network": "cross_view", "random_features": 1000},
 }
-_JOINTLY = {"epochs": 20, "batch_size": 64, "learning_rate": 0.1, "evaluate_every": 20}
-_TAUGHT_JOINTLY = {
-    **_STUDENT,
-    "train": _JOINTLY,
+_JOINT_TEACHER_TRAINING = {
+    "epochs": 20,
+    "batch_size": 64,
+    "learning_rate": 0.1,
+    "evaluate_every": 20,
+}
+_JOINT_TEACHER_SETTINGS = {
+    **_VOTE_STUDENT,
+    "train": _JOINT_TEACHER_TRAINING,
     "secure_sum": {**MASKED["secure_sum"], "clip": 8.0},
 }
-_BY_CURVE = {"alignment": {"protocol": "ecdh"}}
-_MASKED_CLIPPED = {**_BY_CURVE, "secure_sum": {**MASKED["secure_sum"], "clip": 1.0}}
-_SHUFFLED = "-shuffled"
+_ECDH = {"alignment": {"protocol": "ecdh"}}
+_MASKED_CLIPPED = {**_ECDH, "secure_sum": {**MASKED["secure_sum"], "clip": 1.0}}
+_ABLATION_SUFFIX = "-shuffled"
 
 
-def _make_variant(
+def _make_line(
     key: str,
     label: str,
     method: str,
@@ -193,12 +201,17 @@ def _make_variant(
     changes: Mapping[str, Any] = {},
     **options: Any,
 ) -> Line:
-    """Return one line: how a run differs from its base, with the passives' settings that its sum
-    needs.
+    """Return one line: how its runs differ from the base.
 
-    `label`: name of the line in the table; `protection`: in its column. `protected`: whether a
-    guarantee holds. `ablated`: whether it is an ablation. `changes`: settings that differ from the
-    base.
+    Args:
+        key: for names of files.
+        label: title of the line.
+        method: its name.
+        protection: text of its column.
+        protected: whether its messages are protected, which fills its dots in the picture.
+        ablated: whether its ablation is also measured.
+        changes: sections of settings in place of the base's.
+        options: further settings of the method.
     """
     return Line(
         key=key,
@@ -208,40 +221,38 @@ def _make_variant(
     )
 
 
-_VOTED = {**_STUDENT, **_BY_CURVE}
-_SINGLE_VIEW = _make_variant(
+_VOTE_SETTINGS = {**_VOTE_STUDENT, **_ECDH}
+_SINGLE_VIEW = _make_line(
     "alone",
     "SingleVL",
     "single_view",
     "nothing is sent",
     protected=False,
-    changes={**_PLAIN, **_BY_CURVE, "train": {**JOINT_TRAINING, "device": "cpu"}},
+    changes={**_PLAIN, **_ECDH, "train": {**JOINT_TRAINING, "device": "cpu"}},
 )
-_JOINT_TEACHER = _make_variant(
+_JOINT_TEACHER = _make_line(
     "joint-teacher",
     "Joint teacher",
     "joint_teacher_sum",
     "secure sum",
-    changes={**_TAUGHT_JOINTLY, **_BY_CURVE},
+    changes={**_JOINT_TEACHER_SETTINGS, **_ECDH},
     labels="spreading",
 )
-_CONTRASTIVE = _make_variant(
-    "apfed_c", "APFed-C", "apfed_c", "CKKS + guard, epsilon 1", ablated=True
-)
-_RANDOMISED_VOTES = _make_variant(
+_CONTRASTIVE = _make_line("apfed_c", "APFed-C", "apfed_c", "CKKS + guard, epsilon 1", ablated=True)
+_RANDOMISED_VOTES = _make_line(
     "votes-randomised",
     "Votes",
     "votes_randomised",
     "randomised answers",
     ablated=True,
-    changes=_VOTED,
+    changes=_VOTE_SETTINGS,
     epsilon=4.0,
 )
 
 
 def _make_reconstructive_line(*, ablated: bool) -> Line:
-    """Return the line of APFed-R, with or without its ablation."""
-    return _make_variant(
+    """Return the line of APFed-R; `ablated`: whether its ablation is also measured."""
+    return _make_line(
         "apfed_r",
         "APFed-R",
         "apfed_r",
@@ -254,7 +265,7 @@ def _make_reconstructive_line(*, ablated: bool) -> Line:
 MAIN_LINES: tuple[Line, ...] = (
     _SINGLE_VIEW,
     _CONTRASTIVE,
-    _make_variant(
+    _make_line(
         "apfed_c-8",
         "APFed-C",
         "apfed_c",
@@ -262,7 +273,7 @@ MAIN_LINES: tuple[Line, ...] = (
         changes={**_MASKED_CLIPPED, "guard": {**FROZEN, "epsilon": 8.0}},
     ),
     _make_reconstructive_line(ablated=True),
-    _make_variant(
+    _make_line(
         "apfed",
         "APFed, mixed objectives",
         "apfed",
@@ -282,29 +293,29 @@ FEWER_LINES: tuple[Line, ...] = (
 """Lines of the main job's second data set, without those that measure a setting's effect again."""
 METHOD_LINES: tuple[Line, ...] = (
     _SINGLE_VIEW,
-    _make_variant("votes", "Votes", "votes", "secure sum", changes=_VOTED),
-    _make_variant(
-        "votes-noise", "Votes", "votes", "secure sum + noise", changes=_VOTED, epsilon=4.0
+    _make_line("votes", "Votes", "votes", "secure sum", changes=_VOTE_SETTINGS),
+    _make_line(
+        "votes-noise", "Votes", "votes", "secure sum + noise", changes=_VOTE_SETTINGS, epsilon=4.0
     ),
     *(
-        _make_variant(
+        _make_line(
             f"votes-randomised-{epsilon:g}",
             "Votes",
             "votes_randomised",
             f"randomised answers, epsilon {epsilon:g}",
-            changes=_VOTED,
+            changes=_VOTE_SETTINGS,
             epsilon=epsilon,
         )
         for epsilon in (4.0, 2.0)
     ),
-    _make_variant(
-        "votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", changes=_VOTED
+    _make_line(
+        "votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", changes=_VOTE_SETTINGS
     ),
-    _make_variant(
-        "apfed_code", "APFed by code", "apfed_code", "secure sum", changes={**_CODED, **_BY_CURVE}
+    _make_line(
+        "apfed_code", "APFed by code", "apfed_code", "secure sum", changes={**_PUBLIC_CODE, **_ECDH}
     ),
     _JOINT_TEACHER,
-    _make_variant(
+    _make_line(
         "tvfl",
         "TVFL",
         "tvfl",
@@ -312,12 +323,12 @@ METHOD_LINES: tuple[Line, ...] = (
         protected=False,
         changes={
             **_PLAIN,
-            **_BY_CURVE,
-            "train": {**_JOINTLY, "epochs": 100, "evaluate_every": 100},
+            **_ECDH,
+            "train": {**_JOINT_TEACHER_TRAINING, "epochs": 100, "evaluate_every": 100},
         },
     ),
     *(
-        _make_variant(
+        _make_line(
             method,
             METHODS[method].settings.title,
             method,
@@ -335,9 +346,10 @@ class Job:
 
     Attributes:
         configs: names of the YAML files that describe the bases.
-        lines: of each table; fewer: of the tables that show fewer, by name of the file.
-        first: key of the line that is measured on the first data set before all others, and shown
-            as soon as its seeds are done; empty: none.
+        lines: of each table, unless `fewer` has others.
+        fewer: lines of tables that show fewer, by name of the file.
+        first: key of the line that is measured before all others, on the first data set, and shown
+            when its seeds are done; empty: none.
     """
 
     title: str
@@ -348,10 +360,7 @@ class Job:
     first: str = ""
 
     def list_lines(self, config: str) -> tuple[Line, ...]:
-        """Return the lines of one data set's table.
-
-        `config`: name of its YAML file.
-        """
+        """Return the lines of one data set's table; `config`: name of its YAML file."""
         return self.fewer.get(config, self.lines)
 
 
@@ -372,14 +381,17 @@ METHOD_COMPARISON = Job(
 
 
 def _load_shuffled(config: Config, seed: int) -> VerticalData:
-    """Return tables whose passives' rows are of other people: nothing is left of their help."""
+    """Return the tables of a seed with the passives' rows shuffled, so that they carry no
+    information.
+    """
     return shuffle_passives_rows(load_seed_tables(config.data, seed), seed=seed)
 
 
 def build_line_config(line: Line, base: Config) -> Config:
-    """Return the settings of one line of the table: those of its data set, changed by the line.
+    """Return the configuration of a line on one data set: the base's, changed by the line.
 
-    The settings of passives are dropped where no gradients are summed: such methods have none.
+    The section `passives` is dropped for methods whose passives send no gradients, since they have
+    no such settings.
     """
     base_settings = base.model_dump(mode="json", exclude_defaults=True)
     if not METHODS[line.method].settings.sums_gradients:
@@ -388,18 +400,19 @@ def build_line_config(line: Line, base: Config) -> Config:
 
 
 def title_line(line: Line, inference: str) -> str:
-    """Return the title of a line for one way to predict: the line's own, or who takes part."""
-    way = inference.removeprefix(f"{line.method}_")
-    if inference in _INFERENCE or way == inference:
-        return _INFERENCE.get(inference, line.label)
-    return f"{line.label}, {_WAYS.get(way, way)}"
+    """Return the title of a line for one way of inference: the line's label, with who takes part in
+    other ways than the method's own.
 
-
-def points_of(base: Config, folder: Path, lines: Sequence[Line] = MAIN_LINES) -> list[Point]:
-    """Return one point for each line; runs are stored in a folder named after the base.
-
-    `lines`: of the table.
+    `inference`: key of the way in `accuracy`.
     """
+    way = inference.removeprefix(f"{line.method}_")
+    if inference in _TITLES_BY_INFERENCE or way == inference:
+        return _TITLES_BY_INFERENCE.get(inference, line.label)
+    return f"{line.label}, {_TITLES_BY_WAY.get(way, way)}"
+
+
+def make_points(base: Config, folder: Path, lines: Sequence[Line] = MAIN_LINES) -> list[Point]:
+    """Return one point for each line; runs are stored in a subfolder named after the base."""
     return [
         Point(
             config=build_line_config(line, base),
@@ -411,15 +424,16 @@ def points_of(base: Config, folder: Path, lines: Sequence[Line] = MAIN_LINES) ->
     ]
 
 
-def ablation_of(point: Point) -> Point | None:
-    """Return the same point with the passives' rows shuffled; None where none is wanted.
+def make_ablation(point: Point) -> Point | None:
+    """Return the ablation of a point: the same run with the passives' rows shuffled.
 
-    Sums are masked, whatever the line's scheme is: accuracy is the same up to rounding.
+    Only its figures are stored. Its sum is masked instead of encrypted, which is faster and changes
+    the accuracy by rounding only. None: the line has no ablation.
     """
     if not point.line.cells["ablated"]:
         return None
     settings = point.config.model_dump(mode="json", exclude_defaults=True)
-    settings["name"] += _SHUFFLED
+    settings["name"] += _ABLATION_SUFFIX
     settings["attacks"] = []
     if point.config.secure_sum.scheme == "ckks":
         settings |= _MASKED_CLIPPED
@@ -434,18 +448,17 @@ def ablation_of(point: Point) -> Point | None:
 
 
 def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Table:
-    """Return rows in the order of the points, one for each way of inference.
+    """Return the table of these points, with a row for each way of inference.
 
-    A gain is over the best local model; there is none where others help to predict.
-
-    `seeds`: how many.
+    Gains are over the best local model and over the ablation, for the method's own way of inference
+    and only if the active predicts alone. `seeds`: number of seeds.
     """
     rows: list[Row] = []
     for point in points:
         line = point.line
         summary = Summary.from_rows(results.select_rows(point))
         method = METHODS[line.method]
-        ablation = ablation_of(point)
+        ablation = make_ablation(point)
         for position, (inference, accuracy) in enumerate(summary.accuracies.items()):
             is_local = position == 0 and method.settings.predicts_alone
             over_ablation = None
@@ -475,9 +488,10 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1)
 
 
 def _make_title(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str:
-    """Return data, parties, labels, seeds, and what the best local model reaches.
+    """Return the title of a table: data, parties, labels, seeds, and the best local model's
+    accuracy.
 
-    `points`: one for each line of the table.
+    `points`, `rows`: of the table. `seeds`: number of seeds.
     """
     data = points[0].solo_config.data if points and points[0].solo_config else None
     if data is None:
@@ -492,14 +506,18 @@ def _make_title(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str
     return title
 
 
-def lines_of(table: Table) -> list[ComparedLine]:
-    """Return the lines of a comparison as its verdict needs them, one for each method."""
+def list_compared_lines(table: Table) -> list[ComparedLine]:
+    """Return the rows of a table as `compare_points` makes it in the form that the verdict reads.
+
+    Only advantages in the table's directions are kept; for the others of these directions the
+    reason why no attack ran is given.
+    """
     lines = []
     for row in table.rows:
         leaks = {
             kind: leak.clipped_advantage
             for kind, leak in row["summary"].leakage.items()
-            if kind in _KINDS
+            if kind in _TABLE_DIRECTIONS
         }
         lines.append(
             ComparedLine(
@@ -520,13 +538,15 @@ def lines_of(table: Table) -> list[ComparedLine]:
 
 
 def _get_config(row: Row) -> Config:
-    """Return the settings of a row's runs."""
+    """Return the configuration of a row's runs, with its type."""
     config: Config = row["config"]
     return config
 
 
-def front_of(table: Table) -> list[FrontLine]:
-    """Return the lines that have both a gain and an attack on the passives' features."""
+def list_front_lines(table: Table) -> list[FrontLine]:
+    """Return the rows of a table that have both a gain and an attack on the passives' features, as
+    points of the front of both.
+    """
     kind, _ = _DIRECTIONS["features"]
     return [
         FrontLine(
@@ -535,42 +555,48 @@ def front_of(table: Table) -> list[FrontLine]:
             read=line.leaks[kind],
             shows_labels="labels are shown" in _get_config(row).method.facts,
         )
-        for row, line in zip(table.rows, lines_of(table), strict=True)
+        for row, line in zip(table.rows, list_compared_lines(table), strict=True)
         if line.gain is not None and kind in line.leaks
     ]
 
 
 def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Results]:
-    """Return the study of a job: a part for each data set, and ablations beside its lines.
+    """Return the study of a job: a part for each data set; ablations are measured beside its lines.
 
-    `seeds`: of the runs.
+    `folder`: of the study. `seeds`: of the runs.
     """
     bases = {name: base_config(name) for name in job.configs}
-    parts = [(base, points_of(base, folder, job.list_lines(name))) for name, base in bases.items()]
+    parts = [
+        (base, make_points(base, folder, job.list_lines(name))) for name, base in bases.items()
+    ]
     points = [point for _, base_points in parts for point in base_points]
-    ablations = [ablation for point in points if (ablation := ablation_of(point)) is not None]
+    possible_ablations = [make_ablation(point) for point in points]
+    ablations = [ablation for ablation in possible_ablations if ablation is not None]
 
     def compare(results: Results) -> list[Part]:
-        """Return a part for each data set; the last one names what is dominated on all of them."""
+        """Return a part for each data set; the last one names lines dominated on all of them."""
         tables = {
             base.name: compare_points(base_points, results, seeds=len(seeds))
             for base, base_points in parts
         }
-        pages = [_make_part(folder, base, tables[base.name]) for base, _ in parts]
-        fronts = {name: front_of(table) for name, table in tables.items()}
+        *first_parts, last_part = [_make_part(folder, base, tables[base.name]) for base, _ in parts]
+        fronts = {name: list_front_lines(table) for name, table in tables.items()}
         summary = VerdictLine("Dominated on every data set", describe_dominated(fronts))
-        return [*pages[:-1], replace(pages[-1], lines=[*pages[-1].lines, summary])]
+        return [*first_parts, replace(last_part, lines=[*last_part.lines, summary])]
 
-    base, of_first_base = parts[0]
-    first = [point for point in of_first_base if point.line.key == job.first]
+    first_base, first_base_points = parts[0]
+    first_points = [point for point in first_base_points if point.line.key == job.first]
 
     def measure_first(*, jobs: int, on_done: OnDone) -> list[str]:
+        """Measure the line that is shown first, and return a sentence on it."""
         results = run_points(
-            first, seeds, jobs=jobs, on_done=on_done, solo=True, later=of_first_base
+            first_points, seeds, jobs=jobs, on_done=on_done, solo=True, later=first_base_points
         )
-        return [_describe_first(base, point, results, seeds=len(seeds)) for point in first]
+        return [
+            _describe_first(first_base, point, results, seeds=len(seeds)) for point in first_points
+        ]
 
-    # The longest lines are the last; begun first, they leave no process without work at the end.
+    # The last lines take longest: started first, they keep all processes busy until the end.
     all_points = [*points[::-1], *ablations]
     return Study(
         title=job.title,
@@ -578,15 +604,15 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
         folder=folder,
         measure=partial(run_points, all_points, seeds, solo=True),
         compare=compare,
-        measure_first=measure_first if first else None,
+        measure_first=measure_first if first_points else None,
         reported=list_trials(points, seeds[:1]),
     )
 
 
 def _describe_first(base: Config, point: Point, results: Results, *, seeds: int) -> str:
-    """Return the gain of one line in a sentence, before the other lines are measured.
+    """Return sentences on the accuracy and the gain of a line that is shown before the others.
 
-    `seeds`: how many.
+    `base`: of its data set. `seeds`: number of seeds.
     """
     summary = Summary.from_rows(results.select_rows(point))
     sentence = (
@@ -604,10 +630,12 @@ def _describe_first(base: Config, point: Point, results: Results, *, seeds: int)
 
 
 def _make_part(folder: Path, base: Config, table: Table) -> Part:
-    """Draw the table and its front of gain against features read, and add the verdict."""
+    """Return the part of one data set: its table, the verdict, and pictures of the table and of the
+    front of gain against features read.
+    """
     pictures = [draw_table(folder / f"{base.name}.png", table)]
-    lines = list(describe_comparison(lines_of(table)))
-    front = front_of(table)
+    lines = list(describe_comparison(list_compared_lines(table)))
+    front = list_front_lines(table)
     if front:
         pictures.append(draw_front(folder / f"{base.name}-front.png", front, title=base.name))
         lines.append(VerdictLine("Gain against what is read", describe_front(front)))
@@ -615,17 +643,19 @@ def _make_part(folder: Path, base: Config, table: Table) -> Part:
 
 
 def draw_table(path: Path, table: Table) -> Picture:
-    """Draw gain, epsilon and the advantage of attacks in each direction, a row for each line."""
+    """Draw a table with a row for each line: gain, epsilon, and the advantage of attacks in each
+    direction; write the picture and return it.
+    """
     rows = table.rows
     with open_figure(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:
-        gain, epsilon, *reads = figure.subplots(1, 2 + len(_DIRECTIONS), sharey=True)
-        _draw_dots(gain, rows, [row["gain"] for row in rows], colour=OURS, scale=100)
-        gain.set(title="Gain", xlabel="points")
-        gain.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
+        gain_axes, epsilon_axes, *leak_axes = figure.subplots(1, 2 + len(_DIRECTIONS), sharey=True)
+        _draw_dots(gain_axes, rows, [row["gain"] for row in rows], colour=OURS, scale=100)
+        gain_axes.set(title="Gain", xlabel="points")
+        gain_axes.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
         filled = [bool(row["protected"]) for row in rows]
-        draw_epsilons(epsilon, [row["epsilon"] for row in rows], filled=filled, colour=OURS)
-        epsilon.set(title="Epsilon")
-        for axes, (key, (kind, metric)) in zip(reads, _DIRECTIONS.items(), strict=True):
+        draw_epsilons(epsilon_axes, [row["epsilon"] for row in rows], filled=filled, colour=OURS)
+        epsilon_axes.set(title="Epsilon")
+        for axes, (key, (kind, metric)) in zip(leak_axes, _DIRECTIONS.items(), strict=True):
             _draw_dots(axes, rows, [row[key] for row in rows], colour=ATTACK)
             axes.set(title=_fold_title(kind), xlabel=metric)
             axes.axvline(0, color=OTHER, linewidth=1)
@@ -640,7 +670,7 @@ def draw_table(path: Path, table: Table) -> Picture:
 
 
 def _fold_title(kind: str) -> str:
-    """Return the title of a narrow panel in three lines."""
+    """Return the title of a narrow panel, "READER reads TARGET of OWNER", in three lines."""
     reader, target = kind.split(" reads ")
     folded = target.replace(" of ", "\nof ")
     return f"{reader} reads\n{folded}"
@@ -654,9 +684,9 @@ def _draw_dots(
     colour: str,
     scale: float = 1.0,
 ) -> None:
-    """Draw each row's mean and interval at its height, filled where the line is protected.
+    """Draw each row's mean and interval at the heights 0, -1, ..., filled if the line is protected.
 
-    `colour`: of the dots. `scale`: 100 for per cent.
+    `intervals`: of the rows; None: no dot. `scale`: factor from the intervals to the axis.
     """
     for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
         if interval is not None:

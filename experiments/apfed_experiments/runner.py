@@ -1,7 +1,7 @@
-"""A study in one declaration: what is measured, how it is compared, and how people read that.
+"""Studies: a declaration of what is measured and compared, and the function that runs any of them.
 
-`run_study` does the rest alike for all of them. It measures what is missing, writes the table of
-each part as CSV, Markdown and JSON, the reports of runs, and one page.
+`run_study` measures what is missing, and writes the table of each part as CSV, Markdown and JSON,
+the reports of runs, and one page.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,15 +35,16 @@ class Study(Generic[_M]):
     """The declaration of a study.
 
     Attributes:
-        title: of its page; reading: how people read its tables.
-        folder: of all that it writes, where a stopped study resumes; None: nothing is written.
-        measure: takes `jobs` and `on_done`, measures what the folder does not hold yet, and returns
-            all of it, as `apfed_experiments.study.run_points` does for runs.
-        compare: makes the parts of the answer from what was measured, and draws their pictures.
-        measure_first: takes `jobs` and `on_done`, measures the part of it that answers its question
-            soonest, and returns sentences to show before all else is measured.
-        unit: what is counted while it runs.
-        reported: the runs whose reports are written and linked from the page.
+        title: of its page.
+        reading: sentences on how to read its tables.
+        folder: where everything is stored and a stopped study resumes; None: nothing is written.
+        measure: takes `jobs` and `on_done`, measures what the folder lacks, and returns all
+            measurements (for runs: `apfed_experiments.study.run_points`).
+        compare: returns the parts of the answer from the measurements, and draws their pictures.
+        measure_first: takes `jobs` and `on_done`, measures the part that gives a first answer, and
+            returns sentences that are shown before the rest is measured; None: there is none.
+        unit: what is counted while it runs, in the plural.
+        reported: runs whose reports are written and linked from the page.
     """
 
     title: str
@@ -58,7 +59,12 @@ class Study(Generic[_M]):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer of a study; its folder holds the same."""
+    """The answer of a study, which is also stored in its folder.
+
+    Attributes:
+        measured: all measurements, as `Study.measure` returns them.
+        parts: tables and pictures.
+    """
 
     study: Study[Any]
     measured: Any
@@ -95,9 +101,11 @@ class Answer:
 def run_study(
     study: Study[Any], *, jobs: int = 1, on_done: OnDone = lambda done, total: None
 ) -> Answer:
-    """Measure what is missing in `jobs` processes; write tables, pictures, reports and the page.
+    """Measure what a study lacks; write tables, pictures, reports and the page; return the answer.
 
-    Raises CheckpointError where the folder holds figures of other settings; and as its runs do.
+    `jobs`: number of processes. `on_done`: is called after each measurement.
+
+    Raises CheckpointError: the folder holds figures of other settings. Raises what its runs do.
     """
     folder = study.folder
     if folder is not None:
@@ -105,8 +113,8 @@ def run_study(
     measured = study.measure(jobs=jobs, on_done=on_done)
     failed = {failure.trial for failure in measured.failures}
     reported = [trial for trial in study.reported if trial.name not in failed]
-    # Written by the workers while this process compares.
-    # They stay on this machine, wherever the runs were computed.
+    # Worker processes of this machine write reports, wherever the runs were computed, while this
+    # process compares.
     pages = Parallel(n_jobs=jobs, backend="loky", return_as="generator")(
         delayed(_write_trial_report)(trial) for trial in reported
     )
@@ -131,14 +139,14 @@ def run_study(
 
 
 def _write_trial_report(trial: Trial) -> Path:
-    """Write the report of a finished trial, with the local models that the study measured."""
+    """Write the report of a finished trial, with the study's local models; return its path."""
     return write_report(trial.path, solo=finish_trial(trial).solo)
 
 
 def _write_table(base: Path, part: Part, failures: Sequence[str]) -> None:
-    """Write a part's table in each form; names of parts may hold dots.
+    """Write a part's table as CSV, Markdown and JSON.
 
-    `failures`: of the study so far.
+    `base`: path without suffix; names of parts may hold dots. `failures`: sentences for Markdown.
     """
     contents = {
         "csv": part.table.format_csv(),
@@ -150,13 +158,11 @@ def _write_table(base: Path, part: Part, failures: Sequence[str]) -> None:
 
 
 def list_failures(failures: Sequence[Failure]) -> list[str]:
-    """Return a sentence for each error, with all that it ended.
-
-    `failures`: of the study so far.
-    """
-    names: dict[str, list[str]] = {}
+    """Return a sentence for each error message, with the trials that it ended."""
+    trials_by_message: dict[str, list[str]] = {}
     for failure in failures:
-        names.setdefault(failure.message, []).append(failure.trial)
+        trials_by_message.setdefault(failure.message, []).append(failure.trial)
     return [
-        f"Failed and left out: {', '.join(trials)}: {message}" for message, trials in names.items()
+        f"Failed and left out: {', '.join(trials)}: {message}"
+        for message, trials in trials_by_message.items()
     ]

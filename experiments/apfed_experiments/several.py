@@ -24,7 +24,7 @@ from apfed_experiments.study import (
     OnDone,
     Point,
     Trial,
-    figures_of,
+    iter_figures,
     list_trials,
     run_points,
 )
@@ -193,7 +193,7 @@ def _run_seeds(
     def note_figures(run: FinishedRun) -> Figures:
         """Keep a finished run by its seed, and return its figures."""
         runs[run.config.seed] = run
-        return figures_of(run)
+        return iter_figures(run)
 
     folders = {trial.seed: trial.path for trial in trials}
     table = run_points(

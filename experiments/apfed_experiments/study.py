@@ -1,8 +1,8 @@
 """The grid of a study: points, each a run for every seed, that become one table of figures.
 
-`run_points` runs what the folder does not show to be done, in several processes, and reads every
-finished run into a table with a row for each figure. A study resumes where it was stopped, or where
-points or seeds were added. What a study makes of the figures: `apfed_experiments.runner`.
+`run_points` runs what the study's folder lacks, in several processes, and reads every finished run
+into a table with a row for each figure. A study resumes where it was stopped, or where points or
+seeds were added. `apfed_experiments.runner` makes tables and pages of the figures.
 """
 
 import hashlib
@@ -65,20 +65,20 @@ from secure_apfed.settings.privacy import LabelSettings
 from secure_apfed.solo.interface import use_fit_store
 
 OnDone: TypeAlias = Callable[[int, int], None]
-"""Called with the trials that are done and that there are."""
+"""Function that is called with the number of finished trials and of all trials."""
 Figures: TypeAlias = Iterator[Mapping[str, Any]]
-"""Rows of one run; columns as `figures_of` has them."""
+"""Rows of one run, with the columns of `iter_figures`."""
 MASKED: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
 STUDENT: Mapping[str, Any] = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
 """Settings that studies share: sums that hide a passive's part, and the student of votes."""
 
 PartySeeds: TypeAlias = Literal["secret", "shared_for_comparison"]
-_ALIGNED: dict[str, PastAlignment] = {}
+_SHARED_ALIGNMENTS: dict[str, PastAlignment] = {}
 """Alignments of this process: the runs of a study on one data set and seed share one."""
 
 
 def describe_missing_data(config: Config) -> str:
-    """Return why the data of a run are not available here; empty where they are."""
+    """Return why the data of a run are not available here; empty if they are."""
     try:
         load_data(config.data, seed=0)
     except DataError as error:
@@ -97,8 +97,9 @@ class Line:
     """A line of a study's table, and how its runs differ from those of other lines.
 
     Attributes:
-        key: for names of files; label: for people.
-        settings: whole sections in place of the usual ones.
+        key: for names of files.
+        label: for people.
+        settings: whole sections of settings, in place of the base's.
         cells: its cells in the table, by column.
     """
 
@@ -113,21 +114,27 @@ class Line:
         method = self.settings["method"]
         return str(method["name"] if isinstance(method, Mapping) else method)
 
-    def build_config(self, usual: Mapping[str, Any], **own: Any) -> Config:
-        """Return the run of this line: the usual sections, with those of the line in
-        their place.
+    def build_config(self, base: Mapping[str, Any], **own: Any) -> Config:
+        """Return the configuration of this line.
+
+        `base`: plain settings, whose sections the line's replace. `own`: further sections, which
+        replace both.
         """
-        return Config.model_validate({**usual, **self.settings, **own})
+        return Config.model_validate({**base, **self.settings, **own})
 
 
 class TrialOutcome(Outcome):
-    """An outcome of a run whose folder is not kept; `influence`: of each test row on its figure."""
+    """The outcome of a run that stores figures only.
+
+    Attributes:
+        influence: of each test row on the measure of the method's own inference.
+    """
 
     influence: tuple[float, ...] = ()
 
 
 def measure_outcome(config: Config, data: VerticalData) -> TrialOutcome:
-    """Run these settings on these tables; return the figures to store."""
+    """Run these settings on these tables without a run folder; return the figures to store."""
     began = time.monotonic()
     result = run(config, None, data=data)
     aligned = result.recording.alignment.get(data.active.name, ())
@@ -158,15 +165,19 @@ class Point:
     """A setting of a study, whose runs are averaged over seeds.
 
     Attributes:
-        config: of its runs, but for their seeds; its name is the point's. folder: of the runs.
-        figures_only: no attacks follow, and of each run one small file is kept.
-        solo_config: whose network and training the solo baselines use, if not those of `config`.
-        centralised: all features in one table at the active, of which figures are kept: as a run
-            folder it would look like a run of the active alone.
-        party_seeds: of its runs, whatever `config` says, so that a repeated study gives the same.
-        line: the study's own line of its table that this point belongs to.
-        tables: of a seed, where they are not those that `config` names.
-        measure: runs and tells the figures that are kept where no folder is.
+        config: of its runs, except their seeds; its name is the point's.
+        folder: in which runs are stored.
+        figures_only: whether each run is one small file of figures in place of a run folder; such
+            runs are not attacked.
+        solo_config: run whose network and training the local models use; None: `config`.
+        centralised: whether the active holds all features in one table. Only figures are stored,
+            since a run folder would look like a run of the active alone.
+        party_seeds: of its runs, whatever `config` says; by default a repeated study gives the same
+            figures.
+        line: of the study's table that the point belongs to.
+        tables: returns the tables of a seed; None: those that `config` names.
+        measure: runs a configuration on tables and returns the figures, where only figures are
+            stored.
     """
 
     config: Config
@@ -188,9 +199,7 @@ class Point:
         return Trial(self, seed)
 
     def load_tables(self, seed: int) -> VerticalData:
-        """Return the tables of one seed, in one table at the active where the point is
-        centralised.
-        """
+        """Return the tables of one seed: all in the active's table if the point is centralised."""
         if self.tables is not None:
             return self.tables(seed)
         data = load_seed_tables(self.config.data, seed)
@@ -199,6 +208,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Trial:
+    """One run of a point, with its seed."""
+
     point: Point
     seed: int
 
@@ -208,7 +219,7 @@ class Trial:
 
     @property
     def config(self) -> Config:
-        """Return the point's settings under this trial's name and seed."""
+        """Return the point's configuration with this trial's name and seed."""
         trial_settings = {
             "name": self.name,
             "seed": self.seed,
@@ -218,13 +229,15 @@ class Trial:
 
     @property
     def solo_config(self) -> Config:
-        """Return the settings of the local models: without privacy, since nothing is sent."""
+        """Return the configuration of the local models: without private labels and DP-SGD, since
+        nothing is sent.
+        """
         public_settings = {"seed": self.seed, "labels": LabelSettings(), "dp_sgd": None}
         return (self.point.solo_config or self.config).model_copy(update=public_settings)
 
     @property
     def keeps_figures(self) -> bool:
-        """Return whether a file of figures replaces a run folder."""
+        """Return whether the trial is a file of figures in place of a run folder."""
         return self.point.figures_only or self.point.centralised
 
     @property
@@ -233,8 +246,8 @@ class Trial:
 
     @property
     def settings(self) -> str:
-        """Return SHA-256 of the settings that differ from the defaults, and of own tables; not of
-        the code.
+        """Return the SHA-256 digest of what the figures depend on, except the code: settings that
+        differ from the defaults, and the files of users' own tables.
         """
         settings = self.config.model_dump_json(exclude_defaults=True) + str(self.point.centralised)
         settings += files_digest(self.config.data)
@@ -258,7 +271,7 @@ class Trial:
 
 
 class StoredFigures(Written):
-    """A small file of figures, with the digest of all that they depend on but the code."""
+    """A small file of figures, with the digest of what they depend on, except the code."""
 
     settings: str
 
@@ -272,10 +285,16 @@ def measure_once(
 ) -> _K:
     """Return the figures stored at `path`, or measure them on one thread and store them.
 
-    Raises CheckpointError where something else lies there, or figures of other settings.
+    Args:
+        path: of the file.
+        kind: class of the stored figures.
+        settings: digest of what they depend on.
+        measure: returns the fields of `kind` except the digest.
+
+    Raises CheckpointError: the file holds something else, or figures of other settings.
     """
     if not path.is_file():
-        with _use_one_thread(path.parent):
+        with _prepare_measurement(path.parent):
             stored = kind(settings=settings, **measure())
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, to_json(stored.model_dump(exclude_unset=True)).encode())
@@ -283,7 +302,12 @@ def measure_once(
 
 
 def _load_figures(path: Path, kind: type[_K], settings: str) -> _K:
-    """Read stored figures. Raises CheckpointError: another file, or figures of other settings."""
+    """Return stored figures.
+
+    `kind`: their class. `settings`: digest of what they should depend on.
+
+    Raises CheckpointError: the file holds something else, or figures of other settings.
+    """
     try:
         stored = load_json(path, kind)
     except CheckpointError as error:
@@ -298,14 +322,15 @@ def _load_figures(path: Path, kind: type[_K], settings: str) -> _K:
 
 
 @contextmanager
-def _use_one_thread(folder: Path) -> Iterator[None]:
-    """Run the block on one thread, with fits stored in the folder and without warnings, which the
-    study's tables show instead.
+def _prepare_measurement(folder: Path) -> Iterator[None]:
+    """Prepare the block for a measurement: one thread, shared fits, and fewer warnings.
+
+    Models that several runs of the study fit are stored in `folder`. Warnings of unsafe choices, of
+    help without gain and of narrow tables are off, since the study's tables show the same.
     """
     with one_thread(), warnings.catch_warnings(), use_fit_store(make_fit_store(folder)):
-        warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        warnings.simplefilter("ignore", NoHelpWarning)  # what help is worth is what studies tell
-        warnings.simplefilter("ignore", NarrowTableWarning)  # and what attacks read
+        for category in (UnsafeChoiceWarning, NoHelpWarning, NarrowTableWarning):
+            warnings.simplefilter("ignore", category)
         yield
 
 
@@ -314,27 +339,26 @@ class _StoredOutcome(StoredFigures):
 
 
 def finish_trial(trial: Trial) -> FinishedRun:
-    """Run and attack, on one thread, what the folder does not show to be done, and read it.
+    """Run and attack a trial on one thread, as far as its folder lacks that, and return the run.
 
-    Raises CheckpointError where the folder is a link or holds other settings, and as a run does.
+    Raises CheckpointError: the folder is a link or holds other settings. Raises what a run does.
     """
-    with share_alignments(_ALIGNED):
+    with share_alignments(_SHARED_ALIGNMENTS):
         if trial.keeps_figures:
-            figures = measure_once(
+            stored = measure_once(
                 trial.path, _StoredOutcome, trial.settings, lambda: {"outcome": trial.measure()}
-            ).outcome
-            solo = _select_tested_solo(trial, figures)
+            )
             return FinishedRun(
                 config=trial.config,
-                outcome=figures,
+                outcome=stored.outcome,
                 attacks=None,
-                solo=solo,
-                influence=figures.influence,
+                solo=_select_tested_solo(trial, stored.outcome),
+                influence=stored.outcome.influence,
             )
         own_subfolder(trial.path)
         trial.refuse_another_run()
         recording = None
-        with _use_one_thread(trial.point.folder):
+        with _prepare_measurement(trial.point.folder):
             if not RunFolder(trial.path).result.exists():
                 resume = can_resume(trial.path, trial.config)
                 data = load_seed_tables(trial.config.data, trial.seed)
@@ -351,12 +375,17 @@ def finish_trial(trial: Trial) -> FinishedRun:
     name = next(iter(outcome.scores))
     measure = MEASURES[outcome.measure]
     scores = load_scores(folder, name, threshold=outcome.threshold)
-    moved = () if scores is None else round_influences(finished.config.data, scores, measure)
-    return replace(finished, solo=_select_tested_solo(trial, outcome), influence=moved)
+    influence: tuple[float, ...] = ()
+    if scores is not None:
+        influence = round_influences(finished.config.data, scores, measure)
+    return replace(finished, solo=_select_tested_solo(trial, outcome), influence=influence)
 
 
 def _store_solo(config: Config, path: Path, *, with_scores: bool) -> None:
-    """Measure the local models and store them, with fits that the folder's runs share."""
+    """Measure the local models of a run and store them at `path`, unless they are there.
+
+    `with_scores`: whether their test predictions are stored, too.
+    """
     with use_fit_store(make_fit_store(path.parent)):
         load_or_measure_baselines(
             config, path, data=load_seed_tables(config.data, config.seed), with_scores=with_scores
@@ -364,7 +393,7 @@ def _store_solo(config: Config, path: Path, *, with_scores: bool) -> None:
 
 
 def load_seed_tables(settings: DataSettings, seed: int) -> VerticalData:
-    """Return the tables of a run; runs of a study on the same data and seed share them."""
+    """Return the tables of a run, which are cached for other runs on the same data and seed."""
     return _load_seed_data(settings.model_dump_json(), seed)
 
 
@@ -374,16 +403,16 @@ def _load_seed_data(settings: str, seed: int) -> VerticalData:
 
 
 def _load_solo(trial: Trial) -> SoloRecord | None:
-    """Return the local models' figures on the trial's data, where the study measured them."""
+    """Return the local models on the trial's data; None: the study has not measured them."""
     path = solo_file(trial.solo_config, trial.point.folder)
     return load_solo(trial.solo_config, path) if path.is_file() else None
 
 
 def _select_tested_solo(trial: Trial, outcome: Outcome) -> SoloRecord | None:
-    """Return the baselines on the very test rows that the trial's own model was measured on.
+    """Return the local models, measured on the test rows on which the trial's model was measured.
 
-    Joint inference may be measured on fewer rows than the active has: nothing is compared with
-    baselines of the others.
+    Joint inference may be measured on fewer test rows than the active has. None: local models were
+    not measured, or these rows are not known.
     """
     solo = _load_solo(trial)
     rows = count_measured_rows(trial.config, outcome, next(iter(outcome.accuracy)))
@@ -415,8 +444,8 @@ class Found(Generic[_T]):
     failures: Sequence[Failure] = ()
 
 
-def or_failure(name: str, task: Callable[[], _T]) -> _T | Failure:
-    """Return the task's result; an error that is meant for people becomes a failure."""
+def catch_failure(name: str, task: Callable[[], _T]) -> _T | Failure:
+    """Return the task's result, or a failure named `name` if it raises an error for users."""
     try:
         return task()
     except ApfedError as error:
@@ -426,57 +455,71 @@ def or_failure(name: str, task: Callable[[], _T]) -> _T | Failure:
 def run_tasks(
     tasks: Iterable[tuple[str, Callable[[], _T]]], total: int, *, jobs: int, on_done: OnDone
 ) -> dict[str, _T]:
-    """Return each task's result by name, computed in `jobs` processes; a task is drawn as it
-    begins.
+    """Run tasks in worker processes, and return their results by name.
 
-    `tasks`: names with functions. `total`: how many there are.
+    Args:
+        tasks: name and call of each; the next one is requested when a worker is free.
+        total: number of tasks, for `on_done`.
+        jobs: number of worker processes.
+        on_done: is called after each task.
     """
     results: dict[str, _T] = {}
     parallel = Parallel(
         n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
     )
     with warnings.catch_warnings():
-        # A worker that has grown is replaced between two tasks, and no result is lost.
+        # joblib replaces a worker whose memory has grown between two tasks; no result is lost.
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
-        # A worker has read no settings, and takes the code that the caller's own have named.
-        code = list_noted_code()
-        for name, result in parallel(delayed(_run_task)(*task, code=code) for task in tasks):
+        # Workers have read no settings: they get the user's modules that the caller's settings
+        # name.
+        own_modules = list_noted_code()
+        calls = (delayed(_run_task)(*task, own_modules=own_modules) for task in tasks)
+        for name, result in parallel(calls):
             results[name] = result
             on_done(len(results), total)
     return results
 
 
-def _run_task(name: str, task: Callable[[], _T], *, code: Iterable[str]) -> tuple[str, _T]:
-    """Run one task in a worker, which first notes the user's own modules."""
-    for each in code:
-        note_code(each)
+def _run_task(name: str, task: Callable[[], _T], *, own_modules: Iterable[str]) -> tuple[str, _T]:
+    """Return a task's name and its result, computed in a worker.
+
+    `own_modules`: import paths of the user's own code, which the task may import.
+    """
+    for import_path in own_modules:
+        note_code(import_path)
     return name, task()
 
 
-def figures_of(run: FinishedRun) -> Figures:
-    """Yield the measure of each way of inference and local model, and each attack that applied.
+def iter_figures(run: FinishedRun) -> Figures:
+    """Yield a row for each way of inference, each local model and each attack that applied.
 
-    target: "task", "solo" or that of the attack; name: the way of inference, the method's own
-    first, the baseline or the attack's setting; metric, score; rows: of how many test rows the
-    score is; baseline: of a solo baseline the measure on held-out labels, of an attack what it
-    gains `advantage` over; influence: of the first and of baselines, by person, where it was kept.
-    Baselines of other test rows than the method's own inference are left out.
+    Columns:
+        target: "task", "solo", or the attack's direction (who reads whose what).
+        name: the way of inference (the method's own first), the local model, or the attack's
+            setting.
+        metric, score: name and value of the measure.
+        rows: number of test rows of the score.
+        baseline: of a local model the measure on held-out labels; of an attack its best baseline.
+        advantage: of an attack, over that baseline.
+        influence: of each person on the score, for the method's own inference and local models.
+
+    Local models measured on other test rows than the method's own inference are left out.
     """
     people = () if run.solo is None else run.solo.people
-    counts = {
+    row_counts = {
         name: count_measured_rows(run.config, run.outcome, name) for name in run.outcome.scores
     }
-    own_rows = next(iter(counts.values()))
-    influence = run.influence
-    for name, reached in run.outcome.scores.items():
+    own_inference = next(iter(row_counts))
+    own_rows = row_counts[own_inference]
+    for name, score in run.outcome.scores.items():
         figures = {
             "name": name,
             "metric": run.outcome.measure,
-            "score": reached,
-            "rows": counts[name],
+            "score": score,
+            "rows": row_counts[name],
         }
+        influence = run.influence if name == own_inference else ()
         yield {"target": "task", **figures, "influence": _index_influence(influence, people)}
-        influence = ()
     if run.solo is not None and _has_as_many_rows(run.solo, run.outcome, own_rows):
         for solo_baseline in run.solo.baselines:
             figures = {
@@ -503,15 +546,18 @@ def figures_of(run: FinishedRun) -> Figures:
 
 
 def _has_as_many_rows(solo: SoloRecord, outcome: Outcome, rows: int | None) -> bool:
-    """Return whether baselines have as many test rows as a figure; older ones do not say."""
-    rows_of_solo = outcome.test_rows if solo.rows is None else solo.rows
-    return rows is None or rows_of_solo is None or rows == rows_of_solo
+    """Return whether local models were measured on as many test rows as a figure.
+
+    `rows`: of the figure. A number that older files lack is taken for equal.
+    """
+    solo_rows = outcome.test_rows if solo.rows is None else solo.rows
+    return rows is None or solo_rows is None or rows == solo_rows
 
 
 def _index_influence(
     influence: Sequence[float], people: Sequence[str]
 ) -> "pd.Series[float] | None":
-    """Return the influence of each test row by person; None where it was not kept."""
+    """Return the influence of each test row by person; None: it was not stored."""
     if not influence or len(influence) != len(people):
         return None
     return pd.Series(influence, index=list(people))
@@ -519,10 +565,12 @@ def _index_influence(
 
 @dataclass(frozen=True)
 class Results:
-    """A row of `table` for each figure of each run, seed by seed, and runs that are not in it.
+    """The figures of all runs of a study, and the failures.
 
-    Columns: point and seed; those of `figures_of`; epsilon_x, epsilon_y, releases and wire_bytes of
-    the run; shared: see `estimate_seed_correlation`.
+    Attributes:
+        table: a row for each figure of each run, seed by seed. Columns: point, seed, those of
+            `iter_figures`, epsilons, releases, bytes and use of help of the run, and shared, the
+            correlation of two seeds' figures (`estimate_seed_correlation`).
     """
 
     table: pd.DataFrame
@@ -532,12 +580,15 @@ class Results:
         return self.table[self.table["point"] == point.name]
 
 
-def results_of(
+def collect_results(
     finished: Iterable[tuple[Trial, FinishedRun | Failure]],
     *,
-    figures: Callable[[FinishedRun], Figures] = figures_of,
+    figures: Callable[[FinishedRun], Figures] = iter_figures,
 ) -> Results:
-    """Return the table of all finished runs' figures, and the failures."""
+    """Return the table of the figures of all finished runs, and the failures.
+
+    `finished`: trials with their runs. `figures`: returns the rows of a run.
+    """
     rows: list[dict[str, Any]] = []
     failures: list[Failure] = []
     for trial, result in finished:
@@ -548,7 +599,7 @@ def results_of(
         passives = result.outcome.contributions.values()
         labelled = outcome.labelled_rows or 0
         test = outcome.test_rows or 0
-        # An older version's figures tell the aligned rows alone.
+        # Files of older versions hold the number of aligned rows only.
         train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
         row_counts = {"train": train, "test": test}
         run_columns = {
@@ -560,7 +611,7 @@ def results_of(
             "wire_bytes": outcome.wire_bytes,
             "help_used": None if outcome.help is None else outcome.help.is_in_use,
             "help_averaged": None if outcome.help is None else outcome.help.averaged,
-            # What a person costs the passive that spent most; inf where no passive adds noise.
+            # Of the passive that spent most on one person; infinite if no passive adds noise.
             "epsilon_passives": max((account.epsilon for account in passives), default=math.inf),
             "shared": estimate_seed_correlation(trial.config.data, **row_counts) if train else 0.0,
         }
@@ -569,7 +620,9 @@ def results_of(
 
 
 def list_trials(points: Sequence[Point], seeds: Sequence[int]) -> list[Trial]:
-    """Return the trials seed by seed, so that a stopped study has whole seeds."""
+    """Return the trials of all points and seeds, ordered by seed, so that a stopped study has
+    complete seeds.
+    """
     return [point.make_trial(seed) for seed in seeds for point in points]
 
 
@@ -580,18 +633,23 @@ def run_points(
     jobs: int = 1,
     on_done: OnDone = lambda done, total: None,
     keep_going: bool = False,
-    figures: Callable[[FinishedRun], Figures] = figures_of,
+    figures: Callable[[FinishedRun], Figures] = iter_figures,
     solo: bool = False,
     later: Sequence[Point] = (),
 ) -> Results:
-    """Run what is missing, in `jobs` processes with one thread each, and read `figures` of all.
+    """Run the trials that the folder lacks, and return the figures of all.
 
-    With `keep_going` a trial that ends with an error meant for people becomes a failure, else it
-    ends the study, as another's run in a trial's place does. With `solo` the local models are
-    measured, too, once for all runs on the same data; what those of points `later` need of them is
-    kept as well.
+    Args:
+        points: of the study.
+        seeds: of the runs of each point.
+        jobs: number of processes, with one thread each.
+        on_done: is called after each trial.
+        keep_going: whether an error for users makes a trial a failure; else it ends the study.
+        figures: returns the rows of a run.
+        solo: whether local models are measured, too, once for all runs on the same data.
+        later: points that will be run later and need the same local models.
 
-    `seeds`: of the runs.
+    Raises what a trial raises; CheckpointError: a trial's path holds another run.
     """
     trials = list_trials(points, seeds)
     solo_configs = {
@@ -599,34 +657,39 @@ def run_points(
         for trial in trials
         if solo
     }
-    compared_jointly = {
+    # Joint inference may be measured on some test rows only: then local models' predictions are
+    # stored, to measure them on these rows.
+    files_with_scores = {
         solo_file(trial.solo_config, trial.point.folder)
         for trial in list_trials([*points, *later], seeds)
         if "the active predicts alone" not in trial.config.method.facts
     }
     tasks: list[tuple[str, Callable[[], Any]]] = [
-        (str(path), partial(_store_solo, config, path, with_scores=path in compared_jointly))
+        (str(path), partial(_store_solo, config, path, with_scores=path in files_with_scores))
         for path, config in solo_configs.items()
     ]
     for trial in trials:
         task = partial(finish_trial, trial)
-        tasks.append((trial.name, partial(or_failure, trial.name, task) if keep_going else task))
+        tasks.append((trial.name, partial(catch_failure, trial.name, task) if keep_going else task))
     results = run_tasks(
         tasks,
         len(trials),
         jobs=jobs,
         on_done=lambda done, total: on_done(max(0, done - len(solo_configs)), total),
     )
-    # Some baselines may have been measured after the runs that they stand beside.
+    # Local models may have been measured after the runs that are compared with them.
     for trial in trials:
-        ran = results[trial.name]
-        if isinstance(ran, FinishedRun) and ran.solo is None:
-            results[trial.name] = replace(ran, solo=_select_tested_solo(trial, ran.outcome))
-    return results_of(((trial, results[trial.name]) for trial in trials), figures=figures)
+        result = results[trial.name]
+        if isinstance(result, FinishedRun) and result.solo is None:
+            results[trial.name] = replace(result, solo=_select_tested_solo(trial, result.outcome))
+    return collect_results(((trial, results[trial.name]) for trial in trials), figures=figures)
 
 
 def shuffle_passives_rows(data: VerticalData, *, seed: int) -> VerticalData:
-    """Give each passive the same rows in an order of its own, so that they are of other people."""
+    """Return the data where each passive's rows are randomly assigned to other people.
+
+    The passives' rows then carry no information on the active's people.
+    """
     passives = []
     for table in data.passives:
         draw = np.random.default_rng(derive_seed(seed, "mixed", table.name))
@@ -636,19 +699,20 @@ def shuffle_passives_rows(data: VerticalData, *, seed: int) -> VerticalData:
 
 
 def centralise_data(data: VerticalData) -> VerticalData:
-    """Give the active everybody's features of its own people; no passive is left.
+    """Return the data with one table, the active's, which has all parties' features of its people.
 
-    Raises DataError where a passive does not know all of them, or views do not fit.
+    Raises DataError: a passive lacks some of these people, or the views do not make one table.
     """
     tables = [data.active]
     for table in data.passives:
         rows = pd.Index(table.ids).get_indexer(pd.Index(data.active.ids))
-        if missing := int((rows < 0).sum()):
+        missing_people = int((rows < 0).sum())
+        if missing_people:
             raise DataError(
-                f"{table.name} does not know {missing} of the active's people; a centralised "
-                "table needs data.overlap: 1.0"
+                f"{table.name} does not know {missing_people} of the active's people; a "
+                "centralised table needs data.overlap: 1.0"
             )
-        tables.append(rows_of(table, rows.tolist()))
+        tables.append(select_table_rows(table, rows.tolist()))
     strips = [
         (table.encoding, table.features)
         for table in tables
@@ -672,7 +736,7 @@ def centralise_data(data: VerticalData) -> VerticalData:
     return replace(data, table=active, passives=())
 
 
-def rows_of(table: PartyTable, rows: Sequence[int]) -> PartyTable:
-    """Return these rows of a passive's table, in this order."""
+def select_table_rows(table: PartyTable, rows: Sequence[int]) -> PartyTable:
+    """Return a passive's table with these rows only, in this order."""
     ids = tuple(table.ids[row] for row in rows)
     return PartyTable(table.name, ids, table.features[list(rows)], None, table.encoding)

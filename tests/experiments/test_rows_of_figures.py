@@ -31,7 +31,7 @@ from apfed_experiments.solo import (
     settings_digest,
     solo_file,
 )
-from apfed_experiments.study import figures_of
+from apfed_experiments.study import iter_figures
 from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.cli import execute
 from secure_apfed.config.file import dump_settings
@@ -271,11 +271,11 @@ def test_figures_of_a_study_tell_baselines_of_the_same_rows() -> None:
     solo = SoloRecord(settings="x", baselines=(best,), rows=250)
     outcome = make_outcome({"tvfl": 0.9}, measured_rows={"tvfl": 250}, test_rows=410)
     finished = FinishedRun(config=config_of("tvfl"), outcome=outcome, attacks=None, solo=solo)
-    rows = {figure["target"]: figure["rows"] for figure in figures_of(finished)}
+    rows = {figure["target"]: figure["rows"] for figure in iter_figures(finished)}
     assert rows == {"task": 250, "solo": 250}
     assert count_measured_rows(finished.config, outcome, "tvfl") == 250
     older = replace(finished, solo=solo.model_copy(update={"rows": None}))
-    assert [figure["target"] for figure in figures_of(older)] == ["task"]
+    assert [figure["target"] for figure in iter_figures(older)] == ["task"]
 
 
 @pytest.mark.parametrize("helps", ["judged", "always"])

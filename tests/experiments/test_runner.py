@@ -112,8 +112,8 @@ def test_every_study_prints_one_object(command: object) -> None:
 
 def find_points(folder: Path) -> dict[str, Point]:
     base = base_config("main-breast-cancer")
-    whole = next(p for p in main_job.points_of(base, folder) if p.line.key == "apfed_r")
-    ablation = main_job.ablation_of(whole)
+    whole = next(p for p in main_job.make_points(base, folder) if p.line.key == "apfed_r")
+    ablation = main_job.make_ablation(whole)
     assert ablation is not None
     case = gains.GainCase(method="votes", data="wine", labelled=9)
     return {

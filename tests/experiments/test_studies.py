@@ -20,8 +20,8 @@ from apfed_experiments.study import (
     _run_task,
     base_config,
     centralise_data,
+    collect_results,
     finish_trial,
-    results_of,
 )
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
@@ -96,7 +96,7 @@ def test_strips_stand_in_the_order_of_the_image_whichever_the_active_holds() -> 
 def test_lines_share_data_attacks_and_what_the_active_does_alone(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
     base = base_config(job.configs[0])
-    for point in main_job.points_of(base, tmp_path, job.lines):
+    for point in main_job.make_points(base, tmp_path, job.lines):
         config = point.make_trial(3).config
         assert (config.data, config.attacks, point.solo_config) == (base.data, base.attacks, base)
         assert config.seed == point.make_trial(3).solo_config.seed == 3
@@ -137,8 +137,8 @@ def test_every_line_of_the_second_data_set_is_one_of_the_first() -> None:
 
 def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path: Path) -> None:
     base = base_config("main-breast-cancer")
-    points = {point.line.key: point for point in main_job.points_of(base, tmp_path)}
-    ablated = {key: main_job.ablation_of(point) for key, point in points.items()}
+    points = {point.line.key: point for point in main_job.make_points(base, tmp_path)}
+    ablated = {key: main_job.make_ablation(point) for key, point in points.items()}
     assert [key for key, point in ablated.items() if point] == [
         "apfed_c",
         "apfed_r",
@@ -159,8 +159,8 @@ def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path:
 @pytest.mark.parametrize("key", [line.key for line in main_job.MAIN_LINES if line.cells["ablated"]])
 def test_an_ablation_stands_beside_the_local_models_of_its_line(key: str, tmp_path: Path) -> None:
     base = base_config("main-breast-cancer")
-    point = {point.line.key: point for point in main_job.points_of(base, tmp_path)}[key]
-    ablation = main_job.ablation_of(point)
+    point = {point.line.key: point for point in main_job.make_points(base, tmp_path)}[key]
+    ablation = main_job.make_ablation(point)
     assert ablation is not None
     measured = {
         solo_file(part.make_trial(0).solo_config, part.folder) for part in (point, ablation)
@@ -203,7 +203,7 @@ def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
 @pytest.mark.slow
 def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
     base = base_config("main-breast-cancer")
-    points = main_job.points_of(base, tmp_path, COMPARED.lines)
+    points = main_job.make_points(base, tmp_path, COMPARED.lines)
     point = next(point for point in points if point.line == TVFL)
     trial = point.make_trial(0)
     first = finish_trial(trial)
@@ -214,7 +214,7 @@ def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
     figures = dataclasses.replace(point, figures_only=True, folder=tmp_path / "figures")
     assert len(first.influence) == first.outcome.test_rows
     assert finish_trial(figures.make_trial(0)).influence == first.influence
-    rows = results_of([(trial, first)]).select_rows(point)
+    rows = collect_results([(trial, first)]).select_rows(point)
     assert set(rows["epsilon_x"]) == {math.inf}
     gains = [of.advantage for of in first.attacks or () if of.advantage is not None]
     told = rows["advantage"].dropna().tolist() if "advantage" in rows else []
@@ -230,7 +230,7 @@ def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
 def lines_of(runs: Mapping[Line, Sequence[FinishedRun]]) -> Table:
     points = [
         point
-        for point in main_job.points_of(
+        for point in main_job.make_points(
             base_config(COMPARED.configs[0]), Path("out"), COMPARED.lines
         )
         if point.line in runs
@@ -240,7 +240,7 @@ def lines_of(runs: Mapping[Line, Sequence[FinishedRun]]) -> Table:
         for point in points
         for seed, run in enumerate(runs[point.line])
     ]
-    return main_job.compare_points(points, results_of(found))
+    return main_job.compare_points(points, collect_results(found))
 
 
 def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path) -> None:
@@ -288,11 +288,13 @@ def test_the_first_line_of_the_main_job_is_described_in_a_sentence(
     base = base_config(main_job.MAIN.configs[0])
     (point,) = (
         point
-        for point in main_job.points_of(base, Path("out"))
+        for point in main_job.make_points(base, Path("out"))
         if point.line.key == main_job.MAIN.first
     )
     run = dataclasses.replace(make_finished_run(0.9), solo=solo)
-    text = main_job._describe_first(base, point, results_of([(point.make_trial(0), run)]), seeds=1)
+    text = main_job._describe_first(
+        base, point, collect_results([(point.make_trial(0), run)]), seeds=1
+    )
     assert text.startswith("First line of handwritten, 1 seed: APFed-C (CKKS + guard, epsilon 1)")
     assert sentence in text
 
@@ -321,6 +323,6 @@ def test_a_worker_takes_the_code_that_settings_of_the_caller_named(
     monkeypatch.setattr(plugins, "_named", set())  # as in a process that has read no settings
     task = partial(plugins.require_owner, "their_attacks:Mine", key="attacks", noted=True)
     with pytest.raises(ConfigError, match="only the party that runs code may name it"):
-        _run_task("trial", task, code=())
-    assert _run_task("trial", task, code=("their_attacks:Mine",)) == ("trial", None)
+        _run_task("trial", task, own_modules=())
+    assert _run_task("trial", task, own_modules=("their_attacks:Mine",)) == ("trial", None)
     assert plugins.list_noted_code() == ("their_attacks:Mine",)

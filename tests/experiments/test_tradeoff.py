@@ -14,7 +14,7 @@ from apfed_attacks import ATTACKS
 from apfed_attacks.headlines import Direction
 from apfed_experiments.runner import Answer, run_study
 from apfed_experiments.shown import JOINT_TRAINING
-from apfed_experiments.study import base_config, results_of
+from apfed_experiments.study import base_config, collect_results
 from apfed_experiments.tradeoff import (
     Board,
     TradeOff,
@@ -88,7 +88,7 @@ def board_of(tradeoff: TradeOff, **by_defence: tuple[float, float]) -> Board:
         accuracy, advantage = by_defence.get(point.defence, (0.7, 0.1))
         run = make_finished_run(accuracy, releases=3, attacks=[make_attack_result(advantage)])
         found += [(point.make_trial(seed), run) for seed in range(2)]
-    return Board.from_results(points, results_of(found))
+    return Board.from_results(points, collect_results(found))
 
 
 def test_points_are_every_strength_and_the_references(study_file: Path) -> None:

@@ -42,8 +42,8 @@ from apfed_experiments.study import (
     Found,
     OnDone,
     StoredFigures,
+    catch_failure,
     measure_once,
-    or_failure,
     run_tasks,
 )
 from apfed_experiments.summary import Interval, Row
@@ -335,7 +335,7 @@ def _measure_jobs(
         for (label, seed), path in files.items():
             if path.is_file() or clock() < deadline:
                 measure = partial(all_jobs[label, seed].load_or_measure, seed, path)
-                yield path.stem, partial(or_failure, path.stem, measure)
+                yield path.stem, partial(catch_failure, path.stem, measure)
 
     results = run_tasks(list_tasks(), len(all_jobs), jobs=jobs, on_done=on_done)
     figures = {key: results[path.stem] for key, path in files.items() if path.stem in results}
