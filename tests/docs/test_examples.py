@@ -15,7 +15,7 @@ import pytest
 
 from apfed_protocols import hub_pump
 from apfed_protocols.errors import LocalProtocolError
-from tests.docs.pages import DOCS, HOOK, ROOT, text_of
+from tests.docs.pages import DOCS, HOOK, ROOT, load_module, text_of
 from tests.links.flower import Flower
 
 EXAMPLES = DOCS / "examples"
@@ -152,6 +152,13 @@ def test_an_attack_of_ones_own_is_swept_and_drawn(
     assert list((run / "tradeoff").glob("*labels*.png"))
     board = (run / "tradeoff" / "leaderboard.csv").read_text()
     assert "nearest_neighbour" in board
+
+
+def test_the_forty_runs_are_short_ones_under_masks() -> None:
+    """`tests/experiments/test_backends.py` computes such runs where a cluster is installed."""
+    config = load_module(EXAMPLES / "forty_runs.py").make_config()
+    assert (config.method.name, config.train.epochs, config.attacks) == ("apfed_c", 1, ())
+    assert (config.secure_sum.masks, config.guard.mechanism) == ("pairwise", "none")
 
 
 @pytest.mark.slow
