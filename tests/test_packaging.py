@@ -230,6 +230,7 @@ def test_the_metadata_of_a_wheel_says_what_the_project_says(
     assert (told["Name"], told["Version"]) == (project["name"], project["version"])
     assert told["Requires-Python"] == project["requires-python"]
     assert told["License-Expression"] == project["license"]
+    assert f'name: "{told["Author"]}"' in (ROOT / "CITATION.cff").read_text("utf-8")
     assert set(told.get_all("Provides-Extra", [])) == {*project["optional-dependencies"]}
     required = {Requirement(line.split(";")[0]) for line in told.get_all("Requires-Dist", [])}
     assert {Requirement(line.split(";")[0]) for line in project["dependencies"]} <= required
