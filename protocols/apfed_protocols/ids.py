@@ -86,7 +86,7 @@ _QUICK_BITS = 64
 _ROWS_OF_A_PIECE = 2**16
 _ROWS_SHOWN = 5
 _COLUMN = "its ID column"
-# What datetime, pandas, pyarrow and polars raise of years that there are none of.
+# What datetime, pandas, pyarrow and polars raise for a year outside their range.
 _NO_MOMENT = (OverflowError, NotImplementedError, ValueError)
 REFUSALS: Mapping[str, tuple[str, str]] = {
     "nobody": (
@@ -155,17 +155,23 @@ class _RefusedError(Exception):
     """A cell that is no ID, with a key of `REFUSALS`."""
 
 
-def _format_integer(value: Any, bits: int) -> str:
-    """Write an integer in decimal; refuse one that Python itself refuses to write."""
+# A formatter takes a cell and the significand bits of its column's floats, and returns the text of
+# the ID or raises `_RefusedError`. All share this signature (`IdKind.text`).
+
+
+def _format_integer(value: Any, _float_bits: int) -> str:
+    """Write an integer in decimal; refuse one too long for Python to write (`_MAX_DIGITS`)."""
     number = int(value)
     if abs(number) >= _HUGE:
         raise _RefusedError("digits")
     return str(number)
 
 
-def _format_float(value: Any, bits: int) -> str:
+def _format_float(value: Any, float_bits: int) -> str:
     """Write a float that is a whole number as an integer; refuse what is missing, infinite,
-    fractional, or beyond the integers that `bits` represent exactly.
+    fractional, or too large to be exact.
+
+    `float_bits`: significand bits of the column's floats: integers below 2^float_bits are exact.
     """
     if value != value:
         raise _RefusedError("nobody")
@@ -174,14 +180,14 @@ def _format_float(value: Any, bits: int) -> str:
     if value != int(value):
         raise _RefusedError("fraction")
     if isinstance(value, np.floating):
-        bits = min(bits, np.finfo(value.dtype).nmant + 1)
-    if abs(value) >= 2**bits:
+        float_bits = min(float_bits, np.finfo(value.dtype).nmant + 1)
+    if abs(value) >= 2**float_bits:
         raise _RefusedError("rounded")
     return str(int(value))
 
 
-def _format_decimal(value: Any, bits: int) -> str:
-    """Write a decimal number that is whole as an integer; refuse all others."""
+def _format_decimal(value: Any, _float_bits: int) -> str:
+    """Write a `Decimal` that is a whole number as an integer; refuse all others."""
     if value.is_nan():
         raise _RefusedError("nobody")
     if value.is_infinite():
@@ -193,26 +199,28 @@ def _format_decimal(value: Any, bits: int) -> str:
     return str(int(value))
 
 
-def _format_text(value: Any, bits: int) -> str:
+def _format_text(value: Any, _float_bits: int) -> str:
     """Return a text as a plain `str`, whatever its subclass prints."""
     return str.__str__(value)
 
 
-def _decode_bytes(value: Any, bits: int) -> str:
-    """Read bytes as UTF-8."""
+def _decode_bytes(value: Any, _float_bits: int) -> str:
+    """Decode bytes as UTF-8; refuse bytes that are not."""
     try:
         return bytes(value).decode()
     except UnicodeDecodeError:
         raise _RefusedError("bytes") from None
 
 
-def _format_date(value: Any, bits: int) -> str:
+def _format_date(value: Any, _float_bits: int) -> str:
     """Write a date as 2026-01-31."""
     return str(value.isoformat())
 
 
-def _format_datetime(value: Any, bits: int) -> str:
-    """Write a moment with its time as 2026-01-31 12:00:00, in UTC if it has a time zone."""
+def _format_datetime(value: Any, _float_bits: int) -> str:
+    """Write a datetime as 2026-01-31 12:00:00, converted to UTC if it has a time zone; refuse one
+    that in UTC lies outside the years 1 to 9999.
+    """
     try:
         if value.utcoffset() is not None:
             value = value.astimezone(UTC)
@@ -221,24 +229,24 @@ def _format_datetime(value: Any, bits: int) -> str:
         raise _RefusedError("moment") from None
 
 
-def _format_numpy_moment(value: Any, bits: int) -> str:
-    """Write a NumPy datetime: the date alone where its unit is a day or longer, else date and time,
-    with 6 or 9 digits of a second where it has a fraction.
+def _format_numpy_moment(value: Any, _float_bits: int) -> str:
+    """Write a `numpy.datetime64`: the date alone where its unit is a day or longer, else date and
+    time, with 6 or 9 decimals of a second where it has a fraction; refuse NaT.
     """
     if np.isnat(value):
         raise _RefusedError("nobody")
     if np.datetime_data(value.dtype)[0] in ("Y", "M", "W", "D"):
         return str(np.datetime_as_string(value, unit="D"))
-    second = value.astype("M8[s]")
-    rest = int((value - second) / np.timedelta64(1, "ns"))
-    digits = f".{rest:09d}".removesuffix("000") if rest else ""
-    return str(second).replace("T", " ") + digits
+    whole_second = value.astype("M8[s]")
+    nanoseconds = int((value - whole_second) / np.timedelta64(1, "ns"))
+    decimals = f".{nanoseconds:09d}".removesuffix("000") if nanoseconds else ""
+    return str(whole_second).replace("T", " ") + decimals
 
 
 def _make_refusal(reason: str) -> Callable[[Any, int], str]:
-    """Return a formatter that refuses every value, with this key of `REFUSALS`."""
+    """Return a formatter that refuses every value for `reason`, a key of `REFUSALS`."""
 
-    def refuse_value(value: Any, bits: int) -> str:
+    def refuse_value(_value: Any, _float_bits: int) -> str:
         raise _RefusedError(reason)
 
     return refuse_value
@@ -254,12 +262,14 @@ def _is_valid(text: str) -> bool:
 
 @dataclass(frozen=True)
 class IdKind:
-    """A kind of ID: values of some types, and the text of one.
+    """A kind of ID values: its types, and the function that writes a value as text.
 
     Attributes:
-        name: in words; written: how its text looks, in words.
-        types: of the values; that of a value is looked up along its bases.
-        text: of a value, given the bits that its column's floats have.
+        name: in words.
+        written: how the text of a value looks, in words; "": the kind is refused.
+        types: of the values; the type of a value is looked up along its base classes.
+        text: writes a value as text, given the value and the significand bits of its column's
+            floats.
     """
 
     name: str
@@ -308,44 +318,50 @@ KINDS = (
 )
 """Kinds of values in a column of IDs; kinds without a text are refused, as is every other type."""
 
-_OF_TYPE = {value_type: kind.text for kind in KINDS for value_type in kind.types}
+_FORMATTERS = {value_type: kind.text for kind in KINDS for value_type in kind.types}
 
 
-def _format_other(value: Any, bits: int) -> str:
+def _format_other(value: Any, float_bits: int) -> str:
     """Write a value of a type that `KINDS` does not list: a scalar of pyarrow, or anything that is
     an integer by `__index__`; refuse all else.
+
+    `float_bits`: significand bits of the column's floats; a pyarrow scalar has its own.
     """
     if hasattr(value, "as_py"):  # a scalar of pyarrow
-        bits = _count_float_bits(value.type)
+        float_bits = _count_float_bits(value.type)
         try:
             value = value.as_py()
         except _NO_MOMENT:
             raise _RefusedError("moment") from None
-        return _find_formatter(value.__class__)(value, bits)
+        return _find_formatter(value.__class__)(value, float_bits)
     try:
-        return _format_integer(operator.index(value), bits)
+        return _format_integer(operator.index(value), float_bits)
     except TypeError:
         raise _RefusedError("type") from None
 
 
 @cache
-def _find_formatter(kind: type) -> Callable[[Any, int], str]:
-    """Return the formatter for a type, looked up along its base classes."""
-    if kind.__name__ in _ABSENT:
+def _find_formatter(value_type: type) -> Callable[[Any, int], str]:
+    """Return the formatter for values of a type, looked up along its base classes."""
+    if value_type.__name__ in _ABSENT:
         return _make_refusal("nobody")
-    return next((_OF_TYPE[base] for base in kind.__mro__ if base in _OF_TYPE), _format_other)
+    for base in value_type.__mro__:
+        if base in _FORMATTERS:
+            return _FORMATTERS[base]
+    return _format_other
 
 
 class IdReader:
-    """A reader that makes texts of one column, piece by piece, and reports all that it refuses.
+    """A reader that converts one column of IDs to texts, piece by piece, and collects the rows
+    that it refuses for one error at the end.
 
     Args:
         whose: party and column, for errors.
-        place: where a reader finds a row; None: its number.
-        strip: drop blanks at both ends, as tables do.
-        part: whether it is one of several columns, whose texts are joined.
-        rows: whether a tuple or list is a row of several columns, and no cell.
-        key: where the column of IDs is named, for remedies.
+        place: returns in words where to find the row of a number, for errors; None: "row N".
+        strip: whether to drop blanks at both ends of a text, as tables do.
+        part: whether the column is one of several whose texts are joined by `JOINT`.
+        rows: whether a tuple or list is a row of several columns rather than one cell.
+        key: the settings key that names the column of IDs, for advice in errors.
     """
 
     def __init__(
@@ -358,12 +374,7 @@ class IdReader:
         rows: bool = False,
         key: str = "",
     ) -> None:
-        """Make a reader that has read no row yet.
-
-        `whose`: party and column, for errors. `place`: says in words where a reader finds a row;
-        None: by its number from 0. `strip`: whether blanks at both ends are dropped, as tables do.
-        `part`: whether the column is one of several whose texts are joined.
-        """
+        """Make a reader that has read no row yet (for the arguments see the class)."""
         self._subject = whose
         self._place = place
         self._strip = strip
@@ -375,48 +386,73 @@ class IdReader:
         self._types = set[str]()
 
     def convert_column(self, column: Iterable[object]) -> list[str]:
-        """Return one text for each row of this piece; they are usable only if `all_taken`.
+        """Return one text for each row, "" for a refused one; usable only if `all_taken`.
 
-        Raises DataError: it is no column.
+        Raises DataError: `column` is of a type that holds no column of IDs.
         """
         return [text for piece in self.convert_pieces(column) for text in piece]
 
     def convert_pieces(self, column: Iterable[object]) -> Iterator[list[str]]:
-        """Yield the texts of a column, some thousand rows at a time."""
-        values, bits = _list_values(column, self._subject)
+        """Yield the texts of a column, at most `_ROWS_OF_A_PIECE` rows at a time."""
+        values, float_bits = _list_values(column, self._subject)
         for start in range(0, len(values), _ROWS_OF_A_PIECE):
-            yield self._convert_piece(values[start : start + _ROWS_OF_A_PIECE], bits)
+            yield self._convert_piece(values[start : start + _ROWS_OF_A_PIECE], float_bits)
 
-    def _convert_piece(self, values: list[Any], bits: int) -> list[str]:
-        """Return the texts of some rows: column by column where all cells are of one simple kind,
-        else cell by cell.
+    def _convert_piece(self, values: list[Any], float_bits: int) -> list[str]:
+        """Return the text of each of the next rows of the column, "" for a refused row.
+
+        Columns of plain text or small integers alone are converted as a whole, which is quick; all
+        others cell by cell, which records refusals.
+
+        Args:
+            values: one value a row: a cell, or a tuple of cells where rows have several columns.
+            float_bits: significand bits of the column's floats.
         """
-        first = self._rows_read
-        self._rows_read = self._rows_read + len(values)
-        wide = self._rows and {*map(type, values)} <= {tuple, list}
-        if wide and len({*map(len, values)}) == 1 and len(values[0]) > 1:
-            columns = [
-                self._convert_uniform(list(cells), part=True) for cells in zip(*values, strict=True)
-            ]
-            quick = [texts for texts in columns if texts is not None]
-            if len(quick) == len(columns):
-                return list(map(JOINT.join, zip(*quick, strict=True)))
-        elif (texts := self._convert_uniform(values, part=self._part)) is not None:
+        first_row = self._rows_read
+        self._rows_read += len(values)
+        if self._have_several_columns(values):
+            texts = self._convert_uniform_rows(values)
+        else:
+            texts = self._convert_uniform(values, part=self._part)
+        if texts is not None:
             return texts
-        return [self._convert_row(value, bits, row) for row, value in enumerate(values, first)]
+        return [
+            self._convert_row(value, float_bits, row) for row, value in enumerate(values, first_row)
+        ]
+
+    def _have_several_columns(self, values: list[Any]) -> bool:
+        """Return whether every value is a row of the same number of columns, two or more."""
+        if not self._rows or not {*map(type, values)} <= {tuple, list}:
+            return False
+        return len({*map(len, values)}) == 1 and len(values[0]) > 1
+
+    def _convert_uniform_rows(self, rows: list[Any]) -> list[str] | None:
+        """Return the joined texts of rows of several columns; None unless every column can be
+        converted by `_convert_uniform`.
+        """
+        columns = list[list[str]]()
+        for cells in zip(*rows, strict=True):
+            texts = self._convert_uniform(list(cells), part=True)
+            if texts is None:
+                return None
+            columns.append(texts)
+        return list(map(JOINT.join, zip(*columns, strict=True)))
 
     def _convert_uniform(self, values: list[Any], *, part: bool) -> list[str] | None:
-        """Return the texts of cells that are all plain text or all small integers, else None.
+        """Return the texts of cells that are all non-empty text or all integers of at most 64 bits;
+        None for other cells, and for text that must be refused.
 
         `part`: whether the column is one of several whose texts are joined.
         """
-        kinds = {*map(type, values)}
-        if kinds == {str} and _is_valid("".join(values)):
+        types = {*map(type, values)}
+        if types == {str} and _is_valid("".join(values)):
             if part and any(JOINT in text for text in values):
                 return None
-            bare = list(map(str.strip, values))
-            return (bare if self._strip else values) if _NOBODY.isdisjoint(bare) else None
-        if kinds == {int} and max(map(int.bit_length, values)) <= _QUICK_BITS:
+            stripped = list(map(str.strip, values))
+            if not _NOBODY.isdisjoint(stripped):
+                return None
+            return stripped if self._strip else values
+        if types == {int} and max(map(int.bit_length, values)) <= _QUICK_BITS:
             return list(map(str, values))
         return None
 
@@ -426,8 +462,8 @@ class IdReader:
         return not self._refused
 
     def require_no_refusals(self) -> None:
-        """Raise DataError if cells were refused: one sentence for each reason, with rows and
-        remedy.
+        """Raise DataError if rows were refused, with one sentence for each reason that names the
+        first rows and what to do.
         """
         if not self._refused:
             return
@@ -443,41 +479,50 @@ class IdReader:
         raise DataError(f"{self._subject} {'. It '.join(sentences)}")
 
     def _describe_places(self, rows: Sequence[int]) -> str:
-        """Return where the first few refused rows are, in words."""
+        """Return in words where the first few of these rows are."""
         first_rows = rows[:_ROWS_SHOWN]
         if self._place:
             return ", ".join(map(self._place, first_rows))
         return f"row{'s' if len(first_rows) > 1 else ''} {', '.join(map(str, first_rows))} (from 0)"
 
-    def _convert_row(self, value: Any, bits: int, row: int) -> str:
-        """Return the text of one row, its columns joined; record a refusal and return "" where
-        there is none.
+    def _convert_row(self, value: Any, float_bits: int, row: int) -> str:
+        """Return the text of one row, the texts of its columns joined; for a row that is refused
+        record its number and the reason, and return "".
+
+        Args:
+            value: a cell, or a tuple or list of cells where rows have several columns.
+            float_bits: significand bits of the column's floats.
+            row: its number in the column, for errors.
         """
         try:
             if not (self._rows and isinstance(value, tuple | list) and value):
-                return self._convert_cell(value, bits, part=self._part)
+                return self._convert_cell(value, float_bits, part=self._part)
             several = len(value) > 1
-            return JOINT.join([self._convert_cell(cell, bits, part=several) for cell in value])
+            texts = [self._convert_cell(cell, float_bits, part=several) for cell in value]
+            return JOINT.join(texts)
         except _RefusedError as refused:
             self._refused.setdefault(str(refused), []).append(row)
             self._types.add(type(value).__name__)
             return ""
 
-    def _convert_cell(self, value: Any, bits: int, *, part: bool) -> str:
-        """Return the text of one cell; refuse what is empty, no valid Unicode, or contains the
-        joint.
+    def _convert_cell(self, value: Any, float_bits: int, *, part: bool) -> str:
+        """Return the text of one cell; raise `_RefusedError` if it is empty, no valid Unicode, or
+        contains the separator of columns.
 
-        `part`: whether the column is one of several whose texts are joined.
+        Args:
+            value: the cell.
+            float_bits: significand bits of the column's floats.
+            part: whether the column is one of several whose texts are joined by `JOINT`.
         """
-        text = _find_formatter(value.__class__)(value, bits)
-        bare = text.strip()
-        if bare in _NOBODY:
+        text = _find_formatter(value.__class__)(value, float_bits)
+        stripped = text.strip()
+        if stripped in _NOBODY:
             raise _RefusedError("nobody")
         if not _is_valid(text):
             raise _RefusedError("unicode")
         if part and JOINT in text:
             raise _RefusedError("joint")
-        return bare if self._strip else text
+        return stripped if self._strip else text
 
 
 def id_texts(
@@ -493,11 +538,13 @@ def id_texts(
 ) -> list[str]:
     """Return the text of each row of a column of IDs.
 
-    The column is any iterable, or one of numpy, pandas, polars or pyarrow; `party` and `subject`
-    say whose it is and what it is called, for errors; the rest is as of `IdReader`.
+    Args:
+        column: any iterable, or a column of numpy, pandas, polars or pyarrow.
+        party: whose column it is, for errors.
+        subject: what errors call the column.
+        place, strip, part, rows, key: see `IdReader`.
 
-    `place`: says in words where a reader finds a row; None: by its number from 0. `strip`: whether
-    blanks at both ends are dropped, as tables do.
+    Raises DataError: some rows hold no ID; or `column` is of a type that holds no column of IDs.
     """
     reader = IdReader(
         f"{party}: {subject}", place=place, strip=strip, part=part, rows=rows, key=key
@@ -508,15 +555,24 @@ def id_texts(
 
 
 def _iter_text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
-    """Yield the texts of IDs some thousand rows at a time; of several columns joined."""
+    """Yield one text a row, the columns of a row joined, at most `_ROWS_OF_A_PIECE` rows at a time.
+
+    A frame of pandas, polars or pyarrow comes as one piece.
+
+    Args:
+        party: whose IDs they are, for errors.
+        ids: an `IdColumn`.
+
+    Raises DataError: some rows hold no ID; raised after the last piece.
+    """
     refuse_ambiguous_index(ids, f"{party}: {_COLUMN}", error=DataError)
     columns = _split_columns(ids)
     if columns is not None:
-        read = (
+        texts_by_column = (
             id_texts(cells, party=party, subject=f"column {name!r}", part=len(columns) > 1)
             for name, cells in columns
         )
-        yield list(map(JOINT.join, zip(*read, strict=True)))
+        yield list(map(JOINT.join, zip(*texts_by_column, strict=True)))
         return
     reader = IdReader(f"{party}: {_COLUMN}", rows=True)
     for column in ids.pieces() if hasattr(ids, "pieces") else (ids,):
@@ -527,7 +583,10 @@ def _iter_text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
 
 
 def require_one_column_order(ids_by_party: Mapping[str, Any]) -> None:
-    """Refuse frames of IDs of which one has the columns of another in another order."""
+    """Raise DataError if two parties' frames of IDs have the same columns in different orders.
+
+    `ids_by_party`: IDs of any kind; only those with named columns are compared.
+    """
     names_by_party = {
         party: names
         for party, ids in ids_by_party.items()
@@ -543,7 +602,7 @@ def require_one_column_order(ids_by_party: Mapping[str, Any]) -> None:
 
 
 def _split_columns(ids: Any) -> list[tuple[str, Any]] | None:
-    """Return names and columns of a pandas, polars or pyarrow frame; None for anything else."""
+    """Return (name, column) pairs of a pandas, polars or pyarrow frame; None for anything else."""
     if hasattr(ids, "itertuples"):  # pandas
         return [(str(name), column) for name, column in ids.items()]
     if hasattr(ids, "get_columns"):  # polars
@@ -554,29 +613,22 @@ def _split_columns(ids: Any) -> list[tuple[str, Any]] | None:
 
 
 def _list_values(ids: Any, subject: str) -> tuple[list[Any], int]:
-    """Return the cells of a column as a list, and the number of bits of its floats.
+    """Return the cells of a column as a list, and the significand bits of its floats.
+
+    A MultiIndex or structured array gives one tuple a row.
 
     `subject`: what errors call the column.
 
-    Raises DataError: the type is that of no column.
+    Raises DataError: `ids` is of a type that holds no column, e.g. one text or a mapping.
     """
     if isinstance(ids, list):
         return ids, _DOUBLE_BITS
-    if (parts := _split_levels(ids)) is not None:
-        cells = [_narrow_floats(*_list_values(part, subject)) for part in parts]
+    if (columns := _split_levels(ids)) is not None:
+        cells = [_narrow_floats(*_list_values(column, subject)) for column in columns]
         return list(zip(*cells, strict=True)), _DOUBLE_BITS
-    bits = _count_float_bits(
-        next(
-            (
-                kind
-                for name in ("dtype", "type", "typecode")
-                if (kind := getattr(ids, name, None)) is not None
-            ),
-            None,
-        )
-    )
+    float_bits = _count_float_bits(_find_element_type(ids))
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "mM" and ids.ndim == 1:
-        return list(ids), bits  # as a list they would be numbers
+        return list(ids), float_bits  # `tolist` would turn moments of nanoseconds into integers
     for listing in ("to_pylist", "tolist", "to_list"):
         if hasattr(ids, listing):
             try:
@@ -595,11 +647,21 @@ def _list_values(ids: Any, subject: str) -> tuple[list[Any], int]:
             f"{subject} is of type {type(ids).__name__}; give a list, array, Series or DataFrame "
             "with one ID a row"
         )
-    return list(ids), bits
+    return list(ids), float_bits
 
 
-# By what a type is called; of float8 there are kinds that hold powers of two alone.
-_BITS = (
+def _find_element_type(ids: Any) -> object:
+    """Return the element type that an array or column declares; None if it declares none."""
+    for attribute in ("dtype", "type", "typecode"):
+        element_type = getattr(ids, attribute, None)
+        if element_type is not None:
+            return element_type
+    return None
+
+
+# Significand bits of float types, by a pattern of the type's name in lower case. Some kinds of
+# float8 hold powers of two alone.
+_FLOAT_BITS = (
     (r"float[48]", 1),
     (r"bfloat16", 8),
     (r"float16|halffloat", 11),
@@ -607,10 +669,16 @@ _BITS = (
 )
 
 
-def _count_float_bits(kind: object) -> int:
-    """Return the number of bits of a type's floats, or of its categories'."""
-    kind = getattr(getattr(kind, "categories", None), "dtype", kind)
-    return next((bits for name, bits in _BITS if re.search(name, str(kind).lower())), _DOUBLE_BITS)
+def _count_float_bits(element_type: object) -> int:
+    """Return the significand bits of an element type's floats, for a categorical type those of its
+    categories; 53 (double precision) for every type that `_FLOAT_BITS` does not name.
+    """
+    categories = getattr(element_type, "categories", None)
+    type_name = str(getattr(categories, "dtype", element_type)).lower()
+    for pattern, bits in _FLOAT_BITS:
+        if re.search(pattern, type_name):
+            return bits
+    return _DOUBLE_BITS
 
 
 def _split_levels(ids: Any) -> list[Any] | None:
@@ -622,12 +690,16 @@ def _split_levels(ids: Any) -> list[Any] | None:
     return [ids[name] for name in names] if names else None
 
 
-def _narrow_floats(values: list[Any], bits: int) -> list[Any]:
-    """Return floats in the type that their column had, so that too large ones are noticed."""
-    narrow = {11: np.float16, 24: np.float32}.get(bits)
-    if narrow is None:
+def _narrow_floats(values: list[Any], float_bits: int) -> list[Any]:
+    """Return the cells with Python floats turned back into the NumPy type that their column had, so
+    that `_format_float` notices numbers that this type cannot hold exactly.
+
+    `float_bits`: significand bits of the column's floats.
+    """
+    float_type = {11: np.float16, 24: np.float32}.get(float_bits)
+    if float_type is None:
         return values
-    return [narrow(cell) if isinstance(cell, float) else cell for cell in values]
+    return [float_type(cell) if isinstance(cell, float) else cell for cell in values]
 
 
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
@@ -653,7 +725,8 @@ equal."""
 
 _NUMBERS = {"whole numbers", "numbers with leading zeros or a plus", "numbers with a decimal point"}
 
-_COMPARED = (
+# Advice for two parties whose IDs are all of these forms.
+_ADVICE_BY_FORMS = (
     (
         _NUMBERS,
         (
@@ -675,34 +748,49 @@ _COMPARED = (
     ),
 )
 
-_COMPARED_ELSE = (
+_ADVICE_OTHERWISE = (
     "if they are the same column of the same people, write it in one way (docs/alignment.md has "
     "the table of kinds, and rules to agree on); else name another"
 )
 
 
 def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
-    """Refuse parties whose IDs, normalised, are of kinds of which none matches the first's.
+    """Raise DataError for a party none of whose IDs has a form (see `FORMS`) in common with the IDs
+    of the first party, so that none could match.
 
-    `texts`: some normalised IDs by party.
+    `texts`: normalised IDs by party, all or a sample; read only until a common form is found.
     """
     (first, first_texts), *others = texts.items()
-    for party, texts_of_party in others:
-        first_texts, compared = tee(first_texts)  # few are read, of however many
-        first_looks = set[tuple[str, ...]]()
-        party_looks = set[tuple[str, ...]]()
-        for first_text, party_text in zip_longest(compared, texts_of_party):
-            first_looks |= set() if first_text is None else {_classify_parts(first_text)}
-            party_looks |= set() if party_text is None else {_classify_parts(party_text)}
-            if first_looks & party_looks:
-                break
-        else:
-            if first_looks and party_looks:
-                _refuse_to_compare(first, first_looks, party, party_looks)
+    for party, party_texts in others:
+        # The next party needs the texts of the first one again; `tee` keeps the few that were read.
+        first_texts, compared_texts = tee(first_texts)
+        first_forms, party_forms = _collect_forms(compared_texts, party_texts)
+        if first_forms and party_forms and first_forms.isdisjoint(party_forms):
+            _refuse_to_compare(first, first_forms, party, party_forms)
+
+
+def _collect_forms(
+    first_texts: Iterable[str], party_texts: Iterable[str]
+) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
+    """Return the forms of two parties' IDs, reading both in parallel until they have a form in
+    common or both end.
+    """
+    first_forms = set[tuple[str, ...]]()
+    party_forms = set[tuple[str, ...]]()
+    for first_text, party_text in zip_longest(first_texts, party_texts):
+        if first_text is not None:
+            first_forms.add(_classify_parts(first_text))
+        if party_text is not None:
+            party_forms.add(_classify_parts(party_text))
+        if first_forms & party_forms:
+            break
+    return first_forms, party_forms
 
 
 def _classify_parts(text: str) -> tuple[str, ...]:
-    """Return the form of each part of an ID, by the first pattern of `FORMS` that matches."""
+    """Return the form of each column of an ID: the name of the first pattern of `FORMS` that
+    matches.
+    """
     return tuple(
         next(name for name, form in FORMS.items() if form.fullmatch(part))
         for part in text.split(JOINT)
@@ -710,27 +798,29 @@ def _classify_parts(text: str) -> tuple[str, ...]:
 
 
 def _refuse_to_compare(
-    first: str, first_looks: set[tuple[str, ...]], party: str, party_looks: set[tuple[str, ...]]
+    first: str, first_forms: set[tuple[str, ...]], party: str, party_forms: set[tuple[str, ...]]
 ) -> None:
-    """Raise DataError for two parties whose IDs have no form in common, with the advice
-    that fits.
+    """Raise DataError for two parties whose IDs have no form in common, with the advice that fits.
 
-    `first`: the two parties.
+    Args:
+        first, party: the names of the two parties.
+        first_forms, party_forms: the forms of their IDs, a name of `FORMS` for each column.
     """
-    names = {name for look in first_looks | party_looks for name in look}
-    remedy = next((advice for kinds, advice in _COMPARED if names <= kinds), _COMPARED_ELSE)
-    if {len(look) for look in first_looks}.isdisjoint(len(look) for look in party_looks):
+    names = {name for form in first_forms | party_forms for name in form}
+    advices = [advice for forms, advice in _ADVICE_BY_FORMS if names <= forms]
+    remedy = advices[0] if advices else _ADVICE_OTHERWISE
+    if {len(form) for form in first_forms}.isdisjoint(len(form) for form in party_forms):
         remedy = "name the same columns of IDs at both"
     raise DataError(
-        f"{party}: its IDs are {_describe_looks(party_looks)}, and those of {first} "
-        f"{_describe_looks(first_looks)}, so that "
+        f"{party}: its IDs are {_describe_forms(party_forms)}, and those of {first} "
+        f"{_describe_forms(first_forms)}, so that "
         f"no two can match; {remedy}"
     )
 
 
-def _describe_looks(looks: set[tuple[str, ...]]) -> str:
-    """Return up to three forms in words."""
-    return " or ".join(sorted(" and ".join(look) for look in looks)[:3])
+def _describe_forms(forms: set[tuple[str, ...]]) -> str:
+    """Return at most three forms in words, e.g. "whole numbers or other text"."""
+    return " or ".join(sorted(" and ".join(form) for form in forms)[:3])
 
 
 @runtime_checkable
@@ -807,15 +897,15 @@ class IdNormalisation:
         return f"ids v1 {rules}"
 
     def normalise_batch(self, texts: list[str]) -> list[str] | None:
-        """Return the result of `normalise_text` for each text in one pass; None if each must be
-        normalised by itself.
+        """Return what `normalise_text` returns for each text, computed in one quick pass; None if
+        that cannot be done.
 
-        Each must be read alone where one is not ASCII or has several columns, and where rules for
-        numbers, dates or punctuation apply.
+        It cannot where a text is not ASCII or has several columns, and where rules for numbers,
+        dates or punctuation apply.
         """
-        together = "".join(texts)
-        rewrites = self.whole_numbers or self.date_formats or self.drop_punctuation
-        if rewrites or not together.isascii() or JOINT in together:
+        all_characters = "".join(texts)
+        has_slow_rules = self.whole_numbers or self.date_formats or self.drop_punctuation
+        if has_slow_rules or not all_characters.isascii() or JOINT in all_characters:
             return None
         texts = list(map(str.casefold, texts)) if self.case_fold else texts
         return list(map(str.strip, texts)) if self.strip else texts
@@ -823,7 +913,7 @@ class IdNormalisation:
     def normalise_text(self, text: str) -> str:
         """Return the text of an ID after all rules, each of its columns by itself."""
         if self.case_fold:
-            # Unicode 3.13, D145: folding looks at letters taken apart
+            # Unicode 3.13, D145: case folding is defined on decomposed letters (NFD).
             text = (unicodedata.normalize("NFD", text) if self.unicode_nfc else text).casefold()
         if self.unicode_nfc:
             text = unicodedata.normalize("NFC", text)
@@ -846,7 +936,9 @@ class IdNormalisation:
 
 
 class _LettersAndDigits(dict[int, int | None]):
-    """A table for `str.translate` that drops what is no letter, no mark of one and no digit."""
+    """A table for `str.translate` that drops every character but letters, their marks and digits,
+    filled as characters occur.
+    """
 
     def __missing__(self, code: int) -> int | None:
         replacement = code if unicodedata.category(chr(code))[0] in "LMN" else None
@@ -865,7 +957,7 @@ def encode_ids(
     An ID is the number of its columns and the length and bytes of each, so that
     ("ab", "c") and ("a", "bc") differ.
 
-    `maximum_ids`: the largest number of IDs that a party may have.
+    `maximum_ids`: the largest number of IDs that the parties agreed on.
 
     Raises:
         DataError: IDs are missing, empty, repeated (also if only after normalisation), too
@@ -883,29 +975,33 @@ def encode_ids(
 def encode_pieces(
     party: str, ids: IdColumn, normalisation: IdNormalisation
 ) -> Iterator[list[bytes]]:
-    """Yield the IDs of `party` as `encode_ids` does, some thousand rows at a time. Raises
-    DataError: as `encode_ids`, but for repeated IDs and their number, which no piece shows.
+    """Yield the IDs of `party` as bytes, as `encode_ids` does, some thousand rows at a time.
+
+    Raises DataError: as `encode_ids`, except that repeated IDs and too many are not noticed.
     """
-    first = 0
+    first_row = 0
     for texts in _iter_text_pieces(party, ids):
-        plain = normalisation.normalise_batch(texts)
-        if plain is not None:
-            heads = {size: _encode_head(size) for size in {*map(len, plain)}}
-            yield [heads[len(text)] + text.encode() for text in plain]
+        ascii_texts = normalisation.normalise_batch(texts)
+        if ascii_texts is not None:  # a text has as many bytes as characters
+            headers = {size: _encode_header(size) for size in {*map(len, ascii_texts)}}
+            yield [headers[len(text)] + text.encode() for text in ascii_texts]
         else:
-            united = [normalisation.normalise_text(text) for text in texts]
+            normalised = [normalisation.normalise_text(text) for text in texts]
             if normalisation.drop_punctuation:
-                _refuse_empty(party, united, first)
-            yield [_frame_id(party, row, text) for row, text in enumerate(united, first)]
-        first += len(texts)
+                _refuse_empty(party, normalised, first_row)
+            yield [_frame_id(party, row, text) for row, text in enumerate(normalised, first_row)]
+        first_row += len(texts)
 
 
-def _refuse_empty(party: str, texts: Sequence[str], first: int) -> None:
-    """Raise DataError, which names rows, if an ID has a column of which the rules leave nothing.
+def _refuse_empty(party: str, texts: Sequence[str], first_row: int) -> None:
+    """Raise DataError, which names rows, if `drop_punctuation` left nothing of a column of an ID.
 
-    `first`: number of the first of these rows.
+    Args:
+        party: for the error.
+        texts: normalised IDs.
+        first_row: number of the row of the first of them.
     """
-    empty = [row for row, text in enumerate(texts, first) if not all(text.split(JOINT))]
+    empty = [row for row, text in enumerate(texts, first_row) if not all(text.split(JOINT))]
     if empty:
         raise DataError(
             f"{party} has {len(empty)} ID(s) without a letter or digit, in row(s) "
@@ -914,19 +1010,23 @@ def _refuse_empty(party: str, texts: Sequence[str], first: int) -> None:
         )
 
 
-def _encode_head(size: int) -> bytes:
-    """Return the bytes before a text of `size` bytes in an ID of one column."""
+def _encode_header(size: int) -> bytes:
+    """Return the bytes that precede a text of `size` bytes in an ID of one column."""
     return b"\0\1" + size.to_bytes(4, "big")
 
 
 def _frame_id(party: str, row: int, text: str) -> bytes:
-    """Return the bytes of one ID: number of columns, then length and bytes of each.
+    """Return the bytes of one ID: number of columns (2 bytes), then length (4) and bytes of each.
 
-    `row`: the text of each column.
+    Args:
+        party, row: where the ID stands, for the error.
+        text: the normalised texts of its columns, joined by `JOINT`.
+
+    Raises DataError: it has more than `_MAX_COLUMNS` columns.
     """
-    parts = text.encode().split(b"\x1f")
+    parts = text.encode().split(JOINT.encode())
     if len(parts) == 1:
-        return _encode_head(len(parts[0])) + parts[0]
+        return _encode_header(len(parts[0])) + parts[0]
     if len(parts) > _MAX_COLUMNS:
         raise DataError(
             f"{party}, row {row}: an ID of {len(parts)} columns, at most {_MAX_COLUMNS} are "
@@ -953,23 +1053,32 @@ def text_of(identity: bytes) -> str:
 
 
 def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
-    """Refuse a set that an intersection would get wrong; names rows, never an ID.
+    """Raise LocalProtocolError, which names rows but never an ID, if encoded IDs are too many, not
+    bytes, empty or repeated: an intersection would be wrong.
 
-    `maximum_ids`: the largest number of IDs that a party may have.
+    Args:
+        me: the party whose IDs they are, for errors.
+        ids: from `encode_ids` or `encode_pieces`.
+        maximum_ids: the largest number of IDs that the parties agreed on.
     """
     if len(ids) > maximum_ids:
         raise LocalProtocolError(
             f"{me} has {len(ids)} IDs, the parties agreed on at most {maximum_ids}"
         )
     values: Sequence[object] = ids
-    others = list[int]()
-    if not set(map(type, values)) <= {bytes}:  # quick to tell; in which rows is looked up only then
-        others = [row for row, identity in enumerate(values) if not isinstance(identity, bytes)]
-    if others:
-        kinds = sorted({type(ids[row]).__name__ for row in others})
+    rows_of_other_types = list[int]()
+    if not set(map(type, values)) <= {
+        bytes
+    }:  # the quick check; rows are looked up only if it fails
+        rows_of_other_types = [
+            row for row, identity in enumerate(values) if not isinstance(identity, bytes)
+        ]
+    if rows_of_other_types:
+        types = sorted({type(ids[row]).__name__ for row in rows_of_other_types})
         raise LocalProtocolError(
-            f"{me} has {len(others)} ID(s) that are {' or '.join(kinds)}, not bytes, in row(s) "
-            f"{_format_first_rows(others)}; all parties encode them in the same way"
+            f"{me} has {len(rows_of_other_types)} ID(s) that are {' or '.join(types)}, not bytes, "
+            f"in row(s) {_format_first_rows(rows_of_other_types)}; all parties encode them in the "
+            "same way"
         )
     if not all(ids):
         empty = [row for row, identity in enumerate(ids) if not identity]
@@ -992,6 +1101,6 @@ def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
 
 
 def _format_first_rows(rows: Sequence[int]) -> str:
-    """Return the first few row numbers."""
+    """Return the first few row numbers in words, e.g. "3, 7, ..."."""
     text = ", ".join(map(str, rows[:_ROWS_SHOWN]))
     return text + ", ..." if len(rows) > _ROWS_SHOWN else text
