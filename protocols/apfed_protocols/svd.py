@@ -62,32 +62,32 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from None
 Floats = NDArray[np.float64]
-_BITS = 53
+_FLOAT_BITS = 53
 _MAGIC = b"SVDF"
 _VERSION = 1
 _HEADER = struct.Struct(">4sBBH32s32s")
-_FIELDS = ("format", "version", "kind", "owner", "agreement", "list of people")
-_NOBODY = bytes(32)
-_NUMBER = 8
-_LARGEST = 1e100  # sums and squares of such numbers are finite still
-_SLACK = 1e-8
+_HEADER_FIELDS = ("format", "version", "kind", "owner", "agreement", "list of people")
+_NO_PEOPLE = bytes(32)  # in place of a digest of people
+_NUMBER_BYTES = 8
+_LARGEST_NUMBER = 1e100  # sums and squares of such numbers are still finite
+_ORTHONORMAL_TOLERANCE = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
 class SvdAgreement:
-    """The terms that all parties fix before one decomposition; public.
+    """The public terms that all parties agree on before one decomposition.
 
     Raises LocalProtocolError on construction when a field is of another type or out of its range.
 
     Attributes:
         session: names this one decomposition; names have 1 to 255 bytes in UTF-8.
-        server, dealer: hold no table, and work with nobody.
-        owners: whose tables stand side by side, in this order; two or more.
-        features: columns of each of these tables.
+        server, dealer: two parties without a table, which must collude with nobody.
+        owners: the parties whose tables are joined column-wise, in this order; two or more.
+        features: the number of columns of each of these tables.
         receiver: the owner that gets the singular vectors.
-        vectors: D, how many of them, those of the largest singular values first.
-        mask_rows: rows of one block of the mask of rows, at most.
-        max_rows: of a table.
+        vectors: D, the number of singular vectors, those of the largest singular values first.
+        mask_rows: the largest number of rows in one block of the row mask P.
+        max_rows: the largest number of rows of a table.
     """
 
     session: str
@@ -138,8 +138,8 @@ class SvdAgreement:
         return hashlib.sha256(b"secure-apfed svd agreement v1" + canonical).digest()
 
     def find_position(self, me: str) -> int:
-        """Return an owner's position. Raises LocalProtocolError: nobody of that name
-        holds a table.
+        """Return the position, from 0, of the owner named `me`. Raises LocalProtocolError: no owner
+        has that name.
         """
         if me not in self.owners:
             raise LocalProtocolError(
@@ -147,11 +147,11 @@ class SvdAgreement:
             )
         return self.owners.index(me)
 
-    def columns_of(self, owner: str) -> slice:
-        """Return the columns of an owner in the joint table."""
-        place = self.find_position(owner)
-        start = sum(self.features[:place])
-        return slice(start, start + self.features[place])
+    def get_columns(self, owner: str) -> slice:
+        """Return the slice of an owner's columns in the joint table."""
+        position = self.find_position(owner)
+        start = sum(self.features[:position])
+        return slice(start, start + self.features[position])
 
 
 # A mask is the orthogonal factor of a matrix of independent normal numbers, with the signs by which
@@ -160,32 +160,41 @@ class SvdAgreement:
 # Blocks are of equal size, but for one row: a short last one would hide few people among few.
 
 
-def random_orthogonal(size: int, key: bytes, *context: bytes) -> Floats:
-    """Return a uniformly random orthogonal matrix, (size, size), of this key and context."""
+def draw_orthogonal(size: int, key: bytes, *context: bytes) -> Floats:
+    """Return a uniformly random orthogonal matrix, (size, size), a function of key and context."""
     stream = keystream(key, b"orthogonal mask v1", *context, length=8 * size * size)
-    words = np.frombuffer(stream, dtype="<u8") >> np.uint64(64 - _BITS)
-    normals = scipy.special.ndtri((words + 0.5) * 2.0**-_BITS).reshape(size, size)
+    words = np.frombuffer(stream, dtype="<u8") >> np.uint64(64 - _FLOAT_BITS)
+    uniforms = (words + 0.5) * 2.0**-_FLOAT_BITS
+    normals = scipy.special.ndtri(uniforms).reshape(size, size)
     factor, triangle = np.linalg.qr(normals)
-    return np.asarray(factor * np.where(np.diag(triangle) < 0, -1.0, 1.0), dtype=np.float64)
+    signs = np.where(np.diag(triangle) < 0, -1.0, 1.0)
+    return np.asarray(factor * signs, dtype=np.float64)
 
 
-def block_sizes(rows: int, maximum: int) -> tuple[int, ...]:
-    """Return the sizes of the blocks of the row mask: equal up to one row, at most `maximum`
-    each.
+def split_rows(rows: int, maximum: int) -> tuple[int, ...]:
+    """Return the sizes of the fewest blocks of at most `maximum` rows into which `rows` rows can be
+    split, equal up to one row.
     """
     count = -(-rows // maximum)
-    size, larger = divmod(rows, count)
-    return (size + 1,) * larger + (size,) * (count - larger)
+    size, larger_blocks = divmod(rows, count)
+    return (size + 1,) * larger_blocks + (size,) * (count - larger_blocks)
 
 
 def mask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
-    """Return P X for the mask P that this seed gives for these people."""
+    """Return P X for a table X, with the row mask P that is derived from the seed.
+
+    Args:
+        table_NF: X.
+        seed: the dealer's secret bytes for P.
+        people: SHA-256 of the aligned rows, on which P depends, too.
+        mask_rows: the largest number of rows in one block of P.
+    """
     blocks = _make_mask_blocks(len(table_NF), seed, people, mask_rows)
     return np.concatenate([mask_bb @ table_NF[rows] for rows, mask_bb in blocks])
 
 
 def _unmask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
-    """Return P^T X for the mask P that this seed gives for these people."""
+    """Return P^T X for a table X; undoes `mask_table_rows` with the same arguments."""
     blocks = _make_mask_blocks(len(table_NF), seed, people, mask_rows)
     return np.concatenate([mask_bb.T @ table_NF[rows] for rows, mask_bb in blocks])
 
@@ -193,13 +202,12 @@ def _unmask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_row
 def _make_mask_blocks(
     rows: int, seed: bytes, people: bytes, mask_rows: int
 ) -> Iterator[tuple[slice, Floats]]:
-    """Yield each block of the row mask P with the rows that it covers.
-
-    `people`: SHA-256 of the aligned rows, the same at all owners.
+    """Yield each block of the row mask P: the slice of rows that it mixes, and an orthogonal matrix
+    (b, b); for the arguments see `mask_table_rows`.
     """
     start = 0
-    for block, size in enumerate(block_sizes(rows, mask_rows)):
-        mask_bb = random_orthogonal(size, seed, b"rows", people, block.to_bytes(8, "big"))
+    for block, size in enumerate(split_rows(rows, mask_rows)):
+        mask_bb = draw_orthogonal(size, seed, b"rows", people, block.to_bytes(8, "big"))
         yield slice(start, start + size), mask_bb
         start += size
 
@@ -211,6 +219,8 @@ def _make_mask_blocks(
 
 
 class MessageKind(IntEnum):
+    """The kinds of messages of a decomposition."""
+
     MASKS = 1  # dealer to an owner: a seed of P, and Q_i
     TABLE = 2  # an owner to the server: P X_i Q_i
     VECTORS = 3  # server to receiver: P U
@@ -218,13 +228,17 @@ class MessageKind(IntEnum):
 
 def _is_bounded(matrix: Floats) -> bool:
     """Return whether all numbers are small enough that their sums and squares are finite."""
-    return bool((np.abs(matrix) <= _LARGEST).all())
+    return bool((np.abs(matrix) <= _LARGEST_NUMBER).all())
 
 
 @dataclass(frozen=True, eq=False)
 class SvdMessage:
-    """The body of a frame: the digest of whose rows these are, the seed of the mask of rows in
-    MASKS, and bounded numbers in memory of their own.
+    """A decoded message of a decomposition.
+
+    Attributes:
+        people: SHA-256 of the aligned rows; zeros in MASKS.
+        seed: of the row mask P in MASKS; else empty.
+        matrix: bounded numbers, a copy.
     """
 
     people: bytes
@@ -233,7 +247,10 @@ class SvdMessage:
 
 
 class SvdFrames:
+    """The writer and checker of the messages of one decomposition."""
+
     def __init__(self, agreement: SvdAgreement) -> None:
+        """Write and check messages under this agreement."""
         self._agreement = agreement
 
     def pack_matrix(
@@ -242,65 +259,72 @@ class SvdFrames:
         matrix: Floats,
         *,
         owner: str,
-        people: bytes = _NOBODY,
+        people: bytes = _NO_PEOPLE,
         seed: bytes = b"",
     ) -> bytes:
-        """Frame a matrix of float64: header, the seed where masks are dealt, the numbers.
+        """Encode a message with a matrix: header, seed, the numbers in float64.
 
-        `owner`: the owner whose columns these are. `people`: SHA-256 of the aligned rows, the same
-        at all owners.
+        Args:
+            kind: of the message.
+            matrix: its numbers.
+            owner: the owner that sends or gets the message.
+            people: SHA-256 of the aligned rows, the same at all owners; not in MASKS.
+            seed: of the row mask P, only in MASKS.
         """
         return self._pack_header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
     def open_frame(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> SvdMessage:
-        """Parse a frame of this kind. Raises RemoteProtocolError: another kind, agreement or size,
-        or numbers that are not finite or too large.
+        """Decode a message of this kind.
 
-        `owner`: the owner whose columns these are.
+        Args:
+            frame: the bytes of the message.
+            kind: that it must have.
+            sender: who sent it, for errors.
+            owner: the owner that sent it or got it.
+
+        Raises RemoteProtocolError: it has another kind, agreement, owner or size, or numbers that
+        are not finite or too large.
         """
         if type(frame) is not bytes:
             raise LocalProtocolError(
                 f"a frame of a decomposition is bytes, got {type(frame).__name__} from {sender}"
             )
         self._check_header(frame, kind, sender, owner)
-        people = frame[_HEADER.size - len(_NOBODY) : _HEADER.size]
+        people = frame[_HEADER.size - len(_NO_PEOPLE) : _HEADER.size]
         start = _HEADER.size + (KEY_BYTES if kind is MessageKind.MASKS else 0)
         matrix = self._parse_matrix(frame[start:], kind, sender, owner)
         return SvdMessage(people, frame[_HEADER.size : start], matrix)
 
     def _check_header(self, frame: bytes, kind: MessageKind, sender: str, owner: str) -> None:
-        """Raise RemoteProtocolError, which names the field, unless the header is the
-        expected one.
-
-        `owner`: the owner whose columns these are.
+        """Raise RemoteProtocolError, which names the field that differs, unless the header of a
+        message is that of this kind, owner and agreement.
         """
         if len(frame) < _HEADER.size:
             raise RemoteProtocolError(
                 f"{sender} sent {len(frame)} bytes, too few for {kind.name}; it was cut"
             )
         header = _HEADER.unpack_from(frame)
-        people = _NOBODY if kind is MessageKind.MASKS else header[-1]
+        people = _NO_PEOPLE if kind is MessageKind.MASKS else header[-1]
         expected = _HEADER.unpack(self._pack_header(kind, owner, people))
-        for name, *pair in zip(_FIELDS, header, expected, strict=True):
-            if len({*pair}) > 1:
+        for name, got, wanted in zip(_HEADER_FIELDS, header, expected, strict=True):
+            if got != wanted:
                 raise RemoteProtocolError(
                     f"{sender} sent no {kind.name} of this decomposition: its {name} differs; it "
                     "is another message, or made under another agreement"
                 )
 
     def _parse_matrix(self, body: bytes, kind: MessageKind, sender: str, owner: str) -> Floats:
-        """Return the matrix of a body; the kind decides how many rows and columns it may have.
-
-        `owner`: the owner whose columns these are.
+        """Decode the matrix of a message, whose kind and owner decide how many rows and columns it
+        may have. Raises RemoteProtocolError: it has others, or numbers that are not bounded.
         """
         agreed = self._agreement
         columns = agreed.vectors if kind is MessageKind.VECTORS else agreed.columns
-        rows, beyond = divmod(len(body), _NUMBER * columns)
+        rows, bytes_left = divmod(len(body), _NUMBER_BYTES * columns)
         smallest = agreed.vectors
         largest = agreed.max_rows
         if kind is MessageKind.MASKS:
             smallest = largest = agreed.features[agreed.find_position(owner)]
-        if beyond or not smallest <= rows <= largest:
+        if bytes_left or not smallest <= rows <= largest:
             raise RemoteProtocolError(
                 f"{sender} sent a body of {len(body)} bytes, expected {kind.name} of {smallest} to "
                 f"{largest} rows of {columns} numbers; it was cut or padded"
@@ -308,20 +332,23 @@ class SvdFrames:
         matrix = np.frombuffer(body, dtype="<f8").reshape(rows, columns).astype(np.float64)
         if not _is_bounded(matrix):
             raise RemoteProtocolError(
-                f"{sender} sent {kind.name} with numbers that are none, or beyond {_LARGEST:g}"
+                f"{sender} sent {kind.name} with numbers that are none, or beyond "
+                f"{_LARGEST_NUMBER:g}"
             )
         return matrix
 
     def _pack_header(self, kind: MessageKind, owner: str, people: bytes) -> bytes:
-        """Return the header of a frame about one owner."""
+        """Return the header of a message to or from one owner; `people` as in `pack_matrix`."""
         agreed = self._agreement
-        place = agreed.find_position(owner)
-        return _HEADER.pack(_MAGIC, _VERSION, kind, place, agreed.digest, people)
+        position = agreed.find_position(owner)
+        return _HEADER.pack(_MAGIC, _VERSION, kind, position, agreed.digest, people)
 
 
 class _SvdRole(KeepsSecrets):
+    """Base of the roles of a decomposition; each plays its part once."""
+
     def __init__(self, agreement: SvdAgreement, me: str) -> None:
-        """Make one party's role; it can be used once."""
+        """Make the role of the party `me`."""
         self.agreement = agreement
         self.me = me
         self._frames = SvdFrames(agreement)
@@ -342,33 +369,33 @@ class _SvdRole(KeepsSecrets):
 
 
 class SvdDealer(_SvdRole):
-    """The key generator: it draws the masks, sends each owner its own, and is sent nothing."""
+    """The dealer's role: it draws the masks, sends each owner its own, and gets no message."""
 
     def __init__(self, agreement: SvdAgreement) -> None:
         super().__init__(agreement, agreement.dealer)
 
     def deal_masks(self) -> Iterator[Outgoing]:
-        """Draw fresh masks and return one message for each owner; once."""
+        """Draw fresh masks and yield one message for each owner; once."""
         self._require_first_use()
         return self._make_messages(fresh_key(), fresh_key())
 
     def _make_messages(self, rows_seed: bytes, columns_key: bytes) -> Iterator[Outgoing]:
-        """Yield each owner's seed of P and its rows of Q.
+        """Yield for each owner the message with the seed of P and its rows of Q.
 
-        `columns_key`: from which Q is drawn.
+        `rows_seed`: of the row mask P. `columns_key`: from which the column mask Q is drawn.
         """
         agreed = self.agreement
-        mask_FF = random_orthogonal(agreed.columns, columns_key, b"columns")
+        mask_FF = draw_orthogonal(agreed.columns, columns_key, b"columns")
         for owner in agreed.owners:
-            own_mask = mask_FF[agreed.columns_of(owner)]
+            own_rows = mask_FF[agreed.get_columns(owner)]
             body = self._frames.pack_matrix(
-                MessageKind.MASKS, own_mask, owner=owner, seed=rows_seed
+                MessageKind.MASKS, own_rows, owner=owner, seed=rows_seed
             )
             yield Outgoing(owner, body)
 
 
 class SvdOwner(_SvdRole):
-    """An owner's end: `take_masks`, then `mask_table`."""
+    """An owner's role: `take_masks`, then `mask_table`."""
 
     def __init__(self, agreement: SvdAgreement, me: str) -> None:
         super().__init__(agreement, me)
@@ -376,12 +403,10 @@ class SvdOwner(_SvdRole):
         self._masks: SvdMessage | None = None
 
     def take_masks(self, dealt: bytes) -> None:
-        """Take this owner's masks: the seed of P, which mixes rows, and its rows of Q, which mixes
-        columns.
+        """Take the dealer's message `dealt` with this owner's masks, once: the seed of P, which
+        mixes rows, and its rows of Q, which mixes columns.
 
-        Raises RemoteProtocolError: its rows of Q are not orthonormal.
-
-        `dealt`: the dealer's message.
+        Raises RemoteProtocolError: the message is malformed, or the rows of Q are not orthonormal.
         """
         agreed = self.agreement
         if self._masks is not None:
@@ -391,11 +416,15 @@ class SvdOwner(_SvdRole):
         self._masks = masks
 
     def mask_table(self, table_NF: Floats, people: bytes) -> bytes:
-        """Return P X_i Q_i, framed for the server; once.
+        """Return the message to the server with this owner's masked table, P X_i Q_i; once.
 
         Args:
-            table_NF: its own columns of the rows to decompose, in the agreed order, up to 1e100.
+            table_NF: X_i, this owner's columns of the rows to decompose, in the agreed order;
+                float64, magnitudes up to 1e100.
             people: 32-byte digest of these rows, the same at all owners.
+
+        Raises LocalProtocolError: the table has another type, shape or range, the masks have not
+        arrived, or the role was used.
         """
         agreed = self.agreement
         masks = self._require_masks()
@@ -420,7 +449,9 @@ class SvdOwner(_SvdRole):
         return self._frames.pack_matrix(MessageKind.TABLE, masked_NF, owner=self.me, people=people)
 
     def _require_masks(self) -> SvdMessage:
-        """Return the masks. Raises LocalProtocolError: none arrived yet."""
+        """Return this owner's masks. Raises LocalProtocolError: they have not arrived yet, or this
+        is a forked process.
+        """
         self._fork_check.require_own_process()
         if self._masks is None:
             raise LocalProtocolError(f"{self.me} was dealt no masks yet")
@@ -428,22 +459,26 @@ class SvdOwner(_SvdRole):
 
 
 class SvdServer(_SvdRole):
-    """The server's end: it adds what is masked, and decomposes the sum."""
+    """The server's role: it adds the masked tables and decomposes the sum."""
 
     def __init__(self, agreement: SvdAgreement) -> None:
         super().__init__(agreement, agreement.server)
 
     def factor_tables(self, tables: Mapping[str, bytes]) -> bytes:
-        """Return P U for the receiver; once.
+        """Add the masked tables and return the message to the receiver with the left singular
+        vectors of the sum, P U; once.
 
-        `tables`: each owner's masked table.
+        `tables`: each owner's message with its masked table, by name.
+
+        Raises RemoteProtocolError: a table is malformed, they have different rows, or the sum has
+        no decomposition.
         """
         agreed = self.agreement
         require_all("a decomposition needs the tables of", tables, agreed.owners)
         first, *others = agreed.owners
-        opened = self._open_table(tables[first], first)
-        total_NF = opened.matrix
-        people = opened.people
+        first_table = self._open_table(tables[first], first)
+        total_NF = first_table.matrix
+        people = first_table.people
         for owner in others:
             table = self._open_table(tables[owner], owner)
             if table.people != people or len(table.matrix) != len(total_NF):
@@ -459,13 +494,12 @@ class SvdServer(_SvdRole):
         )
 
     def _open_table(self, frame: bytes, owner: str) -> SvdMessage:
-        """Parse the masked table of one owner."""
+        """Decode the message with the masked table of one owner."""
         return self._frames.open_frame(frame, MessageKind.TABLE, owner, owner=owner)
 
     def _compute_vectors(self, masked_NF: Floats) -> Floats:
-        """Return the first left singular vectors of the sum, zeros beyond its numerical rank.
-
-        `masked_NF`: the sum of the masked tables.
+        """Return the first D left singular vectors of the sum of the masked tables, (N, D), with
+        zeros beyond its numerical rank.
         """
         count = self.agreement.vectors
         try:
@@ -475,26 +509,32 @@ class SvdServer(_SvdRole):
                 "the sum of the masked tables has no decomposition; an owner sent other numbers "
                 "than a table"
             ) from error
-        # As `numpy.linalg.matrix_rank` draws the line: what lies below is of rounding alone.
+        # The threshold of `numpy.linalg.matrix_rank`: smaller values come from rounding alone.
         threshold = values[0] * max(masked_NF.shape) * np.finfo(np.float64).eps
         vectors_ND: Floats = left_vectors[:, :count] * (values[:count] > threshold)
         return vectors_ND
 
 
 class SvdReceiver(SvdOwner):
-    """The active's end: an owner's, and then `open_vectors`."""
+    """The active's role: that of an owner, and then `open_vectors`."""
 
     def __init__(self, agreement: SvdAgreement) -> None:
         super().__init__(agreement, agreement.receiver)
         self._opened = False
 
     def open_vectors(self, vectors: bytes, people: bytes, *, rows: int) -> Floats:
-        """Return U, (N, D): orthonormal columns, of the largest singular values first; once.
+        """Return U, (N, D): orthonormal columns, those of the largest singular values first; once.
 
-        Columns beyond the numerical rank of the table are zeros.
+        Columns beyond the numerical rank of the joint table are zeros. The largest number of each
+        column is positive.
 
-        `vectors`: P U, as the server sent it. `people`: SHA-256 of the aligned rows, the same at
-        all owners.
+        Args:
+            vectors: the server's message with P U.
+            people: SHA-256 of the aligned rows, the same at all owners.
+            rows: N, how many rows there must be.
+
+        Raises RemoteProtocolError: the message is malformed, about other people, or its columns are
+        not orthonormal.
         """
         agreed = self.agreement
         masks = self._require_masks()
@@ -516,17 +556,18 @@ class SvdReceiver(SvdOwner):
         vectors_ND = _unmask_table_rows(
             answer.matrix, masks.seed, people, mask_rows=agreed.mask_rows
         )
-        largest_D = np.take_along_axis(vectors_ND, np.abs(vectors_ND).argmax(axis=0)[None], axis=0)
-        return np.asarray(vectors_ND * np.where(largest_D < 0, -1.0, 1.0), dtype=np.float64)
+        largest_row_D = np.abs(vectors_ND).argmax(axis=0)
+        largest_D = np.take_along_axis(vectors_ND, largest_row_D[None], axis=0)
+        signs_D = np.where(largest_D < 0, -1.0, 1.0)
+        return np.asarray(vectors_ND * signs_D, dtype=np.float64)
 
 
 def _require_orthonormal(vectors: Floats, sender: str) -> None:
-    """Raise RemoteProtocolError unless the columns are orthonormal to within 1e-8.
-
-    `vectors`: (N, D).
+    """Raise RemoteProtocolError, which names `sender`, unless the columns of `vectors`, (N, D), are
+    orthonormal to within 1e-8.
     """
     deviation = np.abs(vectors.T @ vectors - np.eye(vectors.shape[1]))
-    if not (deviation < _SLACK).all():
+    if not (deviation < _ORTHONORMAL_TOLERANCE).all():
         raise RemoteProtocolError(
             f"{sender} sent vectors that are not orthonormal; what it drew or computed is not what "
             "was agreed"

@@ -196,7 +196,7 @@ class EncryptedVotesActive(VotesActive):
         sum_UK = np.zeros((len(self.ballot.rows), self.classes))
         for block in range(self._sums.blocks):
             message = await links.receive(AGGREGATOR, Kind.SUM, step=block, patience=FOR_AN_ANSWER)
-            people = self._sums.people_of(block)
+            people = self._sums.get_block_people(block)
             with self._refused.note_refusal(step=block, contract=contract.digest.hex()):
                 sum_UK[people.start : people.stop] = receiver.open_block(block, message.payload)
         return sum_UK

@@ -73,7 +73,7 @@ def run_in_fork(actions: Mapping[str, Callable[[], object]]) -> dict[str, str]:
 
 def genuine_key(secure_sum: HomomorphicSum) -> bytes:
     cipher = secure_sum.cipher
-    return cipher.public_key(cipher.key_pair())
+    return cipher.pack_public_key(cipher.make_key_pair())
 
 
 def residues_of(key: bytes) -> NDArray[np.uint64]:

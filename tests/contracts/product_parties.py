@@ -73,7 +73,7 @@ class ProductParties:
         return self.receiver.make_request(self.toss_coin())
 
     def answers(self, block: int, rows: Mapping[str, Matrix], **noise: Any) -> dict[str, bytes]:
-        people = self.sum.people_of(block)
+        people = self.sum.get_block_people(block)
         return {
             name: role.answer_block(block, rows[name][people.start : people.stop], **noise)
             for name, role in self.contributors.items()

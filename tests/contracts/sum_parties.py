@@ -245,7 +245,7 @@ def key_coefficients(played: Parties, takes: Callable[..., bool], count: int) ->
     assert isinstance(described, BfvSum)
     residues = described.cipher.residues
     degree = described.packing.slots
-    last = described.packing.count_last(1)
+    last = described.packing.count_last_slots(1)
     step = residues.modulus >> described.headroom.bits
     small = step // 4
     near = step // 2 - step // 8

@@ -12,7 +12,7 @@ from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import IntersectionAgreement
 from apfed_protocols.randomness import ForkCheck, fresh_key, random_permutation
 from apfed_protocols.seal import fresh_run_key
-from apfed_protocols.sums.homomorphic import HomomorphicSum, centred_binomial, ternary
+from apfed_protocols.sums.homomorphic import HomomorphicSum, draw_centred_binomial, draw_ternary
 from apfed_protocols.sums.recoverable import split_secret
 from tests.contracts import product_parties
 from tests.contracts.hostile import run_in_fork
@@ -70,7 +70,7 @@ def test_a_role_made_before_the_fork_is_not_set_up_after_it() -> None:
     )
     set_up()
     words = np.zeros((1, 4), dtype=np.uint64)
-    check_refusals(mask=lambda: bfv._seeds.add_stream("passive_2", binding(1), words, sign=1))
+    check_refusals(mask=lambda: bfv._seeds.add_shared_mask("passive_2", binding(1), words, sign=1))
     bfv.contribute(np.ones((1, 4)) / 9, binding(1))
 
 
@@ -124,7 +124,7 @@ def test_forked_processes_draw_other_numbers() -> None:
     def make_encryption(choice: str) -> Callable[[], bytes]:
         described = make(choice, agreement(2))
         assert isinstance(described, HomomorphicSum)
-        context = described.cipher.key_pair()
+        context = described.cipher.make_key_pair()
         zeros = np.zeros((1, described.packing.slots), dtype=np.int64)
         return lambda: described.cipher.encrypt(context, zeros)[0]
 
@@ -132,8 +132,8 @@ def test_forked_processes_draw_other_numbers() -> None:
         "key": fresh_key,
         "X25519 key": lambda: fresh_run_key().public,
         "permutation": lambda: random_permutation(100).tobytes(),
-        "ternary": lambda: ternary(100).tobytes(),
-        "centred binomial": lambda: centred_binomial(100).tobytes(),
+        "ternary": lambda: draw_ternary(100).tobytes(),
+        "centred binomial": lambda: draw_centred_binomial(100).tobytes(),
         "shares": lambda: b"".join(split_secret(bytes(16), threshold=2, holders=3)),
         "error of ckks": make_encryption("ckks"),
         "error of bfv": make_encryption("bfv"),

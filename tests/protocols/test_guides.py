@@ -56,7 +56,7 @@ def list_parameters(people: int, labelled: int) -> list[int]:
     agreed = product_parties.agreement(3, people=people, columns=10, labelled=labelled)
     found = solve_products(agreed)
     solved = [found.degree, found.modulus_bits, found.kept_bits, found.plain_bits]
-    block = SumOfProducts(agreed).people_of(0)
+    block = SumOfProducts(agreed).get_block_people(0)
     return [people, labelled, *solved, found.smudging_bits, len(block)]
 
 

@@ -19,9 +19,9 @@ from apfed_protocols.products.ring import (
     LARGEST_ERROR,
     Digits,
     Ring,
+    bound_product_error,
+    compute_row_limit,
     invert_transform,
-    product_error,
-    row_limit,
     solve_products,
     split_widths,
     transform_polynomials,
@@ -292,7 +292,7 @@ def test_rounding_is_that_of_integers(values: list[int]) -> None:
 @pytest.mark.parametrize("position", [0, 12, 13, 50, 101])
 def test_adding_at_a_place(position: int) -> None:
     numbers_L = np.zeros((6, 16), dtype=np.int64)
-    RING.add_at(numbers_L, position, np.arange(-8, 8))
+    RING.add_shifted(numbers_L, position, np.arange(-8, 8))
     expected = [(number << position) % 2**RING.bits for number in range(-8, 8)]
     assert integers(RING, numbers_L) == expected
 
@@ -336,7 +336,7 @@ def test_the_bound_of_the_transforms_holds(size: int, terms: int, aligned: bool)
     )
     norms = 2**27 * float((np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)).sum())
     exact = _exact(left, right) * 2**27
-    assert np.abs(found - exact).max() <= product_error(size, terms) * norms
+    assert np.abs(found - exact).max() <= bound_product_error(size, terms) * norms
 
 
 def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -423,10 +423,10 @@ def test_parameters_hold_the_bounds(case: dict[str, Any]) -> None:
     assert found.kept_bits in {sum(found.widths[place:]) for place in range(len(found.widths))}
     assert found.folds == (2 if agreed.candidates else 1)
     assert found.stride >= found.folds * agreed.columns
-    limit = passives * (row_limit(agreed) + largest_noise(agreed.noise or 0))
+    limit = passives * (compute_row_limit(agreed) + largest_noise(agreed.noise or 0))
     assert 2 ** (found.plain_bits - 1) > limit
     assert 2**found.plain_bits <= 4 * limit + 1  # no larger than it must be
-    own = found.folds * LARGEST_ERROR * (found.rows * row_limit(agreed) + 2 * found.degree)
+    own = found.folds * LARGEST_ERROR * (found.rows * compute_row_limit(agreed) + 2 * found.degree)
     values = passives * agreed.people * agreed.columns
     assert own * values * 2**agreed.security <= 2**found.smudging_bits
     noise = (
@@ -460,17 +460,17 @@ def test_the_bound_of_the_noise_is_real(
 
     def largest(c0: Digits) -> None:
         if opens:
-            ring.add_at(c0, found.smudging_bits - 1, sign)
+            ring.add_shifted(c0, found.smudging_bits - 1, sign)
         else:
             dropped = found.modulus_bits - found.kept_bits
-            ring.add_at(c0, dropped, sign * 7 * found.noise_bound // 18)
+            ring.add_shifted(c0, dropped, sign * 7 * found.noise_bound // 18)
 
     for role in played.contributors.values():
         monkeypatch.setattr(role, "_smudge", largest)
     rows = matrices(agreed)
     combined = played.combiner.combine_block(0, played.answers(0, rows))
     if opens:
-        people = played.sum.people_of(0)
+        people = played.sum.get_block_people(0)
         expected = played.compute_sum(rows)[people.start : people.stop]
         opened = played.receiver.open_block(0, combined) * played.sum.fixed_point.levels
         assert np.array_equal(np.rint(opened), expected)

@@ -19,8 +19,8 @@ from apfed_protocols.products import SumOfProducts, encrypt_labels, expand_label
 from apfed_protocols.products.ring import (
     LARGEST_ERROR,
     Digits,
+    compute_row_limit,
     invert_transform,
-    row_limit,
     transform_polynomials,
 )
 from tests.contracts.product_parties import ProductParties, agreement
@@ -184,7 +184,7 @@ class CuriousActive:
         numbers = self._multiply_by_secret(expand_label(self.ring, seed, position))
         numbers += self.ring.parse_digits(blobs[position], sender="itself")
         step = self.ring.bits - self.played.sum.headroom.plain_bits
-        self.ring.add_at(numbers[:, :2], step, -LABELS[position])
+        self.ring.add_shifted(numbers[:, :2], step, -LABELS[position])
         return self.centre_digits(numbers).astype(np.float64)
 
     def noise(self, rows: Floats) -> Integers:
@@ -197,7 +197,7 @@ class CuriousActive:
         phase = phase.reshape(*c0.shape[:3], folds, 2).sum(axis=3) + c0
         product = (rows @ LABELS).astype(np.int64).reshape(c0.shape[1:])
         step = self.ring.bits - self.played.sum.headroom.plain_bits
-        self.ring.add_at(phase, step, -product)
+        self.ring.add_shifted(phase, step, -product)
         return self.centre_digits(phase)
 
     def compute_expected(self, rows: Floats) -> Floats:
@@ -288,7 +288,7 @@ def test_the_noise_without_smudging_is_within_its_bound(monkeypatch: pytest.Monk
     rest = (noise - np.rint(expected).astype(np.int64).astype(object)).astype(float)
     # e u and e1 s: two sums of 2N / 3 products of variance 21 / 2 and 1.
     assert 0.8 < rest.std() / math.sqrt(2 * 10.5 * found.degree * 2 / 3) < 1.25
-    bound = LARGEST_ERROR * (found.rows * row_limit(agreed) + 2 * found.degree)
+    bound = LARGEST_ERROR * (found.rows * compute_row_limit(agreed) + 2 * found.degree)
     assert np.abs(noise).max() < bound
     assert bound * 2**agreed.security * agreed.people < 2**found.smudging_bits
     assert max(np.abs(error).max() for error in curious.errors) <= LARGEST_ERROR
@@ -301,7 +301,7 @@ def test_two_powers_for_a_class_stay_within_the_bound(monkeypatch: pytest.Monkey
     found = curious.played.sum.headroom
     agreed = curious.played.sum.products
     first, _ = candidates(curious.played.sum.fixed_point.levels)
-    bound = 2 * LARGEST_ERROR * (found.rows * row_limit(agreed) + 2 * found.degree)
+    bound = 2 * LARGEST_ERROR * (found.rows * compute_row_limit(agreed) + 2 * found.degree)
     assert bound / 2**16 < np.abs(curious.noise(first)).max() < bound
     assert bound * 2**agreed.security * agreed.people < 2**found.smudging_bits
 

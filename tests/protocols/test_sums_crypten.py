@@ -39,7 +39,7 @@ def seals(played: Parties, name: str) -> StepSeals:
 def sealing_again(played: Parties, liar: str) -> StepSeals:
     """Return what it seals with, as one that lies has it: the nonce is its own loss."""
     found = seals(played, liar)
-    vars(found)["_last"] = dict.fromkeys((*played.names, "active"), -1)
+    vars(found)["_last_step"] = dict.fromkeys((*played.names, "active"), -1)
     return found
 
 

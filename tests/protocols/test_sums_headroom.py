@@ -23,14 +23,14 @@ from apfed_protocols.sums.homomorphic import (
     BfvCipher,
     CkksCipher,
     Headroom,
-    centred_binomial,
-    fresh_noise,
-    fresh_slot_noise,
-    nearest_integers,
-    slot_noise,
+    compute_fresh_noise,
+    compute_fresh_slot_noise,
+    compute_slot_noise,
+    draw_centred_binomial,
+    draw_ternary,
+    round_to_integers,
     solve_bfv,
     solve_ckks,
-    ternary,
 )
 from apfed_protocols.sums.seal_cipher import (
     DEGREE,
@@ -90,7 +90,7 @@ def test_the_noise_limit_of_the_smaller_ring_is_real(passives: int, more: int, e
     found = solve_bfv(make_fixed_point(passives))
     highest = np.full((1, SMALL_DEGREE), 2 ** (found.bits - 1) // passives - 1)
     cipher = BfvCipher(found.primes, found.bits + more, found.degree)
-    keys = cipher.key_pair()
+    keys = cipher.make_key_pair()
     parts = {str(k): cipher.encrypt(keys, highest) for k in range(passives)}
     total = cipher.decrypt(keys, cipher.add_ciphertexts(parts, 1), 1, sender="the test")
     assert np.array_equal(total, passives * highest[0]) == exact
@@ -100,10 +100,10 @@ def test_the_noise_limit_of_the_smaller_ring_is_real(passives: int, more: int, e
 def test_only_coefficients_that_hold_numbers_are_sent(values: int) -> None:
     found = solve_bfv(make_fixed_point(2))
     cipher = BfvCipher(found.primes, found.bits, found.degree)
-    keys = cipher.key_pair()
+    keys = cipher.make_key_pair()
     numbers = np.arange(values) - 7
     slots_VS = found.packing.pack_fields(numbers)
-    last = found.packing.count_last(values)
+    last = found.packing.count_last_slots(values)
     filled = -(-values // 2) - (len(slots_VS) - 1) * SMALL_DEGREE
     assert last == min(SMALL_DEGREE, filled + 8)
     parts = {name: cipher.encrypt(keys, slots_VS, last) for name in "ab"}
@@ -132,7 +132,7 @@ def test_every_sum_that_is_accepted_has_room(passives: int, bits: int) -> None:
     assert found.deviation < ROUNDING_TOLERANCE
     found = solve_bfv(wanted)
     assert 2 * (two if found.packing.fields == 2 else one) < 2**found.bits
-    noise = 10 * fresh_noise(passives, found.degree)
+    noise = 10 * compute_fresh_noise(passives, found.degree)
     assert noise * 2 ** (found.bits + 1) < 2 ** found.primes[0]
     assert sum(found.primes) <= SECURE_MODULUS_BITS[found.degree]
 
@@ -142,12 +142,12 @@ def test_margins_are_exceeded_once_in_2_to_the_40_slots() -> None:
     switched = solve_ckks(make_fixed_point(16))
     fresh = solve_ckks(make_fixed_point(8))
     assert (len(switched.primes), len(fresh.primes)) == (2, 1)
-    laplace = switched.deviation * 2**switched.bits / slot_noise(16)
+    laplace = switched.deviation * 2**switched.bits / compute_slot_noise(16)
     assert math.exp(-math.sqrt(2) * laplace) < 2**-40
-    two_products = fresh.deviation * 2**fresh.bits / fresh_slot_noise(8)
+    two_products = fresh.deviation * 2**fresh.bits / compute_fresh_slot_noise(8)
     assert (1 + two_products) * math.exp(-2 * two_products) < 2**-40
     found = solve_bfv(make_fixed_point(64))
-    deviation = fresh_noise(64)
+    deviation = compute_fresh_noise(64)
     gaussian = 2 ** (found.primes[0] - 1 - found.bits) / deviation
     assert math.erfc(gaussian / math.sqrt(2)) < 2**-40
 
@@ -155,7 +155,7 @@ def test_margins_are_exceeded_once_in_2_to_the_40_slots() -> None:
 def slots_of_sum(found: Headroom, slot: int, addends: int = 1) -> NDArray[np.float64]:
     """Add `addends` ciphertexts that hold `slot` everywhere."""
     cipher = CkksCipher(found.primes, found.bits)
-    keys = cipher.key_pair()
+    keys = cipher.make_key_pair()
     slots = np.full((1, found.packing.slots), slot)
     parts = {str(k): cipher.encrypt(keys, slots) for k in range(addends)}
     return cipher.decrypt(keys, cipher.add_ciphertexts(parts, 1), 1, sender="the test")
@@ -176,13 +176,15 @@ def test_the_noise_limit_of_the_scale_is_real() -> None:
     """The solver stays twenty deviations below the tolerance; four bits less leave three."""
     found = solve_ckks(make_fixed_point(16))
     slots = slots_of_sum(found, 1, 16)
-    assert (nearest_integers(slots, sender="the test") == 16).all()
+    assert (round_to_integers(slots, sender="the test") == 16).all()
     slots = slots_of_sum(replace(found, bits=found.bits - 4), 1, 16)
     with pytest.raises(RemoteProtocolError, match="does not decrypt to integers"):
-        nearest_integers(slots, sender="the test")
+        round_to_integers(slots, sender="the test")
 
 
-@pytest.mark.parametrize(("passives", "model"), [(16, slot_noise), (2, fresh_slot_noise)])
+@pytest.mark.parametrize(
+    ("passives", "model"), [(16, compute_slot_noise), (2, compute_fresh_slot_noise)]
+)
 def test_the_noise_model_is_the_measured_one(passives: int, model: Callable[[int], float]) -> None:
     found = solve_ckks(make_fixed_point(passives))
     error = (slots_of_sum(found, 12345) - 12345) * 2.0**found.bits
@@ -196,7 +198,7 @@ def coefficients_of_sum(
 ) -> NDArray[np.int64]:
     """Add `addends` ciphertexts of the same coefficients under one prime of 60 bits."""
     cipher = BfvCipher((60,), plain_bits)
-    keys = cipher.key_pair()
+    keys = cipher.make_key_pair()
     parts = {str(k): cipher.encrypt(keys, coefficients[None]) for k in range(addends)}
     return cipher.decrypt(keys, cipher.add_ciphertexts(parts, 1), 1, sender="the test")
 
@@ -257,7 +259,7 @@ def fits_binomial(numbers: NDArray[np.int64], pairs: int) -> bool:
 
 
 def test_errors_are_centred_binomial_of_21_pairs_and_of_no_other() -> None:
-    drawn = centred_binomial(COUNT)
+    drawn = draw_centred_binomial(COUNT)
     # and not of 2/3 or 3/2 of the variance
     assert [fits_binomial(drawn, pairs) for pairs in (21, 14, 31)] == [True, False, False]
     assert not fits_binomial(drawn + 1, 21)
@@ -273,12 +275,12 @@ def largest_deviation(numbers: NDArray[np.int64], *, cells: int) -> float:
 
 
 def test_u_is_uniform_on_three_values_of_independent_neighbours() -> None:
-    drawn = ternary(COUNT)
+    drawn = draw_ternary(COUNT)
     assert drawn.size == COUNT
     assert largest_deviation(drawn, cells=3) < 6
     assert largest_deviation(3 * drawn[::2] + drawn[1::2], cells=9) < 6
-    assert not np.array_equal(ternary(64), ternary(64))
-    assert not np.array_equal(centred_binomial(64), centred_binomial(64))
+    assert not np.array_equal(draw_ternary(64), draw_ternary(64))
+    assert not np.array_equal(draw_centred_binomial(64), draw_centred_binomial(64))
 
 
 def test_few_accepted_bytes_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,14 +288,14 @@ def test_few_accepted_bytes_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         "apfed_protocols.sums.homomorphic.keystream", lambda *_, **__: next(streams)
     )
-    assert ternary(5).tolist() == [-1, 0, 1, -1, -1]
+    assert draw_ternary(5).tolist() == [-1, 0, 1, -1, -1]
 
 
 @pytest.mark.parametrize("kind", [SealsErrors, BfvCipher])
 def test_the_noise_is_as_large_as_seals(kind: type[BfvCipher]) -> None:
     """SEAL's own meter: bits between the noise of a ciphertext and its limit."""
     cipher = kind(*RECIPE)
-    keys = cipher.key_pair()
+    keys = cipher.make_key_pair()
     budgets = []
     for _ in range(8):
         blobs = cipher.encrypt(keys, np.zeros((1, 4096), dtype=np.int64))
@@ -326,8 +328,11 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """c0 = b u + e0 and c1 = a u + e1: no draw is left out, halved or used for two ciphertexts."""
-    drawn: dict[str, list[NDArray[np.int64]]] = {"ternary": [], "centred_binomial": []}
-    for name, draw in (("ternary", ternary), ("centred_binomial", centred_binomial)):
+    drawn: dict[str, list[NDArray[np.int64]]] = {"draw_ternary": [], "draw_centred_binomial": []}
+    for name, draw in (
+        ("draw_ternary", draw_ternary),
+        ("draw_centred_binomial", draw_centred_binomial),
+    ):
 
         def record_draws(count: int, name: str = name, draw: Any = draw) -> NDArray[np.int64]:
             drawn[name].append(draw(count))
@@ -335,14 +340,14 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
 
         monkeypatch.setattr(f"apfed_protocols.sums.homomorphic.{name}", record_draws)
     cipher = BfvCipher(*RECIPE)
-    keys = cipher.key_pair()
+    keys = cipher.make_key_pair()
     q = cipher.residues.modulus
     assert cipher.ciphertext_form.count == 8192
     for numbers in drawn.values():
         numbers.clear()
     blobs = cipher.encrypt(keys, np.zeros((3, 4096), dtype=np.int64))
-    u_VN = np.concatenate(drawn["ternary"]).reshape(3, 4096)
-    e_V2N = np.concatenate(drawn["centred_binomial"]).reshape(3, 2, 4096)
+    u_VN = np.concatenate(drawn["draw_ternary"]).reshape(3, 4096)
+    e_V2N = np.concatenate(drawn["draw_centred_binomial"]).reshape(3, 2, 4096)
     assert len(np.unique(u_VN, axis=0)) == 3
     assert len(np.unique(e_V2N.reshape(6, 4096), axis=0)) == 6
     key_2N = compute_coefficients_of(cipher, keys.public_key.data())

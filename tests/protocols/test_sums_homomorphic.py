@@ -54,7 +54,7 @@ def test_nobody_but_the_active_can_decrypt(sum_roles: Parties, cipher: SealCiphe
         sum_roles.contribute(random_values(3), sum_roles.next())["passive_1"], sender="passive_1"
     ).blobs
     own = vars(sum_roles.receiver)["_context"]
-    last = get_sum(sum_roles).count_last(random_values(3)[0].size)
+    last = get_sum(sum_roles).count_last_slots(random_values(3)[0].size)
     decrypt = partial(cipher.decrypt, sender="passive_1", last=last)
     assert np.abs(decrypt(own, blobs, 1)).max() > 1000
     contexts = [vars(role)["_key"] for role in sum_roles.contributors.values()]
@@ -82,7 +82,7 @@ def test_only_residues_cross_the_wire(sum_roles: Parties, cipher: SealCipher) ->
     frames = (*contributions.values(), sum_roles.combiner.combine(contributions))
     blobs = [Frame.parse(frame, sender="peer").blobs for frame in frames]
     assert {len(own) for own in blobs} == {get_sum(sum_roles).packing.count_vectors(5000)}
-    last = get_sum(sum_roles).count_last(5000)
+    last = get_sum(sum_roles).count_last_slots(5000)
     counts = [cipher.residues.count] * (len(blobs[0]) - 1)
     counts.append(cipher.residues.count if last is None else cipher.degree + last)
     for own in blobs:
@@ -93,7 +93,7 @@ def test_only_residues_cross_the_wire(sum_roles: Parties, cipher: SealCipher) ->
 
 def test_another_format_of_seal_is_our_own_fault(cipher: SealCipher) -> None:
     with scratch_file() as scratch:
-        blob = scratch.save(cipher.key_pair().public_key)
+        blob = scratch.save(cipher.make_key_pair().public_key)
     assert len(SealForm.decompress_object(blob)) > 32768
     said = r"does not serialise as SEAL 4\.1"
     cases = [(said, b"XX" + blob[2:]), (said, blob[:5] + b"\1" + blob[6:])]
@@ -155,7 +155,7 @@ def test_an_altered_sum_is_refused(change: str, choice: str, cipher: SealCipher)
     body = played.combiner.combine(played.contribute([np.ones((8, 1))] * 3, bound))
     frame = Frame.parse(body, sender="aggregator")
     if change == "doubled":
-        last = get_sum(played).count_last(8)
+        last = get_sum(played).count_last_slots(8)
         doubled = cipher.add_ciphertexts({"a": frame.blobs, "b": frame.blobs}, 1, last)
         altered = replace(frame, blobs=tuple(doubled))
     else:
@@ -211,8 +211,8 @@ def test_leaving_a_passive_out_shows_under_masks_and_nowhere_else(choice: str) -
     bodies = played.contribute(values, bound)
     frames = [Frame.parse(body, sender=name) for name, body in bodies.items()]
     kept = {"passive_1": frames[0].blobs, "passive_2": frames[1].blobs}
-    blobs = get_sum(played).cipher.add_ciphertexts(kept, 1, get_sum(played).count_last(4))
-    altered = vars(played.combiner)["_frames"].sum_of(frames, blobs)
+    blobs = get_sum(played).cipher.add_ciphertexts(kept, 1, get_sum(played).count_last_slots(4))
+    altered = vars(played.combiner)["_frames"].pack_sum(frames, blobs)
     if played.sum.masks == "pairwise":
         with pytest.raises(RemoteProtocolError, match="lies beyond the range"):
             played.receiver.decode(altered, (2, 2), bound)

@@ -23,7 +23,7 @@ from apfed_protocols.sums.bits import choose_bits
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import Encrypter, HomomorphicSum
-from apfed_protocols.sums.interface import USUAL_BITS, count_telling_sessions
+from apfed_protocols.sums.interface import USUAL_BITS, count_sessions_to_reveal
 from apfed_protocols.sums.seal_cipher import DEGREE, SMALL_DEGREE, compute_coefficients
 from tests.contracts import sum_parties
 from tests.contracts.hostile import genuine_key, pack_setup, residues_of
@@ -506,7 +506,7 @@ def test_how_many_sessions_tell_a_number_is_said_of_the_bits_that_are_used(
     assert names_step is (described.scheme not in ("ckks", "bfv"))
     count = described.fixed_point.number_bits
     assert count == math.ceil(math.log2(2 * 3 * (2 ** (bits - 1) - 1) + 1))
-    told = count_telling_sessions(count, steps=1000, names_step=names_step)
+    told = count_sessions_to_reveal(count, steps=1000, names_step=names_step)
     said = f"{told} at {bits}"
     assert re.search(rf"\b{said}\b", described.leaks.altered), (said, described.leaks.altered)
 
@@ -525,9 +525,9 @@ def test_the_page_says_the_same() -> None:
         for bits in pairs[1::2]
     ]
     assert pairs[::2] == found
-    assert sessions == count_telling_sessions(pairs[2], steps=1000, names_step=False)
+    assert sessions == count_sessions_to_reveal(pairs[2], steps=1000, names_step=False)
     needed = {2_097_150: 2, 2_097_151: 1, 127: 3, 100: 4}
     counts = {
-        steps: count_telling_sessions(pairs[2], steps=steps, names_step=False) for steps in needed
+        steps: count_sessions_to_reveal(pairs[2], steps=steps, names_step=False) for steps in needed
     }
     assert counts == needed

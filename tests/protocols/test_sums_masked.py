@@ -45,7 +45,7 @@ def seen_by_active(
     for name, frame in frames.items():
         mask_BD = np.zeros(SHAPE, dtype="<u4")
         if isinstance(played.receiver, MaskedReceiver):
-            vars(played.receiver)["_seeds"].add_stream(name, told[name], mask_BD, sign=1)
+            vars(played.receiver)["_seeds"].add_shared_mask(name, told[name], mask_BD, sign=1)
             seen.append(numbers(played, frame) - mask_BD.reshape(-1))
         else:
             seen.append(numbers(played, frame))
@@ -158,7 +158,7 @@ def compute_stream(
     end: PairwiseSeeds, peer: str, bound: StepBinding, shape: tuple[int, int]
 ) -> NDArray[np.uint64]:
     total = np.zeros(shape, dtype=np.uint64)
-    end.add_stream(peer, bound, total, sign=1)
+    end.add_shared_mask(peer, bound, total, sign=1)
     return total.reshape(-1)
 
 
@@ -190,13 +190,13 @@ def test_a_stream_added_in_pieces_is_the_whole_stream(word: str, shape: tuple[in
     ends = make_pair()
     bound = binding(5)
     total = np.full(shape, 7, dtype=word)
-    ends[0].add_stream("b", bound, total, sign=1)
+    ends[0].add_shared_mask("b", bound, total, sign=1)
     seed = vars(ends[1])["_seeds"]["a"]
     sizes = b"".join(n.to_bytes(8, "big") for n in shape)
     stream = keystream(seed, b"mask", bound.digest, sizes, length=total.nbytes)
     whole = np.frombuffer(stream, word)
     assert np.array_equal(total - np.dtype(word).type(7), whole.reshape(shape))
-    ends[1].add_stream("a", bound, total, sign=-1)
+    ends[1].add_shared_mask("a", bound, total, sign=-1)
     assert (total == 7).all()
 
 

@@ -20,7 +20,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, Unsa
 from apfed_protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreement
 from apfed_protocols.sums.frames import Frame, FrameKind
 from apfed_protocols.sums.readers import Readers, find_readers
-from apfed_protocols.sums.roles import role_of
+from apfed_protocols.sums.roles import make_role
 from tests.with_crypten import usable
 
 NAMES = ("a", "b", "c")
@@ -99,7 +99,7 @@ class Played:
         agreement = self.described.agreement
         self.combines = agreement.combiner
         self.ends: dict[str, Any] = {
-            me: role_of(self.described, me) for me in (agreement.receiver, agreement.combiner)
+            me: make_role(self.described, me) for me in (agreement.receiver, agreement.combiner)
         }
         self.hosts = {me: self.described.make_contributor(me) for me in NAMES}
         ap.converse({**self.hosts, **self.ends})
@@ -202,7 +202,7 @@ def play_the_others(setting: Setting, coalition: Coalition) -> Iterable[np.ndarr
         answers.append((me, ap.answer_hub(roles[me], packet, lambda q: own, **mine[me])))
 
     ends: dict[str, Any] = {
-        me: role_of(described, me) for me in (RECEIVER, described.agreement.combiner)
+        me: make_role(described, me) for me in (RECEIVER, described.agreement.combiner)
     }
     # One signer for both ends, as a hub has one identity under both names.
     if setting.signed and not setting.one_end:
@@ -309,7 +309,7 @@ def drive(
             raise TimeoutError
         return answers.pop(0)
 
-    ends: dict[str, Any] = {RECEIVER: role_of(described, RECEIVER)}
+    ends: dict[str, Any] = {RECEIVER: make_role(described, RECEIVER)}
     return ap.hub_pump(ends, send, receive), unasked
 
 

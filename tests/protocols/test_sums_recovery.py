@@ -18,7 +18,7 @@ from apfed_protocols.sums.recoverable import (
     Announcement,
     RecoverableContributor,
     join_shares,
-    rebuilt_seed,
+    rebuild_seed,
     split_secret,
 )
 from tests.contracts.hostile import alter_frame
@@ -123,7 +123,7 @@ def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
         session.combiner.ask(frames, bound.digest)
     # An aggregator that asks all the same is told nothing.
     forged = session.combiner._frames  # of this backend
-    forged._underway = replace(Frame.parse(frames["passive_1"], sender="passive_1"), blobs=())
+    forged._pending = replace(Frame.parse(frames["passive_1"], sender="passive_1"), blobs=())
     counted = session.sum.agreement.pack_names(session.names[:2])
     parcel = blobs(frames["passive_2"])[2]
     with pytest.raises(RemoteProtocolError, match="counted among 3 or more of"):
@@ -151,7 +151,7 @@ def test_too_few_answers_give_no_sum_and_no_secret() -> None:
 
     def rebuild(at: int, owner: str) -> bytes:
         shares = {place: blobs(answers[me])[at] for place, me in enumerate(answers)}
-        return rebuilt_seed(shares, announced[owner], session.sum.agreement, owner)
+        return rebuild_seed(shares, announced[owner], session.sum.agreement, owner)
 
     cases = [
         (f"shares of {owner}'s secret do not give", at, owner)
@@ -221,7 +221,7 @@ def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive(
     assert min(len(seed_shares), len(key_shares)) < minimum
     found = dict(list(seed_shares.items())[:minimum])
     if len(found) == minimum:
-        rebuilt_seed(found, announced, session.sum.agreement, victim)
+        rebuild_seed(found, announced, session.sum.agreement, victim)
 
 
 def test_passives_who_were_told_different_sets_do_not_answer_again() -> None:

@@ -64,7 +64,7 @@ class Parties:
 
     def mask(self, table_NF: Floats, people: bytes = PEOPLE) -> dict[str, bytes]:
         return {
-            name: owner.mask_table(table_NF[:, self.agreed.columns_of(name)].copy(), people)
+            name: owner.mask_table(table_NF[:, self.agreed.get_columns(name)].copy(), people)
             for name, owner in self.owners.items()
         }
 
@@ -111,7 +111,7 @@ def test_beyond_the_rank_there_are_zeros() -> None:
 def test_masks_are_uniform_among_orthogonal_matrices() -> None:
     """LAPACK's factor alone has a negative first number always: its signs are fixed by R's."""
     key = fresh_key()
-    drawn = [svd.random_orthogonal(5, key, bytes([at])) for at in range(250)]
+    drawn = [svd.draw_orthogonal(5, key, bytes([at])) for at in range(250)]
     assert max(np.abs(one @ one.T - np.eye(5)).max() for one in drawn) < 1e-13
     positive = np.mean([one > 0 for one in drawn], axis=0)
     assert np.abs(positive - 0.5).max() < 5 * 0.5 / np.sqrt(250)
@@ -122,7 +122,7 @@ def test_masks_are_uniform_among_orthogonal_matrices() -> None:
 
 @pytest.mark.parametrize(("rows", "maximum"), [(2, 2), (9, 4), (100, 33), (1000, 999), (5, 100)])
 def test_blocks_are_of_equal_size(rows: int, maximum: int) -> None:
-    sizes = svd.block_sizes(rows, maximum)
+    sizes = svd.split_rows(rows, maximum)
     assert sum(sizes) == rows
     assert max(sizes) <= maximum
     assert max(sizes) - min(sizes) <= 1

@@ -168,7 +168,7 @@ def load_recorded_keys(name: str) -> tuple[KeyHolder, bytes]:
         seal.Encryptor(parameters, public),
         seal.Decryptor(parameters, generator.secret_key()),
     )
-    key = cipher.public_key(context)
+    key = cipher.pack_public_key(context)
     vars(holder).update(_context=context, _public_key=key, _frames=described.make_frames(key))
     return holder, secret
 

@@ -46,15 +46,15 @@ from apfed_protocols.products.ring import (
     ProductHeadroom,
     Ring,
     Words,
+    compute_row_limit,
     invert_transform,
-    row_limit,
     solve_products,
     transform_polynomials,
 )
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
 from apfed_protocols.sums.fixed_point import check_matrix
 from apfed_protocols.sums.frames import AgreedFrames, Frame, FrameKind
-from apfed_protocols.sums.homomorphic import centred_binomial, ternary
+from apfed_protocols.sums.homomorphic import draw_centred_binomial, draw_ternary
 from apfed_protocols.sums.interface import (
     FloatArray,
     IntArray,
@@ -65,7 +65,7 @@ from apfed_protocols.sums.interface import (
 )
 from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.roles import DescribedSum, KeepsSecrets, NoSetup, Role, SumReceiver
-from apfed_protocols.sums.seal_cipher import require_spread
+from apfed_protocols.sums.seal_cipher import require_uniform_key
 
 __all__ = [
     "Candidates",
@@ -88,7 +88,8 @@ _SHIFT = np.dtype(">u2")
 
 @dataclass(frozen=True)
 class SumOfProducts(DescribedSum):
-    """A sum of products: parameters, blocks of people, wire encoding of words, and each role's end.
+    """A sum of products under one agreement: its parameters, its blocks of people, the wire format
+    of its numbers, and its roles.
 
     Raises LocalProtocolError: no secure parameters fit.
     """
@@ -122,11 +123,12 @@ class SumOfProducts(DescribedSum):
     )
 
     def __post_init__(self) -> None:
-        _ = self.headroom  # what does not fit is refused here
+        """Raise LocalProtocolError if no secure parameters fit the agreement."""
+        _ = self.headroom  # computed now, since it raises if nothing fits
 
     @property
     def label_bytes(self) -> int:
-        """Return the memory of one encrypted label at a passive, as values at roots
+        """Return the bytes of memory that one encrypted label takes at a passive, transformed
         (`LabelValues`).
         """
         headroom = self.headroom
@@ -144,6 +146,7 @@ class SumOfProducts(DescribedSum):
 
     @property
     def agreement(self) -> SumAgreement:  # type: ignore[override]  # a field there
+        """Return the agreement of the sum that the aggregator computes for each block."""
         return self.products.blocks_sum
 
     @cached_property
@@ -156,26 +159,26 @@ class SumOfProducts(DescribedSum):
         return self.headroom.ring
 
     @property
-    def block_rows(self) -> int:
-        """Return the people of a full block."""
+    def people_per_block(self) -> int:
+        """Return the number of people in a full block."""
         return self.headroom.ciphertexts * self.headroom.rows
 
     @property
     def blocks(self) -> int:
-        """Return the number of blocks that all people take."""
-        return -(-self.products.people // self.block_rows)
+        """Return the number of blocks into which all people are divided."""
+        return -(-self.products.people // self.people_per_block)
 
-    def people_of(self, block: int) -> range:
-        """Return the people of one block, as a range of rows. Raises LocalProtocolError: no such
-        block.
+    def get_block_people(self, block: int) -> range:
+        """Return the people of one block, as a range of rows of the matrices. Raises
+        LocalProtocolError: there is no block of that number.
         """
         if not is_whole(block) or not 0 <= block < self.blocks:
             raise LocalProtocolError(
                 f"blocks of {self.products.people} people go from 0 to {self.blocks - 1}, got "
                 f"{block!r}"
             )
-        first = int(block) * self.block_rows
-        return range(first, min(first + self.block_rows, self.products.people))
+        first = int(block) * self.people_per_block
+        return range(first, min(first + self.people_per_block, self.products.people))
 
     def list_parameters(self) -> Mapping[str, object]:
         """Return the public parameters, for the contract and the report."""
@@ -193,17 +196,19 @@ class SumOfProducts(DescribedSum):
             "answer_bits": headroom.kept_bits,
             "plain_bits": headroom.plain_bits,
             "smudging_bits": headroom.smudging_bits,
-            "block_people": self.block_rows,
+            "block_people": self.people_per_block,
         }
 
     def compute_rounding_error(self) -> float:
-        """Return the largest rounding error of one product: one step's for each label."""
+        """Return the largest rounding error of one product, in real numbers: for each label half a
+        step of fixed point of each contributor.
+        """
         return self.fixed_point.rounding * self.products.labelled
 
     @property
     def readable_bits(self) -> float:
-        """Return the bits of one person that an active with chosen labels and a proper key reads,
-        at most.
+        """Return the most bits about one person that an active with a proper key can read by
+        choosing what it encrypts as labels.
 
         K numbers modulo q = 2^k, each under smudging noise that is uniform on 2^h integers, and
         under the noise of all passives, which lies on whole steps of q / t: what an active encrypts
@@ -221,15 +226,15 @@ class SumOfProducts(DescribedSum):
 
     @property
     def answer_bits(self) -> int:
-        """Return the bits of the combined answer about one person: no active reads more by any
-        message.
+        """Return the bits of the combined answer about one person, which bound what an active can
+        read by any message.
         """
         headroom = self.headroom
         return (self.products.columns + headroom.stride) * headroom.kept_bits
 
     @property
     def malicious(self) -> str:
-        """Return a sentence for reports: what an active that breaks the protocol reads."""
+        """Return sentences for reports: what an active that breaks the protocol can read."""
         one_person = (
             "Labels of one person alone give that person's column, summed over the passives, and "
             "no single passive's. "
@@ -254,18 +259,23 @@ class SumOfProducts(DescribedSum):
         return self.headroom.kept_bits // 8
 
     def count_words(self, block: int) -> Sequence[int]:
-        """Return the words of each ciphertext of a block: K for each of its people, and N."""
-        people = len(self.people_of(block))
-        rows = self.headroom.rows
-        counts = (min(rows, people - first) for first in range(0, people, rows))
-        return [count * self.products.columns + self.ring.degree for count in counts]
+        """Return the number of words (numbers modulo 2^kept_bits) that are sent of each ciphertext
+        of a block: K of c0 for each of its people, and N of c1.
+        """
+        block_people = len(self.get_block_people(block))
+        per_ciphertext = self.headroom.rows
+        return [
+            min(per_ciphertext, block_people - first) * self.products.columns + self.ring.degree
+            for first in range(0, block_people, per_ciphertext)
+        ]
 
     def make_binding(self, block: int, request_digest: bytes) -> StepBinding:
-        """Return the binding of a block's answers to its people and to the encrypted labels.
+        """Return what all answers about a block must be bound to: its people and the encrypted
+        labels.
 
-        `request_digest`: SHA-256 of the encrypted labels.
+        `request_digest`: SHA-256 of the request with the encrypted labels.
         """
-        people = self.people_of(block)
+        people = self.get_block_people(block)
         rows = f"people {people.start} to {people.stop}".encode()
         return StepBinding(
             session=self.products.session,
@@ -275,17 +285,19 @@ class SumOfProducts(DescribedSum):
         )
 
     def pack_words(self, words: Words, block: int) -> list[bytes]:
-        """Split a block's numbers into one blob for each c0 and c1, `word_bytes` a number."""
-        octets = words.astype(_WORD, copy=False).view(np.uint8).reshape(-1, _WORD.itemsize)
-        stops = np.cumsum(self.count_words(block))
-        parts = np.split(octets[:, : self.word_bytes], stops[:-1])
+        """Encode the words of a block's answer: one blob for each ciphertext (c0, then c1), in
+        `word_bytes` each.
+        """
+        all_bytes = words.astype(_WORD, copy=False).view(np.uint8).reshape(-1, _WORD.itemsize)
+        ends = np.cumsum(self.count_words(block))
+        parts = np.split(all_bytes[:, : self.word_bytes], ends[:-1])
         return [part.tobytes() for part in parts]
 
     def parse_words(self, frame: Frame, block: int, *, sender: str) -> Words:
-        """Return the numbers of a block from the blobs of a frame. Raises RemoteProtocolError:
-        another block, shape or size.
+        """Decode what `pack_words` returned, from the blobs of a frame. Raises RemoteProtocolError,
+        which names `sender`: the frame is of another block, shape or size.
         """
-        people = len(self.people_of(block))
+        people = len(self.get_block_people(block))
         counts = self.count_words(block)
         if (frame.step, frame.shape) != (block, (people, self.products.columns)):
             raise RemoteProtocolError(
@@ -301,30 +313,34 @@ class SumOfProducts(DescribedSum):
                 f"{sender} sent ciphertexts of other sizes than block {block} has; all parties "
                 "must hold the same agreement"
             )
-        octets = np.zeros((sum(counts), _WORD.itemsize), dtype=np.uint8)
+        all_bytes = np.zeros((sum(counts), _WORD.itemsize), dtype=np.uint8)
         received = np.frombuffer(b"".join(frame.blobs), np.uint8)
-        octets[:, : self.word_bytes] = received.reshape(-1, self.word_bytes)
-        return octets.view(_WORD).reshape(-1)
+        all_bytes[:, : self.word_bytes] = received.reshape(-1, self.word_bytes)
+        return all_bytes.view(_WORD).reshape(-1)
 
     @cached_property
     def _empty_request(self) -> Frame:
-        """Return the frame of a request without its blobs."""
+        """Return the header of a request: a frame of shape (n, K), that of the labels, without
+        blobs.
+        """
         shape = self.products.labelled, self.products.columns
         return self.make_frames().make_frame(FrameKind.REQUEST, shape)
 
     def pack_request(self, blobs: Sequence[bytes]) -> bytes:
-        """Frame the parts of a request."""
+        """Encode a request of the active, or its commitment to requests, with these blobs."""
         return replace(self._empty_request, blobs=tuple(blobs)).pack()
 
     def open_request(self, request: bytes, count: int) -> tuple[bytes, ...]:
-        """Return the `count` parts of a request. Raises RemoteProtocolError: another shape or
-        agreement.
+        """Decode what `pack_request` returned; return its blobs. Raises RemoteProtocolError: it is
+        malformed, has another shape or agreement, or not `count` blobs.
         """
         expected = self._empty_request
         sender = self.agreement.receiver
         frame = Frame.parse(request, sender=sender)
-        about = replace(frame, blobs=(), binding=expected.binding, fingerprint=expected.fingerprint)
-        if about != expected:
+        of_this_agreement = replace(
+            frame, blobs=(), binding=expected.binding, fingerprint=expected.fingerprint
+        )
+        if of_this_agreement != expected:
             raise RemoteProtocolError(
                 f"{sender} sent {frame.kind.noun} of {frame.name} of shape {frame.shape}, expected "
                 f"the request of {expected.rows}x{expected.columns} labels"
@@ -337,62 +353,74 @@ class SumOfProducts(DescribedSum):
         return frame.blobs
 
 
-# The encrypted labels: everything in a request follows from 32 secret bytes and the labels, so that
-# whoever is told both makes the same bytes.
+# The encrypted labels: everything in a request is computed from the labels and 32 secret bytes, its
+# root, so that whoever knows both computes the same bytes. A ciphertext of a label, and the public
+# key, is a pair (b, a) of polynomials; a is uniform and expanded from a public seed, so b alone is
+# sent.
 
 
 def _expand_key(ring: Ring, seed: bytes) -> Digits:
-    """Return a, the uniform half of the public key."""
+    """Return a of the public key (b, a) as digits, (L, N), expanded from a request's public
+    seed.
+    """
     return ring.expand_seed(seed, b"products key")
 
 
 def expand_label(ring: Ring, seed: bytes, position: int) -> Digits:
-    """Return the uniform half of the label at this place."""
+    """Return a of the ciphertext (b, a) of the label at `position`, from 0, as digits, (L, N),
+    expanded from the request's public seed.
+    """
     return ring.expand_seed(seed, b"products label", position.to_bytes(4, "big"))
 
 
 def _derive_secret_key(secure_sum: SumOfProducts, root: bytes) -> IntArray:
-    """Return the ternary secret key that follows from a root."""
-    return ternary(secure_sum.ring.degree, derive_key(root, b"products secret"))
+    """Return the ternary secret key, (N,), derived from a root (32 secret bytes)."""
+    return draw_ternary(secure_sum.ring.degree, derive_key(root, b"products secret"))
 
 
 def encrypt_labels(secure_sum: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
-    """Return the parts of a request: public seed, b of the key and of every label.
+    """Return the blobs of a request: a public seed, b of the public key and b of every label, where
+    b = -a s + e + q m / t and a is expanded from the seed.
 
-    A root is used once.
+    Args:
+        secure_sum: the sum of products.
+        root: 32 secret bytes from which the seed, the secret key s and the errors e are derived;
+            used for one request only.
+        bits_nK: the labels; m of label j is the polynomial sum_k bits[j, k] X^k.
     """
     ring = secure_sum.ring
     seed = derive_key(root, b"products seed")
     secret_H = transform_polynomials(_derive_secret_key(secure_sum, root))
-    step = ring.bits - secure_sum.headroom.plain_bits
+    step_bits = ring.bits - secure_sum.headroom.plain_bits  # q / t is 2^step_bits
 
     def encrypt_zero(uniform_LN: Digits, position: int) -> Digits:
-        """Return -a s + e for this a, with e the error of this place."""
-        product_LN = invert_transform(
-            transform_polynomials(ring.centre_digits(uniform_LN)) * secret_H
-        )
+        """Return -a s + e for the polynomial a = `uniform_LN`, with the error e of this number:
+        0 for the key, j + 1 for label j.
+        """
+        a_LH = transform_polynomials(ring.centre_digits(uniform_LN))
+        product_LN = invert_transform(a_LH * secret_H)
         zero_LN = -np.rint(product_LN).astype(np.int64)
         key = derive_key(root, b"products error", position.to_bytes(4, "big"))
-        zero_LN[0] += centred_binomial(ring.degree, key)
+        zero_LN[0] += draw_centred_binomial(ring.degree, key)
         return zero_LN
 
     blobs = [seed, ring.pack_digits(encrypt_zero(_expand_key(ring, seed), 0))]
-    for place, bits_K in enumerate(bits_nK):
-        label_LN = encrypt_zero(expand_label(ring, seed, place), place + 1)
-        ring.add_at(label_LN[:, : len(bits_K)], step, bits_K)
+    for position, bits_K in enumerate(bits_nK):
+        label_LN = encrypt_zero(expand_label(ring, seed, position), position + 1)
+        ring.add_shifted(label_LN[:, : len(bits_K)], step_bits, bits_K)
         blobs.append(ring.pack_digits(label_LN))
     return blobs
 
 
 @dataclass(frozen=True)
 class LabelValues(KeepsSecrets):
-    """The values that a passive computes of the encrypted labels once.
+    """The transforms of the public key and the encrypted labels, which a passive computes once.
 
     Attributes:
-        digest: of the request.
-        key: values of the digits of the key (b, a) at the roots of the ring, (2, L, N / 2).
+        digest: SHA-256 of the request.
+        key: values of the digits of the public key (b, a) at the roots of the ring, (2, L, N / 2).
         labels: values of the digits of all labels at the roots of the polynomials in Y, (H, n, F):
-            F is L times the powers of X, all of a and then those of b that are asked for.
+            F is L times the powers of X: all S of a, and of b the folds * K that answers use.
     """
 
     digest: bytes
@@ -407,7 +435,17 @@ class LabelValues(KeepsSecrets):
         blobs: Sequence[bytes],
         shifts: Sequence[int] | None = None,
     ) -> "LabelValues":
-        """Read the parts of a request; `shifts`: powers of X by which the labels are multiplied."""
+        """Check and transform the key and the labels of a request.
+
+        Args:
+            secure_sum: the sum of products.
+            request: the message of the active.
+            blobs: the parts that `encrypt_labels` returned.
+            shifts: for each label the power of X to multiply it by (with candidates); None: 0.
+
+        Raises RemoteProtocolError: a blob has another size, a number is out of range, or the public
+        key hides nothing.
+        """
         ring = secure_sum.ring
         headroom = secure_sum.headroom
         sender = secure_sum.agreement.receiver
@@ -416,37 +454,38 @@ class LabelValues(KeepsSecrets):
             raise RemoteProtocolError(
                 f"{sender} sent a seed of {len(seed)} bytes, expected {_BYTES}"
             )
-        key = ring.parse_digits(blobs[1], sender=sender), _expand_key(ring, seed)
-        spread_2N = np.stack([ring.round_digits(half_LN, headroom.kept_bits) for half_LN in key])
-        require_spread(spread_2N, 1 << headroom.kept_bits, sender=sender)
+        public_key = ring.parse_digits(blobs[1], sender=sender), _expand_key(ring, seed)
+        words_2N = np.stack([ring.round_digits(half, headroom.kept_bits) for half in public_key])
+        require_uniform_key(words_2N, 1 << headroom.kept_bits, sender=sender)
         columns = headroom.folds * secure_sum.products.columns
         count = len(ring.widths) * (headroom.stride + columns)
         values_HnF = np.empty((headroom.rows // 2, len(blobs) - 2, count), dtype=np.complex128)
-        for place, blob in enumerate(blobs[2:]):
-            halves = expand_label(ring, seed, place), ring.parse_digits(blob, sender=sender)
-            a, b = (
-                _multiply_by_power(
-                    ring.centre_digits(half_LN), shifts[place] if shifts else 0
-                ).reshape(-1, headroom.rows, headroom.stride)
-                for half_LN in halves
-            )
-            digits_LFU = np.concatenate((a, b[:, :, :columns]), axis=2).swapaxes(1, 2)
-            values_HnF[:, place] = transform_polynomials(digits_LFU).reshape(count, -1).T
+        shape_LUS = (-1, headroom.rows, headroom.stride)
+        for position, blob in enumerate(blobs[2:]):
+            shift = shifts[position] if shifts else 0
+            a_LN = ring.centre_digits(expand_label(ring, seed, position))
+            b_LN = ring.centre_digits(ring.parse_digits(blob, sender=sender))
+            a_LUS = _multiply_by_power(a_LN, shift).reshape(shape_LUS)
+            b_LUS = _multiply_by_power(b_LN, shift).reshape(shape_LUS)
+            digits_LFU = np.concatenate((a_LUS, b_LUS[:, :, :columns]), axis=2).swapaxes(1, 2)
+            values_HnF[:, position] = transform_polynomials(digits_LFU).reshape(count, -1).T
+        centred_2LN = np.stack([ring.centre_digits(half_LN) for half_LN in public_key])
         return cls(
             digest=hashlib.sha256(request).digest(),
-            key=transform_polynomials(np.stack([ring.centre_digits(half_LN) for half_LN in key])),
+            key=transform_polynomials(centred_2LN),
             labels=values_HnF,
         )
 
 
 def _multiply_by_power(numbers_LN: Digits, power: int) -> Digits:
-    """Multiply the polynomials by X^power, where X^N is -1."""
+    """Return polynomials, given as digits (L, N), multiplied by X^power modulo X^N + 1."""
     shifted_LN = np.roll(numbers_LN, power, axis=1)
     shifted_LN[:, :power] *= -1
     return shifted_LN
 
 
-# Whether the active encrypts labels as agreed: of many requests, all but one are opened. It is
+# How passives check that the active encrypts labels as agreed: of many requests, the candidates,
+# all but one are opened, which means that the secret bytes behind them are revealed. It is
 # found out before any passive answers, but for one time in `candidates` (covert security: Aumann
 # and Lindell 2007); a kept request that is as it should be holds one-hot labels under a proper key.
 # An active that falls silent after the coin and tries again must count as found out, as each
@@ -463,32 +502,42 @@ def _multiply_by_power(numbers_LN: Digits, power: int) -> Digits:
 
 
 class Candidates(KeepsSecrets):
-    """The active's requests of which all but one are opened (steps 1 and 3 above)."""
+    """The active's part in the check that it encrypts labels as agreed (cut and choose): it makes
+    several requests, the candidates, and reveals the secret bytes of all but one (steps 1 and 3
+    above).
+
+    Attributes:
+        commitment: the message with the hashes of all candidates, for every passive.
+    """
 
     def __init__(
         self, secure_sum: SumOfProducts, frames: AgreedFrames, classes_n: IntArray
     ) -> None:
-        """Draw the secret bytes of each candidate and commit to the hashes of all their
-        requests.
+        """Draw 32 secret bytes for each candidate and hash the requests that follow from them.
+
+        `classes_n`: the class of each label.
         """
         self._sum_of_products = secure_sum
         self._frames = frames
         self._classes_n = classes_n
-        self._opening = threading.Lock()
+        self._open_lock = threading.Lock()
         self._roots = [fresh_key() for _ in range(secure_sum.products.candidates or 0)]
         hashes = [_hash_candidate(secure_sum, root) for root in self._roots]
         self._hashes = b"".join(hashes)
         self.commitment = secure_sum.pack_request((self._hashes,))
 
     def open_candidates(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
-        """Return the message of step 3 and the secret key of the request that is used; once.
+        """Return the message of step 3, which reveals all candidates but the one that the passives
+        chose and asks about the labels with that one, and its secret key; once.
 
-        `challenges`: each passive's challenge, by its name.
+        `challenges`: each passive's message with the chosen candidate, by its name.
+
+        Raises RemoteProtocolError: the passives do not all choose the same candidate.
         """
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         described = self._sum_of_products
         chosen = _parse_challenges(described, self._frames, challenges, self._hashes)
-        with self._opening:
+        with self._open_lock:
             if not self._roots:
                 raise LocalProtocolError("the candidates of this request were opened already")
             roots = self._roots
@@ -503,14 +552,22 @@ class Candidates(KeepsSecrets):
 
 
 class PublicCoin(KeepsSecrets):
-    """A passive's end of the coin toss that names the request to keep (step 2 above)."""
+    """A passive's part in the coin toss among all passives that chooses the candidate to use (step
+    2 above).
+    """
 
     def __init__(
         self, me: str, secure_sum: SumOfProducts, frames: AgreedFrames, commitment: bytes
     ) -> None:
-        """Read the active's hashes and draw this party's part of the coin.
+        """Take the hashes of the candidates and draw this party's 32 random bytes of the coin.
 
-        `commitment`: the active's message with the hashes of its candidates.
+        Args:
+            me: this passive's name.
+            secure_sum: the sum of products.
+            frames: writes and checks the messages.
+            commitment: the active's message with the hashes of its candidates.
+
+        Raises RemoteProtocolError: the commitment is malformed.
         """
         agreed = secure_sum.products
         (self.hashes,) = secure_sum.open_request(commitment, 1)
@@ -527,12 +584,14 @@ class PublicCoin(KeepsSecrets):
         self._commitments: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
-        """Send every other passive the hash of this party's part."""
+        """Return the messages with the hash of this party's random bytes to every other passive."""
         return self._address_to_all(self._hash_promise(self.me, self._coins[self.me]))
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take a hash or, from a party that promised already, its part of the coin. Raises
-        RemoteProtocolError: a message out of turn, or a part that does not match its hash.
+        """Take another passive's hash or, after it, the random bytes themselves. Once all hashes
+        have arrived, return the messages with this party's bytes.
+
+        Raises RemoteProtocolError: the message is out of turn, or the bytes do not match the hash.
         """
         if sender not in self._names or sender == self.me or sender in self._coins:
             raise RemoteProtocolError(f"{sender} sent {self.me} a message of a coin out of turn")
@@ -550,8 +609,8 @@ class PublicCoin(KeepsSecrets):
             return ()
         self._commitments[sender] = coin
         # This party's own bytes stay secret until all the others are bound to theirs.
-        bound = len(self._commitments) == len(self._names) - 1
-        return self._address_to_all(self._coins[self.me]) if bound else ()
+        all_are_bound = len(self._commitments) == len(self._names) - 1
+        return self._address_to_all(self._coins[self.me]) if all_are_bound else ()
 
     @property
     def is_finished(self) -> bool:
@@ -559,7 +618,7 @@ class PublicCoin(KeepsSecrets):
 
     @property
     def chosen_candidate(self) -> int:
-        """Return the number of the request to keep. Raises LocalProtocolError: the toss is not
+        """Return the number of the candidate to use. Raises LocalProtocolError: the toss is not
         finished.
         """
         if not self.is_finished:
@@ -569,30 +628,40 @@ class PublicCoin(KeepsSecrets):
         return int.from_bytes(number, "big") % self._candidates
 
     def pack_challenge(self) -> bytes:
-        """Frame the outcome of the toss for the active."""
+        """Encode this passive's message to the active with the outcome of the toss."""
         return self._frames.pack_setup(_encode_challenge(self.chosen_candidate, self.hashes))
 
     def _hash_promise(self, name: str, coin: bytes) -> bytes:
-        """Return the hash that binds a party to its part, and to the active's hashes."""
+        """Return the hash by which the passive `name` commits to its random bytes `coin`, and to
+        the candidates' hashes that it received.
+        """
         parts = (b"products promise", name.encode(), self.hashes, coin)
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hashlib.sha256(framed).digest()
 
     def _address_to_all(self, coin: bytes) -> Sequence[Outgoing]:
-        """Return one message for each other passive."""
+        """Return a message with these bytes for each other passive."""
         message = self._frames.pack_setup(coin)
         return tuple(Outgoing(name, message) for name in self._names if name != self.me)
 
 
 def _audit_request(secure_sum: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
-    """Recompute every revealed request and compare hashes (step 4); return the values of the
-    request that is used. Raises RemoteProtocolError: the active cheated, or sent other sizes.
+    """Recompute every revealed candidate and compare its hash (step 4); return the transforms of
+    the labels of the candidate that is used.
+
+    Args:
+        secure_sum: the sum of products.
+        coin: the finished toss of this passive.
+        request: the active's message of step 3.
+
+    Raises RemoteProtocolError: the active cheated, or the message is malformed.
     """
     agreed = secure_sum.products
     chosen = coin.chosen_candidate
     parts = secure_sum.open_request(request, 4 + agreed.labelled)
     roots = parts[0]
-    shifts = np.frombuffer(parts[1][: len(parts[1]) & ~1], _SHIFT)
+    even_size = len(parts[1]) - len(parts[1]) % _SHIFT.itemsize
+    shifts = np.frombuffer(parts[1][:even_size], _SHIFT)
     sizes = len(coin.hashes) - _BYTES, _SHIFT.itemsize * agreed.labelled
     if (len(roots), len(parts[1])) != sizes or shifts.max(initial=0) >= agreed.columns:
         raise RemoteProtocolError(
@@ -614,7 +683,9 @@ def _audit_request(secure_sum: SumOfProducts, coin: PublicCoin, request: bytes) 
 
 
 def _draw_classes(secure_sum: SumOfProducts, root: bytes) -> IntArray:
-    """Draw the labels of a request from its secret bytes, uniform to within 2^-50."""
+    """Return the random classes of the labels of a candidate, (n,), derived from its secret bytes
+    `root`; uniform to within 2^-50.
+    """
     agreed = secure_sum.products
     key = derive_key(root, b"products classes")
     words = np.frombuffer(keystream(key, length=8 * agreed.labelled), "<u8")
@@ -622,7 +693,7 @@ def _draw_classes(secure_sum: SumOfProducts, root: bytes) -> IntArray:
 
 
 def _hash_candidate(secure_sum: SumOfProducts, root: bytes) -> bytes:
-    """Return the hash of the request that follows from a candidate's secret bytes."""
+    """Return the hash of the request that is computed from a candidate's secret bytes `root`."""
     bits_nK = np.eye(secure_sum.products.columns, dtype=np.int64)[_draw_classes(secure_sum, root)]
     blobs = encrypt_labels(secure_sum, root, bits_nK)
     return _hash_request(secure_sum.pack_request(blobs))
@@ -634,18 +705,24 @@ def _hash_request(request: bytes) -> bytes:
 
 
 def _encode_challenge(chosen: int, hashes: bytes) -> bytes:
-    """Return the bytes that name the chosen candidate, and the hashes that it was chosen among."""
+    """Encode a challenge: the number of the chosen candidate, and a digest of the candidates'
+    hashes, which must be the same at all passives.
+    """
     return chosen.to_bytes(2, "big") + hashlib.sha256(hashes).digest()
 
 
 def _parse_challenges(
     secure_sum: SumOfProducts, frames: AgreedFrames, challenges: Mapping[str, bytes], hashes: bytes
 ) -> int:
-    """Return the candidate that all passives name. Raises RemoteProtocolError: one is missing, or
-    they name different ones.
+    """Return the number of the candidate that all passives chose.
 
-    `challenges`: each passive's challenge, by its name. `hashes`: of the candidates, as the active
-    sent them.
+    Args:
+        secure_sum: the sum of products.
+        frames: checks the messages.
+        challenges: each passive's message with the chosen candidate, by its name.
+        hashes: of the candidates, as the active sent them.
+
+    Raises RemoteProtocolError: a passive's challenge is missing, or they differ.
     """
     agreed = secure_sum.products
     if set(challenges) != set(agreed.contributors):
@@ -670,13 +747,15 @@ def _parse_challenges(
 
 
 class ProductReceiver(SumReceiver):
-    """The active's end; the secret key is gone once it refused a sum. Labels are bits."""
+    """The active's role: it encrypts its labels, which are bits, and decrypts the sums of products;
+    the secret key is destroyed when it refuses one.
+    """
 
     _sum: SumOfProducts
 
     def __init__(self, secure_sum: SumOfProducts, labels_nK: NDArray[Any]) -> None:
-        """Encrypt the labels, or with candidates commit to requests. Raises LocalProtocolError:
-        labels that are no bits, or of another shape.
+        """Encrypt the labels, (n, K); or, if the agreement has candidates, commit to them. Raises
+        LocalProtocolError: the labels are no bits, or have another shape.
         """
         frames = secure_sum.make_frames()
         super().__init__(secure_sum, frames, NoSetup())
@@ -692,15 +771,20 @@ class ProductReceiver(SumReceiver):
         self._store_request(secure_sum.pack_request(blobs), _derive_secret_key(secure_sum, root))
 
     def get_commitment(self) -> bytes:
-        """Return the hashes of all candidates, the same bytes for every passive."""
+        """Return the message with the hashes of all candidates, the same for every passive. Raises
+        LocalProtocolError: the agreement has no candidates.
+        """
         return self._require_candidates().commitment
 
     def make_request(self, challenges: Mapping[str, bytes] | None = None) -> bytes:
-        """Return the encrypted labels, the same bytes for every passive.
+        """Return the message with the encrypted labels, the same for every passive.
 
         Args:
-            challenges: of each passive, by its authenticated name; given the first time, and
-                exactly where the agreement asks for candidates.
+            challenges: each passive's message with the chosen candidate, by its authenticated
+                name; required in the first call if the agreement has candidates, else None.
+
+        Raises LocalProtocolError: challenges are missing or given twice, or a sum was refused.
+        Raises RemoteProtocolError: the passives do not all choose the same candidate.
         """
         self._require_no_refusal()
         if challenges is not None:
@@ -710,27 +794,32 @@ class ProductReceiver(SumReceiver):
         return self._request
 
     def _require_candidates(self) -> Candidates:
-        """Return the candidates. Raises LocalProtocolError: the agreement has none."""
+        """Return the candidate requests. Raises LocalProtocolError: the agreement has none."""
         if self._candidates is None:
             raise LocalProtocolError("this agreement has no candidates: request the labels")
         return self._candidates
 
     def _store_request(self, request: bytes, secret_N: IntArray) -> None:
-        """Keep the request and the transformed secret key."""
+        """Keep the request, its digest, and the transform of its secret key, (N,)."""
         self._request = request
         self._secret = transform_polynomials(secret_N)
         self._digest = hashlib.sha256(request).digest()
 
     def open_block(self, block: int, combined: bytes) -> FloatArray:
-        """Decrypt the sum of products of one block's people, (people, K) in float64."""
+        """Decrypt the sum of products of one block's people, (people, K) in float64.
+
+        `combined`: the aggregator's message. Errors as in `SumReceiver.decode`.
+        """
         described = self._sum
-        self.make_request()  # where it is due still, there is nothing to open
-        shape = len(described.people_of(block)), described.products.columns
+        self.make_request()  # raises if no labels were sent yet
+        shape = len(described.get_block_people(block)), described.products.columns
         return self.decode(combined, shape, described.make_binding(block, self._digest))
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Decrypt one block: c0 + c1 s, rounded to steps of q / t; return real numbers, (people,
-        K).
+        """Decrypt one block: c0 + c1 s, rounded to multiples of q / t; return real numbers,
+        (people, K).
+
+        Raises RemoteProtocolError: a word is malformed, or noise or sum are out of range.
         """
         described = self._sum
         headroom = self._sum.headroom
@@ -738,27 +827,31 @@ class ProductReceiver(SumReceiver):
         words = described.parse_words(frame, binding.step, sender=described.agreement.combiner)
         integers_BK = np.empty(frame.shape, dtype=np.int64)
         start = 0
-        for place, count in enumerate(described.count_words(binding.step)):
+        for index, count in enumerate(described.count_words(binding.step)):
             people = (count - described.ring.degree) // columns
             c0, c1_N = np.split(words[start : start + count], [people * columns])
-            phase_US = self._multiply_by_secret(c1_N).reshape(headroom.rows, headroom.stride)
-            phase_UK = c0.reshape(people, columns) + self._fold_classes(phase_US[:people])
-            first = place * headroom.rows
-            start = start + count
+            product_US = self._multiply_by_secret(c1_N).reshape(headroom.rows, headroom.stride)
+            phase_UK = c0.reshape(people, columns) + self._fold_classes(product_US[:people])
+            first = index * headroom.rows
             integers_BK[first : first + people] = self._round_to_steps(phase_UK, binding)
+            start += count
         self._require_range(integers_BK, binding)
         return described.fixed_point.dequantise_sum(integers_BK)
 
-    def _fold_classes(self, phase_US: Words) -> Words:
-        """Add, for each class, the numbers at its one or two powers of X."""
+    def _fold_classes(self, product_US: Words) -> Words:
+        """Return one number for each person and class, (U, K): the coefficient of X^k or, with
+        candidates, the sum of those of X^k and X^(k + K).
+        """
         folds = self._sum.headroom.folds
         columns = self._sum.products.columns
-        parts = phase_US[:, : folds * columns].reshape(-1, folds, columns)
+        parts = product_US[:, : folds * columns].reshape(-1, folds, columns)
         folded: Words = parts.sum(axis=1, dtype=np.uint64)
         return folded
 
     def _multiply_by_secret(self, c1_N: Words) -> Words:
-        """Multiply c1 by s modulo 2^64, exactly: 16 bits of c1 at a time."""
+        """Return the product of c1 and the secret key modulo 2^64, computed exactly from 16 bits of
+        c1 at a time.
+        """
         assert self._secret is not None
         total_N = np.zeros_like(c1_N)
         for shift in range(0, self._sum.headroom.kept_bits, 16):
@@ -770,10 +863,15 @@ class ProductReceiver(SumReceiver):
         return total_N
 
     def _round_to_steps(self, phase: Words, binding: StepBinding) -> IntArray:
-        """Round these words to integers modulo t; raise if noise is beyond the honest bound."""
+        """Return the phase c0 + c1 s, modulo 2^kept_bits, rounded to multiples of q / t: integers
+        in [-t/2, t/2).
+
+        Raises RemoteProtocolError, about the step of `binding`: the noise that rounding removes is
+        beyond the bound of honest answers.
+        """
         headroom = self._sum.headroom
-        unused = np.uint64(64 - headroom.kept_bits)
-        signed = (phase << unused).view(np.int64) >> np.int64(unused)
+        unused_bits = np.uint64(64 - headroom.kept_bits)
+        signed = (phase << unused_bits).view(np.int64) >> np.int64(unused_bits)
         step_bits = headroom.kept_bits - headroom.plain_bits
         integers = (signed + (1 << (step_bits - 1))) >> step_bits
         noise = signed - (integers << step_bits)
@@ -783,10 +881,14 @@ class ProductReceiver(SumReceiver):
         return np.where(integers == half, -half, integers)
 
     def _require_range(self, integers_BK: IntArray, binding: StepBinding) -> None:
-        """Raise RemoteProtocolError if a sum lies beyond what honest passives can add up to."""
+        """Raise RemoteProtocolError, about the step of `binding`, if a sum is larger than honest
+        passives can add up to.
+        """
         described = self._sum
         noise = described.fixed_point.largest - described.fixed_point.levels
-        limit = len(described.agreement.contributors) * (row_limit(described.products) + noise)
+        limit = len(described.agreement.contributors) * (
+            compute_row_limit(described.products) + noise
+        )
         if not -limit <= integers_BK.min() <= integers_BK.max() <= limit:
             raise self._make_range_error(binding)
 
@@ -795,8 +897,10 @@ class ProductReceiver(SumReceiver):
 
 
 class ProductContributor(Role):
+    """A passive's role: it multiplies its rows with the encrypted labels."""
+
     def __init__(self, secure_sum: SumOfProducts, me: str) -> None:
-        """Make a passive's role, which agrees one mask seed with each other passive."""
+        """Make the role of `me`, whose set-up agrees one mask seed with each other passive."""
         frames = secure_sum.make_frames()
         others = [name for name in secure_sum.agreement.contributors if name != me]
         secure_sum.agreement.find_position(me)
@@ -808,9 +912,12 @@ class ProductContributor(Role):
         super().__init__(frames, self._seeds)
 
     def toss_coin(self, commitment: bytes) -> Conversation:
-        """Start the conversation among the passives that draws which candidate is used.
+        """Return this passive's part in the coin toss that chooses the candidate to use.
 
         `commitment`: the active's message with the hashes of its candidates.
+
+        Raises LocalProtocolError: the agreement has no candidates. Raises RemoteProtocolError: the
+        commitment is malformed, or a second one.
         """
         described = self._products
         if described.products.candidates is None:
@@ -823,11 +930,13 @@ class ProductContributor(Role):
         return self._coin
 
     def pack_challenge(self) -> bytes:
-        """Return the challenge that names the candidate to use."""
+        """Return the message to the active that names the chosen candidate. Raises
+        LocalProtocolError: the coin toss is not finished.
+        """
         return self._require_coin().pack_challenge()
 
     def _require_coin(self) -> PublicCoin:
-        """Return the coin. Raises LocalProtocolError: none was tossed yet."""
+        """Return this passive's coin toss. Raises LocalProtocolError: none began yet."""
         if self._coin is None:
             raise LocalProtocolError(f"{self.me} has tossed no coin yet")
         return self._coin
@@ -835,7 +944,8 @@ class ProductContributor(Role):
     def accept_request(self, request: bytes) -> None:
         """Take the encrypted labels, once; with candidates, check those that were revealed.
 
-        `request`: what the active sent.
+        `request`: the active's message. Raises RemoteProtocolError: it is malformed or a second
+        one, or the active cheated.
         """
         described = self._products
         if self._labels is not None:
@@ -851,46 +961,50 @@ class ProductContributor(Role):
     def answer_block(
         self, block: int, rows_Bn: FloatArray, noise_BK: IntArray | None = None
     ) -> bytes:
-        """Return the protected products of one block's people; blocks rise, each is answered once.
+        """Return the answer to one block: the encrypted and masked products of its people.
 
         Args:
-            block: its index.
-            rows_Bn: float32 or float64, the rows of A of `people_of(block)`.
-            noise_BK: steps of fixed point, from `apfed_protocols.noise` under a key of this party;
-                given exactly where the agreement says noise.
+            block: its index; indices must rise, and each is answered once.
+            rows_Bn: float32 or float64, the rows of A of `get_block_people(block)`.
+            noise_BK: in steps of fixed point, from `apfed_protocols.noise` under a key of this
+                party; required if the agreement has noise, else None.
+
+        Raises LocalProtocolError: rows or noise that do not fit, a block that was answered, or a
+        call before the labels or the set-up.
         """
         described = self._products
-        shape = len(described.people_of(block)), described.products.columns
+        shape = len(described.get_block_people(block)), described.products.columns
         integers_Bn = self._quantise_rows(rows_Bn, shape[0])
-        agreed = noise_BK is not None or described.agreement.noise is not None
-        noise_BK = described.fixed_point.check_noise(noise_BK, shape) if agreed else None
+        if noise_BK is not None or described.agreement.noise is not None:
+            noise_BK = described.fixed_point.check_noise(noise_BK, shape)
         if self._labels is None:
             raise LocalProtocolError(f"{self.me} has no labels yet; accept the request first")
         self._seeds.require_completion()
         binding = described.make_binding(block, self._labels.digest)
         self._frames.begin_step(binding)
-        words = self._round_to_words(
-            *self._compute_ciphertexts(integers_Bn, self._labels), noise_BK, shape
-        )
-        self._seeds.add_cancelling(binding, words)
-        return self._frames.pack_contribution(
-            self.me, binding, shape, described.pack_words(words, block)
-        )
+        c0_LCUK, c1_LCN = self._compute_ciphertexts(integers_Bn, self._labels)
+        words = self._round_to_words(c0_LCUK, c1_LCN, noise_BK, shape)
+        self._seeds.add_cancelling_masks(binding, words)
+        blobs = described.pack_words(words, block)
+        return self._frames.pack_contribution(self.me, binding, shape, blobs)
 
     def answer_blocks(
         self, rows_Un: FloatArray, noise_UK: IntArray | None = None
     ) -> Iterator[bytes]:
-        """Yield the answer to each block, from the rows and the noise of all people."""
+        """Yield `answer_block` for each block, from the rows and the noise of all people (U is
+        their number).
+        """
         for block in range(self._products.blocks):
-            people = self._products.people_of(block)
+            people = self._products.get_block_people(block)
             rows = slice(people.start, people.stop)
-            yield self.answer_block(
-                block, rows_Un[rows], None if noise_UK is None else noise_UK[rows]
-            )
+            noise_BK = None if noise_UK is None else noise_UK[rows]
+            yield self.answer_block(block, rows_Un[rows], noise_BK)
 
     def _quantise_rows(self, rows_Bn: FloatArray, people: int) -> IntArray:
-        """Return a block's rows in fixed point, (people, n). Raises LocalProtocolError: another
-        shape, or a row beyond `row_bound`.
+        """Return a block's rows in steps of fixed point, (people, n). Raises LocalProtocolError:
+        they have another shape, or a row exceeds the agreement's `row_bound`.
+
+        `people`: the number of rows that the block has.
         """
         agreed = self._products.products
         levels = self._products.fixed_point.levels
@@ -898,9 +1012,9 @@ class ProductContributor(Role):
             raise LocalProtocolError(
                 f"the block has rows of shape {(people, agreed.labelled)}, got {rows_Bn.shape}"
             )
-        with np.errstate(over="ignore"):  # infinite is beyond the bound, too
+        with np.errstate(over="ignore"):  # infinite numbers exceed the bound, too
             scaled_Bn = np.rint(rows_Bn * np.float64(levels / agreed.row_bound))
-        if np.abs(scaled_Bn).sum(axis=1).max() > row_limit(agreed):
+        if np.abs(scaled_Bn).sum(axis=1).max() > compute_row_limit(agreed):
             raise LocalProtocolError(
                 f"a row of {self.me} adds up to more than row_bound = {agreed.row_bound:g} in "
                 "magnitude; scale the rows, or agree on a larger bound"
@@ -910,12 +1024,20 @@ class ProductContributor(Role):
     def _compute_ciphertexts(
         self, integers_Bn: IntArray, labels: LabelValues
     ) -> tuple[Digits, Digits]:
-        """Return the digits of smudged c0, where a number is asked for, and of c1.
+        """Return c0 and c1 of the products of a block's rows with the encrypted labels, each plus a
+        fresh encryption of zero and smudging noise, as digits.
 
-        Their shapes are (L, C, U, K) and (L, C, N).
+        Args:
+            integers_Bn: the rows in steps of fixed point.
+            labels: the transforms of the encrypted labels.
+
+        Returns:
+            Of c0 the numbers of the people and classes, (L, C, U, K); all of c1, (L, C, N). F
+            counts powers of X: S of c1, then folds * K of c0.
         """
         headroom = self._products.headroom
         ring = self._products.ring
+        digits = len(ring.widths)
         count = -(-len(integers_Bn) // headroom.rows)
         columns = self._products.products.columns
         padded = np.zeros((count * headroom.rows, integers_Bn.shape[1]))
@@ -923,69 +1045,88 @@ class ProductContributor(Role):
         values_CnH = transform_polynomials(padded.reshape(count, headroom.rows, -1).swapaxes(1, 2))
         products_HCF = np.ascontiguousarray(values_CnH.transpose(2, 0, 1)) @ labels.labels
         products_CFU = invert_transform(np.ascontiguousarray(products_HCF.transpose(1, 2, 0)))
+        products_CLFU = products_CFU.reshape(count, digits, -1, headroom.rows)
+        products_LCUF = products_CLFU.transpose(1, 0, 3, 2)
         zeros_2LCN = self._encrypt_zeros(labels, count)
-        places = (len(ring.widths), count, headroom.rows, -1)
-        sums_LCUF = products_CFU.reshape(count, len(ring.widths), -1, headroom.rows).transpose(
-            1, 0, 3, 2
-        )
-        c1_LCUS = np.rint(sums_LCUF[..., : headroom.stride] + zeros_2LCN[1].reshape(places))
-        b_LCUF = zeros_2LCN[0].reshape(places)[..., : headroom.folds * columns]
-        c0_LCUF = np.rint(sums_LCUF[..., headroom.stride :] + b_LCUF).astype(np.int64)
+        shape_LCUS = (digits, count, headroom.rows, -1)
+        zeros_c0_LCUS = zeros_2LCN[0].reshape(shape_LCUS)
+        zeros_c1_LCUS = zeros_2LCN[1].reshape(shape_LCUS)
+        c1_LCUS = np.rint(products_LCUF[..., : headroom.stride] + zeros_c1_LCUS)
+        c0_LCUF = products_LCUF[..., headroom.stride :]
+        c0_LCUF = c0_LCUF + zeros_c0_LCUS[..., : headroom.folds * columns]
+        c0_LCUF = np.rint(c0_LCUF).astype(np.int64)
         c0_LCUK = c0_LCUF.reshape(*c0_LCUF.shape[:3], headroom.folds, columns).sum(axis=3)
-        c1_LCN = c1_LCUS.astype(np.int64).reshape(len(ring.widths), count, ring.degree)
-        c1_LCN[0] += centred_binomial(count * ring.degree).reshape(count, -1)
+        c1_LCN = c1_LCUS.astype(np.int64).reshape(digits, count, ring.degree)
+        c1_LCN[0] += draw_centred_binomial(count * ring.degree).reshape(count, -1)
         self._smudge(c0_LCUK)
         return c0_LCUK, c1_LCN
 
     def _encrypt_zeros(self, labels: LabelValues, count: int) -> NDArray[np.float64]:
-        """Return fresh (b u, a u) for so many ciphertexts; the errors come later, in digits."""
-        u_CN = ternary(count * self._products.ring.degree).reshape(count, -1)
+        """Return fresh encryptions of zero without their errors, (b u, a u) for random ternary u,
+        as digits, (2, L, C, N); `count` is C. The caller adds the errors.
+        """
+        u_CN = draw_ternary(count * self._products.ring.degree).reshape(count, -1)
         return invert_transform(labels.key[:, :, None] * transform_polynomials(u_CN))
 
     def _smudge(self, c0_LCUK: Digits) -> None:
-        """Add the uniform noise that hides A and this party's own errors (smudging)."""
+        """Add to c0, in place, the uniform noise that hides this passive's rows and errors in the
+        noise of its ciphertexts (smudging).
+        """
         self._products.ring.add_uniform(c0_LCUK, self._products.headroom.smudging_bits)
 
     def _round_to_words(
         self, c0_LCUK: Digits, c1_LCN: Digits, noise_BK: IntArray | None, shape: tuple[int, int]
     ) -> Words:
-        """Round a block's ciphertexts to `kept_bits`, add the noise for privacy, and join c0 and c1
-        of each.
+        """Return the words of a block's answer: c0 and c1 of each ciphertext in turn, rounded to
+        `kept_bits`, with the noise for differential privacy added to c0.
+
+        Args:
+            c0_LCUK, c1_LCN: digits of the ciphertexts.
+            noise_BK: in steps of fixed point; None: no noise.
+            shape: (people of the block, K).
         """
         headroom = self._products.headroom
         ring = self._products.ring
-        c0_BK = ring.round_digits(c0_LCUK, headroom.kept_bits).reshape(-1, shape[1])[: shape[0]]
+        people, columns = shape
+        c0_BK = ring.round_digits(c0_LCUK, headroom.kept_bits).reshape(-1, columns)[:people]
         if noise_BK is not None:
-            step = np.uint64(headroom.kept_bits - headroom.plain_bits)
-            c0_BK = c0_BK + (noise_BK.view(np.uint64) << step)
+            step_bits = np.uint64(headroom.kept_bits - headroom.plain_bits)
+            c0_BK = c0_BK + (noise_BK.view(np.uint64) << step_bits)
         c1_CN = ring.round_digits(c1_LCN, headroom.kept_bits)
         parts: list[Words] = []
-        for place, c1_N in enumerate(c1_CN):
-            first = place * headroom.rows
+        for index, c1_N in enumerate(c1_CN):
+            first = index * headroom.rows
             parts += [c0_BK[first : first + headroom.rows].reshape(-1), c1_N]
         return np.concatenate(parts)
 
 
 class ProductCombiner(Role):
+    """The aggregator's role: it adds the passives' answers and holds no key."""
+
     def __init__(self, secure_sum: SumOfProducts) -> None:
+        """Make the role, which has no set-up."""
         self._products = secure_sum
         super().__init__(secure_sum.make_frames(), NoSetup())
 
     def combine_block(self, block: int, answers: Mapping[str, bytes]) -> bytes:
-        """Add one answer of each passive for one block; blocks go up."""
+        """Add one answer of each passive, by name, to one block; return the message to the active.
+
+        `block`: its index; indices must rise. Raises RemoteProtocolError: an answer is missing or
+        malformed, or the answers are to different labels.
+        """
         described = self._products
-        described.people_of(block)
+        described.get_block_people(block)  # raises if there is no such block
         frames = self._frames.open_contributions(answers, None)
         total: Words | int = 0
         for name, frame in zip(described.agreement.contributors, frames, strict=True):
             total = total + described.parse_words(frame, block, sender=name)
         assert not isinstance(total, int)
-        return self._frames.sum_of(frames, described.pack_words(total, block))
+        return self._frames.pack_sum(frames, described.pack_words(total, block))
 
 
 def _check_bits(labels_nK: object, agreement: ProductAgreement) -> IntArray:
-    """Return the labels as integers, (n, K). Raises LocalProtocolError: another shape, numbers
-    other than 0 and 1, or with candidates rows that are not one-hot.
+    """Return the labels as integers, (n, K). Raises LocalProtocolError: they have another shape,
+    numbers other than 0 and 1, or, with candidates, rows that are not one-hot.
     """
     shape = agreement.labelled, agreement.columns
     if type(labels_nK) is not np.ndarray or labels_nK.shape != shape:

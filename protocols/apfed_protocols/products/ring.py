@@ -4,8 +4,9 @@ Polynomials modulo X^N + 1 and a power of two, by Fourier transforms of their di
 
 Run by: the active and the passives of a sum of products. A coefficient modulo 2^k is a row of
 digits; a product of polynomials is one of digits with small integers, in float64, rounded. The
-digits are as narrow as `product_error` asks for, so that what is rounded lies within a quarter of
-the integer, whatever the numbers are: no secret and no number of a peer decides whether it does.
+digits are as narrow as `bound_product_error` asks for, so that what is rounded lies within a
+quarter of the integer, whatever the numbers are: no secret and no number of a peer decides whether
+it does.
 
 Fan and Vercauteren 2012, section 4, take powers of two for q and t, too: scaling is a shift then.
 That ring learning with errors is hard for any modulus: Peikert, Regev and Stephens-Davidowitz 2017.
@@ -16,6 +17,7 @@ Letters: N coefficients, L digits, lowest first; C coefficients of any polynomia
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,27 +39,35 @@ LARGEST_ERROR = 21
 """Largest magnitude of a coefficient of an error: centred binomial of 21 pairs of bits, standard
 deviation 3.24."""
 _DEGREES = (4096, 8192, 16384)
-_KEPT = (32, 40, 48)
-_TAIL_BITS = 64
-_WIDEST = 20  # bits of a digit
-_ERROR = 1 / 4  # of a float from its integer
-_MARGIN = 3  # bits, where there is room: then most altered answers do not open
+_KEPT_BITS = (32, 40, 48)  # allowed values of log2 of the modulus of an answer
+_TAIL_BITS = 64  # roundings exceed their bound with probability 2^-64
+_MAX_DIGIT_BITS = 20
+_MAX_FLOAT_ERROR = 1 / 4  # largest distance of a float product from its integer
+_MARGIN_BITS = 3  # of the modulus, if there is room: most altered answers are then refused
 _MIN_ROWS = 4  # people of a ciphertext
-_WORDS = 2**17  # coefficients of the ciphertexts of a block, about
-_MOST = {"people": 2**28, "columns": 512, "labelled": 4096}
-_SECURITY = (20, 64)
-_CANDIDATES = (2, 1024)
+_BLOCK_COEFFICIENTS = 2**17  # of all ciphertexts of a block, about
+_MAX_BY_FIELD = {"people": 2**28, "columns": 512, "labelled": 4096}
+_SECURITY_RANGE = (20, 64)
+_CANDIDATES_RANGE = (2, 1024)
 
 
 def split_widths(bits: int, widest: int) -> tuple[int, ...]:
-    """Return the fewest widths, nearly equal and none above `widest`, that sum to `bits`."""
+    """Return the bits of each digit when a number of `bits` bits is split into as few digits as
+    possible, of nearly equal width and at most `widest` bits each.
+    """
     count = -(-bits // widest)
-    return tuple(bits * (k + 1) // count - bits * k // count for k in range(count))
+    offsets = [bits * k // count for k in range(count + 1)]
+    return tuple(end - start for start, end in pairwise(offsets))
 
 
 @dataclass(frozen=True)
 class Ring:
-    """The ring Z[X] / (X^N + 1) modulo 2^k: N a power of two, k the sum of the digits' widths."""
+    """The ring Z[X] / (X^N + 1) modulo 2^k, with coefficients as rows of digits.
+
+    Attributes:
+        degree: N, a power of two.
+        widths: bits of each digit, lowest first; their sum is k.
+    """
 
     degree: int
     widths: tuple[int, ...]
@@ -69,59 +79,64 @@ class Ring:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Return the place of each digit's lowest bit."""
-        return tuple(sum(self.widths[:place]) for place in range(len(self.widths)))
+        """Return the position, from 0, of each digit's lowest bit in a coefficient."""
+        return tuple(sum(self.widths[:index]) for index in range(len(self.widths)))
 
     @property
     def size(self) -> int:
-        """Return the bytes of one polynomial."""
-        return self.degree * self._octets
+        """Return the bytes of one encoded polynomial."""
+        return self.degree * self._coefficient_bytes
 
     @property
-    def _octets(self) -> int:
-        """Return the bytes of one coefficient."""
+    def _coefficient_bytes(self) -> int:
+        """Return the bytes of one encoded coefficient."""
         return -(-self.bits // 8)
 
     def expand_seed(self, seed: bytes, *context: bytes) -> Digits:
-        """Expand a public seed into its uniform polynomial, by AES-256 in counter mode."""
-        octets = np.frombuffer(keystream(seed, *context, length=self.size), np.uint8)
-        octets_CO = octets.reshape(self.degree, -1).copy()
-        octets_CO[:, -1] >>= 8 * self._octets - self.bits
-        return self._split_digits(octets_CO)
+        """Return a uniform polynomial as digits, (L, N), expanded from a public seed and the
+        context by AES-256 in counter mode.
+        """
+        stream = np.frombuffer(keystream(seed, *context, length=self.size), np.uint8)
+        bytes_CO = stream.reshape(self.degree, -1).copy()
+        bytes_CO[:, -1] >>= 8 * self._coefficient_bytes - self.bits
+        return self._split_digits(bytes_CO)
 
     def parse_digits(self, blob: bytes, *, sender: str) -> Digits:
-        """Read a polynomial as digits, (L, N). Raises RemoteProtocolError: another size, or
-        coefficients beyond the modulus.
-
-        `blob`: bytes of one polynomial.
+        """Decode a polynomial to digits, (L, N). Raises RemoteProtocolError, which names `sender`:
+        the blob has another size, or a coefficient is not below the modulus.
         """
         if len(blob) != self.size:
             raise RemoteProtocolError(
                 f"a polynomial from {sender} has {len(blob)} bytes, expected {self.size}"
             )
-        octets_CO = np.frombuffer(blob, np.uint8).reshape(self.degree, -1)
-        if (octets_CO[:, -1].astype(np.int64) >> (self.bits - 8 * (self._octets - 1))).any():
+        bytes_CO = np.frombuffer(blob, np.uint8).reshape(self.degree, -1)
+        bits_of_last_byte = self.bits - 8 * (self._coefficient_bytes - 1)
+        if (bytes_CO[:, -1].astype(np.int64) >> bits_of_last_byte).any():
             raise RemoteProtocolError(
                 f"a polynomial from {sender} holds coefficients beyond 2^{self.bits}"
             )
-        return self._split_digits(octets_CO)
+        return self._split_digits(bytes_CO)
 
     def pack_digits(self, numbers_LC: Digits) -> bytes:
-        """Write one polynomial, its coefficients reduced modulo 2^k."""
+        """Encode one polynomial, given as digits (L, N) of any magnitude, with its coefficients
+        reduced modulo 2^k.
+        """
         words_CW = np.zeros((self.degree, -(-self.bits // 64) + 1), dtype=_WORD)
         for digit_C, offset in zip(self.carry_digits(numbers_LC), self.offsets, strict=True):
             word, shift = divmod(offset, 64)
             words_CW[:, word] |= digit_C.astype(np.uint64) << np.uint64(shift)
             if shift:
                 words_CW[:, word + 1] |= digit_C.astype(np.uint64) >> np.uint64(64 - shift)
-        return words_CW.view(np.uint8)[:, : self._octets].tobytes()
+        return words_CW.view(np.uint8)[:, : self._coefficient_bytes].tobytes()
 
-    def _split_digits(self, octets_CO: NDArray[np.uint8]) -> Digits:
-        """Return the digits, (L, N), of coefficients stored as bytes, (N, octets)."""
-        padded = np.zeros((len(octets_CO), 8 * (-(-self.bits // 64) + 1)), dtype=np.uint8)
-        padded[:, : self._octets] = octets_CO
+    def _split_digits(self, bytes_CO: NDArray[np.uint8]) -> Digits:
+        """Return the digits, (L, C), of coefficients in little-endian bytes: C coefficients of O
+        bytes, which are copied to W words of 64 bits.
+        """
+        padded = np.zeros((len(bytes_CO), 8 * (-(-self.bits // 64) + 1)), dtype=np.uint8)
+        padded[:, : self._coefficient_bytes] = bytes_CO
         words_CW = padded.view(_WORD)
-        digits_LC = np.empty((len(self.widths), len(octets_CO)), dtype=np.int64)
+        digits_LC = np.empty((len(self.widths), len(bytes_CO)), dtype=np.int64)
         for digit_C, offset, width in zip(digits_LC, self.offsets, self.widths, strict=True):
             word, shift = divmod(offset, 64)
             part_C = words_CW[:, word] >> np.uint64(shift)
@@ -131,7 +146,11 @@ class Ring:
         return digits_LC
 
     def carry_digits(self, numbers_L: Digits) -> Digits:
-        """Return the same numbers with each digit in [0, 2^width)."""
+        """Return the same numbers modulo 2^k with each digit in [0, 2^width): what exceeds a digit
+        is carried to the next.
+
+        `numbers_L`: digits of any magnitude, lowest first along the first axis.
+        """
         carried_L = numbers_L.copy()
         carry = np.int64(0)
         for digit, width in zip(carried_L, self.widths, strict=True):
@@ -141,7 +160,11 @@ class Ring:
         return carried_L
 
     def centre_digits(self, numbers_L: Digits) -> Digits:
-        """Return them with digits in [-2^(width - 1), 2^(width - 1)], small in products."""
+        """Return the same numbers modulo 2^k with each digit in [-2^(width - 1), 2^(width - 1)],
+        which keeps products of digits small.
+
+        `numbers_L`: digits of any magnitude, lowest first along the first axis.
+        """
         centred_L = self.carry_digits(numbers_L)
         carry = np.int64(0)
         for digit, width in zip(centred_L, self.widths, strict=True):
@@ -150,30 +173,37 @@ class Ring:
             digit -= carry << width
         return centred_L
 
-    def add_at(self, numbers_L: Digits, position: int, integers: Digits | int) -> None:
-        """Add `integers` times 2^place, in place; they have few bits, as digits are words."""
+    def add_shifted(self, numbers_L: Digits, position: int, integers: Digits | int) -> None:
+        """Add `integers` times 2^position to numbers in digits, in place.
+
+        They are added to one digit, without carrying, so they must be small enough for 64 bits.
+        """
         digit = max(k for k, offset in enumerate(self.offsets) if offset <= position)
         numbers_L[digit] += integers << (position - self.offsets[digit])
 
     def add_uniform(self, numbers_L: Digits, bits: int) -> None:
-        """Add secret integers, each uniform on [-2^(bits - 1), 2^(bits - 1)), in place."""
+        """Add fresh secret integers, each uniform on [-2^(bits - 1), 2^(bits - 1)), to numbers in
+        digits, in place.
+        """
         count = math.prod(numbers_L.shape[1:])
         for digit, offset, width in zip(numbers_L, self.offsets, self.widths, strict=True):
             if offset < bits:
                 stream = keystream(fresh_key(), b"uniform", length=4 * count)
                 words = np.frombuffer(stream, "<u4").reshape(digit.shape).astype(np.int64)
                 digit += words & ((1 << min(width, bits - offset)) - 1)
-        self.add_at(numbers_L, bits - 1, -1)
+        self.add_shifted(numbers_L, bits - 1, -1)
 
     def round_digits(self, numbers_L: Digits, kept_bits: int) -> Words:
-        """Divide by 2^(k - kept_bits) and round, modulo 2^kept_bits; that place must be the start
-        of a digit.
+        """Return numbers in digits divided by 2^(k - kept_bits) and rounded, modulo 2^kept_bits.
+
+        `kept_bits`: k - kept_bits must be the lowest bit of a digit.
         """
         first = self.offsets.index(self.bits - kept_bits)
         carry: Any = np.int64(0)
-        for place in range(first):
-            half = 1 << (self.widths[place] - 1) if place == first - 1 else 0
-            carry = (numbers_L[place] + (carry + half)) >> self.widths[place]
+        for index in range(first):
+            # Half of the divisor is added in the highest digit that is dropped.
+            half = 1 << (self.widths[index] - 1) if index == first - 1 else 0
+            carry = (numbers_L[index] + (carry + half)) >> self.widths[index]
         words: Words = (numbers_L[first] + carry).view(np.uint64)
         for digit, offset in zip(numbers_L[first + 1 :], self.offsets[first + 1 :], strict=True):
             words += digit.view(np.uint64) << np.uint64(offset - self.offsets[first])
@@ -183,17 +213,20 @@ class Ring:
 
 @lru_cache(maxsize=8)
 def _compute_twist(size: int) -> Spectrum:
-    """Return the first half of the powers of exp(i pi / size): their power size / 2 is i."""
-    turns: Spectrum = np.exp(1j * np.pi * np.arange(size // 2) / size)
-    turns.setflags(write=False)
-    return turns
+    """Return the factors by which a Fourier transform of `size` / 2 values becomes one modulo
+    Y^(size / 2) - i: the powers 0 to size / 2 - 1 of exp(i pi / size), whose power size / 2 is i.
+    """
+    powers: Spectrum = np.exp(1j * np.pi * np.arange(size // 2) / size)
+    powers.setflags(write=False)
+    return powers
 
 
 def transform_polynomials(polynomial_U: NDArray[Any]) -> Spectrum:
-    """Evaluate real polynomials modulo Y^U + 1, along the last axis, at half of the roots.
+    """Return the values of real polynomials modulo Y^U + 1, U coefficients along the last axis, at
+    the U / 2 roots of Y^(U/2) - i; a product of polynomials is the product of their values.
 
-    Y^U + 1 = (Y^(U/2) - i) (Y^(U/2) + i), and what a real one is modulo the second factor follows
-    from what it is modulo the first. Products are products of values.
+    Y^U + 1 = (Y^(U/2) - i) (Y^(U/2) + i), and the values of a real polynomial at the roots of the
+    second factor are the conjugates of those at the first.
     """
     size = polynomial_U.shape[-1]
     folded: Spectrum = np.empty((*polynomial_U.shape[:-1], size // 2), dtype=np.complex128)
@@ -204,16 +237,20 @@ def transform_polynomials(polynomial_U: NDArray[Any]) -> Spectrum:
 
 
 def invert_transform(values_H: Spectrum) -> NDArray[np.float64]:
-    """Return the polynomials that have these values along the last axis."""
+    """Return the real polynomials, U coefficients along the last axis, of which
+    `transform_polynomials` returned these U / 2 values.
+    """
     folded = np.fft.ifft(values_H)
     folded *= _compute_twist(2 * values_H.shape[-1]).conj()
     return np.concatenate((folded.real, folded.imag), axis=-1)
 
 
-def product_error(size: int, terms: int) -> float:
-    """Return a bound of the error of a coefficient of a sum of `terms` products of polynomials.
+def bound_product_error(size: int, terms: int) -> float:
+    """Return a bound of the floating-point error of a coefficient of a sum of `terms` products of
+    two polynomials of `size` coefficients, computed by transforms.
 
-    Their size is `size`; the bound is over the sum of norm times norm.
+    The bound is relative to the sum, over the products, of the two polynomials' L2 norms
+    multiplied.
 
     Three transforms of k = log2(size) levels, the twist counted as one, each level off by at
     most (1 + sqrt(5) + 1) round-offs for sum, product and root (Brent, Percival and Zimmermann
@@ -227,24 +264,24 @@ def product_error(size: int, terms: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductAgreement:
-    """The terms that all parties fix; public.
+    """The public terms that all parties of a sum of products agree on.
 
     Raises LocalProtocolError on construction when a field is of another type or out of its range.
 
     Attributes:
         session, receiver, combiner, contributors, bits, allow_single: as in `SumAgreement`.
-        people: U, rows of every passive's matrix, aligned; 1 to 2^28.
+        people: rows of every passive's matrix, aligned; 1 to 2^28.
         columns: K, columns of the labels; 1 to 512.
         labelled: n, rows of the labels and columns of every matrix; 1 to 4096.
         row_bound: largest sum over j of |A[u, j]| of a person u, so that a product with bits lies
             in [-row_bound, row_bound]. A step of fixed point is row_bound / (2^(bits - 1) - 1).
-        noise: deviation of the discrete Gaussian noise that each passive adds to each product, in
-            steps; None: none.
-        security: lambda; all that the active can tell from the noise of all ciphertexts of all
-            passives is at most 2^-lambda in statistical distance; 20 to 64.
-        candidates: requests that the active makes, of which the passives see through all but one;
-            an active that cheats is found out but for one time in so many (see `audit`). Labels
-            are then one-hot. 2 to 1024; None: the active is trusted.
+        noise: standard deviation of the discrete Gaussian noise that each passive adds to each
+            product, in steps; None: no noise.
+        security: lambda; the noise of all ciphertexts of all passives is within a statistical
+            distance of 2^-lambda of noise that does not depend on their matrices; 20 to 64.
+        candidates: requests that the active makes, of which all but one are opened to the
+            passives; an active that cheats escapes with probability 1 / candidates. Labels must
+            then be one-hot. 2 to 1024; None: the active is trusted.
     """
 
     session: str
@@ -264,29 +301,29 @@ class ProductAgreement:
     def __post_init__(self) -> None:
         """Raise LocalProtocolError for fields of another type or out of range."""
         take_numpy_integers(self)
-        for name, largest in _MOST.items():
+        for name, largest in _MAX_BY_FIELD.items():
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= largest:
                 raise LocalProtocolError(
                     f"{name} of a sum of products lies in 1..{largest}, got {value!r}"
                 )
-        smallest, largest = _SECURITY
+        smallest, largest = _SECURITY_RANGE
         if type(self.security) is not int or not smallest <= self.security <= largest:
             raise LocalProtocolError(
                 f"security lies in {smallest}..{largest}, got {self.security!r}"
             )
         if self.candidates is not None:
-            smallest, largest = _CANDIDATES
+            smallest, largest = _CANDIDATES_RANGE
             if type(self.candidates) is not int or not smallest <= self.candidates <= largest:
                 raise LocalProtocolError(
                     f"candidates lies in {smallest}..{largest}, got {self.candidates!r}"
                 )
-        _ = self.blocks_sum  # which checks the rest
+        _ = self.blocks_sum  # making it checks the remaining fields
 
     @cached_property
     def blocks_sum(self) -> SumAgreement:
-        """Return the products as the aggregator sees them: one sum of (people, columns) for each
-        block.
+        """Return the agreement of the sum that the aggregator computes: one step for each block, of
+        shape (people of the block, columns).
         """
         return SumAgreement(
             session=self.session,
@@ -332,12 +369,14 @@ class ProductHeadroom:
         kept_bits: log2 of the modulus of an answer.
         plain_bits: log2 of the plain modulus t.
         smudging_bits: h; smudging noise is uniform on 2^h integers.
-        noise_bound: of an answer's noise, in units of its modulus; beyond it was altered.
-        folds: numbers of a ciphertext that are added to one of the answer: 2 with candidates, whose
-            classes are shifted by up to K; B doubles, and so do the roundings of r s.
-        stride: powers of X for one person, the power of two at or above folds * K.
-        ciphertexts: of a full block.
-        widths: of the digits that products are made of.
+        noise_bound: largest noise of an honest combined answer, modulo 2^kept_bits; an answer with
+            more noise was altered.
+        folds: numbers of a ciphertext that are added to one number of the answer: 2 with
+            candidates, whose classes are shifted by up to K, else 1. With 2, B doubles, and so do
+            the roundings of r s.
+        stride: S, powers of X for one person, the least power of two that is folds * K or more.
+        ciphertexts: C, the ciphertexts of a full block.
+        widths: bits of the digits of a coefficient, lowest first.
     """
 
     degree: int
@@ -361,8 +400,10 @@ class ProductHeadroom:
         return self.degree // self.stride
 
 
-def row_limit(agreement: ProductAgreement) -> int:
-    """Return R, the most that the magnitudes of a row of integers add up to."""
+def compute_row_limit(agreement: ProductAgreement) -> int:
+    """Return R, the largest sum of the magnitudes of a passive's row in steps of fixed point, with
+    half a step of rounding for each label.
+    """
     return int(2 ** (agreement.bits - 1) - 1) + agreement.labelled // 2 + 1
 
 
@@ -382,8 +423,8 @@ def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
 
 
 def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
-    """Return the parameters for one ring degree by bounds 1 to 5 above; None if they
-    leave no room.
+    """Return the parameters for the ring degree N = `degree` by the bounds 1 to 5 above; None if
+    none meet them.
     """
     folds = 2 if agreement.candidates else 1
     stride = 1 << (folds * agreement.columns - 1).bit_length()
@@ -391,47 +432,58 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | N
     if rows < _MIN_ROWS:
         return None
     passives = len(agreement.contributors)
-    largest = row_limit(agreement)
+    row_sum = compute_row_limit(agreement)
     values = agreement.people * agreement.columns
-    plain = (2 * passives * (largest + largest_noise(agreement.noise or 0))).bit_length()
-    own_error = folds * LARGEST_ERROR * (rows * largest + 2 * degree)
-    smudging = (own_error * passives * values - 1).bit_length() + agreement.security
-    tail = math.sqrt(
-        passives * (folds * degree + 1) * math.log(2) * (values.bit_length() + 1 + _TAIL_BITS) / 2
+    # Bound 1: t holds sums of all passives, of either sign.
+    largest_sum = passives * (row_sum + largest_noise(agreement.noise or 0))
+    plain_bits = (2 * largest_sum).bit_length()
+    # Bounds 2 and 3: B, and the bits h of the smudging noise.
+    own_error = folds * LARGEST_ERROR * (rows * row_sum + 2 * degree)
+    smudging_bits = (own_error * passives * values - 1).bit_length() + agreement.security
+    # Bound 4: the sum of all roundings.
+    tail_nats = math.log(2) * (values.bit_length() + 1 + _TAIL_BITS)
+    roundings = math.sqrt(passives * (folds * degree + 1) * tail_nats / 2)
+    kept_bits = next(
+        (bits for bits in _KEPT_BITS if 2 ** (bits - plain_bits - 1) > 2 * roundings), None
     )
-    kept_bits = next((bits for bits in _KEPT if 2 ** (bits - plain - 1) > 2 * tail), None)
     if kept_bits is None:
         return None
-    room = 2 ** (kept_bits - plain - 1)
-    flood = passives * (own_error + 2 ** (smudging - 1))
-    min_bits = kept_bits + math.ceil(math.log2(flood / (room - tail - 1)))
-    modulus = min(min_bits + _MARGIN, SECURE_MODULUS_BITS[degree])
-    widest = _find_widest_digit(agreement.labelled, rows, degree, largest)
-    if modulus < min_bits or widest is None:
+    # Bound 5: after the division by 2^(k - kept), all noise stays below half a step of q / t.
+    half_step = 2 ** (kept_bits - plain_bits - 1)
+    smudged_error = passives * (own_error + 2 ** (smudging_bits - 1))
+    min_bits = kept_bits + math.ceil(math.log2(smudged_error / (half_step - roundings - 1)))
+    modulus_bits = min(min_bits + _MARGIN_BITS, SECURE_MODULUS_BITS[degree])
+    widest = _find_widest_digit(agreement.labelled, rows, degree, row_sum)
+    if modulus_bits < min_bits or widest is None:
         return None
+    dropped_bits = modulus_bits - kept_bits
     return ProductHeadroom(
         degree=degree,
-        modulus_bits=modulus,
+        modulus_bits=modulus_bits,
         kept_bits=kept_bits,
-        plain_bits=plain,
-        smudging_bits=smudging,
-        noise_bound=math.ceil(flood / 2 ** (modulus - kept_bits) + tail),
+        plain_bits=plain_bits,
+        smudging_bits=smudging_bits,
+        noise_bound=math.ceil(smudged_error / 2**dropped_bits + roundings),
         folds=folds,
         stride=stride,
-        ciphertexts=max(1, _WORDS // degree),
-        widths=split_widths(modulus - kept_bits, widest) + split_widths(kept_bits, widest),
+        ciphertexts=max(1, _BLOCK_COEFFICIENTS // degree),
+        widths=split_widths(dropped_bits, widest) + split_widths(kept_bits, widest),
     )
 
 
-def _find_widest_digit(labelled: int, rows: int, degree: int, maximum: int) -> int | None:
-    """Return the bits of the widest digit whose products in float64 are exact; None: too few.
+def _find_widest_digit(labelled: int, rows: int, degree: int, row_sum: int) -> int | None:
+    """Return the bits of the widest digit whose products in float64 round to exact integers; None
+    if that is fewer than 2.
 
-    `labelled`: n, rows with a label. `degree`: N, the ring degree. `maximum`: bits of a digit at
-    most.
+    Args:
+        labelled: n, the labels.
+        rows: U, the people of a ciphertext.
+        degree: N, the ring degree.
+        row_sum: R, the largest sum of the magnitudes of a row in steps of fixed point.
     """
     # sum_j |A_j| |c_j| over the labels j, norms of U coefficients, by Cauchy and Schwarz: all of
     # A has at most U rows of norm R. The zero that is added is a product of N and N coefficients.
-    norms = math.sqrt(labelled * rows) * maximum * math.sqrt(rows)
-    error = product_error(rows, labelled) * norms + product_error(degree, 1) * degree
-    widest = min(_WIDEST, math.floor(math.log2(_ERROR / error)) + 1)
+    norms = math.sqrt(labelled * rows) * row_sum * math.sqrt(rows)
+    error = bound_product_error(rows, labelled) * norms + bound_product_error(degree, 1) * degree
+    widest = min(_MAX_DIGIT_BITS, math.floor(math.log2(_MAX_FLOAT_ERROR / error)) + 1)
     return widest if widest >= 2 else None

@@ -16,16 +16,16 @@ __all__ = ["choose_bits"]
 
 
 def choose_bits(make: Callable[[int], SecureSum]) -> int:
-    """Return the most bits for which values take no more bytes than with `USUAL_BITS`: each of
-    many, and one alone.
+    """Return the largest number of fixed-point bits with which the sum sends no more bytes than
+    with `USUAL_BITS`, both per value of a long contribution and for one value alone.
 
-    A sum that does not carry those takes the most that it carries at all.
+    If `USUAL_BITS` do not fit the sum, return the largest number that fits.
 
     Args:
-        make: the sum for a number of bits; it raises LocalProtocolError where they do not fit.
+        make: returns the sum for a number of bits; raises LocalProtocolError if they do not fit.
 
     Raises:
-        LocalProtocolError: no number of bits fits; that of `USUAL_BITS` says why.
+        LocalProtocolError: no number of bits fits; the error is that for `USUAL_BITS`.
     """
     usual = _count_bytes(make, USUAL_BITS)
     for bits in range(MAX_BITS, 1, -1):
@@ -34,18 +34,19 @@ def choose_bits(make: Callable[[int], SecureSum]) -> int:
             continue
         if usual is None or (sizes[0] <= usual[0] and sizes[1] <= usual[1]):
             return bits
-    make(USUAL_BITS)
+    make(USUAL_BITS)  # raises the error that says why these bits do not fit
     raise LocalProtocolError(f"no number of bits from 2 to {MAX_BITS} fits this sum")
 
 
 def _count_bytes(make: Callable[[int], SecureSum], bits: int) -> tuple[float, float] | None:
-    """Return the bytes on the wire at this number of bits: a value of a long contribution, and one
-    value alone; None if the sum does not carry them.
+    """Return the bytes that the sum sends with this number of bits: per value of a long
+    contribution, and for one value alone; None if the bits do not fit.
 
-    `make`: returns the sum for a number of bits.
+    `make`: returns the sum for a number of bits, or raises LocalProtocolError.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnsafeChoiceWarning)  # said once, of the sum that is made
+        # The sum that is used in the end warns again.
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)
         try:
             described = make(bits)
         except LocalProtocolError:

@@ -45,12 +45,12 @@ from apfed_protocols.sums.masked import StepSeals
 from apfed_protocols.sums.roles import NoSetup, SecureSum, SumCombiner, SumContributor, SumReceiver
 
 _WORD = np.dtype("<u8")
-_WHO = "Who takes part, and when."
+_WHO_AND_WHEN = "Who takes part, and when."
 
 
 @dataclass(frozen=True)
 class CryptenSum(SecureSum):
-    """A sum of additive shares; what an agreement allows at most is far below 2^63.
+    """A sum of additive shares modulo 2^64; every sum that an agreement allows is far below 2^63.
 
     Raises LocalProtocolError: CrypTen, an optional extra, is not installed.
     """
@@ -70,12 +70,12 @@ class CryptenSum(SecureSum):
             "its contribution: its size and time.",
             protects="Seals between the passives, which open only where both answer the same "
             "message.",
-            remains=_WHO,
+            remains=_WHO_AND_WHEN,
         ),
         request=Reading(
             reads="One share of every other passive's contribution, as good as random.",
             protects="Additive sharing: without all of its shares a contribution is uniform.",
-            remains=_WHO,
+            remains=_WHO_AND_WHEN,
         ),
         answer=Reading(
             reads="One share of the sum of each passive, sealed for the active: its size and time.",
@@ -89,6 +89,7 @@ class CryptenSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
+        """Load CrypTen. Raises LocalProtocolError: it is not installed, or as `SecureSum`."""
         super().__post_init__()
         load_crypten()
 
@@ -106,8 +107,14 @@ class CryptenSum(SecureSum):
 
 
 class CryptenContributor(SumContributor):
+    """A passive's role: it shares its numbers among all passives, and adds the shares that it
+    holds.
+    """
+
     def __init__(self, secure_sum: CryptenSum, me: str) -> None:
-        """Make the role of `me`, with a seal for each other contributor and for the receiver."""
+        """Make the role of `me`, whose set-up agrees encryption keys with each other contributor
+        and with the receiver.
+        """
         agreement = secure_sum.agreement
         frames = secure_sum.make_frames()
         self._others = tuple(name for name in agreement.contributors if name != me)
@@ -117,9 +124,12 @@ class CryptenContributor(SumContributor):
         self._last_share: tuple[StepBinding, Shares] | None = None
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Seal the keys of the others' shares for their holders; keep the rest as the own share.
+        """Split the numbers into one share for each passive and keep this passive's own.
 
-        `numbers_BD`: fixed-point numbers to add.
+        The others' shares are pseudorandom, expanded from keys; return these keys, each encrypted
+        for the holder of its share, in the agreement's order.
+
+        `numbers_BD`: what `encode_contribution` returned.
         """
         keys = {
             peer: derive_key(self._secret, b"share of", binding.digest, peer.encode())
@@ -131,9 +141,11 @@ class CryptenContributor(SumContributor):
         return [self._seals.seal(peer, binding, (rows, columns), key) for peer, key in keys.items()]
 
     def answer(self, request: bytes) -> bytes:
-        """Return this party's share of the sum, sealed for the active; see `SumContributor`.
+        """Return this passive's share of the sum, encrypted for the active: the sum of its shares
+        of all contributions.
 
-        `request`: what the aggregator passed on.
+        `request`: the aggregator's, with the other passives' encrypted keys for this one. Errors as
+        in `SumContributor.answer`.
         """
         frame = self._frames.open_request(request, self.me)
         agreement = self._sum.agreement
@@ -155,8 +167,10 @@ class CryptenContributor(SumContributor):
         return self._frames.pack_answer(self.me, (sealed,))
 
     def _open_share(self, peer: str, sealed: bytes, frame: Frame, binding: StepBinding) -> Shares:
-        """Open the key that `peer` sealed for this step and expand it to its share, (B, D) modulo
-        2^64.
+        """Decrypt the key from `peer` for this step, and return the share of its contribution that
+        the key expands to, (B, D) modulo 2^64.
+
+        Raises RemoteProtocolError: the key does not authenticate, or has another size.
         """
         key = self._seals.open(peer, binding, frame.shape, sealed)
         if len(key) != KEY_BYTES:
@@ -165,16 +179,21 @@ class CryptenContributor(SumContributor):
 
 
 class CryptenCombiner(SumCombiner):
+    """The aggregator's role: it forwards encrypted keys and encrypted shares of the sum."""
+
     def __init__(self, secure_sum: CryptenSum) -> None:
+        """Make the role, which has no set-up."""
         self._names = secure_sum.agreement.contributors
         super().__init__(secure_sum.make_frames(), NoSetup())
 
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
-        """Pass the sealed keys on: each contributor gets those that the others sealed for it.
+        """Forward the encrypted keys in the contributions: return for each contributor a request
+        with those that the others encrypted for it, in the agreement's order.
 
-        `binding_digest`: what all must answer; None: compared with each other alone.
+        `binding_digest`: of the step and message that all must have answered; None: the
+        contributions are only compared with each other.
         """
         frames = self._frames.open_contributions(contributions, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):
@@ -183,25 +202,21 @@ class CryptenCombiner(SumCombiner):
                     f"{name} sealed {len(frame.blobs)} shares, expected one for each of the "
                     f"{len(self._names) - 1} others"
                 )
-        return {
-            name: self._frames.pack_request(
-                name,
-                # the sender left itself out, so those after it are one place further to the front
-                [
-                    frame.blobs[place - (sender < place)]
-                    for sender, frame in enumerate(frames)
-                    if sender != place
-                ],
-            )
-            for place, name in enumerate(self._names)
-        }
+        requests = {}
+        for holder, name in enumerate(self._names):
+            keys = []
+            for sender, frame in enumerate(frames):
+                if sender != holder:
+                    # A sender has no key for itself, so the keys for those after it move up by one.
+                    keys.append(frame.blobs[holder if holder < sender else holder - 1])
+            requests[name] = self._frames.pack_request(name, keys)
+        return requests
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        """Gather the contributors' shares of the sum, each sealed for the receiver, without adding
-        them.
+        """Return the message to the receiver: the contributors' shares of the sum, each encrypted
+        for the receiver, which are not added here.
 
-        `bodies`: each sender's message. `binding_digest`: what all must answer; None: compared with
-        each other alone.
+        `bodies`: second-round answers by sender. `binding_digest`: as in `ask`.
         """
         frames = self._frames.open_answers(bodies, self._names, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):
@@ -209,19 +224,25 @@ class CryptenCombiner(SumCombiner):
                 raise RemoteProtocolError(
                     f"{name} answered with {len(frame.blobs)} shares of the sum, expected 1"
                 )
-        return self._frames.sum_of(frames, [frame.blobs[0] for frame in frames])
+        return self._frames.pack_sum(frames, [frame.blobs[0] for frame in frames])
 
 
 class CryptenReceiver(SumReceiver):
+    """The active's role: it decrypts the passives' shares of the sum and adds them."""
+
     def __init__(self, secure_sum: CryptenSum) -> None:
-        """Make the receiver's role, with a seal for each contributor."""
+        """Make the role, whose set-up agrees encryption keys with each contributor."""
         agreement = secure_sum.agreement
         frames = secure_sum.make_frames()
         self._seals = StepSeals(agreement.receiver, agreement.contributors, frames)
         super().__init__(secure_sum, frames, self._seals)
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Open all shares of the sum, add them modulo 2^64 and return real numbers."""
+        """Decrypt all shares of the sum, add them modulo 2^64 and return real numbers, (B, D).
+
+        Raises RemoteProtocolError: a share is missing, does not authenticate or has another size,
+        or the sum lies outside the range of contributions.
+        """
         agreement = self._sum.agreement
         self._seals.require_completion()
         if len(frame.blobs) != len(agreement.contributors):
@@ -239,8 +260,8 @@ class CryptenReceiver(SumReceiver):
 
     @staticmethod
     def _parse_share(name: str, body: bytes, shape: tuple[int, int]) -> Shares:
-        """Read a share of (rows, columns) words of 64 bits. Raises RemoteProtocolError: another
-        size.
+        """Decode a share of the sum, an array of `shape` of 64-bit words. Raises
+        RemoteProtocolError, which names the contributor: it has another size.
         """
         if len(body) != shape[0] * shape[1] * _WORD.itemsize:
             raise RemoteProtocolError(f"{name} sealed {len(body)} bytes of a share of {shape}")

@@ -32,7 +32,7 @@ CHECKED_SLOTS = 8
 """Slots of zeros behind the numbers of a short vector, by which a damaged sum of few numbers shows:
 masks that do not cancel, or an altered ciphertext, leave 8 of them at zero with probability below
 2^-300."""
-_PIECE = 8192  # OpenBLAS takes one thread for up to 10,000 numbers
+_COLUMNS_OF_A_PRODUCT = 8192  # OpenBLAS uses a single thread for up to 10,000 numbers
 SECURE_MODULUS_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
 """Ring degree to the largest modulus at 128-bit classical security, ternary secret.
 
@@ -41,7 +41,9 @@ HomomorphicEncryption.org standard (Albrecht et al. 2018), table 1; SEAL enforce
 
 
 def check_matrix(values_BD: object) -> FloatArray:
-    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix."""
+    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix of NumPy; else
+    raise LocalProtocolError.
+    """
     # Not a subclass: masked arrays and matrices add, reshape and copy in other ways.
     if type(values_BD) is not np.ndarray:
         kind = type(values_BD).__name__
@@ -55,9 +57,9 @@ def check_matrix(values_BD: object) -> FloatArray:
             f"a contribution is a non-empty matrix (rows, columns), got shape {values_BD.shape}"
         )
     if not np.isfinite(values_BD).all():
-        bad = int(np.count_nonzero(~np.isfinite(values_BD)))
+        not_finite = int(np.count_nonzero(~np.isfinite(values_BD)))
         raise LocalProtocolError(
-            f"{bad} of {values_BD.size} values of a contribution are NaN or infinite; "
+            f"{not_finite} of {values_BD.size} values of a contribution are NaN or infinite; "
             "lower the learning rate or check the objective"
         )
     return values_BD
@@ -73,16 +75,17 @@ numbers that have it a sum is off by about 7 %.
 
 @dataclass
 class Clipping:
-    """The loss of one party's contributions to clip and rounding: its own knowledge, never sent.
+    """Counts of what clipping and rounding changed in one party's contributions; never sent.
 
     Attributes:
-        rows, clipped: how many rows it contributed, and how many of them were beyond the bound.
+        rows: the rows that it contributed.
+        clipped: how many of them exceeded the L2 bound.
         largest_norm: the largest L2 norm of a row before it was clipped; infinite where its
             squares overflow.
-        numbers, lost: how many numbers other than 0 it contributed, and how many of them lie below
-            half a step of fixed point, so that 0 was added.
-        too_small: contributions of which `TOO_MANY_LOST` or more were lost.
-        quiet: warn of nothing; for a caller that reports these figures itself.
+        quiet: give no warnings; for a caller that reports these counts itself.
+        numbers: the numbers other than 0 that it contributed.
+        lost: how many of them are below half a step of fixed point, so that 0 was added.
+        too_small: contributions that lost a share of `TOO_MANY_LOST` of their numbers or more.
     """
 
     rows: int = 0
@@ -94,13 +97,18 @@ class Clipping:
     too_small: int = 0
 
     def count_rows(self, norm_B: NDArray[np.float64], clip_norm: float) -> None:
-        """Count rows by their norms before clipping, shape (B,), against the bound."""
+        """Add the rows of one contribution to the counts, given their L2 norms before clipping."""
         self.rows += len(norm_B)
         self.clipped += int(np.count_nonzero(norm_B > clip_norm))
         self.largest_norm = max(self.largest_norm, float(norm_B.max()))
 
     def count_lost(self, numbers: int, kept_numbers: int) -> None:
-        """Count one contribution: its numbers other than 0 before and after rounding."""
+        """Add one contribution to the counts of lost numbers.
+
+        Args:
+            numbers: its numbers other than 0 before rounding.
+            kept_numbers: its numbers other than 0 after rounding.
+        """
         lost = numbers - kept_numbers
         self.numbers += numbers
         self.lost += lost
@@ -108,7 +116,14 @@ class Clipping:
             self.too_small += 1
 
     def warn_of_clipping(self, me: str, point: "FixedPoint", before: "Clipping") -> None:
-        """Warn where a count reached 1, 10, 100, ... since `before`."""
+        """Warn (ClippingWarning) if the number of clipped rows or of too small contributions has
+        reached 1, 10, 100, ... since `before`, an earlier copy of these counts.
+
+        Args:
+            me: the party's name, for the warning.
+            point: the fixed point in which it contributes.
+            before: the counts before its last contribution.
+        """
         if self.quiet:
             return
         if passes_power_of_ten(before.clipped, self.clipped):
@@ -131,21 +146,25 @@ class Clipping:
 
 
 def passes_power_of_ten(before: int, after: int) -> bool:
-    """Return whether a count that grew reached or passed one of 1, 10, 100, ..."""
-    return after > 0 and len(str(after)) > (len(str(before)) if before else 0)
+    """Return whether a count that grew from `before` to `after` reached or passed one of 1, 10,
+    100, ...
+    """
+    digits_before = len(str(before)) if before else 0
+    digits_after = len(str(after)) if after else 0
+    return digits_after > digits_before
 
 
 def clip_rows(
     values_BD: FloatArray, clip_norm: float, clipping: Clipping | None = None
 ) -> NDArray[np.float64]:
-    """Scale every row whose L2 norm exceeds `clip_norm` down to it; others stay as they are.
+    """Return a copy of the rows in which every row whose L2 norm exceeds `clip_norm` is scaled down
+    to it; the result is C-contiguous.
 
-    The result's norms are at most `clip_norm` times 1 + 1e-15 * sqrt(D), for any finite
-    row: one whose squares overflow is first divided by its largest magnitude, and one whose
-    squares vanish is below any bound that an agreement may fix (1e-30 or more). It is a new
-    array, row after row in memory however `values_BD` lies.
+    Its norms are at most `clip_norm` times 1 + 1e-15 * sqrt(D), for any finite row: a row whose
+    squares overflow is first divided by its largest magnitude, and a row whose squares vanish is
+    below any bound that an agreement may have (1e-30 or more).
 
-    `clipping`: counts what is clipped; None: nobody reads the counts.
+    `clipping`: counts the rows and those that are clipped; None: nothing is counted.
     """
     wide_BD = values_BD.astype(np.float64, order="C")
     squares_B = np.zeros(len(wide_BD))
@@ -153,17 +172,18 @@ def clip_rows(
         # In pieces that BLAS multiplies in one thread: it would spread each longer product over
         # threads, whose waiting for each other takes many times as long as the work where other
         # processes use the processors.
-        for start in range(0, wide_BD.shape[1], _PIECE):
-            part = wide_BD[:, start : start + _PIECE]
+        for start in range(0, wide_BD.shape[1], _COLUMNS_OF_A_PRODUCT):
+            part = wide_BD[:, start : start + _COLUMNS_OF_A_PRODUCT]
             squares_B += np.vecdot(part, part)
     norm_B = np.sqrt(squares_B)
     if clipping is not None:
         clipping.count_rows(norm_B, clip_norm)
-    huge_B = ~np.isfinite(norm_B)
-    if huge_B.any():
-        wide_BD[huge_B] /= np.abs(wide_BD[huge_B]).max(axis=1, keepdims=True)
-        wide_BD[huge_B] *= 2 * clip_norm
-        norm_B[huge_B] = np.linalg.norm(wide_BD[huge_B], axis=1)
+    overflows_B = ~np.isfinite(norm_B)
+    if overflows_B.any():
+        # Scaled so that the largest magnitude is twice the bound: still clipped, without overflow.
+        wide_BD[overflows_B] /= np.abs(wide_BD[overflows_B]).max(axis=1, keepdims=True)
+        wide_BD[overflows_B] *= 2 * clip_norm
+        norm_B[overflows_B] = np.linalg.norm(wide_BD[overflows_B], axis=1)
     long_B = norm_B > clip_norm
     if long_B.any():
         wide_BD[long_B] *= (clip_norm / norm_B[long_B])[:, None]
@@ -172,14 +192,15 @@ def clip_rows(
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPoint:
-    """A signed fixed point of `bits` bits over [-clip_norm, clip_norm], for sums of many.
+    """A signed fixed-point format over [-clip_norm, clip_norm] for the values of a sum. One step is
+    clip_norm / (2^(bits - 1) - 1).
 
     Attributes:
         clip_norm: C, the L2 bound of a row.
         bits: of one value, sign included.
         contributors: M, how many quantised vectors are added.
-        noise: deviation of the discrete Gaussian noise on each value of each of them, in steps;
-            0: none.
+        noise: standard deviation of the discrete Gaussian noise on each value of each of them, in
+            steps; 0: no noise.
     """
 
     clip_norm: float
@@ -189,7 +210,7 @@ class FixedPoint:
 
     @classmethod
     def from_agreement(cls, agreement: SumAgreement) -> "FixedPoint":
-        """Return the fixed point of an agreement's clip norm, bits, contributors and noise."""
+        """Return the format for an agreement's clip norm, bits, contributors and noise."""
         return cls(
             clip_norm=agreement.clip_norm,
             bits=agreement.bits,
@@ -198,8 +219,8 @@ class FixedPoint:
         )
 
     def replace_bits(self, bits: int) -> "FixedPoint":
-        """Return this fixed point with another number of bits; noise keeps its real size, rounded
-        up.
+        """Return this format with another number of bits; the noise keeps its size in real numbers,
+        rounded up to whole steps.
         """
         levels = 2 ** (bits - 1) - 1
         return replace(self, bits=bits, noise=math.ceil(self.noise * levels / self.levels))
@@ -211,31 +232,34 @@ class FixedPoint:
 
     @cached_property
     def largest(self) -> int:
-        """Return the largest magnitude of one contributed value: levels plus the tail of
-        the noise.
+        """Return the largest magnitude of one contributed value, in steps: `levels` plus the
+        largest noise.
         """
         return self.levels + largest_noise(self.noise)
 
     @cached_property
     def limit(self) -> int:
+        """Return the largest magnitude of one value of the sum, in steps."""
         return self.contributors * self.largest
 
     @property
     def field_bits(self) -> int:
-        """Return W, the signed bits that hold any sum: bits + ceil(log2 M) without noise."""
+        """Return W, the signed bits that hold any value of a sum; without noise `bits` +
+        ceil(log2 M).
+        """
         return self.largest.bit_length() + 1 + (self.contributors - 1).bit_length()
 
     @property
     def number_bits(self) -> int:
-        """Return the bits of one number of the sum, each of which a reaction to an altered sum may
-        reveal.
+        """Return the bits of one number of the sum; each reaction to an altered sum (it is accepted
+        or refused) may reveal one of them.
         """
         return count_number_bits(self.limit)
 
     @property
     def rounding(self) -> float:
-        """Return the largest error of one value of the sum, noise apart: half a step per
-        contributor.
+        """Return the largest rounding error of one value of the sum, in real numbers: half a step
+        for each contributor.
         """
         return self.contributors * self.clip_norm / self.levels / 2
 
@@ -246,35 +270,41 @@ class FixedPoint:
         width: type[np.signedinteger[Any]] = np.int64,
         clipping: Clipping | None = None,
     ) -> NDArray[np.signedinteger[Any]]:
-        """Clip the rows and return round(g / C * levels) plus the noise, in rows of integers.
+        """Return the clipped rows in steps of fixed point, round(g / C * levels), plus the noise,
+        as integers (B, D).
 
-        Integers of 32 bits serve sums modulo 2^32, for which adding them may wrap around.
-
-        `clipping`: counts what is clipped; None: nobody reads the counts.
+        Args:
+            values_BD: finite float32 or float64.
+            noise_BD: in steps; None: no noise, which the agreement must say too.
+            width: integer type of the result; 32 bits hold a contribution, and sums modulo 2^32.
+            clipping: counts what is clipped or rounded to 0; None: nothing is counted.
         """
         levels_BD = clip_rows(check_matrix(values_BD), self.clip_norm, clipping)
         levels_BD *= self.levels / self.clip_norm
         # A norm of C (1 + 1e-15 sqrt(D)) rounds to `levels`, never beyond.
         np.rint(levels_BD, out=levels_BD)
-        if clipping is not None and not self.noise:  # which is larger than what rounding loses
-            numbers_kept = int(np.count_nonzero(levels_BD))
-            clipping.count_lost(int(np.count_nonzero(values_BD)), numbers_kept)
+        # Under noise lost numbers are not counted: the noise is larger than what rounding loses.
+        if clipping is not None and not self.noise:
+            kept_numbers = int(np.count_nonzero(levels_BD))
+            clipping.count_lost(int(np.count_nonzero(values_BD)), kept_numbers)
         if noise_BD is None and not self.noise:
             return levels_BD.astype(width)
         noise_BD = self.check_noise(noise_BD, values_BD.shape)
         return (levels_BD.astype(np.int64) + noise_BD).astype(width, copy=False)
 
     def check_noise(self, noise_BD: IntArray | None, shape: tuple[int, ...]) -> IntArray:
-        """Return the noise, contiguous, if it has the shape, type int64 and range of the
-        agreement's noise. Raises LocalProtocolError: it has not, or the agreement has no noise.
+        """Return the noise as a contiguous array, if it is an int64 array of this shape within the
+        range of the agreement's noise.
+
+        Raises LocalProtocolError: it is not, it is None, or the agreement has no noise.
         """
         if noise_BD is None or not self.noise:
             raise LocalProtocolError(
                 f"the agreement says noise of {self.noise} steps on each value, but "
                 f"{'none' if noise_BD is None else 'some'} was given to a contribution"
             )
-        plain = type(noise_BD) is np.ndarray
-        kind = noise_BD.dtype if plain else type(noise_BD).__name__
+        is_array = type(noise_BD) is np.ndarray
+        kind = noise_BD.dtype if is_array else type(noise_BD).__name__
         if kind != np.int64 or noise_BD.shape != shape:
             raise LocalProtocolError(
                 f"noise is an int64 array of shape {shape} like the contribution, got {kind} of "
@@ -289,7 +319,7 @@ class FixedPoint:
         return np.ascontiguousarray(noise_BD)
 
     def dequantise_sum(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-        """Return a sum of quantised values in real numbers, float64: one step is C / levels."""
+        """Return a sum of quantised values in real numbers, (B, D): one step is C / levels."""
         real_BD: NDArray[np.float64] = np.multiply(
             sum_BD, self.clip_norm / self.levels, dtype=np.float64
         )
@@ -298,10 +328,11 @@ class FixedPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """A packing of integers side by side in the slots of a homomorphic scheme.
+    """A packing of integers into slot vectors, the plaintexts of a homomorphic scheme; a slot holds
+    one or two integers (fields).
 
-    With two fields a slot holds q_even + q_odd * 2^field_bits, which adds up to the two
-    sums as long as each stays below 2^(field_bits - 1) in magnitude.
+    With two fields a slot holds q_even + q_odd * 2^field_bits; slots add up to both sums as long
+    as each sum stays below 2^(field_bits - 1) in magnitude.
 
     Attributes:
         fields: integers in one slot, 1 or 2.
@@ -314,7 +345,9 @@ class Packing:
     slots: int
 
     def __post_init__(self) -> None:
-        """Raise LocalProtocolError if the fields do not fit the exact bits of a float64."""
+        """Raise LocalProtocolError unless there are one or two fields whose bits together fit the
+        exact integers of a float64.
+        """
         if self.fields not in (1, 2) or self.fields * self.field_bits > EXACT_FLOAT_BITS:
             raise LocalProtocolError(
                 f"{self.fields} field(s) of {self.field_bits} bits do not fit a float64 slot of "
@@ -322,21 +355,22 @@ class Packing:
             )
 
     def count_vectors(self, values: int) -> int:
-        """Return V, the slot vectors that so many values fill, the last one padded."""
+        """Return V, the number of slot vectors that this number of values fills, the last one
+        padded.
+        """
         return -(-values // (self.fields * self.slots))
 
-    def count_last(self, values: int) -> int:
+    def count_last_slots(self, values: int) -> int:
         """Return how many slots of the last vector are sent for this number of values: those that
-        hold some, and `CHECKED_SLOTS` zeros where there is room.
+        hold values, and up to `CHECKED_SLOTS` zeros behind them, as far as the vector has room.
         """
-        filled = -(-values // self.fields)
-        return min(
-            self.slots, filled - (self.count_vectors(values) - 1) * self.slots + CHECKED_SLOTS
-        )
+        filled_slots = -(-values // self.fields)
+        slots_before_last = (self.count_vectors(values) - 1) * self.slots
+        return min(self.slots, filled_slots - slots_before_last + CHECKED_SLOTS)
 
     def pack_fields(self, integers_BD: IntArray) -> IntArray:
-        """Place integers in slots, (V, S), one or two to a slot; the last vector is padded with
-        zeros.
+        """Return slot vectors, (V, S): the integers row after row, `fields` in each slot, the last
+        vector padded with zeros.
         """
         flat = integers_BD.reshape(-1)
         padded = np.zeros((self.count_vectors(flat.size) * self.slots, self.fields), dtype=np.int64)
@@ -347,10 +381,13 @@ class Packing:
         return slots.reshape(-1, self.slots)
 
     def unpack_fields(self, slots_VS: IntArray) -> IntArray:
-        """Return all fields of the slots in order, padding included; signs carry over."""
+        """Return the signed integers of all fields of slot vectors (V, S) in order, as one
+        dimension with the padding; undoes `pack_fields`, also for sums of slots.
+        """
         slots = slots_VS.reshape(-1)
         if self.fields == 1:
             return slots.copy()
+        # The lower field is the slot modulo 2^field_bits, moved into [-half, half).
         half = 1 << (self.field_bits - 1)
         low = ((slots + half) & (2 * half - 1)) - half
         return np.stack((low, (slots - low) >> self.field_bits), axis=1).reshape(-1)

@@ -34,6 +34,8 @@ _MAX_VALUES = 2**31
 
 
 class FrameKind(IntEnum):
+    """The kinds of messages of a sum."""
+
     SETUP = 1
     CONTRIBUTION = 2
     SUM = 3
@@ -51,16 +53,19 @@ _KINDS = frozenset(FrameKind)
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A message of a sum, with the header that names what it belongs to.
+    """A message of a sum: a header that names sum, step and party, and blobs, its content.
 
     Attributes:
+        kind: of the message.
         name: of the sum, 1 to 32 printable ASCII characters.
-        party: the contributor's position in the agreement, for what it sends or is asked;
-            else the number of contributors.
-        step: that it belongs to; 0 for setup.
-        rows, columns: shape of the values; 0, 0 for setup.
-        binding: 32 bytes; the step binding's digest, or the agreement's for setup.
-        fingerprint: 32 bytes; of the agreement, the parameters and the public key.
+        party: in contributions, requests and answers the position in the agreement of the
+            contributor that sends it or is asked; in a sum the number of contributions in it; in
+            set-up messages the number of contributors.
+        step: the number of its step; 0 for set-up.
+        rows, columns: shape of the values; 0, 0 for set-up.
+        binding: 32 bytes; the digest of the step's `StepBinding`, or of the agreement for set-up.
+        fingerprint: 32 bytes; the digest of the agreement, the parameters and the public key.
+        blobs: the content, e.g. ciphertexts, masked numbers or shares.
     """
 
     kind: FrameKind
@@ -78,8 +83,8 @@ class Frame:
         return self.rows, self.columns
 
     def pack(self) -> bytes:
-        """Return the frame's bytes: header, sizes of the blobs, blobs. Raises LocalProtocolError: a
-        field is out of range.
+        """Encode the frame: header, sizes of the blobs, blobs. Raises LocalProtocolError: a field
+        is out of range.
         """
         name = self.name.encode("ascii")
         if not 0 < len(name) <= _NAME_BYTES or len(self.blobs) > _MAX_BLOBS:
@@ -108,8 +113,8 @@ class Frame:
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Frame":
-        """Parse bytes from `sender`; every size is checked before anything is copied. Raises
-        RemoteProtocolError: the bytes are no frame of this version.
+        """Decode a frame; every size is checked before anything is copied. Raises
+        RemoteProtocolError, which names `sender`: the bytes are no frame of this version.
         """
         if type(data) is not bytes:
             raise LocalProtocolError(
@@ -119,10 +124,8 @@ class Frame:
             raise _make_frame_error(
                 sender, f"has {len(data)} bytes, its header alone {_HEADER.size}"
             )
-        magic, version, kind, party, name, *sizes, binding, fingerprint, count = (
-            _HEADER.unpack_from(data)
-        )
-        step, rows, columns = sizes
+        header = _HEADER.unpack_from(data)
+        magic, version, kind, party, name, step, rows, columns, binding, fingerprint, count = header
         if magic != _MAGIC or version != _VERSION:
             raise _make_frame_error(
                 sender, f"is no frame of version {_VERSION}; run the same release"
@@ -153,15 +156,16 @@ class Frame:
 
 
 def _make_frame_error(sender: str, subject: str) -> RemoteProtocolError:
-    """Return the error for a malformed frame; `subject` continues the sentence "a frame
-    from X ...".
+    """Return the error for a malformed frame; `subject` says what is wrong and continues the
+    sentence "a frame of a secure sum from X ...".
     """
     return RemoteProtocolError(f"a frame of a secure sum from {sender} {subject}")
 
 
 def _parse_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
-    """Split the bytes after the header into `count` blobs. Raises RemoteProtocolError: their
-    announced sizes do not add up to the bytes that arrived.
+    """Return the `count` blobs that follow the header in a frame's bytes. Raises
+    RemoteProtocolError, which names `sender`: their announced sizes do not add up to the bytes
+    that arrived.
     """
     start = _HEADER.size + _SIZE.size * count
     if count > _MAX_BLOBS or start > len(data):
@@ -182,32 +186,41 @@ def _parse_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
 def compute_fingerprint(
     agreement: SumAgreement, parameters: Mapping[str, object], key: bytes = b""
 ) -> bytes:
-    """Return SHA-256 over agreement, parameters and public key: equal at all parties."""
+    """Return SHA-256 over agreement, public parameters and the receiver's public key (if any):
+    equal at all parties, or their frames are refused.
+    """
     canonical = json.dumps(dict(parameters), sort_keys=True).encode()
     parts = b"".join(len(part).to_bytes(8, "big") + part for part in (canonical, key))
     return hashlib.sha256(b"secure-apfed sum v1" + agreement.digest + parts).digest()
 
 
 class AgreedFrames:
-    """The writer and checker of one role's frames of one sum under one agreement.
+    """The writer and checker of one role's frames (messages) of one sum under one agreement.
 
-    A step is `pack_contribution` at a passive and `open_contributions`, `sum_of` at the aggregator.
-    A second round adds `pack_request` and `open_answers` there, `open_request` and `pack_answer`
-    here. The frames remember the contribution that is under way, and forget it with the answer.
+    A step is `pack_contribution` at a passive and `open_contributions`, `pack_sum` at the
+    aggregator. A second round adds `pack_request` and `open_answers` at the aggregator,
+    `open_request` and `pack_answer` at the passive. The contribution that waits for its second
+    round is remembered, and forgotten with the answer.
 
     Steps only go up: a step at or below the last one is refused, and so is any step in a forked
     process, whose copy of the role would use it a second time.
 
-    Raises LocalProtocolError: the agreement asks for fewer of a sum that takes all.
+    Attributes:
+        least: the least number of contributors with which a step has a sum.
     """
 
     def __init__(
         self, agreement: SumAgreement, name: str, fingerprint: bytes, minimum: int | None = None
     ) -> None:
-        """Make the frames of one role; `minimum` is the number of contributors that a sum needs,
-        None for all of them.
+        """Make the writer and checker of one role, before its first step.
 
-        `fingerprint`: SHA-256 of agreement, parameters and public key.
+        Args:
+            agreement: what all parties agreed on.
+            name: of the sum.
+            fingerprint: SHA-256 of agreement, parameters and public key (`compute_fingerprint`).
+            minimum: the least number of contributors with which a step has a sum; None: all.
+
+        Raises LocalProtocolError: `minimum` is None and the agreement's threshold is below all.
         """
         contributors = len(agreement.contributors)
         if minimum is None and agreement.threshold not in (None, contributors):
@@ -221,15 +234,15 @@ class AgreedFrames:
         self.least = contributors if minimum is None else minimum
         self._last_step = -1
         self._closed = False
-        self._underway: Frame | None = None
+        self._pending: Frame | None = None
         # Raises LocalProtocolError in a process that holds a copy of this role by a fork.
         self.require_own_process = ForkCheck(f"this role of {name}").require_own_process
 
     def begin_step(self, binding: StepBinding) -> None:
-        """Use the step of `binding`. Raises LocalProtocolError: another session, or a step that is
-        not above all former ones, so that no mask or nonce is used twice.
+        """Mark the step of `binding` as used. Raises LocalProtocolError: it is of another session,
+        or not above all former steps, so that a mask or nonce would be used twice.
         """
-        self.require_here()
+        self.require_usable()
         if binding.session != self.agreement.session:
             raise LocalProtocolError(
                 f"the binding names session {binding.session!r}, the agreement "
@@ -242,16 +255,18 @@ class AgreedFrames:
             )
         self._last_step = binding.step
 
-    def require_here(self) -> None:
-        """Raise LocalProtocolError in a forked process, or if the role was suspended
-        (`put_away`).
+    def require_usable(self) -> None:
+        """Raise LocalProtocolError in a forked process, or if the role was suspended by
+        `put_away`.
         """
         self.require_own_process()
         if self._closed:
             raise LocalProtocolError(f"this role of {self.name} was put away; take it up first")
 
     def export_step(self) -> int:
-        """Close these frames and return their last step, for the role that is resumed elsewhere."""
+        """Return the last step that was used, for the role that is resumed from its state, and
+        close this one: it can begin no further step.
+        """
         self._closed = True
         return self._last_step
 
@@ -260,8 +275,8 @@ class AgreedFrames:
         self._last_step = last_step
 
     def next_binding(self, flat: Flattened) -> StepBinding:
-        """Return a binding to this party's next step and to the shape of its values, but to no
-        message.
+        """Return the binding for a caller that gives none: this party's next step, the structure
+        and shapes of its values in place of row positions, and an empty message.
         """
         session = self.agreement.session
         return StepBinding.from_contents(
@@ -269,10 +284,13 @@ class AgreedFrames:
         )
 
     def pack_setup(self, *blobs: bytes) -> bytes:
+        """Encode a set-up message with these blobs."""
         return replace(self.make_frame(FrameKind.SETUP, (0, 0)), blobs=blobs).pack()
 
     def make_frame(self, kind: FrameKind, shape: tuple[int, int]) -> Frame:
-        """Return a frame without blobs that belongs to no step and to no single contributor."""
+        """Return a frame of values of `shape` (rows, columns) with the fields of a set-up message
+        and without blobs; callers replace the fields that differ.
+        """
         return Frame(
             kind=kind,
             name=self.name,
@@ -286,9 +304,10 @@ class AgreedFrames:
         )
 
     def open_setup(self, body: bytes, sender: str) -> Frame:
-        """Return the frame of a setup message; its sender and fingerprint are unchecked.
+        """Decode a set-up message; whether the sender may send it, and its fingerprint, are left
+        for the caller to check.
 
-        `body`: the bytes of the message.
+        Raises RemoteProtocolError: it is no set-up message of this sum and agreement.
         """
         frame = Frame.parse(body, sender=sender)
         self._check_frame(frame, sender, FrameKind.SETUP, None)
@@ -299,9 +318,9 @@ class AgreedFrames:
         return frame
 
     def open_own_setup(self, body: bytes, sender: str, me: str) -> Frame:
-        """Return the frame of a setup message under the parameters of this role, that of `me`.
+        """Decode a set-up message to `me`, which must have the fingerprint of this role.
 
-        `body`: the bytes of the message.
+        Raises RemoteProtocolError: it is no set-up message of this sum, agreement and parameters.
         """
         frame = self.open_setup(body, sender)
         if frame.fingerprint != self.fingerprint:
@@ -313,29 +332,33 @@ class AgreedFrames:
     def pack_contribution(
         self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
     ) -> bytes:
-        """Pack a passive's protected values of `shape` (rows, columns), and remember the
-        contribution for a possible second round.
+        """Encode a passive's contribution, and remember its header for a possible second round.
 
-        `blobs`: the frame's parts, such as ciphertexts or shares.
+        Args:
+            me: the passive's name.
+            binding: the step and the active's message that it answers.
+            shape: (rows, columns) of the values.
+            blobs: the protected values, e.g. ciphertexts or shares.
         """
-        self._underway = replace(
+        self._pending = replace(
             self.make_frame(FrameKind.CONTRIBUTION, shape),
             party=self.agreement.find_position(me),
             step=binding.step,
             binding=binding.digest,
         )
-        return replace(self._underway, blobs=tuple(blobs)).pack()
+        return replace(self._pending, blobs=tuple(blobs)).pack()
 
     def open_contributions(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        """Parse one contribution of each sender and use their step; return the frames in the
-        agreement's order.
+        """Decode one contribution of each sender and mark their step as used; return the frames in
+        the agreement's order.
 
         Args:
             contributions: bytes by authenticated sender.
-            binding_digest: what all must answer; None where the aggregator does not know it, so
-                that the contributions are only compared with each other.
+            binding_digest: of the step and message that all must have answered; None where the
+                aggregator does not know it, so that the contributions are only compared with each
+                other.
 
         Raises RemoteProtocolError: a sender is missing or unknown, a frame is malformed, the frames
         answer different messages (equivocation), or they are replayed.
@@ -358,18 +381,29 @@ class AgreedFrames:
                 "added; they are replayed"
             )
         self._last_step = frames[0].step
-        self._underway = replace(frames[0], blobs=())
+        self._pending = replace(frames[0], blobs=())
         return tuple(frames)
 
-    def sum_of(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
-        """Pack the sum of these contributions, with their number in the frame's party field."""
-        self._underway = None
+    def pack_sum(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
+        """Encode the sum of contributions for the receiver, with their number in the party field.
+
+        Args:
+            frames: the contributions.
+            blobs: their sum, still encrypted or masked.
+        """
+        self._pending = None
         return replace(frames[0], kind=FrameKind.SUM, party=len(frames), blobs=tuple(blobs)).pack()
 
     def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Frame:
-        """Return the frame of the sum that answers `binding`; its step is used then.
+        """Decode the aggregator's message with a sum, and mark the step as used.
 
-        `combined`: what the aggregator sent.
+        Args:
+            combined: the bytes of the message.
+            shape: (rows, columns) that the sum must have.
+            binding: the step and the message that it must answer.
+
+        Raises RemoteProtocolError: it is malformed, has another shape, or answers another step or
+        message, or has too few contributions.
         """
         sender = self.agreement.combiner
         frame = Frame.parse(combined, sender=sender)
@@ -392,36 +426,45 @@ class AgreedFrames:
         return frame
 
     def pack_request(self, to: str, blobs: Sequence[bytes]) -> bytes:
-        """Pack the aggregator's second-round request to contributor `to` about the current step."""
+        """Encode the aggregator's second-round request to the contributor `to` about the current
+        step.
+        """
         return self._pack_second_round(FrameKind.REQUEST, to, blobs)
 
     def open_request(self, request: bytes, me: str) -> Frame:
-        """Return the aggregator's request about the last contribution of `me`."""
+        """Decode the aggregator's request about the last contribution of `me`. Raises
+        RemoteProtocolError: it is malformed, or about another step, message or party.
+        """
         sender = self.agreement.combiner
         frame = Frame.parse(request, sender=sender)
         self._check_second_round(frame, sender, FrameKind.REQUEST, me)
         return frame
 
     def pack_answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
-        """Pack the answer of `me` to a second-round request, and forget the contribution: each is
-        answered once.
+        """Encode the answer of `me` to a second-round request, and forget the contribution, since
+        each is answered once.
 
-        `blobs`: the frame's parts, such as ciphertexts or shares.
+        `blobs`: the content of the answer, e.g. shares.
         """
         self.require_own_process()
         body = self._pack_second_round(FrameKind.ANSWER, me, blobs)
-        self._underway = None
+        self._pending = None
         return body
 
     def open_answers(
         self, answers: Mapping[str, bytes], asked: Collection[str], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        """Parse one second-round answer of each party that was asked; return the frames in the
-        order of `asked`. Raises RemoteProtocolError: an answer is missing, or about another step or
-        message.
+        """Decode one second-round answer of each party that was asked; return the frames in the
+        order of `asked`.
 
-        `binding_digest`: what all must answer; None: the messages are only compared with each
-        other.
+        Args:
+            answers: bytes by authenticated sender.
+            asked: the contributors that got a request.
+            binding_digest: of the step and message that all must have answered; None where the
+                aggregator does not know it.
+
+        Raises RemoteProtocolError: too few answers, or one is malformed or about another step or
+        message.
         """
         names = self._check_senders(answers, asked, "answer")
         frames = tuple(Frame.parse(answers[name], sender=name) for name in names)
@@ -437,10 +480,14 @@ class AgreedFrames:
     def _check_senders(
         self, bodies: Mapping[str, bytes], expected: Collection[str], subject: str
     ) -> tuple[str, ...]:
-        """Return the expected senders that are present, in order. Raises RemoteProtocolError: fewer
-        than `least` of them, or a sender that is not expected; `subject` names their message.
+        """Return those of the expected senders that sent something, in the order of `expected`.
 
-        `bodies`: each sender's message.
+        Args:
+            bodies: messages by sender.
+            expected: who may have sent one.
+            subject: what errors call the message.
+
+        Raises RemoteProtocolError: fewer than `least` sent one, or a party that is not expected.
         """
         present = tuple(filter(bodies.__contains__, expected))
         unknown = sorted(set(bodies) - set(expected))
@@ -453,34 +500,36 @@ class AgreedFrames:
             )
         return present
 
-    def _check_frame(self, frame: Frame, sender: str, kind: FrameKind, mark: bytes | None) -> None:
-        """Raise RemoteProtocolError unless the frame has this kind, this sum's name and, where
-        `mark` is given, this fingerprint.
+    def _check_frame(
+        self, frame: Frame, sender: str, kind: FrameKind, fingerprint: bytes | None
+    ) -> None:
+        """Raise RemoteProtocolError, which names `sender`, unless the frame has this kind, this
+        sum's name and this fingerprint (None: any).
         """
         if (frame.kind, frame.name) != (kind, self.name):
             raise RemoteProtocolError(
                 f"{sender} sent {frame.kind.noun} of {frame.name}, expected {kind.noun} of "
                 f"{self.name}"
             )
-        if mark is not None and frame.fingerprint != mark:
+        if fingerprint is not None and frame.fingerprint != fingerprint:
             raise RemoteProtocolError(
                 f"{sender} uses other parameters or another public key for {self.name}; "
                 "all parties must hold the same agreement and setup"
             )
 
     def _check_one_message(self, frames: Sequence[Frame], binding_digest: bytes | None) -> None:
-        """Raise RemoteProtocolError unless all frames have one step, one shape and one binding
-        digest: that of the first frame where `binding_digest` is None.
+        """Raise RemoteProtocolError unless all contributions have the same step and shape, and the
+        binding digest `binding_digest`; if that is None, the digest of the first.
         """
         first = frames[0]
-        agreed = self.agreement.contributors
+        contributors = self.agreement.contributors
         expected = first.binding if binding_digest is None else binding_digest
         for frame in frames:
-            name = agreed[frame.party]
+            name = contributors[frame.party]
             if (frame.step, frame.shape) != (first.step, first.shape):
                 raise RemoteProtocolError(
                     f"{name} contributed {frame.rows}x{frame.columns} values to step {frame.step}, "
-                    f"but {agreed[first.party]} {first.rows}x{first.columns} to step "
+                    f"but {contributors[first.party]} {first.rows}x{first.columns} to step "
                     f"{first.step}"
                 )
             if frame.binding != expected:
@@ -492,38 +541,39 @@ class AgreedFrames:
                 )
 
     def _require_pending(self) -> Frame:
-        """Return the contribution that waits for its second round. Raises LocalProtocolError: none
-        does.
+        """Return the header of the contribution that waits for its second round. Raises
+        LocalProtocolError: none waits.
         """
-        if self._underway is None:
+        if self._pending is None:
             raise LocalProtocolError(
                 "no contribution waits for a second round; each step is answered once"
             )
-        return self._underway
+        return self._pending
 
     def _pack_second_round(self, kind: FrameKind, party: str, blobs: Sequence[bytes]) -> bytes:
-        """Pack a second-round frame to or from `party` about the contribution of the
-        current step.
+        """Encode a second-round request to `party`, or an answer from it, about the contribution of
+        the current step.
 
-        `blobs`: the frame's parts, such as ciphertexts or shares.
+        `blobs`: the content of the frame.
         """
         position = self.agreement.find_position(party)
-        return replace(
-            self._require_pending(), kind=kind, party=position, blobs=tuple(blobs)
-        ).pack()
+        frame = replace(self._require_pending(), kind=kind, party=position, blobs=tuple(blobs))
+        return frame.pack()
 
     def _check_second_round(self, frame: Frame, sender: str, kind: FrameKind, party: str) -> None:
-        """Raise RemoteProtocolError unless a second-round frame is about the current step's
-        contribution and about `party`.
+        """Raise RemoteProtocolError unless a second-round frame is of this kind, about the current
+        step's contribution, and to or from `party`.
+
+        `sender`: who sent the frame, for errors.
         """
-        underway = self._require_pending()
+        pending = self._require_pending()
         position = self.agreement.find_position(party)
         self._check_frame(frame, sender, kind, self.fingerprint)
-        about = (frame.step, frame.binding, frame.shape)
-        if about != (underway.step, underway.binding, underway.shape):
+        subject = (frame.step, frame.binding, frame.shape)
+        if subject != (pending.step, pending.binding, pending.shape):
             raise RemoteProtocolError(
                 f"{sender} sent {kind.noun} about step {frame.step}, or another message "
-                f"or shape, while step {underway.step} is under way"
+                f"or shape, while step {pending.step} is under way"
             )
         if frame.party != position:
             raise RemoteProtocolError(

@@ -93,22 +93,24 @@ _MARGIN = 1 + 2**-10
 # In standard deviations, exceeded with probability below 2^-40: a coefficient is close to
 # Gaussian, and the margin is for free.
 _BFV_TAIL = 10.0
-_PAIRS = np.uint64(2**21 - 1)
-# Bytes 0 to 254 give each remainder 85 times; 255 is drawn again.
+_LOW_21_BITS = np.uint64(2**21 - 1)
+# Bytes 0 to 254 give each remainder modulo 3 exactly 85 times; byte 255 is drawn again.
 _ACCEPTED = 255
 _REMAINDERS = (np.arange(256) % 3 - 1).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Headroom:
-    """The parameters that fit an agreement.
+    """The parameters of a homomorphic scheme that fit an agreement: sums neither overflow nor drown
+    in the scheme's noise.
 
     Attributes:
-        primes: those used: bits of the data prime, and of the key-switching prime if any.
-        bits: log2 of the encoding scale, or of the plain modulus t: the most that the noise allows,
-            so that most numbers modulo t stand for no sum, and a damaged sum shows.
-        packing: how integers share the slots.
-        degree: N.
+        primes: bits of the data prime and, if there is one, of the key-switching prime.
+        bits: log2 of the encoding scale (CKKS) or of the plain modulus t (BFV): the most that the
+            noise allows, so that most numbers modulo t are no possible sum, and a damaged sum is
+            noticed.
+        packing: of integers into slots.
+        degree: N, the ring degree.
         deviation: under CKKS, bound of a decrypted slot's distance from its integer; less than
             `ROUNDING_TOLERANCE`, exceeded with probability below 2^-40 in one slot.
     """
@@ -122,20 +124,23 @@ class Headroom:
 
 @dataclass(frozen=True)
 class HomomorphicSum(SecureSum, ABC):
-    """A homomorphic sum: what its roles need to know about a scheme, and the roles themselves."""
+    """A sum under homomorphic encryption: the facts of its scheme, and its roles."""
 
     cipher_type: ClassVar[type[SealCipher]]
     opened_with_receiver: ClassVar[bool] = True
     opened_with_others: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        """Raise LocalProtocolError if no parameters fit the agreement."""
         super().__post_init__()
-        _ = self.headroom  # what does not fit is refused here
+        _ = self.headroom  # computed now, since it raises if nothing fits
 
     @cached_property
     @abstractmethod
     def headroom(self) -> Headroom:
-        """Return the parameters and the packing that fit the agreement."""
+        """Return the parameters and the packing that fit the agreement. Raises LocalProtocolError:
+        none fit.
+        """
 
     @cached_property
     def cipher(self) -> SealCipher:
@@ -147,29 +152,36 @@ class HomomorphicSum(SecureSum, ABC):
 
     @property
     def value_bytes(self) -> float:
-        """Return the bytes per value: two polynomials of residues, over the values in
-        their slots.
+        """Return the bytes sent per value of a long contribution: those of a ciphertext (two
+        polynomials of residues), divided by the values in its slots.
         """
         ciphertext = 2 * self.headroom.degree * self._residue_bytes
         return ciphertext / (self.packing.slots * self.packing.fields)
 
     @property
     def min_bytes(self) -> int:
-        """Return the bytes of one value alone: one ciphertext, as far as it is sent."""
-        last = self.count_last(1)
-        sent = self.headroom.degree if last is None else last
-        return (self.headroom.degree + sent) * self._residue_bytes
+        """Return the bytes sent for a contribution of one value: one ciphertext, of whose first
+        polynomial only the slots in use are sent.
+        """
+        last = self.count_last_slots(1)
+        sent_of_c0 = self.headroom.degree if last is None else last
+        return (sent_of_c0 + self.headroom.degree) * self._residue_bytes
 
     @property
     def _residue_bytes(self) -> int:
+        """Return the bytes in which a number modulo the data prime is sent."""
         return math.ceil(self.headroom.primes[0] / 8)
 
-    def count_last(self, values: int) -> int | None:
-        """Return the slots of the last ciphertext that are sent; None: all."""
-        return self.packing.count_last(values) if self.cipher_type.cuts_last else None
+    def count_last_slots(self, values: int) -> int | None:
+        """Return how many slots of the last ciphertext of a contribution of this number of values
+        are sent; None: all, since the scheme cannot leave any out.
+        """
+        return self.packing.count_last_slots(values) if self.cipher_type.cuts_last else None
 
     def round_slots(self, slots: NDArray[Any]) -> NDArray[np.int64]:
-        """Return decrypted slots as integers; exact schemes decode integers already."""
+        """Return decrypted slots as integers. Exact schemes decode integers already; approximate
+        ones override this.
+        """
         return slots.astype(np.int64, copy=False)
 
     def list_parameters(self) -> Mapping[str, object]:
@@ -192,24 +204,22 @@ class HomomorphicSum(SecureSum, ABC):
         return CiphertextAdder(self)
 
     def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
-        """Add the contributors' ciphertexts, V of each, without any key.
+        """Return the sum of the contributors' ciphertexts, V blobs, computed without any key.
 
-        `frames`: one of each contributor.
+        `frames`: one contribution of each contributor, of V ciphertexts.
         """
         names = self.agreement.contributors
         values = frames[0].rows * frames[0].columns
         return self.cipher.add_ciphertexts(
             {names[frame.party]: frame.blobs for frame in frames},
             self.packing.count_vectors(values),
-            self.count_last(values),
+            self.count_last_slots(values),
         )
 
 
 def _open_key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
-    """Return the frame of a set-up message of the key holder. Raises RemoteProtocolError: another
-    party sent it.
-
-    `body`: the bytes of the message.
+    """Decode a set-up message with the key holder's public key or fingerprint. Raises
+    RemoteProtocolError: another party sent it, or it is malformed.
     """
     holder = frames.agreement.receiver
     if sender != holder:
@@ -218,21 +228,21 @@ def _open_key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
 
 
 class KeyHolder(SumReceiver):
-    """The active's end; the secret key is gone once it refused a sum."""
+    """The active's role, which holds the secret key; the key is destroyed when a sum is refused."""
 
     _sum: HomomorphicSum
 
     def __init__(self, secure_sum: HomomorphicSum) -> None:
-        """Generate the key pair; the frames' fingerprint covers its public half."""
-        context = secure_sum.cipher.key_pair()
+        """Make the role with a new key pair; the frames' fingerprint covers its public key."""
+        context = secure_sum.cipher.make_key_pair()
         self._context: SealContext | None = context
-        self._public_key = secure_sum.cipher.public_key(context)
+        self._public_key = secure_sum.cipher.pack_public_key(context)
         self._started = False
         super().__init__(secure_sum, secure_sum.make_frames(self._public_key), NoSetup())
 
     def start(self) -> Sequence[Outgoing]:
-        """Send the public key to every contributor, and to the combiner the fingerprint alone.
-        Raises LocalProtocolError: called twice, or after a refused sum.
+        """Return the set-up messages: the public key to every contributor, and to the combiner the
+        fingerprint only. Raises LocalProtocolError: called twice, or after a refused sum.
         """
         self._require_no_refusal()
         if self._started:
@@ -251,8 +261,10 @@ class KeyHolder(SumReceiver):
         return self._started
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Decrypt the sum and return real numbers. Raises RemoteProtocolError: the padding slots
-        are not zero, so that somebody altered the sum.
+        """Decrypt the sum in a frame; return its real numbers, (B, D).
+
+        Raises RemoteProtocolError: it does not decrypt, lies outside the range of contributions, or
+        has padding slots that are not zero, so that it was altered.
         """
         described = self._sum
         values = frame.rows * frame.columns
@@ -262,7 +274,7 @@ class KeyHolder(SumReceiver):
             frame.blobs,
             described.packing.count_vectors(values),
             sender=described.agreement.combiner,
-            last=described.count_last(values),
+            last=described.count_last_slots(values),
         )
         fields = described.packing.unpack_fields(described.round_slots(slots))
         if fields[values:].any():
@@ -274,24 +286,27 @@ class KeyHolder(SumReceiver):
 
 
 class Encrypter(SumContributor):
+    """A passive's role, which encrypts under the receiver's public key, with pairwise masks below
+    the encryption where the sum has some.
+    """
+
     _sum: HomomorphicSum
 
     def __init__(self, secure_sum: HomomorphicSum, me: str) -> None:
-        """Make the role of `me`; under pairwise masks it also agrees a seed with each other
-        contributor.
+        """Make the role of `me`, before it has the public key; under pairwise masks its set-up also
+        agrees a seed with each other contributor.
         """
         frames = secure_sum.make_frames()
         others = [name for name in secure_sum.agreement.contributors if name != me]
-        masked = secure_sum.masks == "pairwise"
-        self._seeds = PairwiseSeeds(me, others, frames) if masked else None
+        has_masks = secure_sum.masks == "pairwise"
+        self._seeds = PairwiseSeeds(me, others, frames) if has_masks else None
         self._key: SealContext | None = None
         super().__init__(secure_sum, me, frames, self._seeds or NoSetup())
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the receiver's public key or, under masks, another contributor's mask key. Raises
-        RemoteProtocolError: a second key, or one that does not match its fingerprint.
-
-        `body`: the bytes of the message.
+        """Take the set-up message with the receiver's public key or, under masks, with another
+        contributor's mask key; answer nothing. Raises RemoteProtocolError: it is a second key, or
+        one that does not match its fingerprint.
         """
         if self._seeds is not None and sender != self._sum.agreement.receiver:
             return self._seeds.receive(sender, body)
@@ -310,18 +325,23 @@ class Encrypter(SumContributor):
         return ()
 
     def _adopt_key(self, frames: AgreedFrames, public_key: bytes, sender: str) -> None:
-        """Adopt the public key of the receiver, and the frames whose fingerprint covers it."""
-        context = self._sum.cipher.public_context(public_key, sender=sender)
+        """Use the receiver's public key from now on, and frames whose fingerprint covers it. Raises
+        RemoteProtocolError, which names `sender`: it is no public key.
+        """
+        context = self._sum.cipher.make_public_context(public_key, sender=sender)
         self._frames = frames
         self._key = context
 
     def _export_secrets(self) -> dict[str, Any]:
-        public_key = self._key and self._sum.cipher.public_key(self._key).hex()
+        """Return the public key and the mask seeds in hexadecimal, None where there are none, and
+        forget them.
+        """
+        public_key = self._key and self._sum.cipher.pack_public_key(self._key).hex()
         self._key = None
         return {"key": public_key, "seeds": self._seeds and self._seeds.export_secrets()}
 
     def _import_secrets(self, state: Mapping[str, Any]) -> None:
-        """Restore the public key and the mask seeds of a suspended role."""
+        """Restore the public key and the mask seeds that `_export_secrets` returned."""
         if state["key"] is not None:
             public_key = bytes.fromhex(state["key"])
             self._adopt_key(self._sum.make_frames(public_key), public_key, self.me)
@@ -333,36 +353,46 @@ class Encrypter(SumContributor):
         return self._key is not None and self._setup.is_finished
 
     def _require_setup(self) -> None:
+        """Raise LocalProtocolError before the public key and all mask keys have arrived."""
         self._require_key()
         if self._seeds is not None:
             self._seeds.require_completion()
 
     def _require_key(self) -> SealContext:
-        """Return the encryption context. Raises LocalProtocolError: no public key arrived yet."""
+        """Return the context with the receiver's public key. Raises LocalProtocolError: the key has
+        not arrived yet.
+        """
         if self._key is None:
             raise LocalProtocolError(f"{self.me} has no public key yet; run the setup first")
         return self._key
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Pack the numbers into slots, add the masks where the sum has some, and encrypt."""
+        """Pack the numbers into slots, add the pairwise masks where the sum has some, and encrypt;
+        return one ciphertext for each slot vector.
+        """
         context = self._require_key()
         slots_VS = self._sum.packing.pack_fields(numbers_BD)
         if self._seeds is not None:
-            # Modulo 2^64; the cipher takes these integers modulo its power of two.
-            self._seeds.add_cancelling(binding, slots_VS.view(np.uint64))
-        return self._sum.cipher.encrypt(context, slots_VS, self._sum.count_last(numbers_BD.size))
+            # Modulo 2^64; the cipher reduces the result modulo t, which divides 2^64.
+            self._seeds.add_cancelling_masks(binding, slots_VS.view(np.uint64))
+        return self._sum.cipher.encrypt(
+            context, slots_VS, self._sum.count_last_slots(numbers_BD.size)
+        )
 
 
 class CiphertextAdder(OneRoundCombiner):
+    """The aggregator's role: it adds ciphertexts and holds no key, only the fingerprint that covers
+    the receiver's public key.
+    """
+
     def __init__(self, secure_sum: HomomorphicSum) -> None:
+        """Make the role, before the fingerprint has arrived."""
         super().__init__(secure_sum.make_frames(), secure_sum.add_frames)
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the fingerprint of the receiver's key. Raises RemoteProtocolError: a second set-up
-        message, or one with a key in it, which the aggregator must not hold.
-
-        `body`: the bytes of the message.
+        """Take the set-up message with the receiver's fingerprint; answer nothing. Raises
+        RemoteProtocolError: it is a second one, or holds a key, which the aggregator must not have.
         """
         if self._set_up:
             raise RemoteProtocolError(f"{sender} sent a second setup to the aggregator")
@@ -383,8 +413,9 @@ class CiphertextAdder(OneRoundCombiner):
         return super().combine(bodies, binding_digest)
 
 
-def fresh_noise(contributors: int, degree: int = DEGREE) -> float:
-    """Return the standard deviation of a noise coefficient in a sum of fresh ciphertexts.
+def compute_fresh_noise(contributors: int, degree: int = DEGREE) -> float:
+    """Return the standard deviation of a noise coefficient in a sum of fresh ciphertexts, one of
+    each of `contributors`, in a ring of degree N = `degree`.
 
     Each keeps its whole error u e + e0 + e1 * s: u and s ternary, each e of variance 21/2
     (SEAL's centred binomial), so 10.5 (1 + 4N/3) a coefficient. (Cheon et al. 2017, section 3.4.)
@@ -392,8 +423,9 @@ def fresh_noise(contributors: int, degree: int = DEGREE) -> float:
     return math.sqrt(contributors * 10.5 * (1 + 4 * degree / 3))
 
 
-def slot_noise(contributors: int) -> float:
-    """Return the standard deviation of a decrypted slot at scale 1.
+def compute_slot_noise(contributors: int) -> float:
+    """Return the standard deviation of the noise in a decrypted CKKS slot at scale 1, with a
+    key-switching prime.
 
     A fresh public-key ciphertext is divided by the key-switching prime, which leaves the
     rounding error e0 + e1 * s with e uniform in [-1/2, 1/2] and s ternary: variance
@@ -405,70 +437,84 @@ def slot_noise(contributors: int) -> float:
     return math.sqrt(contributors * DEGREE / 2 * (1 + 2 * DEGREE / 3) / 12)
 
 
-def fresh_slot_noise(contributors: int) -> float:
-    """Return `slot_noise` without a key-switching prime (measured 1.07e4 at M = 1)."""
-    return fresh_noise(contributors) * math.sqrt(DEGREE / 2)
+def compute_fresh_slot_noise(contributors: int) -> float:
+    """Return the standard deviation of the noise in a decrypted CKKS slot at scale 1, without a
+    key-switching prime (measured 1.07e4 at M = 1).
+    """
+    return compute_fresh_noise(contributors) * math.sqrt(DEGREE / 2)
 
 
 def _compute_peak(fixed_point: FixedPoint, fields: int) -> int:
-    """Return the largest magnitude of a slot of the sum: one field, or two side by side."""
+    """Return the largest magnitude of a slot of the sum, which holds one or two fields (integers of
+    the sum side by side, see `Packing`).
+    """
     return fixed_point.limit * (1 + (2**fixed_point.field_bits if fields == 2 else 0))
 
 
 Fit = Callable[[FixedPoint, int, Ring], Headroom | None]
+"""Returns the headroom for this number of fields a slot in this ring; None if they do not fit."""
 
 
 def _find_headroom(fixed_point: FixedPoint, fit: Fit, rings: Sequence[Ring]) -> Headroom:
-    """Return the headroom of two fields a slot, or else of one, in the first ring that fits.
+    """Return the headroom in the first ring that fits two fields (integers) a slot, or else in the
+    first that fits one.
 
-    `rings`: candidates, the smallest first.
+    Args:
+        fixed_point: the format of the values of the sum.
+        fit: tries one number of fields in one ring.
+        rings: candidates in order of preference.
 
-    Raises LocalProtocolError: none fit; it says how many bits would.
+    Raises LocalProtocolError: none fits; the error says how many bits would.
     """
     for fields, ring in itertools.product((2, 1), rings):
         headroom = fit(fixed_point, fields, ring)
         if headroom is not None:
             return headroom
-    fewer = (fixed_point.replace_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
-    would = next(f.bits for f in fewer if any(fit(f, 1, ring) for ring in rings))
+    formats = (fixed_point.replace_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
+    fitting_bits = next(
+        fewer.bits for fewer in formats if any(fit(fewer, 1, ring) for ring in rings)
+    )
+    _, last_primes = rings[-1]
     raise LocalProtocolError(
         f"sums of {fixed_point.contributors} values of {fixed_point.bits} bits do not fit a data "
-        f"prime of {rings[-1][1][0]} bits; {would} bits would"
+        f"prime of {last_primes[0]} bits; {fitting_bits} bits would"
     )
 
 
 def solve_ckks(fixed_point: FixedPoint) -> Headroom:
     """Choose primes, scale and packing for CKKS so that the sum's slots neither overflow nor carry
-    noise of `ROUNDING_TOLERANCE`. Raises LocalProtocolError: nothing fits.
+    noise of `ROUNDING_TOLERANCE` or more. Raises LocalProtocolError: nothing fits.
+
+    `fixed_point`: the format of the values of the sum.
     """
 
     def fit_headroom(fixed_point: FixedPoint, fields: int, ring: Ring) -> Headroom | None:
-        """Return the headroom of this number of fields a slot in this ring; None if it does not
+        """Return the headroom for this number of fields a slot in this ring; None if they do not
         fit.
         """
         _, primes = ring
-        # No coefficient exceeds the largest slot.
-        room = 2 ** (primes[0] - 1) / _MARGIN
-        scale_bits = min(
-            _MAX_SCALE_BITS, math.floor(math.log2(room / _compute_peak(fixed_point, fields)))
-        )
-        noise = (
-            _FRESH_TAIL * fresh_slot_noise(fixed_point.contributors)
-            if len(primes) == 1
-            else _CKKS_TAIL * slot_noise(fixed_point.contributors)
-        )
+        # No coefficient of an encoded polynomial exceeds the scale times the largest slot.
+        largest_coefficient = 2 ** (primes[0] - 1) / _MARGIN
+        largest_scale = largest_coefficient / _compute_peak(fixed_point, fields)
+        scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(largest_scale)))
+        if len(primes) == 1:
+            noise = _FRESH_TAIL * compute_fresh_slot_noise(fixed_point.contributors)
+        else:
+            noise = _CKKS_TAIL * compute_slot_noise(fixed_point.contributors)
         deviation = noise * 2.0**-scale_bits
-        width = fixed_point.field_bits
-        if fields * width > EXACT_FLOAT_BITS or deviation >= ROUNDING_TOLERANCE:
+        field_bits = fixed_point.field_bits
+        if fields * field_bits > EXACT_FLOAT_BITS or deviation >= ROUNDING_TOLERANCE:
             return None
-        packing = Packing(fields=fields, field_bits=width, slots=DEGREE // 2)
+        packing = Packing(fields=fields, field_bits=field_bits, slots=DEGREE // 2)
         return Headroom(primes=primes, bits=scale_bits, packing=packing, deviation=deviation)
 
     return _find_headroom(fixed_point, fit_headroom, _CKKS_RINGS)
 
 
 class CkksCipher(SealCipher):
-    """A cipher of real slots at a scale of 2^bits; for the other arguments see `SealCipher`."""
+    """The CKKS scheme, which encrypts N / 2 real slots at a scale of 2^bits; for the arguments
+    see `SealCipher`.
+    """
 
     seal_type = seal.SCHEME_TYPE.CKKS
 
@@ -477,7 +523,7 @@ class CkksCipher(SealCipher):
         self._encoder = seal.CKKSEncoder(self._seal)
         self.slots = degree // 2
 
-    def _set_more(self, parameters: Any) -> None:
+    def _set_scheme_parameters(self, parameters: Any) -> None:
         """Do nothing: the scale belongs to the encoding."""
 
     def encode(self, numbers_S: NDArray[np.int64], plain: Any, scratch: ScratchFile) -> None:
@@ -487,10 +533,9 @@ class CkksCipher(SealCipher):
         return np.array(self._encoder.decode_double(plain), dtype=np.float64)
 
 
-def nearest_integers(slots: NDArray[np.float64], *, sender: str) -> NDArray[np.int64]:
-    """Round away the noise, if it is no larger than honest noise can be.
-
-    `slots`: decrypted numbers.
+def round_to_integers(slots: NDArray[np.float64], *, sender: str) -> NDArray[np.int64]:
+    """Return decrypted slots rounded to integers. Raises RemoteProtocolError, which names `sender`:
+    one is further from an integer than noise can move it, so that the sum was altered.
     """
     nearest = np.rint(slots)
     distance = np.abs(slots - nearest).max()
@@ -534,37 +579,40 @@ class CkksSum(HomomorphicSum):
         return {**super().list_parameters(), "scale_bits": self.headroom.bits}
 
     def round_slots(self, slots: NDArray[Any]) -> NDArray[np.int64]:
-        return nearest_integers(slots, sender=self.agreement.combiner)
+        return round_to_integers(slots, sender=self.agreement.combiner)
 
 
-def ternary(count: int, key: bytes | None = None) -> NDArray[np.int64]:
-    """Draw `count` secret numbers, uniform on {-1, 0, 1}; with a key they are a function of it."""
+def draw_ternary(count: int, key: bytes | None = None) -> NDArray[np.int64]:
+    """Draw `count` secret numbers, uniform on {-1, 0, 1}.
+
+    `key`: 32 bytes of which the numbers are a function; None: they are random.
+    """
     accepted = np.zeros(0, dtype=np.uint8)
     while len(accepted) < count:
-        # A 255th is rejected on average; a 32nd more than that makes a second draw very rare.
-        used = fresh_key() if key is None else derive_key(key, len(accepted).to_bytes(8, "big"))
-        stream = keystream(used, b"ternary", length=count + count // 28 + 32)
+        # A 256th is rejected on average; a 28th and 32 more make a second draw very rare.
+        draw_key = fresh_key() if key is None else derive_key(key, len(accepted).to_bytes(8, "big"))
+        stream = keystream(draw_key, b"ternary", length=count + count // 28 + 32)
         proposals = np.frombuffer(stream, dtype=np.uint8)
         accepted = np.concatenate((accepted, proposals[proposals < _ACCEPTED]))
     numbers: NDArray[np.int64] = _REMAINDERS[accepted[:count]]
     return numbers
 
 
-def centred_binomial(count: int, key: bytes | None = None) -> NDArray[np.int64]:
+def draw_centred_binomial(count: int, key: bytes | None = None) -> NDArray[np.int64]:
     """Draw `count` secret numbers, each the difference of two sums of 21 fair bits: -21 to 21.
 
-    They are a function of the key where one is given.
+    `key`: 32 bytes of which the numbers are a function; None: they are random.
     """
-    used = fresh_key() if key is None else key
-    words = np.frombuffer(keystream(used, b"binomial", length=8 * count), dtype="<u8")
-    plus = np.bitwise_count(words & _PAIRS)
-    minus = np.bitwise_count((words >> np.uint64(32)) & _PAIRS)
-    numbers: NDArray[np.int64] = plus.view(np.int8).astype(np.int64) - minus
+    draw_key = fresh_key() if key is None else key
+    words = np.frombuffer(keystream(draw_key, b"binomial", length=8 * count), dtype="<u8")
+    first_sums = np.bitwise_count(words & _LOW_21_BITS)
+    second_sums = np.bitwise_count((words >> np.uint64(32)) & _LOW_21_BITS)
+    numbers: NDArray[np.int64] = first_sums.view(np.int8).astype(np.int64) - second_sums
     return numbers
 
 
 class BfvCipher(SealCipher):
-    """A cipher of coefficients modulo t = 2^bits, with errors drawn here; a zero is 2N residues.
+    """The BFV scheme, which encrypts N coefficients modulo t = 2^bits, with randomness drawn here.
 
     SEAL draws each coefficient of u, e0 and e1 on its own behind a lock, which is over half of the
     time of an encryption. Here they come in bulk from AES-256 in counter mode, fresh keys of the
@@ -583,9 +631,9 @@ class BfvCipher(SealCipher):
     cuts_last = True
 
     def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
-        """Make the BFV cipher. q is split by t, so that q m / t can be computed exactly in 64 bits.
+        """Make SEAL's context for these parameters; for the arguments see `SealCipher`.
 
-        `primes`: bits of the ring's primes. `degree`: N, the ring degree.
+        The data prime q is split by t into quotient and remainder, so that q m / t fits 64 bits.
         """
         super().__init__(primes, bits, degree)
         self.slots = degree
@@ -598,23 +646,20 @@ class BfvCipher(SealCipher):
         self._scale_fraction = (self._modulus % plain) / plain
         self._level = self._seal.first_parms_id()
 
-    def _set_more(self, parameters: Any) -> None:
+    def _set_scheme_parameters(self, parameters: Any) -> None:
+        """Set the plain modulus t."""
         parameters.set_plain_modulus(1 << self._bits)
 
     def encode(self, numbers_S: NDArray[np.int64], plain: Any, scratch: ScratchFile) -> None:
-        """Encode any integers; they count modulo t."""
+        """Make `plain` the plaintext whose coefficients are these integers modulo t."""
         words_S = (numbers_S & self._mask).astype(_WORD, copy=False)
         self._plaintext_form.load_numbers(plain, self._seal, words_S.tobytes(), scratch)
 
     def decode(self, plain: Any, scratch: ScratchFile) -> NDArray[np.int64]:
-        """Decode integers in [-t/2, t/2); SEAL leaves out leading zeros.
-
-        `plain`: SEAL's decrypted polynomial.
-        """
-        count = plain.coeff_count()
-        words = np.frombuffer(
-            SealForm.decompress_object(scratch.save(plain))[-8 * count :], dtype=_WORD
-        )
+        """Return the N coefficients of a plaintext as integers in [-t/2, t/2)."""
+        count = plain.coeff_count()  # SEAL leaves out zeros of the highest powers
+        content = SealForm.decompress_object(scratch.save(plain))
+        words = np.frombuffer(content[-_WORD.itemsize * count :], dtype=_WORD)
         numbers = np.zeros(self.slots, dtype=np.int64)
         numbers[:count] = words
         return ((numbers + self._half_modulus) & self._mask) - self._half_modulus
@@ -622,36 +667,43 @@ class BfvCipher(SealCipher):
     def encrypt(
         self, context: SealContext, slots_VS: NDArray[np.int64], last: int | None = None
     ) -> list[bytes]:
-        """Encrypt each row of N integers modulo t as one ciphertext of 2N residues, of the last row
-        `last` integers: a coefficient of c0 that holds none decrypts nothing, and is not sent.
+        """Encrypt each row of N integers modulo t as one ciphertext (c0, c1) of 2N residues.
 
-        `slots_VS`: V rows of integers.
+        Args:
+            context: with the receiver's public key.
+            slots_VS: V rows of N integers.
+            last: how many coefficients of the last c0 are sent, which are all that hold integers;
+                None: all N. Coefficients of c1 are all sent.
         """
-        fresh = self._encrypt_zeros(context, len(slots_VS))
-        for numbers, slots_S in zip(fresh, slots_VS, strict=True):
-            c0_N = numbers[: self.slots]
+        ciphertexts = self._encrypt_zeros(context, len(slots_VS))
+        for ciphertext, slots_S in zip(ciphertexts, slots_VS, strict=True):
+            c0_N = ciphertext[: self.slots]
             c0_N[:] = self._reduce_numbers(c0_N.view(np.int64) + self._scale_integers(slots_S))
-        blobs = [self.residues.pack(numbers) for numbers in fresh[:-1]]
-        sent = np.concatenate((fresh[-1][: self.slots][:last], fresh[-1][self.slots :]))
-        return [*blobs, self.residues.pack(sent)]
+        blobs = [self.residues.pack(ciphertext) for ciphertext in ciphertexts[:-1]]
+        last_c0 = ciphertexts[-1][: self.slots]
+        last_c1 = ciphertexts[-1][self.slots :]
+        return [*blobs, self.residues.pack(np.concatenate((last_c0[:last], last_c1)))]
 
     def _encrypt_zeros(self, context: SealContext, count: int) -> Numbers:
         """Return `count` encryptions of zero, (count, 2N): (b u + e0, a u + e1) modulo q."""
-        u_VN = ternary(count * self.slots).reshape(count, -1)
-        numbers_VR = centred_binomial(2 * count * self.slots).reshape(count, -1)
+        u_VN = draw_ternary(count * self.slots).reshape(count, -1)
+        # First the errors (e0, e1) of each ciphertext, to which its product is added in place. R is
+        # 2N, the residues of a ciphertext.
+        ciphertexts_VR = draw_centred_binomial(2 * count * self.slots).reshape(count, -1)
         u = seal.Plaintext()
         product = seal.Ciphertext(self._seal)
         with scratch_file() as scratch:
-            for u_N, numbers_R in zip(u_VN, numbers_VR, strict=True):
+            for u_N, ciphertext_R in zip(u_VN, ciphertexts_VR, strict=True):
                 self.encode(u_N, u, scratch)
                 self._evaluator.transform_to_ntt_inplace(u, self._level)
                 self._evaluator.multiply_plain(context.public_key.data(), u, product)
                 self._evaluator.transform_from_ntt_inplace(product)
-                numbers_R += self.ciphertext_form.extract_numbers(product, scratch).view(np.int64)
-        return self._reduce_numbers(numbers_VR)
+                product_R = self.ciphertext_form.extract_numbers(product, scratch)
+                ciphertext_R += product_R.view(np.int64)
+        return self._reduce_numbers(ciphertexts_VR)
 
     def _scale_integers(self, integers_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Scale integers m, modulo t, to q m / t: to within one, below q."""
+        """Return q m / t, to within one and below q, for each integer m modulo t."""
         m_N = integers_N & self._mask
         scaled_N: NDArray[np.int64] = m_N * self._scale_quotient + (
             m_N * self._scale_fraction
@@ -659,9 +711,10 @@ class BfvCipher(SealCipher):
         return scaled_N
 
     def _reduce_numbers(self, numbers: NDArray[np.int64]) -> Numbers:
-        """Reduce numbers in [-q, 2q) modulo q, in place."""
+        """Reduce numbers in [-q, 2q) modulo q, in place, without branches."""
         numbers -= self._modulus
         for _ in range(2):
+            # The sign bit spread over the word selects q for negative numbers, else 0.
             numbers += (numbers >> 63) & self._modulus
         return numbers.view(np.uint64)
 
@@ -669,25 +722,25 @@ class BfvCipher(SealCipher):
 def solve_bfv(fixed_point: FixedPoint) -> Headroom:
     """Choose prime, plain modulus and packing for BFV so that decryption is exact. Raises
     LocalProtocolError: nothing fits.
+
+    `fixed_point`: the format of the values of the sum.
     """
 
     def fit_headroom(fixed_point: FixedPoint, fields: int, ring: Ring) -> Headroom | None:
-        """Return the headroom of this number of fields a coefficient in this ring; None if it does
+        """Return the headroom for this number of fields a coefficient in this ring; None if they do
         not fit.
         """
         degree, primes = ring
         # Decryption is exact while the noise of a coefficient, rounding of q m / t included
         # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
         contributors = fixed_point.contributors
-        width = fixed_point.field_bits
-        noise = _BFV_TAIL * fresh_noise(contributors, degree) + contributors
+        field_bits = fixed_point.field_bits
+        noise = _BFV_TAIL * compute_fresh_noise(contributors, degree) + contributors
         plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / _MARGIN / noise))
-        if (
-            2 * _compute_peak(fixed_point, fields) >= 2**plain_bits
-            or fields * width > EXACT_FLOAT_BITS
-        ):
+        overflows = 2 * _compute_peak(fixed_point, fields) >= 2**plain_bits
+        if overflows or fields * field_bits > EXACT_FLOAT_BITS:
             return None
-        packing = Packing(fields=fields, field_bits=width, slots=degree)
+        packing = Packing(fields=fields, field_bits=field_bits, slots=degree)
         return Headroom(primes=primes, bits=plain_bits, packing=packing, degree=degree)
 
     return _find_headroom(fixed_point, fit_headroom, _BFV_RINGS)

@@ -33,6 +33,8 @@ from apfed_protocols.trees import flatten_tree
 
 __all__ = ["Hub", "answer_hub", "hub_pump"]
 
+# A packet is a list of byte strings, its parts; the first part is one of these kinds. A letter is
+# the body of a set-up message between two roles, behind its sender's signature if it is signed.
 _START = b"start"
 _LETTERS = b"letters"
 _STEP = b"step"
@@ -53,27 +55,29 @@ def hub_pump(
     identity: Identity | None = None,
     peers: Mapping[str, bytes] | None = None,
 ) -> "Hub":
-    """Hold the set-up of a sum with its contributors, who answer by `answer_hub`.
+    """Run the set-up of a sum at its hub, the one party that reaches all contributors; return the
+    `Hub` that then runs the steps.
+
+    Each contributor answers every packet that `send` takes there by `answer_hub`.
 
     Args:
-        roles: of this process by name, not started: the receiver, and the combiner unless one
-            party is both.
-
+        roles: the roles of this process by party name, not started: the receiver, and the combiner
+            unless one party is both.
+        send: sends bytes to the contributor that is named.
         receive: waits for the next answer and returns (sender, bytes), the sender authenticated.
-        identity, peers: of this hub, and the public keys of the contributors by name.
-
-    Returns:
-        What drives the steps.
+        identity: signs this hub's set-up messages; None: they stay unsigned.
+        peers: the public keys of the contributors by name; together with `identity`, or None.
 
     Raises:
-        LocalProtocolError: roles of several sums or not of the hub, or without the receiver; or
+        LocalProtocolError: `roles` are not exactly the receiver and the combiner of one sum; or
             the hub, which has both roles, could read one contribution, and the sum does not allow
             it (`allow_single_reader`).
-        RemoteProtocolError: an answer that is malformed, of a stranger, or signed by another.
+        RemoteProtocolError: an answer is malformed, comes from a stranger, or is signed by another
+            party than its sender.
         Exception: whatever `send` or `receive` raised.
 
     Warns:
-        UnsafeChoiceWarning: no identity, so that the hub can read each contribution.
+        UnsafeChoiceWarning: there is no identity, so that the hub can read each contribution.
     """
     hub = Hub(roles, send, receive, _Signer(identity, peers))
     hub.set_up()
@@ -81,7 +85,7 @@ def hub_pump(
 
 
 class Hub:
-    """The hub's end of a sum; `hub_pump` makes one and sets it up."""
+    """The hub's part in a sum; `hub_pump` makes one and sets it up."""
 
     def __init__(
         self,
@@ -90,13 +94,15 @@ class Hub:
         receive: Callable[[], tuple[str, bytes]],
         signer: "_Signer",
     ) -> None:
-        """Take the roles of one sum. Raises LocalProtocolError: they are not exactly the receiver's
-        and the combiner's, or the hub could read one contribution and nobody allowed it.
+        """Take the roles of one sum, not started, for the arguments of `hub_pump`.
 
-        `send`: carries bytes to the contributor that is named.
+        `signer`: signs and verifies set-up messages.
+
+        Raises LocalProtocolError: the roles are not exactly the receiver's and the combiner's, or
+        the hub could read one contribution and nobody allowed it.
         """
-        ends = [role for role in roles.values() if not isinstance(role, SumCombiner)]
-        agreement = ends[0].described.agreement if len(ends) == 1 else None
+        receivers = [role for role in roles.values() if not isinstance(role, SumCombiner)]
+        agreement = receivers[0].described.agreement if len(receivers) == 1 else None
         if agreement is None or {*roles} != {agreement.receiver, agreement.combiner}:
             raise LocalProtocolError(
                 "a hub has the receiver of one sum, and its combiner unless one party is both, by "
@@ -106,55 +112,64 @@ class Hub:
         self._send = send
         self._receive = receive
         self._agreement = agreement
-        self._two_rounds = ends[0].described.rounds == 2
+        secure_sum = receivers[0].described
+        self._has_two_rounds = secure_sum.rounds == 2
         self._receiver: Any = roles[agreement.receiver]
         self._combiner: Any = roles[agreement.combiner]
         self._signer = signer
         self._steps = 0
-        require_no_single_reader(ends[0].described, hub=True, stacklevel=4)
+        require_no_single_reader(secure_sum, hub=True, stacklevel=4)
         if not signer.signs:
-            warn_of_unsigned_hub(ends[0].described, stacklevel=4)
+            warn_of_unsigned_hub(secure_sum, stacklevel=4)
 
     def set_up(self) -> None:
-        """Carry set-up messages between the hub's roles and the contributors until all roles are
-        finished.
+        """Carry letters (set-up messages) between the hub's roles and the contributors until all
+        roles are finished.
 
         Each round sends every contributor at most one packet and collects its answer. Raises
-        RemoteProtocolError: roles are unfinished when no message is left, or after `_MAX_ROUNDS`.
+        RemoteProtocolError: roles are unfinished when no letter is left, or after `_MAX_ROUNDS`.
         """
         packets = {name: _pack_parts(_START) for name in self._agreement.contributors}
-        letters_waiting: list[tuple[str, str, bytes]] = []  # from, to, body
+        letters: list[tuple[str, str, bytes]] = []  # sender, receiver, letter
         for name, role in self._roles.items():
-            letters_waiting += self._signer.sign_letters(self._agreement, name, role.start())
+            letters += self._signer.sign_letters(self._agreement, name, role.start())
         for _ in range(_MAX_ROUNDS):
-            if not packets and not letters_waiting:
+            if not packets and not letters:
                 break
             for sender, parts in self._collect_answers(packets, _LETTERS).items():
-                letters_waiting += [
+                letters += [
                     (sender, receiver, letter) for receiver, letter in _parse_letters(parts, sender)
                 ]
-            packets = {}
-            letters: dict[str, list[bytes]] = {}
-            while letters_waiting:
-                sender, receiver, letter = letters_waiting.pop(0)
-                if receiver in self._roles:
-                    body = self._signer.open_letter(self._agreement, sender, receiver, letter)
-                    answers = self._roles[receiver].receive(sender, body)
-                    letters_waiting += self._signer.sign_letters(self._agreement, receiver, answers)
-                elif receiver in self._agreement.contributors:
-                    letters.setdefault(receiver, []).extend((sender.encode(), letter))
-                else:
-                    raise RemoteProtocolError(
-                        f"{sender} wrote to {receiver!r:.80}, who takes no part"
-                    )
-            packets = {
-                receiver: _pack_parts(_LETTERS, *parts) for receiver, parts in letters.items()
-            }
+            packets = self._deliver_letters(letters)
+            letters = []
         waiting = [name for name, role in self._roles.items() if not role.is_finished]
         if waiting:
             raise RemoteProtocolError(
                 f"the hosts fell silent before {', '.join(waiting)} was set up"
             )
+
+    def _deliver_letters(self, letters: Iterable[tuple[str, str, bytes]]) -> dict[str, bytes]:
+        """Give the hub's own roles the letters to them, and in turn deliver their answers; return a
+        packet with all other letters for each contributor that gets some.
+
+        `letters`: (sender, receiver, letter). Raises RemoteProtocolError: a receiver that takes no
+        part.
+        """
+        undelivered = list(letters)
+        parts_by_receiver: dict[str, list[bytes]] = {}
+        while undelivered:
+            sender, receiver, letter = undelivered.pop(0)
+            if receiver in self._roles:
+                body = self._signer.open_letter(self._agreement, sender, receiver, letter)
+                answers = self._roles[receiver].receive(sender, body)
+                undelivered += self._signer.sign_letters(self._agreement, receiver, answers)
+            elif receiver in self._agreement.contributors:
+                parts_by_receiver.setdefault(receiver, []).extend((sender.encode(), letter))
+            else:
+                raise RemoteProtocolError(f"{sender} wrote to {receiver!r:.80}, who takes no part")
+        return {
+            receiver: _pack_parts(_LETTERS, *parts) for receiver, parts in parts_by_receiver.items()
+        }
 
     @overload
     def step(self, message: bytes, like: tuple[int, ...]) -> FloatArray: ...
@@ -163,14 +178,15 @@ class Hub:
     def step(self, message: bytes, like: Tree) -> Tree: ...
 
     def step(self, message: bytes, like: Any) -> Any:
-        """Send all contributors one message, and return the sum of what they answer.
+        """Send all contributors one message, and return the sum of the values with which they
+        answer it.
 
-        Under recoverable masks `receive` may raise TimeoutError: those who did not answer by then
-        are left out.
+        Under recoverable masks `receive` may raise TimeoutError: contributors that did not answer
+        by then are left out of the sum.
 
         Args:
-            message: what the contributions answer, for `values` of `answer_hub`.
-            like: shape of the sum, or an array or tree in whose form it comes.
+            message: given to the function `values` of `answer_hub` at each contributor.
+            like: the shape of the sum; or an array or tree whose structure and types the sum gets.
 
         Raises:
             RemoteProtocolError: as `SumCombiner.combine` and `SumReceiver.decode`.
@@ -183,15 +199,19 @@ class Hub:
         self._steps += 1
         packet = _pack_parts(_STEP, binding.step.to_bytes(8, "big"), message)
         bodies = self._collect_bodies(dict.fromkeys(agreement.contributors, packet))
-        if self._two_rounds:
+        if self._has_two_rounds:
             requests = self._combiner.ask(bodies, binding.digest)
             bodies = self._collect_bodies(
                 {receiver: _pack_parts(_REQUEST, request) for receiver, request in requests.items()}
             )
-        return self._receiver.decode(self._combiner.combine(bodies, binding.digest), like, binding)
+        combined = self._combiner.combine(bodies, binding.digest)
+        return self._receiver.decode(combined, like, binding)
 
     def _collect_bodies(self, packets: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Return each contributor's answer to a packet of one step, which must have one part."""
+        """Send the packets of one step, by receiver; return each contributor's answer, by sender.
+
+        Raises RemoteProtocolError: an answer does not consist of one part.
+        """
         answers = self._collect_answers(packets, _STEP)
         for sender, parts in answers.items():
             if len(parts) != 1:
@@ -201,10 +221,12 @@ class Hub:
     def _collect_answers(
         self, packets: Mapping[str, bytes], kind: bytes
     ) -> Mapping[str, Sequence[bytes]]:
-        """Send the packets and wait for one answer of each receiver; return their parts by sender.
+        """Send the packets, by receiver, and wait for one answer from each; return the parts of the
+        answers, by sender.
 
-        In a step of a sum of two rounds a TimeoutError ends the waiting: who did not answer is left
-        out.
+        `kind`: of the answers, `_LETTERS` or `_STEP`; another is a RemoteProtocolError. In a step
+        of a sum with two rounds a TimeoutError of `receive` ends the waiting, and contributors that
+        did not answer are left out.
         """
         for name, packet in packets.items():
             self._send(name, packet)
@@ -213,7 +235,7 @@ class Hub:
             try:
                 sender, packet = self._receive()
             except TimeoutError:
-                if kind == _LETTERS or not self._two_rounds:
+                if kind == _LETTERS or not self._has_two_rounds:
                     raise
                 break
             if sender not in packets or sender in answers:
@@ -233,17 +255,19 @@ def answer_hub(
     """Return a contributor's answer to one packet of the hub, to be sent back there.
 
     Args:
-        role: of this host; new for the first packet.
+        role: this contributor's role; a new one for the first packet.
         packet: as the hub sent it.
-        values: called in a step with the hub's message; what it returns is contributed.
-        identity, peers: of this host, and the public keys of all other parties by name; both or
-            neither, at all parties.
+        values: called in a step with the hub's message; returns the values to contribute.
+        identity: signs this contributor's set-up messages; None: they stay unsigned.
+        peers: the public keys of all other parties by name; together with `identity`, or None, and
+            at all parties alike.
 
     Raises:
-        LocalProtocolError: a step before its set-up, without `values`, or used before; or a hub
-            that could read one contribution, as in `hub_pump`.
-        RemoteProtocolError: a packet that is malformed or out of turn, or a letter in it that was
-            signed by another than its sender.
+        LocalProtocolError: the packet asks for a step before the set-up, for one that was used
+            before, or for one without `values`; or the hub could read one contribution, as in
+            `hub_pump`.
+        RemoteProtocolError: the packet is malformed or out of turn, or a set-up message in it was
+            signed by another party than its sender.
     """
     agreement = role.described.agreement
     signer = _Signer(identity, peers)
@@ -266,26 +290,30 @@ def answer_hub(
         require_no_single_reader(role.described, hub=True)
         if not signer.signs:
             warn_of_unsigned_hub(role.described)
-        out = list(role.start())
+        answers = list(role.start())
     elif kind == _LETTERS:
         letters = [
             (sender, signer.open_letter(agreement, sender, role.me, letter))
             for sender, letter in _parse_letters(parts, hub)
         ]
-        out = [answer for sender, body in letters for answer in role.receive(sender, body)]
+        answers = [answer for sender, body in letters for answer in role.receive(sender, body)]
     else:
         raise RemoteProtocolError(f"{hub} sent {role.me} a packet that asks for nothing known")
-    signed = signer.sign_letters(agreement, role.me, out)
-    return _pack_parts(
-        _LETTERS, *(part for _, receiver, body in signed for part in (receiver.encode(), body))
-    )
+    reply = [_LETTERS]
+    for _, receiver, letter in signer.sign_letters(agreement, role.me, answers):
+        reply += [receiver.encode(), letter]
+    return _pack_parts(*reply)
 
 
 class _Signer:
-    """A signer of letters through the hub, which also opens them; without an identity neither."""
+    """A party's signer and verifier of letters (set-up messages that pass through the hub); without
+    an identity it passes them on unsigned and unverified.
+    """
 
     def __init__(self, identity: Identity | None, peers: Mapping[str, bytes] | None) -> None:
-        """Sign and verify if both arguments are given, pass letters on unsigned if neither is."""
+        """Sign with `identity` and verify with the public keys `peers`, by party; neither if both
+        are None. Raises LocalProtocolError: only one is given.
+        """
         if (identity is None) != (peers is None):
             raise LocalProtocolError("set-up is signed with `identity` and `peers` both, or not")
         self._identity = identity
@@ -298,19 +326,21 @@ class _Signer:
     def sign_letters(
         self, agreement: SumAgreement, me: str, outgoing: Iterable[Outgoing]
     ) -> list[tuple[str, str, bytes]]:
-        """Return (sender, receiver, letter) of every outgoing set-up message."""
+        """Return (sender, receiver, letter) for every set-up message that `me` sends."""
         return [(me, out.receiver, self._sign_body(agreement, me, out)) for out in outgoing]
 
     def _sign_body(self, agreement: SumAgreement, me: str, out: Outgoing) -> bytes:
-        """Return the body behind its signature over agreement, sender, receiver and body."""
+        """Return the letter of one set-up message of `me`: a signature over agreement, sender,
+        receiver and body, and then the body; the body alone without an identity.
+        """
         if self._identity is None:
             return out.body
         names = agreement.digest, me.encode(), out.receiver.encode()
         return self._identity.sign(_PURPOSE, *names, out.body) + out.body
 
     def open_letter(self, agreement: SumAgreement, sender: str, me: str, letter: bytes) -> bytes:
-        """Return the body of a letter to `me`, after checking its signature. Raises
-        RemoteProtocolError: no key of the sender is known, or it is signed by another.
+        """Return the body of a letter to `me`, after verifying its signature. Raises
+        RemoteProtocolError: no public key of the sender is known, or the signature is not its.
         """
         if self._identity is None:
             return letter
@@ -329,24 +359,28 @@ def _pack_parts(*parts: bytes) -> bytes:
 
 
 def _split_packet(packet: bytes, sender: str) -> Sequence[bytes]:
-    """Return the parts of a packet. Raises RemoteProtocolError: it is empty, cut, or has too many
-    parts.
+    """Return the parts of a packet. Raises RemoteProtocolError, which names the sender: the packet
+    is empty, cut, or has more than `_MAX_PARTS` parts.
     """
     if type(packet) is not bytes:
         raise LocalProtocolError(f"a packet is bytes, got {type(packet).__name__} from {sender}")
     parts: list[bytes] = []
     rest = memoryview(packet)
-    while rest and len(rest) >= _SIZE.size and len(parts) < _MAX_PARTS:
-        size = _SIZE.unpack_from(rest)[0]
-        parts.append(bytes(rest[_SIZE.size : _SIZE.size + size]))
-        rest = rest[_SIZE.size + size :] if _SIZE.size + size <= len(rest) else memoryview(b"-")
+    while len(rest) >= _SIZE.size and len(parts) < _MAX_PARTS:
+        end = _SIZE.size + _SIZE.unpack_from(rest)[0]
+        if end > len(rest):
+            break  # the packet was cut: bytes remain
+        parts.append(bytes(rest[_SIZE.size : end]))
+        rest = rest[end:]
     if rest or not parts:
         raise RemoteProtocolError(f"{sender} sent {len(packet)} bytes that are no packet of a hub")
     return parts
 
 
 def _unpack_packet(packet: bytes, sender: str, expected: bytes) -> Sequence[bytes]:
-    """Return a packet's parts after the first, which must be the expected kind."""
+    """Return a packet's parts without the first, its kind. Raises RemoteProtocolError: the packet
+    is malformed or not of the expected kind.
+    """
     kind, *parts = _split_packet(packet, sender)
     if kind != expected:
         raise RemoteProtocolError(f"{sender} answered {kind!r:.20}, expected {expected!r}")
@@ -354,9 +388,9 @@ def _unpack_packet(packet: bytes, sender: str, expected: bytes) -> Sequence[byte
 
 
 def _parse_letters(parts: Sequence[bytes], sender: str) -> Sequence[tuple[str, bytes]]:
-    """Return the names and bodies in a message's parts.
+    """Return (party name, letter) for each pair of parts of a packet of letters.
 
-    Raises RemoteProtocolError: they come in no pairs, or are no names.
+    Raises RemoteProtocolError: the number of parts is odd, or a name is no UTF-8.
     """
     try:
         names = [part.decode() for part in parts[::2]]

@@ -38,7 +38,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class SumAgreement:
-    """The terms that all parties fix before the first sum; public.
+    """The public terms that all parties agree on before the first sum.
 
     Raises LocalProtocolError on construction when a field is of another type or out of its range.
 
@@ -46,14 +46,14 @@ class SumAgreement:
         session: names the run; names have 1 to 255 bytes in UTF-8.
         receiver, combiner: the active and the aggregator; one party only where masks protect
             from both.
-        contributors: the passives, in the contract's order. At most 1024.
+        contributors: the names of the passives, in the contract's order. At most 1024.
         clip_norm: C, the L2 bound of one row of a contribution (no unit), 1e-30 to 1e30.
         bits: signed fixed-point bits of one value, 2 to 24.
         allow_single: permit one contributor, whose "sum" is its own vector.
-        threshold: contributors without whom a step has no sum; None: as many as the sum needs,
-            which is all of them except under recoverable masks.
-        noise: deviation of the discrete Gaussian noise that each contributor adds to each value,
-            in steps of fixed point, C / (2^(bits - 1) - 1); None: none.
+        threshold: the least number of contributors with which a step has a sum; None: the default
+            of the sum, which is all of them except under recoverable masks.
+        noise: standard deviation of the discrete Gaussian noise that each contributor adds to each
+            value, in steps of fixed point, C / (2^(bits - 1) - 1); None: no noise.
     """
 
     session: str
@@ -80,15 +80,17 @@ class SumAgreement:
         require_type(self, int, "bits", *optional)
         self._require_parties()
         self._require_ranges()
-        # 1 and 1.0 are equal, so the digests of agreements that say so must be.
+        # 1 and 1.0 are equal, so agreements that differ in this alone must have equal digests.
         object.__setattr__(self, "clip_norm", float(self.clip_norm))
 
     def _require_parties(self) -> None:
         """Raise LocalProtocolError unless all party names are valid and different and there are at
         least two contributors (one with `allow_single`), at most 1024.
         """
-        ends = [self.receiver] if self.receiver == self.combiner else [self.receiver, self.combiner]
-        parties = (*ends, *self.contributors)
+        one_party_is_both = self.receiver == self.combiner
+        parties = (self.receiver, *self.contributors)
+        if not one_party_is_both:
+            parties = (self.receiver, self.combiner, *self.contributors)
         for name in (self.session, *parties):
             require_name("sum", name)
         if len(set(parties)) != len(parties):
@@ -111,8 +113,8 @@ class SumAgreement:
         """Raise LocalProtocolError if clip_norm, bits, threshold or noise lies outside
         its range.
         """
-        number = isinstance(self.clip_norm, Real)
-        if not number or not _MIN_CLIP_NORM <= self.clip_norm <= _MAX_CLIP_NORM:
+        is_number = isinstance(self.clip_norm, Real)
+        if not is_number or not _MIN_CLIP_NORM <= self.clip_norm <= _MAX_CLIP_NORM:
             raise LocalProtocolError(
                 f"clip_norm lies in {_MIN_CLIP_NORM:g}..{_MAX_CLIP_NORM:g}, got {self.clip_norm!r}"
             )
@@ -137,8 +139,8 @@ class SumAgreement:
         return hashlib.sha256(b"secure-apfed sum agreement v1" + canonical).digest()
 
     def find_position(self, me: str) -> int:
-        """Return this contributor's position in the agreement. Raises LocalProtocolError: nobody
-        has that name.
+        """Return the position, from 0, of the contributor named `me`. Raises LocalProtocolError: no
+        contributor has that name.
         """
         if me not in self.contributors:
             raise LocalProtocolError(
@@ -147,18 +149,20 @@ class SumAgreement:
         return self.contributors.index(me)
 
     def pack_names(self, names: Collection[str]) -> bytes:
-        """Pack a set of contributors for the wire: their positions, rising, two bytes each."""
+        """Encode a set of contributors: their positions in rising order, two bytes each."""
         positions = sorted(self.find_position(name) for name in names)
         return struct.pack(f">{len(positions)}H", *positions)
 
     def parse_names(self, data: bytes, *, sender: str) -> tuple[str, ...]:
-        """Return the contributors that `sender` named, in the agreement's order. Raises
-        RemoteProtocolError: anything but the canonical bytes of a set of contributors.
+        """Decode what `pack_names` returns; return the contributors in the agreement's order.
+
+        Raises RemoteProtocolError, which names `sender`: the bytes encode no set of contributors.
         """
-        count, rest = divmod(len(data), _POSITION_BYTES)
+        count, bytes_left = divmod(len(data), _POSITION_BYTES)
         positions = struct.unpack_from(f">{count}H", data)
-        rising = all(low < high for low, high in pairwise(positions))
-        if rest or not rising or any(place >= len(self.contributors) for place in positions):
+        are_rising = all(low < high for low, high in pairwise(positions))
+        are_too_large = any(position >= len(self.contributors) for position in positions)
+        if bytes_left or not are_rising or are_too_large:
             raise RemoteProtocolError(
                 f"{sender} named a set of contributors in {len(data)} bytes that are none; "
                 f"expected rising positions below {len(self.contributors)}"
@@ -168,11 +172,12 @@ class SumAgreement:
 
 @dataclass(frozen=True, kw_only=True)
 class StepBinding:
-    """The step that a contribution answers; all contributions to one sum must share it.
+    """The step and the active's message that a contribution answers: equal for all contributions to
+    one sum, or they are not added.
 
     Attributes:
         session: the run.
-        step: counts from 0, only upwards, and is used once.
+        step: the step's number, from 0; each is used once, in rising order.
         rows: 32-byte digest of the ordered row positions.
         message: 32-byte digest of the representations that the active sent.
     """
@@ -204,7 +209,9 @@ class StepBinding:
     def from_contents(
         cls, session: str, step: int, *, rows: bytes, message: bytes
     ) -> "StepBinding":
-        """Bind to the bytes of the row positions and of the message themselves."""
+        """Return the binding of a step, from the undigested bytes of `rows`, the ordered row
+        positions, and of `message`, the representations that the active sent.
+        """
         rows = hashlib.sha256(rows).digest()
         message = hashlib.sha256(message).digest()
         return cls(session=session, step=step, rows=rows, message=message)
@@ -212,16 +219,22 @@ class StepBinding:
     @cached_property
     def digest(self) -> bytes:
         """Return SHA-256 over all fields, each preceded by its length."""
-        digest = hashlib.sha256(b"secure-apfed step v1")
+        sha256 = hashlib.sha256(b"secure-apfed step v1")
         parts = self.session.encode(), self.step.to_bytes(8, "big"), self.rows, self.message
         for part in parts:
-            digest.update(len(part).to_bytes(4, "big") + part)
-        return digest.digest()
+            sha256.update(len(part).to_bytes(4, "big") + part)
+        return sha256.digest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A reading: what a message's receiver reads, what stands before more, what remains open."""
+    """The information in one kind of message, in sentences for reports.
+
+    Attributes:
+        reads: what its receiver reads.
+        protects: what keeps the receiver from reading more.
+        remains: what stays unprotected.
+    """
 
     reads: str
     protects: str
@@ -233,13 +246,13 @@ class SumLeaks:
     """The leaks of one sum: who learns what, in sentences for reports.
 
     Attributes:
-        contribution: what the aggregator reads of one.
-        request, answer: of a second round; what a passive reads of the one, the aggregator of the
-            other.
-        active_and_aggregator: what these two learn together of two passives or more.
+        contribution: what the aggregator reads in a contribution.
+        request: what a passive reads in a second-round request; None: there is one round.
+        answer: what the aggregator reads in a second-round answer; None: there is one round.
+        active_and_aggregator: what these two together learn about two passives or more.
         single: who reads single contributions, as "X, who reads each contribution"; "": nobody.
-        altered: what the active's reaction to an altered sum tells whoever altered it; see
-            `SumReceiver`.
+        altered: what the active's reaction to an altered sum (it accepts or refuses) reveals to
+            whoever altered it; see `SumReceiver`.
     """
 
     contribution: Reading
@@ -251,33 +264,40 @@ class SumLeaks:
 
 
 def count_number_bits(largest_sum: int) -> int:
-    """Return ceil(log2(2 L + 1)), the bits of one number of a sum of at most L in magnitude.
+    """Return ceil(log2(2 L + 1)), the bits of one number of a sum whose numbers are at most L =
+    `largest_sum` in magnitude.
 
     Each reaction to an altered sum (it is accepted or refused) reveals one of these bits.
     """
     return (2 * largest_sum).bit_length()
 
 
-def count_telling_sessions(number_bits: int, *, steps: int, names_step: bool) -> int:
-    """Return the least number of sessions whose reactions reveal one number to whoever alters sums.
+def count_sessions_to_reveal(number_bits: int, *, steps: int, names_step: bool) -> int:
+    """Return the least number of sessions after which a party that alters sums knows one number of
+    a sum, from the receiver's reactions (it accepts or refuses).
 
     A session ends with the first refusal, so its reactions reveal log2(S + 1) bits: which of S
-    steps was refused. All of them may be about one number where messages do not name a step;
+    steps was refused. All of them may be about one number if messages are not bound to a step;
     otherwise each is about another number, and a session reveals one bit of a number.
 
     Args:
-        steps: S, steps of a session.
+        number_bits: the bits of one number (`count_number_bits`).
+        steps: S, the steps of a session.
         names_step: whether the messages are bound to one step.
     """
     return number_bits if names_step else math.ceil(number_bits / math.log2(steps + 1))
 
 
 def _count_example_sessions(bits: int, *, names_step: bool) -> int:
-    """Return `count_telling_sessions` for three contributors without noise and a thousand steps a
+    """Return `count_sessions_to_reveal` for three contributors without noise and a thousand steps a
     session, for the sentences below.
+
+    Args:
+        bits: signed fixed-point bits of one value.
+        names_step: whether the messages are bound to one step.
     """
     number_bits = count_number_bits(3 * (2 ** (bits - 1) - 1))
-    return count_telling_sessions(number_bits, steps=1000, names_step=names_step)
+    return count_sessions_to_reveal(number_bits, steps=1000, names_step=names_step)
 
 
 ALTERED_SUM = (
@@ -299,7 +319,7 @@ ALTERED_CIPHERTEXT = (
 
 
 def format_sum_name(scheme: str, masks: str) -> str:
-    """Return the one name of a scheme under masks: "bfv + pairwise masks", or "bfv"
-    without masks.
+    """Return the name of a sum with this scheme and these masks, e.g. "bfv + pairwise masks"; the
+    scheme alone where `masks` is "none".
     """
     return scheme if masks == "none" else f"{scheme} + {masks} masks"

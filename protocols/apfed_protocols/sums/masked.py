@@ -57,7 +57,8 @@ _RINGS: Mapping[int, Word] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 
 
 class PairwiseSeeds(KeepsSecrets):
-    """A party's conversation that agrees one seed with each peer, and the masks derived from them.
+    """A party's key agreement with each of its peers: one seed for each pair, and the masks derived
+    from the seeds.
 
     A mask is a PRF of (pair seed, session, step, rows, digest of what the active sent, shape), so
     that answers to different messages do not cancel and their sum is uniform noise. Pair seed:
@@ -69,7 +70,7 @@ class PairwiseSeeds(KeepsSecrets):
 
     def __init__(self, me: str, peers: Sequence[str], frames: AgreedFrames) -> None:
         """Make a fresh key for this sum; `start` and `receive` then agree one seed with each of
-        `peers`.
+        `peers`. `frames` writes and checks the messages.
         """
         self.me = me
         self._peers = tuple(peers)
@@ -84,10 +85,8 @@ class PairwiseSeeds(KeepsSecrets):
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Derive the seed shared with `sender` from its public key. Raises RemoteProtocolError: a
-        stranger, a second key, or bytes that are no key.
-
-        `body`: the bytes of the message.
+        """Derive the seed shared with `sender` from its public key, which `body` carries; answer
+        nothing. Raises RemoteProtocolError: `sender` is no peer, sent a key before, or sent no key.
         """
         self._fork_check.require_own_process()
         if sender not in self._peers or sender in self._seeds:
@@ -99,10 +98,11 @@ class PairwiseSeeds(KeepsSecrets):
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _KEY_BYTES:
             raise RemoteProtocolError(f"{sender} sent no mask key of {_KEY_BYTES} bytes")
         names = (self.me, sender)
-        use = b"secure-apfed mask v1"
         agreement = self._frames.agreement
         key = self._require_own_key()
-        self._seeds[sender] = pair_seed(key, frame.blobs[0], agreement, names, use=use)
+        self._seeds[sender] = derive_pair_seed(
+            key, frame.blobs[0], agreement, names, use=b"secure-apfed mask v1"
+        )
         return ()
 
     @property
@@ -110,9 +110,11 @@ class PairwiseSeeds(KeepsSecrets):
         return len(self._seeds) == len(self._peers)
 
     def require_completion(self) -> None:
-        """Raise LocalProtocolError, which names the peers, while a peer's key is missing."""
+        """Raise LocalProtocolError, which names the peers, while a peer's key is missing; or if the
+        secrets were destroyed.
+        """
         if self._key is None:
-            self._require_own_key()  # which says why there is none
+            self._require_own_key()  # raises an error that says why there is none
         if len(self._seeds) < len(self._peers):
             missing = [name for name in self._peers if name not in self._seeds]
             raise LocalProtocolError(
@@ -120,39 +122,53 @@ class PairwiseSeeds(KeepsSecrets):
             )
 
     def export_secrets(self) -> dict[str, str]:
-        """Return the secrets by peer, and the own one under no name, in hexadecimal; forget all."""
+        """Return all secrets in hexadecimal, the seeds by peer and this party's own key under the
+        name ""; forget them here.
+        """
         secrets = {"": self._require_own_key().secret_bytes(), **self._seeds}
         self.forget_secrets()
         return {name: secret.hex() for name, secret in secrets.items()}
 
     def import_secrets(self, secrets: Mapping[str, str]) -> None:
+        """Restore the secrets that `export_secrets` returned."""
         seeds = {name: bytes.fromhex(secret) for name, secret in secrets.items()}
         self._key = RunKey.from_secret_bytes(seeds.pop(""))
         self._seeds = seeds
 
     def forget_secrets(self) -> None:
+        """Destroy this party's key and all seeds."""
         self._peers = ()
         self._seeds = {}
         self._key = None
 
-    def add_cancelling(self, binding: StepBinding, total: Elements) -> None:
-        """Add the masks of one step that cancel in the sum over all contributors, in place."""
+    def add_cancelling_masks(self, binding: StepBinding, total: Elements) -> None:
+        """Add this contributor's masks for one step to `total`, in place: one for each other
+        contributor, which that one subtracts, or adds where this one subtracts.
+
+        `binding`: the step and the active's message, from which the masks are derived.
+        """
         own_position = self._frames.agreement.find_position(self.me)
         for position, peer in enumerate(self._frames.agreement.contributors):
             if position != own_position:
                 # The earlier of two passives adds what the later one subtracts.
-                self.add_stream(peer, binding, total, sign=1 if own_position < position else -1)
+                self.add_shared_mask(
+                    peer, binding, total, sign=1 if own_position < position else -1
+                )
 
-    def add_stream(
+    def add_shared_mask(
         self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]
     ) -> None:
-        """Add the mask that this party and `peer` share for one step, or subtract it, in place."""
+        """Add the mask that this party and `peer` share for one step to `total` in place, or with
+        `sign` -1 subtract it.
+
+        `binding`: the step and the active's message, from which the mask is derived.
+        """
         self._fork_check.require_own_process()
         add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
 
     def _require_own_key(self) -> RunKey:
-        """Return this party's key. Raises LocalProtocolError: a forked process, or the key was
-        destroyed.
+        """Return this party's private key. Raises LocalProtocolError: this is a forked process, or
+        the key was destroyed.
         """
         self._fork_check.require_own_process()
         if self._key is None:
@@ -161,33 +177,36 @@ class PairwiseSeeds(KeepsSecrets):
 
 
 class StepSeals(PairwiseSeeds):
-    """A party's seals, which the aggregator forwards unread; for the arguments see `PairwiseSeeds`.
+    """A party's encryption of messages to its peers, which the aggregator forwards unread; for the
+    arguments see `PairwiseSeeds`.
 
-    AES-256-GCM under a key for its direction, with the step as the nonce: each end sends the other
-    one sealed message a step, and steps only go up. A seal opens for the step, message and shape
-    that it was made for.
+    AES-256-GCM under one key for each direction, with the step as the nonce: each party encrypts
+    at most one message to each peer in a step, and steps only go up. What was encrypted decrypts
+    only for the same step, message of the active and shape.
     """
 
     def __init__(self, me: str, peers: Sequence[str], frames: AgreedFrames) -> None:
+        """Agree one seed with each peer as `PairwiseSeeds` does; no step was used yet."""
         super().__init__(me, peers, frames)
-        self._last = dict.fromkeys(peers, -1)
+        self._last_step = dict.fromkeys(peers, -1)
 
     def seal(self, peer: str, binding: StepBinding, shape: tuple[int, int], text: bytes) -> bytes:
-        """Encrypt `text` for `peer`, bound to step, message and shape. Raises LocalProtocolError: a
-        step that is not above the last one, since the step is the nonce.
+        """Encrypt `text` for `peer`, bound to the step, the active's message and the `shape` (rows,
+        columns) of the values. Raises LocalProtocolError: the step, which is the nonce, is not
+        above the last one.
         """
-        if binding.step <= self._last[peer]:
+        if binding.step <= self._last_step[peer]:
             raise LocalProtocolError(
-                f"{self.me}: step {binding.step} comes after step {self._last[peer]} of what was "
-                f"sealed for {peer}; a nonce is never used twice"
+                f"{self.me}: step {binding.step} comes after step {self._last_step[peer]} of what "
+                f"was sealed for {peer}; a nonce is never used twice"
             )
-        self._last[peer] = binding.step
+        self._last_step[peer] = binding.step
         associated = self._make_associated_data(self.me, peer, binding, shape)
         return self._make_cipher(self.me, peer).encrypt(_make_nonce(binding), text, associated)
 
     def open(self, peer: str, binding: StepBinding, shape: tuple[int, int], sealed: bytes) -> bytes:
-        """Decrypt what `peer` sealed for this step, message and shape. Raises RemoteProtocolError:
-        it does not authenticate.
+        """Decrypt what `peer` encrypted by `seal` for this step, message of the active and shape.
+        Raises RemoteProtocolError: it does not authenticate.
         """
         associated = self._make_associated_data(peer, self.me, binding, shape)
         try:
@@ -202,7 +221,9 @@ class StepSeals(PairwiseSeeds):
             ) from error
 
     def _make_cipher(self, sender: str, recipient: str) -> AESGCM:
-        """Return AES-256-GCM under the key of one direction, derived from the pair's seed."""
+        """Return AES-256-GCM under the key for messages from `sender` to `recipient`, derived from
+        the pair's seed; one of the two is this party.
+        """
         peer = recipient if sender == self.me else sender
         names = (sender.encode(), recipient.encode())
         self._fork_check.require_own_process()
@@ -211,10 +232,8 @@ class StepSeals(PairwiseSeeds):
     def _make_associated_data(
         self, sender: str, recipient: str, binding: StepBinding, shape: tuple[int, int]
     ) -> bytes:
-        """Return the bytes that a seal authenticates beside its text: fingerprint, binding, shape
-        and both names, each preceded by its length.
-
-        `recipient`: the party that opens the seal.
+        """Return the associated data that AES-GCM authenticates with the text: fingerprint, binding
+        digest, shape (rows, columns) and both names, each preceded by its length.
         """
         sizes = (size.to_bytes(8, "big") for size in shape)
         names = (sender, recipient)
@@ -223,27 +242,39 @@ class StepSeals(PairwiseSeeds):
 
 
 def _make_nonce(binding: StepBinding) -> bytes:
-    """Return the step as a nonce of 12 bytes."""
+    """Return the number of the step as a nonce of 12 bytes."""
     return binding.step.to_bytes(_NONCE_BYTES, "big")
 
 
-def pair_seed(
+def derive_pair_seed(
     key: RunKey, peer_public: bytes, agreement: SumAgreement, names: tuple[str, str], *, use: bytes
 ) -> bytes:
-    """Derive the seed that the holders of two keys share for one use, whatever their order."""
-    ordered = b"".join(len(n.encode()).to_bytes(2, "big") + n.encode() for n in sorted(names))
-    return key.derive_shared_key(peer_public, salt=agreement.digest, info=use + ordered)
+    """Return the seed that two parties share for one use; both derive the same.
+
+    Args:
+        key: this party's key pair.
+        peer_public: the other party's public key.
+        agreement: its digest is the salt.
+        names: of the two parties, in any order.
+        use: a label that separates seeds for different uses.
+    """
+    encoded_names = [name.encode() for name in sorted(names)]
+    info = use + b"".join(len(name).to_bytes(2, "big") + name for name in encoded_names)
+    return key.derive_shared_key(peer_public, salt=agreement.digest, info=info)
 
 
 def add_keystream(
     total: Elements, seed: bytes, binding_digest: bytes, *, sign: Literal[1, -1]
 ) -> None:
-    """Add the stream of one seed and step, as words of `total`'s type, to it in place.
+    """Add the mask of one seed and step to `total` in place, or with `sign` -1 subtract it.
 
-    `total` lies row after row in memory, or a mask would fall on a copy of it; its shape is
-    part of what the stream is made of.
+    The mask is the keystream of the seed, the binding digest and the shape, read as words of
+    `total`'s type; addition is modulo 2^32 or 2^64.
 
-    `binding_digest`: of the step, which the stream depends on.
+    Args:
+        total: C-contiguous, or the mask would be added to a copy (LocalProtocolError).
+        seed: shared by the two parties that add and subtract this mask.
+        binding_digest: digest of the step and of the active's message.
     """
     if not total.flags.c_contiguous:
         raise LocalProtocolError(
@@ -251,21 +282,21 @@ def add_keystream(
             f"{total.shape} with strides {total.strides}"
         )
     shape = np.array(total.shape, ">u8").tobytes()
-    step = np.add if sign > 0 else np.subtract
+    add_or_subtract = np.add if sign > 0 else np.subtract
     flat = total.reshape(-1)
     start = 0
     for chunk in keystream_chunks(seed, b"mask", binding_digest, shape, length=total.nbytes):
         words = np.frombuffer(chunk, dtype=total.dtype)
         part = flat[start : start + len(words)]
-        step(part, words, out=part)
+        add_or_subtract(part, words, out=part)
         start += len(words)
 
 
 @dataclass(frozen=True)
 class MaskedSum(SecureSum):
-    """A sum of masked integers modulo 2^ring_bits.
+    """A sum of integers under pairwise masks, modulo 2^ring_bits.
 
-    Raises LocalProtocolError: a sum that could leave the ring.
+    Raises LocalProtocolError: a sum of all contributions could exceed the ring.
     """
 
     ring_bits: ClassVar[int] = 32
@@ -304,6 +335,7 @@ class MaskedSum(SecureSum):
 
     @cached_property
     def word(self) -> Word:
+        """Return the dtype of one ring element, little-endian unsigned of `ring_bits` bits."""
         return _RINGS[self.ring_bits]
 
     @property
@@ -328,22 +360,26 @@ class MaskedSum(SecureSum):
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> Elements:
-        """Return clipped and quantised rows plus noise as elements of the ring."""
-        # Of 32 bits, since adding them may wrap around: the ring is at least as wide.
-        narrow_BD = self.fixed_point.quantise_rows(values_BD, noise_BD, np.int32, clipping)
-        fits = narrow_BD.dtype.itemsize == self.word.itemsize
-        return narrow_BD.view(self.word) if fits else narrow_BD.astype(self.word)
+        """Return the clipped and quantised rows plus noise as ring elements, (B, D); arguments as
+        in `DescribedSum.encode_contribution`.
+        """
+        # One contribution always fits 32 bits; only sums need the width of the ring.
+        integers_BD = self.fixed_point.quantise_rows(values_BD, noise_BD, np.int32, clipping)
+        has_ring_width = integers_BD.dtype.itemsize == self.word.itemsize
+        return integers_BD.view(self.word) if has_ring_width else integers_BD.astype(self.word)
 
     def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
-        """Return the sum of all contributions as one blob, still under the masks shared with the
-        receiver.
+        """Return the sum of all contributions as one blob, still under the masks that the
+        contributors share with the receiver.
+
+        Raises RemoteProtocolError: a contribution has not exactly one blob of the right size.
         """
         for frame in frames:
             frame.require_blobs(self.agreement.contributors[frame.party], 1)
         return (self.add_elements(frames).tobytes(),)
 
     def add_elements(self, frames: Sequence[Frame]) -> Elements:
-        """Add, in the ring, what contributions carry in their first blobs."""
+        """Return the sum of the ring elements in the first blobs of contributions, (B, D)."""
         names = self.agreement.contributors
         total = self.parse_elements(frames[0], names[frames[0].party]).copy()
         for frame in frames[1:]:
@@ -351,9 +387,10 @@ class MaskedSum(SecureSum):
         return total
 
     def parse_elements(self, frame: Frame, sender: str) -> Elements:
-        """Return the ring elements in the first blob of a frame, without changing the frame.
+        """Return the ring elements in the first blob of a frame, as a read-only view (B, D).
 
-        Raises RemoteProtocolError: there are none, or not as many as the frame's shape says.
+        Raises RemoteProtocolError, which names `sender`: there are none, or not as many as the
+        frame's shape says.
         """
         expected = frame.rows * frame.columns * self.word.itemsize
         if not expected or not frame.blobs or len(frame.blobs[0]) != expected:
@@ -364,8 +401,12 @@ class MaskedSum(SecureSum):
 
 
 class _MaskedContributor(SumContributor):
+    """A passive's role, which masks its numbers and needs no encryption."""
+
     def __init__(self, masked: MaskedSum, me: str) -> None:
-        """Agree one seed with each other contributor and one with the receiver."""
+        """Make the role, whose set-up agrees one seed with each other contributor and one with the
+        receiver.
+        """
         agreement = masked.agreement
         frames = masked.make_frames()
         others = [name for name in agreement.contributors if name != me]
@@ -373,8 +414,13 @@ class _MaskedContributor(SumContributor):
         super().__init__(masked, me, frames, self._seeds)
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        self._seeds.add_cancelling(binding, numbers_BD)
-        self._seeds.add_stream(self._sum.agreement.receiver, binding, numbers_BD, sign=1)
+        """Add all masks of this contributor for one step; return the masked ring elements as bytes,
+        one blob.
+
+        `numbers_BD`: ring elements, changed in place.
+        """
+        self._seeds.add_cancelling_masks(binding, numbers_BD)
+        self._seeds.add_shared_mask(self._sum.agreement.receiver, binding, numbers_BD, sign=1)
         return (numbers_BD.tobytes(),)
 
     def _export_secrets(self) -> dict[str, Any]:
@@ -385,32 +431,31 @@ class _MaskedContributor(SumContributor):
 
 
 class MaskedReceiver(SumReceiver):
-    """The active's end: takes off the masks that it shares with each passive."""
+    """The active's role, which subtracts the masks that it shares with each passive."""
 
     _sum: MaskedSum
 
     def __init__(self, masked: MaskedSum) -> None:
-        """Agree one seed with each contributor."""
+        """Make the role, whose set-up agrees one seed with each contributor."""
         agreement = masked.agreement
         frames = masked.make_frames()
         self._seeds = PairwiseSeeds(agreement.receiver, agreement.contributors, frames)
         super().__init__(masked, frames, self._seeds)
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Subtract the mask shared with each contributor in the frame; return the sum in real
-        numbers.
+        """Subtract the masks shared with the contributors whose values are in the sum; return the
+        sum in real numbers, (B, D).
         """
         self._seeds.require_completion()
         total_BD = self._sum.parse_elements(frame, self._sum.agreement.combiner).copy()
         for peer in self._list_contributors(frame):
-            self._seeds.add_stream(peer, binding, total_BD, sign=-1)
-        return self._dequantise_sum(
-            total_BD.view(np.dtype(f"<i{self._sum.word.itemsize}")), binding
-        )
+            self._seeds.add_shared_mask(peer, binding, total_BD, sign=-1)
+        signed = np.dtype(f"<i{self._sum.word.itemsize}")
+        return self._dequantise_sum(total_BD.view(signed), binding)
 
     def _list_contributors(self, frame: Frame) -> Sequence[str]:
-        """Return whose contributions are in the sum: all of them; a sum that may lack some
-        overrides this.
+        """Return the contributors whose values are in the sum: all of them. A sum that may lack
+        some overrides this.
         """
         frame.require_blobs(self._sum.agreement.combiner, 1)
         return self._sum.agreement.contributors

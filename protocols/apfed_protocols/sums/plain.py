@@ -41,9 +41,9 @@ class PlainSum(SecureSum):
     """A sum by unprotected addition: everybody on the way reads every contribution.
 
     Args:
-        agreement: what the parties fixed; `bits` counts only with `quantise`.
-        clip: scale rows down to the agreement's bound.
-        quantise: send fixed-point integers, as the protected sums do; implies the clip.
+        agreement: what the parties agreed on; its `bits` matter only with `quantise`.
+        clip: whether to scale rows down to the agreement's L2 bound.
+        quantise: whether to send fixed-point integers, as the protected sums do; implies `clip`.
     """
 
     clip: bool = True
@@ -91,7 +91,9 @@ class PlainSum(SecureSum):
         return OneRoundCombiner(self.make_frames(), self.add_frames)
 
     def compute_rounding_error(self) -> float:
-        """Return 0 without `quantise`: then only floating-point addition rounds."""
+        """Return the largest error of one value of the sum; 0 without `quantise`, when only
+        floating-point addition rounds.
+        """
         return super().compute_rounding_error() if self.quantise else 0.0
 
     def row_bound(self) -> float | None:
@@ -106,18 +108,15 @@ class PlainSum(SecureSum):
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> NDArray[Any]:
-        """Return the numbers to add; without `quantise` they take 4 bytes each in float32, 8 in
-        float64.
+        """Return the numbers to send, (B, D), little-endian: with `quantise` 64-bit integers, else
+        clipped floats of the type of `values_BD`.
 
-        `noise_BD`: steps of fixed point that are added; None: no noise. `clipping`: counts what is
-        clipped; None: nobody reads the counts.
+        `noise_BD`: in steps of fixed point, only with `quantise`; None: no noise. `clipping`:
+        counts what is clipped; None: nothing is counted.
         """
         if self.quantise:
-            return (
-                super()
-                .encode_contribution(values_BD, noise_BD, clipping)
-                .astype(_INTEGER_TYPE, copy=False)
-            )
+            numbers_BD = super().encode_contribution(values_BD, noise_BD, clipping)
+            return numbers_BD.astype(_INTEGER_TYPE, copy=False)
         if noise_BD is not None:
             raise LocalProtocolError("no noise was agreed for this sum, but some was given")
         values_BD = check_matrix(values_BD)
@@ -126,7 +125,12 @@ class PlainSum(SecureSum):
         return sent_BD.astype(values_BD.dtype.newbyteorder("<"))
 
     def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
-        """Add in the order of the agreement, which is that of the frames."""
+        """Return the sum of the contributions as one blob, added in the order of `frames`, which is
+        that of the agreement.
+
+        Raises RemoteProtocolError: a contribution is malformed or out of range, or some are float32
+        and some float64.
+        """
         names = self.agreement.contributors
         addends = [self.parse_values(frame, names[frame.party], addends=1) for frame in frames]
         if len({addend.dtype for addend in addends}) > 1:
@@ -140,15 +144,20 @@ class PlainSum(SecureSum):
         return (total.tobytes(),)
 
     def parse_values(self, frame: Frame, sender: str, *, addends: int) -> NDArray[Any]:
-        """Read the values of a frame, within the range of a sum of `addends` contributions."""
+        """Return the values in a frame, (B, D). Raises RemoteProtocolError, which names `sender`:
+        they are malformed, not finite or out of range.
+
+        `addends`: how many contributions were added: 1, or all in a sum.
+        """
         count = frame.rows * frame.columns
-        kinds = (_INTEGER_TYPE,) if self.quantise else _FLOAT_TYPES
-        dtypes = {count * dtype.itemsize: dtype for dtype in kinds}
-        if count == 0 or len(frame.blobs) != 1 or len(frame.blobs[0]) not in dtypes:
+        allowed_types = (_INTEGER_TYPE,) if self.quantise else _FLOAT_TYPES
+        dtype_by_size = {count * dtype.itemsize: dtype for dtype in allowed_types}
+        if count == 0 or len(frame.blobs) != 1 or len(frame.blobs[0]) not in dtype_by_size:
             raise RemoteProtocolError(
                 f"{sender} announced {frame.rows}x{frame.columns} values and sent other bytes"
             )
-        values: NDArray[Any] = np.frombuffer(frame.blobs[0], dtype=dtypes[len(frame.blobs[0])])
+        blob = frame.blobs[0]
+        values: NDArray[Any] = np.frombuffer(blob, dtype=dtype_by_size[len(blob)])
         limit = addends * self.fixed_point.largest
         out_of_range = self.quantise and not -limit <= values.min() <= values.max() <= limit
         if out_of_range or not np.isfinite(values).all():
@@ -157,6 +166,8 @@ class PlainSum(SecureSum):
 
 
 class PlainContributor(SumContributor):
+    """A passive's role, which sends its numbers unprotected."""
+
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         del binding
         return (numbers_BD.tobytes(),)
@@ -166,7 +177,9 @@ class PlainContributor(SumContributor):
 
 
 class PlainReceiver(SumReceiver):
-    """The active's end; it holds no key, and keeps the rule of all receivers."""
+    """The active's role, which holds no key; after a refused sum it refuses all, like every
+    receiver.
+    """
 
     _sum: PlainSum
 
@@ -181,4 +194,4 @@ class PlainReceiver(SumReceiver):
         return total_BD.astype(total_BD.dtype.newbyteorder("="))
 
     def _forget_secrets(self) -> None:
-        """Do nothing: nothing opens these sums, which all may read."""
+        """Do nothing: a plain sum has no keys."""

@@ -34,52 +34,59 @@ _NONCE_BYTES = 12
 
 
 class BookInMemory:
-    """A book of sealed roles that ends with its process, for tests and trials.
+    """A record of suspended roles that is lost with its process, for tests and trials.
 
-    No other process and no other book takes up what was sealed with it.
+    A role that was suspended with it cannot be resumed with another record or in another process.
     """
 
     def __init__(self) -> None:
+        """Make an empty record."""
         self._roles = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._require_own_process = ForkCheck("this book in memory").require_own_process
 
     @contextmanager
     def _lock_roles(self) -> Iterator[sqlite3.Connection]:
+        """Yield the database of the record to one thread at a time. Raises LocalProtocolError: this
+        is a forked process.
+        """
         self._require_own_process()  # before the lock, which a fork may have copied shut
-        with self._turn:
+        with self._lock:
             yield self._roles
 
 
 Book: TypeAlias = str | PathLike[str] | BookInMemory
-"""A file on this host's disk that outlives the processes; or, in tests, a `BookInMemory`."""
+"""The record of suspended roles, by which each is resumed once: the path of a file on this host's
+disk that outlives the processes; or, in tests, a `BookInMemory`."""
 
 
 def suspend_role(role: SumContributor, key: bytes, *, book: Book) -> bytes:
-    """Return the role sealed under 32 secret bytes (AES-256-GCM); it is of no use here any more.
+    """Suspend a role: return its encrypted state (AES-256-GCM), and close the role in this process.
 
     Args:
-        book: lists what was sealed; made for a role that is put away for the first time, where
-            there is none yet.
+        role: a contributor's, of a sum with one round.
+        key: 32 secret bytes of the role's owner.
+        book: the record of suspended roles, in which this one is entered. It is created, if it does
+            not exist, for a role that is suspended for the first time.
 
     Raises:
-        LocalProtocolError: no key of 32 bytes; a sum of two rounds; a forked copy; a role that was
-            put away already; or the book is missing, or does not list this role.
+        LocalProtocolError: the key has not 32 bytes; the sum has two rounds; this is a forked
+            process; the role was suspended already; or the record is missing or does not list it.
     """
     cipher = _make_cipher(key, role.me)
     nonce = fresh_key()[:_NONCE_BYTES]
-    _require_place(book, role.me)
-    first = not role.was_taken_up
-    with _open_book(book, role.me, create=first) as opened:
+    _require_file(book, role.me)
+    is_first_time = not role.was_taken_up
+    with _open_book(book, role.me, create=is_first_time) as database:
         state = role.export_state()
-        taken = opened.execute(
+        updated = database.execute(
             "UPDATE sealed SET times = ?, taken = 0 WHERE role = ? AND times = ? AND taken = 1 "
             "RETURNING times",
             (state["times"], state["role"], state["times"] - 1),
         ).fetchone()
-        if first:
-            opened.execute("INSERT INTO sealed VALUES (?, 1, 0)", (state["role"],))
-        elif taken is None:
+        if is_first_time:
+            database.execute("INSERT INTO sealed VALUES (?, 1, 0)", (state["role"],))
+        elif updated is None:
             raise _make_book_error(role.me)
     text = json.dumps(state).encode()
     return nonce + cipher.encrypt(nonce, text, _make_associated_data(role.described, role.me))
@@ -88,18 +95,19 @@ def suspend_role(role: SumContributor, key: bytes, *, book: Book) -> bytes:
 def resume_role(
     secure_sum: SecureSum, me: str, sealed: bytes, key: bytes, *, book: Book
 ) -> SumContributor:
-    """Return the role that was put away, at the step where it was.
+    """Resume a suspended role: return it at the step where it was.
 
     Args:
-        secure_sum: the same sum.
-        me: the contributor.
-        sealed: what `suspend_role` returned; the last one, and once.
-        key: the one that sealed it.
-        book: the one that `suspend_role` was given.
+        secure_sum: the sum that the role belongs to.
+        me: the contributor whose role it is.
+        sealed: what `suspend_role` returned for this role last; each is resumed once.
+        key: the key that `suspend_role` was given.
+        book: the record that `suspend_role` was given.
 
     Raises:
-        LocalProtocolError: another key, sum or party; altered bytes; a role that was taken up
-            since, in this process or another; or the book is missing, or does not list this role.
+        LocalProtocolError: the key, sum or party is another, or the bytes were altered; the role
+            was resumed since, in this process or another; or the record is missing or does not
+            list it.
     """
     try:
         text = _make_cipher(key, me).decrypt(
@@ -111,17 +119,17 @@ def resume_role(
             "another party, sum, session or key"
         ) from error
     state: dict[str, Any] = json.loads(text)
-    _require_place(book, me)
-    with _open_book(book, me, create=False) as opened:
-        last = opened.execute(
+    _require_file(book, me)
+    with _open_book(book, me, create=False) as database:
+        resumed = database.execute(
             "UPDATE sealed SET taken = 1 WHERE role = ? AND times = ? AND taken = 0 "
             "RETURNING times",
             (state["role"], state["times"]),
         ).fetchone()
-        listed = opened.execute("SELECT times FROM sealed WHERE role = ?", (state["role"],))
-        if last is None and listed.fetchone() is None:
+        listed = database.execute("SELECT times FROM sealed WHERE role = ?", (state["role"],))
+        if resumed is None and listed.fetchone() is None:
             raise _make_book_error(me)
-    if last is None:
+    if resumed is None:
         raise LocalProtocolError(
             f"this role of {me} was taken up before, so that its next step may be used: take the "
             "one that was put away last, or set up a new session"
@@ -131,10 +139,9 @@ def resume_role(
     return role
 
 
-def _require_place(book: Book, me: str) -> None:
-    """Refuse a record of resumed roles that SQLite would not keep on the disk.
-
-    It prevents that one stored role is resumed twice. Raises LocalProtocolError.
+def _require_file(book: Book, me: str) -> None:
+    """Raise LocalProtocolError if the path of a record is a name that SQLite keeps in memory: then
+    a role could be resumed twice, in two processes.
     """
     if not isinstance(book, BookInMemory) and os.fsdecode(book) in ("", ":memory:"):
         raise LocalProtocolError(
@@ -146,14 +153,19 @@ def _require_place(book: Book, me: str) -> None:
 
 @contextmanager
 def _open_book(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connection]:
-    """Open a book for one transaction; `create`: where it is missing.
+    """Yield the database of a record of suspended roles for one transaction.
 
-    Raises LocalProtocolError: it is missing, no plain file, or no book.
+    Args:
+        book: the record.
+        me: the contributor, for errors.
+        create: whether to create the file if it does not exist.
+
+    Raises LocalProtocolError: it is missing, no plain file, or no such record.
     """
     try:
         if isinstance(book, BookInMemory):
-            with book._lock_roles() as opened:
-                yield _create_table(opened)
+            with book._lock_roles() as database:
+                yield _create_table(database)
             return
         path = Path(book)
         if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -165,10 +177,10 @@ def _open_book(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connect
                 f"{me}: the book {path} is missing, so nobody knows whether this role was taken "
                 "up: put the book back, or set up a new session"
             )
-        with closing(sqlite3.connect(path, isolation_level=None)) as opened:
-            opened.execute("BEGIN IMMEDIATE")
-            with opened:
-                yield _create_table(opened)
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            with database:
+                yield _create_table(database)
     except sqlite3.Error as error:
         raise LocalProtocolError(
             f"{me}: {book} is no book of sealed roles ({error}): name the file that "
@@ -176,16 +188,20 @@ def _open_book(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connect
         ) from error
 
 
-def _create_table(opened: sqlite3.Connection) -> sqlite3.Connection:
-    """Create the table of sealed roles where it is missing: role, times sealed, times resumed."""
-    opened.execute(
+def _create_table(database: sqlite3.Connection) -> sqlite3.Connection:
+    """Create the table of suspended roles if it is missing, and return the database.
+
+    A row is a role's random identifier, how often it was suspended, and 1 or 0: whether it was
+    resumed since.
+    """
+    database.execute(
         "CREATE TABLE IF NOT EXISTS sealed (role TEXT PRIMARY KEY, times INTEGER, taken INTEGER)"
     )
-    return opened
+    return database
 
 
 def _make_book_error(me: str) -> LocalProtocolError:
-    """Return the error for a role that the book does not list."""
+    """Return the error for a role that the record does not list."""
     return LocalProtocolError(
         f"{me}: the book does not list this role, so it is another book, or an older copy, and "
         "nobody knows whether the role was taken up: put the book back, or set up a new session"
@@ -193,12 +209,12 @@ def _make_book_error(me: str) -> LocalProtocolError:
 
 
 def _make_cipher(key: bytes, me: str) -> AESGCM:
-    """Return AES-256-GCM under the owner's key. Raises LocalProtocolError: it has not 32 bytes."""
+    """Return AES-256-GCM under the key of `me`. Raises LocalProtocolError: it is not 32 bytes."""
     if type(key) is not bytes or len(key) != KEY_BYTES:
         raise LocalProtocolError(f"{me}: a key that seals a role is {KEY_BYTES} secret bytes")
     return AESGCM(key)
 
 
 def _make_associated_data(secure_sum: DescribedSum, me: str) -> bytes:
-    """Return the bytes that bind a sealed role to its sum and its party."""
+    """Return the associated data that binds an encrypted role to its sum and to the party `me`."""
     return b"secure-apfed role v1" + secure_sum.make_frames().fingerprint + me.encode()

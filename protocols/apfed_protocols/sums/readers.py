@@ -62,13 +62,13 @@ class ReadableSum(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Readers:
-    """The parties that together can read one contribution; no part of them can by this way.
+    """A smallest set of parties that together can read one contribution in one way.
 
     Attributes:
-        parties: their names, rising; without `reads`, whose contribution they read.
-        reads: the contributor.
-        how: by which way, as a clause for "X can read: ...".
-        boxes: how many computers that is; 1: one reads a contribution by itself.
+        parties: their names, sorted.
+        reads: the contributor whose contribution they read, who is not among them.
+        how: the way, as a clause that continues "X can read the contribution of Y: ...".
+        boxes: the number of computers that these parties run; 1: one computer reads it alone.
     """
 
     parties: tuple[str, ...]
@@ -80,27 +80,30 @@ class Readers:
 def find_readers(
     secure_sum: ReadableSum, *, hub: bool = False, signed: bool = True
 ) -> tuple[Readers, ...]:
-    """Return every smallest set of parties that can read one contribution, by contributor.
+    """Return, for each contributor, every smallest set of parties that can read its contribution.
 
     Args:
         secure_sum: the sum.
         hub: whether one computer runs receiver and combiner, as `hub_pump` does.
-        signed: whether set-up messages are authenticated from end to end: by links of which each
-            joins two parties, or by `identity` and `peers` where a hub carries them.
+        signed: whether set-up messages are authenticated from end to end: by links that each join
+            two parties, or by `identity` and `peers` where a hub carries them.
     """
     agreement = secure_sum.agreement
-    one_box = {agreement.receiver, agreement.combiner} if hub else set()
+    parties_at_hub = {agreement.receiver, agreement.combiner} if hub else set()
     readers: list[Readers] = []
     for name in agreement.contributors:
         ways = [*_find_ways(secure_sum, name, signed=signed)]
         smallest: dict[frozenset[str], str] = {}
         for parties, way in ways:
-            if not any(other < parties for other, _ in ways):
+            has_smaller_set = any(other < parties for other, _ in ways)
+            if not has_smaller_set:
                 smallest.setdefault(parties, way)
         for parties, way in smallest.items():
-            boxes = len(parties - one_box) + bool(parties & one_box)
+            computers = len(parties - parties_at_hub)
+            if parties & parties_at_hub:
+                computers += 1
             readers.append(
-                Readers(parties=tuple(sorted(parties)), reads=name, how=way, boxes=boxes)
+                Readers(parties=tuple(sorted(parties)), reads=name, how=way, boxes=computers)
             )
     return tuple(readers)
 
@@ -108,8 +111,8 @@ def find_readers(
 def _find_ways(
     secure_sum: ReadableSum, victim: str, *, signed: bool
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """Yield every set of parties that can read the victim's contribution, and how, as a clause; see
-    the four ways in this module's docstring.
+    """Yield (parties, how) for each way in which a set of parties can read the victim's
+    contribution; `how` is a clause. The module's docstring explains the four ways.
 
     `signed`: whether set-up messages are authenticated from end to end.
     """
@@ -141,31 +144,33 @@ def _find_ways(
 
 
 def describe_readers(secure_sum: ReadableSum, *, hub: bool = False, signed: bool = True) -> str:
-    """Return one line for each set of parties that can read a contribution, with whose it is.
+    """Return one line for each set of parties that can read contributions: whose, and how.
 
     `hub`: whether one computer runs receiver and combiner, as `hub_pump` does. `signed`: whether
     set-up messages are authenticated from end to end.
     """
-    grouped: dict[tuple[str, str, str], list[str]] = {}
+    victims_by_readers: dict[tuple[str, str, str], list[str]] = {}
     for readers in find_readers(secure_sum, hub=hub, signed=signed):
         names = _name_parties(secure_sum.agreement, readers)
-        box = "one computer" if readers.boxes == 1 else f"{readers.boxes} computers together"
-        grouped.setdefault((names, box, readers.how), []).append(readers.reads)
+        computers = "one computer" if readers.boxes == 1 else f"{readers.boxes} computers together"
+        victims = victims_by_readers.setdefault((names, computers, readers.how), [])
+        victims.append(readers.reads)
     contributors = len(secure_sum.agreement.contributors)
-    lines = [
-        f"- {names} ({box}) can read the contribution of "
-        f"{'any contributor' if len(read) == contributors else ', '.join(read)}: {way}"
-        for (names, box, way), read in grouped.items()
-    ]
+    lines = []
+    for (names, computers, way), victims in victims_by_readers.items():
+        whose = "any contributor" if len(victims) == contributors else ", ".join(victims)
+        lines.append(f"- {names} ({computers}) can read the contribution of {whose}: {way}")
     return "\n".join(["Who can read one contribution:", *lines])
 
 
 def _name_parties(agreement: SumAgreement, readers: Readers) -> str:
-    """Return the parties in words; contributors appear only all together."""
-    ends = dict.fromkeys((agreement.receiver, agreement.combiner))
-    names = [end for end in ends if end in readers.parties]
-    rest = [name for name in readers.parties if name not in ends]
-    if rest:
+    """Return the parties of a set in words. Contributors are never named: if a set has any, it has
+    all but the one whose contribution is read.
+    """
+    receiver_and_combiner = dict.fromkeys((agreement.receiver, agreement.combiner))
+    names = [name for name in receiver_and_combiner if name in readers.parties]
+    has_contributors = any(name not in receiver_and_combiner for name in readers.parties)
+    if has_contributors:
         names.append("all other contributors")
     return " and ".join(names)
 
@@ -173,28 +178,29 @@ def _name_parties(agreement: SumAgreement, readers: Readers) -> str:
 def require_no_single_reader(
     secure_sum: ReadableSum, *, hub: bool = False, stacklevel: int = 3
 ) -> None:
-    """Refuse a sum in which one computer can read one contribution, unless that is allowed by name.
+    """Raise LocalProtocolError if one computer can read a single contribution, unless the settings
+    allow it by `allow_single_reader` or `allow_single`; then warn (UnsafeChoiceWarning) instead.
 
-    `hub`: whether one computer runs receiver and combiner, as `hub_pump` does. `stacklevel`: of the
-    warning.
+    A sum that protects nothing (`unsafe`) is not checked: it warns by itself.
 
-    Raises LocalProtocolError: it can, and neither `allow_single_reader`, `allow_single` nor the
-    name "plain" says so. Warns UnsafeChoiceWarning: it can, and `allow_single_reader` says so.
+    Args:
+        secure_sum: the sum.
+        hub: whether one computer runs receiver and combiner, as `hub_pump` does.
+        stacklevel: of the warning, as in `warnings.warn`.
     """
-    if secure_sum.unsafe:  # which warned by itself
+    if secure_sum.unsafe:
         return
     agreement = secure_sum.agreement
-    single = [reader for reader in find_readers(secure_sum, hub=hub) if reader.boxes == 1]
-    if not single:
+    single_readers = [reader for reader in find_readers(secure_sum, hub=hub) if reader.boxes == 1]
+    if not single_readers:
         return
-    first = single[0]
-    box = " and ".join(first.parties)
+    first = single_readers[0]
+    computer = " and ".join(first.parties)
     if hub and len(first.parties) > 1:
-        box = f"the hub, which is {box},"
-    sentence = f"{secure_sum.name}: {box} alone can read one contribution: {first.how}"
-    is_only_contributor = (
-        len(agreement.contributors) == 1
-    )  # which `allow_single` says, or there is no agreement
+        computer = f"the hub, which is {computer},"
+    sentence = f"{secure_sum.name}: {computer} alone can read one contribution: {first.how}"
+    # An agreement with one contributor exists only with `allow_single`.
+    is_only_contributor = len(agreement.contributors) == 1
     if not secure_sum.allow_single_reader and not is_only_contributor:
         advice = _suggest_remedy(secure_sum, hub=hub)
         raise LocalProtocolError(
@@ -209,7 +215,8 @@ def require_no_single_reader(
 
 
 def _suggest_remedy(secure_sum: ReadableSum, *, hub: bool) -> str:
-    """Return the change of settings after which no single computer reads a contribution.
+    """Return a sentence that names the change of settings after which no single computer can read a
+    contribution.
 
     `hub`: whether one computer runs receiver and combiner, as `hub_pump` does.
     """
@@ -224,7 +231,7 @@ def _suggest_remedy(secure_sum: ReadableSum, *, hub: bool) -> str:
 def warn_of_unsigned_hub(secure_sum: ReadableSum, *, stacklevel: int = 3) -> None:
     """Warn (UnsafeChoiceWarning) that a hub carries unsigned set-up messages.
 
-    `stacklevel`: of the warning.
+    `stacklevel`: of the warning, as in `warnings.warn`.
     """
     hub = secure_sum.agreement.combiner
     warnings.warn(

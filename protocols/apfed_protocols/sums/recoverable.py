@@ -71,7 +71,7 @@ from apfed_protocols.sums.masked import (
     MaskedSum,
     PairwiseSeeds,
     add_keystream,
-    pair_seed,
+    derive_pair_seed,
 )
 from apfed_protocols.sums.roles import KeepsSecrets, NoSetup, SumCombiner, SumContributor
 
@@ -79,14 +79,14 @@ _PRIME = 2**128 - 159  # the largest whose numbers fit
 SECRET_BYTES = 16
 """Bytes of a secret, and of each share of it."""
 _PUBLIC_BYTES = _DIGEST_BYTES = 32
-_HELD_BYTES = _PUBLIC_BYTES + 2 * SECRET_BYTES
+_HOLDER_BYTES = _PUBLIC_BYTES + 2 * SECRET_BYTES
 ANNOUNCEMENT_BYTES = _PUBLIC_BYTES + _DIGEST_BYTES
 """Bytes of what one passive tells all, for one step."""
-PARCEL_BYTES = _HELD_BYTES + SEAL_OVERHEAD_BYTES
+PARCEL_BYTES = _HOLDER_BYTES + SEAL_OVERHEAD_BYTES
 """Bytes of what one passive seals for another, for one step."""
 _SETUP = b"setup"
 _STEP_MASK = b"secure-apfed step mask v1"
-_NO_MESSAGE = hashlib.sha256(b"").digest()
+_DIGEST_OF_NO_MESSAGE = hashlib.sha256(b"").digest()
 _MARK_BYTES = 16
 _CIRCLES_TABLE = "CREATE TABLE IF NOT EXISTS circles (mark TEXT PRIMARY KEY, circle TEXT)"
 
@@ -96,22 +96,31 @@ _CIRCLES_TABLE = "CREATE TABLE IF NOT EXISTS circles (mark TEXT PRIMARY KEY, cir
 # 2^128 - 159, with coefficients of the operating system's generator. The arithmetic is Python's:
 # PyCryptodome's, over GF(2^128) bit by bit, took nine tenths of a step of fifty passives. Keys
 # serve one step and are forgotten. What is rebuilt from shares is compared with what its owner
-# announced. Letters: u deals, v holds.
+# announced. A dealer splits its secrets; a holder gets one share of each. A parcel is the shares of
+# one dealer for one holder, encrypted, which the aggregator forwards.
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """The public part of a passive's keys of a step: its mask key, a digest of its seed."""
+    """The public part of a passive's secrets of one step.
+
+    Attributes:
+        public: its X25519 public key for pairwise masks, 32 bytes.
+        commitment: SHA-256 of its self-mask seed.
+    """
 
     public: bytes
     commitment: bytes
 
     def pack(self) -> bytes:
+        """Encode the announcement in `ANNOUNCEMENT_BYTES`."""
         return self.public + self.commitment
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Announcement":
-        """Read an announcement of `sender`. Raises RemoteProtocolError: it has another size."""
+        """Decode an announcement. Raises RemoteProtocolError, which names `sender`: it has another
+        size.
+        """
         if len(data) != ANNOUNCEMENT_BYTES:
             raise RemoteProtocolError(
                 f"{sender} announced its keys in {len(data)} bytes, expected {ANNOUNCEMENT_BYTES}"
@@ -121,39 +130,55 @@ class Announcement:
 
 @dataclass(frozen=True)
 class HolderShares(KeepsSecrets):
-    """The part of u's keys of one step that v holds."""
+    """The shares of one passive's secrets of one step that another passive, their holder, gets.
+
+    Attributes:
+        public: the dealer's X25519 public key for pairwise masks, 32 bytes.
+        key_share: Shamir share of the secret behind that key, 16 bytes.
+        seed_share: Shamir share of the secret behind the self-mask seed, 16 bytes.
+    """
 
     public: bytes
     key_share: bytes = field(repr=False)
     seed_share: bytes = field(repr=False)
 
     def pack(self) -> bytes:
+        """Encode the shares, to be encrypted for their holder."""
         return self.public + self.key_share + self.seed_share
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "HolderShares":
-        """Read the shares that `sender` dealt. Raises RemoteProtocolError: they have
-        another size.
+        """Decode the shares that `sender` dealt. Raises RemoteProtocolError: they have another
+        size.
         """
-        if len(data) != _HELD_BYTES:
+        if len(data) != _HOLDER_BYTES:
             raise RemoteProtocolError(
-                f"{sender} dealt shares in {len(data)} bytes, expected {_HELD_BYTES}"
+                f"{sender} dealt shares in {len(data)} bytes, expected {_HOLDER_BYTES}"
             )
-        middle = _PUBLIC_BYTES + SECRET_BYTES
-        return cls(data[:_PUBLIC_BYTES], data[_PUBLIC_BYTES:middle], data[middle:])
+        key_share_end = _PUBLIC_BYTES + SECRET_BYTES
+        return cls(
+            public=data[:_PUBLIC_BYTES],
+            key_share=data[_PUBLIC_BYTES:key_share_end],
+            seed_share=data[key_share_end:],
+        )
 
 
 class StepKeys(KeepsSecrets):
-    """A passive's secrets of one step, and the shares of them for all contributors."""
+    """A passive's two secrets of one step, the key for pairwise masks and the seed of its
+    self-mask, and their shares for all contributors.
+    """
 
     def __init__(self, agreement: SumAgreement, threshold: int, owner: str) -> None:
         """Draw the two secrets of one step and split each among all contributors (Bonawitz et al.
         2017, figure 4, rounds 0 and 1).
 
-        `threshold`: how many shares rebuild a secret. `owner`: the contributor whose secrets they
-        are.
+        Args:
+            agreement: names the contributors.
+            threshold: how many shares rebuild a secret.
+            owner: the contributor whose secrets they are.
         """
-        key_secret, seed_secret = (_pack_number(_draw_number()) for _ in range(2))
+        key_secret = _pack_number(_draw_number())
+        seed_secret = _pack_number(_draw_number())
         self.key = _derive_mask_key(key_secret, agreement, owner)
         self.seed = _derive_self_mask_seed(seed_secret, agreement, owner)
         self._agreement = agreement
@@ -163,11 +188,11 @@ class StepKeys(KeepsSecrets):
 
     @property
     def announcement(self) -> Announcement:
-        """Return the public part: the mask key and the commitment to the self-mask seed."""
+        """Return the public part: the public mask key and the commitment to the self-mask seed."""
         return Announcement(self.key.public, _commit_seed(self.seed))
 
     def pick_shares(self, holder: str) -> HolderShares:
-        """Return what `holder` gets: the public key, and its share of each of the two secrets."""
+        """Return the public key and the shares of the two secrets for the contributor `holder`."""
         position = self._agreement.find_position(holder)
         return HolderShares(
             self.key.public, self._key_shares[position], self._seed_shares[position]
@@ -177,10 +202,15 @@ class StepKeys(KeepsSecrets):
 def _rebuild_key(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> RunKey:
-    """Rebuild the mask key of a passive that fell silent. Raises RemoteProtocolError: it is not the
-    key that its owner announced.
+    """Return the key for pairwise masks of a passive that dropped out, from shares of its secret.
 
-    `shares`: by the position of their holder.
+    Args:
+        shares: as many as the threshold, by the position of their holder.
+        announced: what the owner announced for this step.
+        agreement: salts the derivation of the key.
+        owner: the passive whose key it is.
+
+    Raises RemoteProtocolError: the result is not the key that its owner announced.
     """
     key = _derive_mask_key(join_shares(shares), agreement, owner)
     if key.public != announced.public:
@@ -188,13 +218,13 @@ def _rebuild_key(
     return key
 
 
-def rebuilt_seed(
+def rebuild_seed(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> bytes:
-    """Rebuild the self-mask seed of a passive that is counted. Raises RemoteProtocolError: it is
-    not the seed that its owner committed to.
+    """Return the self-mask seed of a passive whose contribution is in the sum, from shares of its
+    secret; the arguments are those of `_rebuild_key`.
 
-    `shares`: by the position of their holder.
+    Raises RemoteProtocolError: the result is not the seed that its owner committed to.
     """
     seed = _derive_self_mask_seed(join_shares(shares), agreement, owner)
     if _commit_seed(seed) != announced.commitment:
@@ -203,9 +233,12 @@ def rebuilt_seed(
 
 
 def split_secret(secret: bytes, *, threshold: int, holders: int) -> Sequence[bytes]:
-    """Return the shares of 16 secret bytes, a number below 2^128 - 159, in the holders' order.
+    """Split a secret into one share for each of `holders` holders (Shamir 1979); return the shares
+    in the holders' order, 16 bytes each.
 
-    Any `threshold` of them (1 to `holders`) give the secret; fewer say nothing of it.
+    Any `threshold` of them (1 to `holders`) determine the secret; fewer reveal nothing about it.
+
+    `secret`: 16 bytes, a number below 2^128 - 159.
     """
     number = int.from_bytes(secret, "big")
     if len(secret) != SECRET_BYTES or number >= _PRIME or not 1 <= threshold <= holders:
@@ -214,12 +247,13 @@ def split_secret(secret: bytes, *, threshold: int, holders: int) -> Sequence[byt
             "least `threshold` holders, got "
             f"{len(secret)} bytes, threshold {threshold} and {holders} holders"
         )
-    polynomial = [_draw_number() for _ in range(threshold - 1)]  # the highest power first
+    # Of degree threshold - 1, the highest power first; the secret is the value at 0.
+    coefficients = [*(_draw_number() for _ in range(threshold - 1)), number]
 
     def evaluate_share(position: int) -> bytes:
         """Return the polynomial's value at `position` (from 1), by Horner's rule."""
         value = 0
-        for coefficient in (*polynomial, number):
+        for coefficient in coefficients:
             value = (value * position + coefficient) % _PRIME
         return _pack_number(value)
 
@@ -227,72 +261,80 @@ def split_secret(secret: bytes, *, threshold: int, holders: int) -> Sequence[byt
 
 
 def join_shares(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret of which these are shares, by the holder's position from 0.
+    """Return the secret, 16 bytes, from shares by the position of their holder, from 0.
 
-    With fewer than the threshold, or a false one among them, it is some other 16 bytes.
+    If they are fewer than the threshold, or one is false, other bytes are returned and no error is
+    raised.
     """
     if not shares or any(len(share) != SECRET_BYTES for share in shares.values()):
         raise LocalProtocolError(f"a secret is joined from shares of {SECRET_BYTES} bytes each")
-    weighed = zip(_compute_weights(tuple(shares)), shares.values(), strict=True)
-    return _pack_number(
-        sum(weight * int.from_bytes(share, "big") for weight, share in weighed) % _PRIME
-    )
+    weighted_shares = zip(_compute_weights(tuple(shares)), shares.values(), strict=True)
+    secret = sum(weight * int.from_bytes(share, "big") for weight, share in weighted_shares)
+    return _pack_number(secret % _PRIME)
 
 
 @lru_cache(maxsize=64)
 def _compute_weights(holders: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the Lagrange weight of each holder's share in the polynomial's value at 0."""
-    places = [holder + 1 for holder in holders]
+    """Return the Lagrange weight of each holder's share: the polynomial's value at 0 is the
+    weighted sum of the shares, modulo the prime.
 
-    def compute_weight(position: int) -> int:
-        """Return the product of other / (other - place) over all other places, modulo the prime.
+    `holders`: positions from 0; a share is the polynomial's value at its holder's position + 1.
+    """
+    points = [holder + 1 for holder in holders]
 
-        `position`: that of the share's holder.
-        """
-        others = [other for other in places if other != position]
-        above = below = 1
-        for other in others:
-            above = above * other % _PRIME
-            below = below * (other - position) % _PRIME
-        return above * pow(below, -1, _PRIME) % _PRIME
+    def compute_weight(point: int) -> int:
+        """Return the product of other / (other - point) over all other points, modulo the prime."""
+        numerator = denominator = 1
+        for other in points:
+            if other != point:
+                numerator = numerator * other % _PRIME
+                denominator = denominator * (other - point) % _PRIME
+        return numerator * pow(denominator, -1, _PRIME) % _PRIME
 
-    return tuple(map(compute_weight, places))
+    return tuple(map(compute_weight, points))
 
 
 def _draw_number() -> int:
-    """Draw a number below the prime; so many bits that no remainder is likelier, but by 2^-128."""
+    """Return a random number below the prime: 256 random bits modulo the prime, so that it is
+    uniform up to a bias of 2^-128.
+    """
     return int.from_bytes(fresh_key(), "big") % _PRIME
 
 
 def _pack_number(number: int) -> bytes:
+    """Encode a number below the prime in 16 bytes."""
     return number.to_bytes(SECRET_BYTES, "big")
 
 
 def _derive_mask_key(secret: bytes, agreement: SumAgreement, owner: str) -> RunKey:
-    """Derive a step's X25519 key from its 16-byte secret."""
+    """Return the X25519 key pair for one step's pairwise masks of `owner`, derived from its 16-byte
+    secret.
+    """
     return RunKey.from_secret_bytes(
         _derive_bytes(secret, agreement, b"mask key of " + owner.encode())
     )
 
 
 def _derive_self_mask_seed(secret: bytes, agreement: SumAgreement, owner: str) -> bytes:
-    """Derive a step's self-mask seed from its 16-byte secret."""
+    """Return the seed of one step's self-mask of `owner`, derived from its 16-byte secret."""
     return _derive_bytes(secret, agreement, b"self mask of " + owner.encode())
 
 
 def _derive_bytes(secret: bytes, agreement: SumAgreement, use: bytes) -> bytes:
-    """Derive 32 bytes for one use from a secret (HKDF-SHA256, salted with the agreement)."""
+    """Return 32 bytes derived from a secret for one use, a label (HKDF-SHA256, salted with the
+    agreement).
+    """
     info = b"secure-apfed step keys v1 " + use
     return HKDF(algorithm=SHA256(), length=32, salt=agreement.digest, info=info).derive(secret)
 
 
 def _commit_seed(seed: bytes) -> bytes:
-    """Return the digest of a self-mask seed that its owner announces."""
+    """Return the commitment to a self-mask seed that its owner announces: its SHA-256 digest."""
     return hashlib.sha256(b"secure-apfed self mask v1" + seed).digest()
 
 
 def _make_share_error(owner: str) -> RemoteProtocolError:
-    """Return the error for shares that do not give what their owner announced."""
+    """Return the error for shares that do not rebuild the secret that `owner` announced."""
     return RemoteProtocolError(
         f"the shares of {owner}'s secret do not give what {owner} announced: {owner} dealt false "
         "shares, or a passive answered with one; this step has no sum"
@@ -301,9 +343,11 @@ def _make_share_error(owner: str) -> RemoteProtocolError:
 
 @dataclass(frozen=True)
 class RecoverableSum(MaskedSum):
-    """A sum of doubly masked integers modulo 2^ring_bits, of at least `threshold` passives.
+    """A sum of integers under recoverable (double) masks, modulo 2^ring_bits, of `threshold` or
+    more passives.
 
-    Raises LocalProtocolError: a sum that could leave the ring, or a threshold of at most M / 2.
+    Raises LocalProtocolError: a sum of all contributions could exceed the ring, or the threshold
+    is at most M / 2.
     """
 
     masks: ClassVar[str] = "recoverable"
@@ -358,7 +402,10 @@ class RecoverableSum(MaskedSum):
 
     @cached_property
     def threshold(self) -> int:
-        """Return t, the contributions and answers without which a step has no sum."""
+        """Return t, the least number of contributions, and of answers, with which a step has a sum.
+
+        Without an agreed threshold it is all M; with `allow_single_reader` `usual_threshold`.
+        """
         contributors = len(self.agreement.contributors)
         usual = usual_threshold(contributors) if self.allow_single_reader else contributors
         return self.agreement.threshold or usual
@@ -378,10 +425,13 @@ class RecoverableSum(MaskedSum):
         new_book: bool = False,
         answered: "AnsweredCircles | None" = None,
     ) -> "RecoverableContributor":
-        """Return a contributor's role, which remembers answered questions in `answered`, or else in
-        a book.
+        """Return the role of the contributor `me`.
 
-        `new_book`: make the book, for the first session.
+        Args:
+            me: its name in the agreement.
+            book: a file that records the answered questions (`AnsweredCircles`); None: memory.
+            new_book: create that file, for the first session.
+            answered: the record of answered questions, in place of `book`.
         """
         circles = answered or AnsweredCircles(book, new_book=new_book)
         return RecoverableContributor(self, me, circles)
@@ -398,40 +448,47 @@ class RecoverableSum(MaskedSum):
 
 @dataclass(frozen=True)
 class _Step(KeepsSecrets):
+    """A contributor's secrets for one step.
+
+    Attributes:
+        keys: its own.
+        shares: by dealer, the shares of the others' secrets that this contributor holds.
+    """
+
     keys: StepKeys
     shares: dict[str, HolderShares]
 
 
 def usual_threshold(contributors: int) -> int:
-    """Return floor(2M / 3) + 1, at most M: it holds against fewer than M / 3 who collude."""
+    """Return floor(2M / 3) + 1, at most M, the threshold for M = `contributors` that protects from
+    fewer than M / 3 colluding passives.
+    """
     return min(contributors, 2 * contributors // 3 + 1)
 
 
 class AnsweredCircles:
-    """A contributor's memory of the questions that it answered, and among whom it was counted.
+    """A contributor's record of the questions that it answered, each with its circle: the set of
+    contributors whose values the sum added.
 
-    Two sums of equal contributions over two circles differ by what those contributed who are in one
-    circle alone. So a contributor answers a question again only in the circle in which it answered
-    it first. A question is known again by its rows and message, whatever its step and session, or
-    by the values that it is answered with, unless they are all zero. An empty message is no
-    question: then the values alone count.
+    Two sums of equal contributions over two circles differ by the contributions of those who are
+    in one circle only. So a contributor answers a question again only in the circle in which it
+    answered it first. A question is recognised by marks, digests of its rows and message, whatever
+    its step and session, and of the values that answer it, unless they are all zero. An empty
+    message is no question: then the values alone count.
 
-    It is no protection from two questions that are related and not equal, as w and 2 w of a linear
+    It does not protect from two questions that are related but not equal, as w and 2 w of a linear
     model; see `apfed_protocols.sums.readers`.
 
     Args:
-        book: a file on this party's disk that remembers beyond this process and session;
-            None: memory alone.
-        new_book: make it, for the first session.
+        book: a file on this party's disk that keeps the record beyond this process and session;
+            None: the record is kept in memory.
+        new_book: create the file, for the first session.
 
-    Raises LocalProtocolError: the book is missing and `new_book` does not say to make it, or the
-    other way round.
+    Raises LocalProtocolError: the file is missing without `new_book`, or exists with it.
     """
 
     def __init__(self, book: str | PathLike[str] | None = None, *, new_book: bool = False) -> None:
-        """Open the record of answered questions, or make it with `new_book`; without a file keep
-        it in memory.
-        """
+        """Open the record, or create it with `new_book` (for the arguments see the class)."""
         self._book = book
         self._circles: dict[str, tuple[str, ...]] = {}
         if book is not None:
@@ -446,29 +503,29 @@ class AnsweredCircles:
                 raise LocalProtocolError(
                     f"{path}: there is a book already; leave new_book out to go on with it"
                 )
-            with closing(sqlite3.connect(book)) as opened, opened:
-                opened.execute(_CIRCLES_TABLE)
+            with closing(sqlite3.connect(book)) as database, database:
+                database.execute(_CIRCLES_TABLE)
 
     def _find_circle(self, mark: str) -> tuple[str, ...] | None:
-        """Return the circle (contributors of the sum) in which a question with this mark (its
-        digest) was answered; None: it never was.
+        """Return the circle (the contributors in the sum) in which a question with this mark (its
+        digest) was answered; None if it never was.
         """
         if self._book is None:
             return self._circles.get(mark)
-        with closing(sqlite3.connect(self._book)) as opened:
-            row = opened.execute("SELECT circle FROM circles WHERE mark = ?", (mark,)).fetchone()
+        with closing(sqlite3.connect(self._book)) as database:
+            row = database.execute("SELECT circle FROM circles WHERE mark = ?", (mark,)).fetchone()
         return None if row is None else tuple(json.loads(row[0]))
 
     def require_same_circle(
         self, marks: Iterable[str], circle: Sequence[str], *, me: str, aggregator: str
     ) -> None:
         """Raise RemoteProtocolError if a question with one of these marks was answered in another
-        circle.
+        circle before.
 
-        A circle is the set of contributors whose values one sum adds; marks are digests by which a
-        repeated question or answer is recognised.
-
-        `aggregator`: named in the error.
+        Args:
+            marks: digests by which a repeated question or answer is recognised (`make_marks`).
+            circle: the contributors whose values the sum is to add now.
+            me, aggregator: named in the error.
         """
         for mark in marks:
             earlier = self._find_circle(mark) or tuple(circle)
@@ -482,35 +539,36 @@ class AnsweredCircles:
                 )
 
     def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
-        """Return the advice for a question that was answered in a sum of other contributors
-        before.
+        """Return the advice, for an error, about a question that was answered in the circle
+        `earlier` and is asked again in `circle`; subclasses may use both.
         """
         del earlier, circle
         return "Ask another question in a new session, or the same circle"
 
     def make_marks(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-        """Return the marks by which a question, and its answer, are recognised."""
+        """Return the marks by which a question and its answer are recognised (`mark_question`)."""
         return mark_question(values_BD, binding)
 
     def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
-        """Record the marks of a question (its digests) with its circle, the contributors of the
-        sum.
-
-        On return they are on the disk, and an answer may leave.
+        """Record the marks of a question (its digests) with its circle, the contributors in the
+        sum, before the answer is sent: on return they are on the disk if there is a file.
         """
         if self._book is None:
             for mark in marks:
                 self._circles.setdefault(mark, tuple(circle))
             return
         rows = [(mark, json.dumps(list(circle))) for mark in marks]
-        with closing(sqlite3.connect(self._book)) as opened, opened:
-            opened.executemany("INSERT OR IGNORE INTO circles VALUES (?, ?)", rows)
+        with closing(sqlite3.connect(self._book)) as database, database:
+            database.executemany("INSERT OR IGNORE INTO circles VALUES (?, ?)", rows)
 
 
 def mark_question(values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-    """Return the marks by which `AnsweredCircles` recognises a question, and its answer."""
+    """Return the marks by which `AnsweredCircles` recognises a repeated question: a digest of its
+    rows and message, unless the message is empty, and one of the values that answer it, unless
+    they are all zero.
+    """
     marks = []
-    if binding.message != _NO_MESSAGE:
+    if binding.message != _DIGEST_OF_NO_MESSAGE:
         question = hashlib.blake2b(binding.rows + binding.message, digest_size=_MARK_BYTES)
         marks.append(f"question {question.hexdigest()}")
     if values_BD.any():
@@ -521,14 +579,15 @@ def mark_question(values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...
 
 
 class RecoverableContributor(SumContributor):
-    """A passive's end: two kinds of masks, and shares of the secrets behind both for the others.
+    """A passive's role: it adds pairwise masks and a self-mask, and deals shares of the secrets
+    behind both to the other passives.
 
-    An aggregator that asks for the share of a self-mask and for the share of a key of the same
-    passive, or asks twice, or counts fewer than the threshold, or asks again about what was
-    answered in another circle, gets no answer, and the session of this passive is over.
+    An aggregator that asks for both shares of one passive (of its self-mask seed and of its key),
+    or asks twice, or counts fewer contributors than the threshold, or asks an answered question
+    again in another circle, gets no answer, and the session of this passive is over.
 
     Attributes:
-        answered: what it answered, and among whom; `SumSession.make_contributor` can keep a book.
+        answered: the record of the questions that it answered, and in which circle.
     """
 
     _sum: RecoverableSum
@@ -536,15 +595,15 @@ class RecoverableContributor(SumContributor):
     def __init__(
         self, secure_sum: RecoverableSum, me: str, answered: AnsweredCircles | None = None
     ) -> None:
-        """Make the role of `me`: a mask with the active, a sealed link to each other contributor,
-        and keys for the first step.
+        """Make the role of `me`: a seed agreement with the active, an encrypted link to each other
+        contributor, and secrets for the first step.
 
-        `answered`: the questions that it answered before; None: it starts with none.
+        `answered`: the record of questions that it answered before; None: an empty one in memory.
         """
         agreement = secure_sum.agreement
         frames = secure_sum.make_frames()
-        self._active = PairwiseSeeds(me, (agreement.receiver,), frames)
-        super().__init__(secure_sum, me, frames, self._active)
+        self._seeds_with_active = PairwiseSeeds(me, (agreement.receiver,), frames)
+        super().__init__(secure_sum, me, frames, self._seeds_with_active)
         self._others = tuple(name for name in agreement.contributors if name != me)
         self._link_key = fresh_run_key()
         self._links = {
@@ -553,9 +612,12 @@ class RecoverableContributor(SumContributor):
             )
             for name in self._others
         }
-        self._awaited = set(self._others)  # passives whose shares for the first step did not come
-        self._ready: _Step | None = _Step(self._make_step_keys(), {})
-        self._waiting: tuple[_Step, StepKeys] | None = None
+        # The passives whose shares for the first step have not arrived.
+        self._missing_dealers = set(self._others)
+        # The secrets for the next contribution; None while a contribution waits for its request.
+        self._next_step: _Step | None = _Step(self._make_step_keys(), {})
+        # The step that waits for its request, and this passive's secrets for the step after it.
+        self._pending: tuple[_Step, StepKeys] | None = None
         self.answered = AnsweredCircles() if answered is None else answered
         self._marks: tuple[str, ...] = ()
 
@@ -563,27 +625,25 @@ class RecoverableContributor(SumContributor):
         """Send the mask key to the active, a link key to each contributor, and the announcement of
         the first step's keys to the aggregator.
         """
-        assert self._ready is not None
-        link = self._link_key.public
-        announced = self._ready.keys.announcement.pack()
-        return (
-            *self._active.start(),
-            *(
-                Outgoing(peer, self._frames.pack_setup(link, end.hello))
-                for peer, end in self._links.items()
-            ),
-            Outgoing(self._sum.agreement.combiner, self._frames.pack_setup(announced)),
-        )
+        assert self._next_step is not None
+        announced = self._next_step.keys.announcement.pack()
+        to_contributors = [
+            Outgoing(peer, self._frames.pack_setup(self._link_key.public, link.hello))
+            for peer, link in self._links.items()
+        ]
+        to_aggregator = Outgoing(self._sum.agreement.combiner, self._frames.pack_setup(announced))
+        return (*self._seeds_with_active.start(), *to_contributors, to_aggregator)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the active's mask key; of each passive its link, then shares for step one.
+        """Take a set-up message: the active's mask key; from each passive first its link key, which
+        is answered with encrypted shares for the first step, then its shares.
 
-        `body`: the bytes of the message.
+        Raises RemoteProtocolError: the message is malformed or unexpected.
         """
         if sender == self._sum.agreement.receiver:
-            return self._active.receive(sender, body)
-        step = self._ready
-        if sender not in self._awaited or step is None:
+            return self._seeds_with_active.receive(sender, body)
+        step = self._next_step
+        if sender not in self._missing_dealers or step is None:
             raise RemoteProtocolError(
                 f"{sender} sent a setup message to {self.me}, who expects two from each of "
                 f"{', '.join(self._others) or 'nobody'}"
@@ -594,7 +654,7 @@ class RecoverableContributor(SumContributor):
         if link.has_keys:
             opened = link.open(frame.blobs[0], sequence=0, associated=_SETUP)
             step.shares[sender] = HolderShares.parse(opened, sender=sender)
-            self._awaited.remove(sender)
+            self._missing_dealers.remove(sender)
             return ()
         link.agree(*frame.blobs)
         parcel = link.seal(step.keys.pick_shares(sender).pack(), sequence=0, associated=_SETUP)
@@ -602,96 +662,114 @@ class RecoverableContributor(SumContributor):
 
     @property
     def is_finished(self) -> bool:
-        return self._active.is_finished and not self._awaited
+        return self._seeds_with_active.is_finished and not self._missing_dealers
 
     def _require_setup(self) -> None:
         """Raise LocalProtocolError, which names the peers, until all keys and first shares have
         arrived.
         """
-        self._active.require_completion()
-        if self._awaited:
+        self._seeds_with_active.require_completion()
+        if self._missing_dealers:
             raise LocalProtocolError(
-                f"{self.me} holds no keys of {', '.join(sorted(self._awaited))}; run the setup "
-                "first"
+                f"{self.me} holds no keys of {', '.join(sorted(self._missing_dealers))}; run the "
+                "setup first"
             )
 
-    def _note_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
+    def _record_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
+        """Remember the marks of the question until the aggregator's request asks about it."""
         self._marks = self.answered.make_marks(values_BD, binding)
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Mask them; the keys for the next step travel with them.
+        """Return the blobs of a contribution: the masked numbers, the announcement of this
+        passive's keys for the next step, and one parcel (encrypted shares of these keys) for each
+        other passive of this step.
 
-        `numbers_BD`: fixed-point numbers to add.
+        `numbers_BD`: ring elements, masked in place.
         """
-        step = self._ready
-        self._ready = None
+        step = self._next_step
+        self._next_step = None
         if step is None:
             raise LocalProtocolError(
                 f"the last contribution of {self.me} was never asked about, so it has no keys for "
                 "another step; its session is over, open a new one"
             )
         self._add_masks(numbers_BD, step, binding)
-        following = self._make_step_keys()
-        bound = self._make_associated_data(step, binding.digest)
-        # To the others in the agreement's order, as all parties count them.
+        next_keys = self._make_step_keys()
+        associated = self._make_associated_data(step, binding.digest)
+        # In the agreement's order, by which the aggregator finds each receiver's parcel.
         parcels = [
-            self._seal_parcel(peer, following, bound)
+            self._seal_parcel(peer, next_keys, associated)
             for peer in self._others
             if peer in step.shares
         ]
-        self._waiting = step, following
-        return numbers_BD.tobytes(), following.announcement.pack(), *parcels
+        self._pending = step, next_keys
+        return numbers_BD.tobytes(), next_keys.announcement.pack(), *parcels
 
     def _add_masks(self, total_BD: Elements, step: _Step, binding: StepBinding) -> None:
-        """Add the masks of y_u (Bonawitz et al. 2017, section 4.2) and the mask for the active."""
+        """Add the self-mask, the masks shared with the other passives (Bonawitz et al. 2017,
+        section 4.2) and the mask shared with the active, in place.
+
+        Args:
+            total_BD: ring elements.
+            step: this passive's secrets of the step.
+            binding: the step and the active's message, from which the masks are derived.
+        """
         agreement = self._sum.agreement
         add_keystream(total_BD, step.keys.seed, binding.digest, sign=1)
         for peer, shares in step.shares.items():
-            seed = pair_seed(
+            seed = derive_pair_seed(
                 step.keys.key, shares.public, agreement, (self.me, peer), use=_STEP_MASK
             )
             # The earlier of two passives adds what the later one subtracts.
-            earlier = self._position < agreement.find_position(peer)
-            add_keystream(total_BD, seed, binding.digest, sign=1 if earlier else -1)
-        self._active.add_stream(agreement.receiver, binding, total_BD, sign=1)
+            is_earlier = self._position < agreement.find_position(peer)
+            add_keystream(total_BD, seed, binding.digest, sign=1 if is_earlier else -1)
+        self._seeds_with_active.add_shared_mask(agreement.receiver, binding, total_BD, sign=1)
 
     def answer(self, request: bytes) -> bytes:
-        """Return one share of each passive of this step: of its self-mask seed if it is counted, of
-        its mask key if it fell silent. The step is over afterwards, also where this raises.
+        """Answer the aggregator's request with one share for each passive of this step: of its
+        self-mask seed if its contribution is counted, of its mask key if it dropped out. The step
+        is over afterwards, also if this raises.
 
-        `request`: what the aggregator sent.
+        Raises LocalProtocolError: no contribution waits for a request. Raises RemoteProtocolError:
+        the request is malformed, or asks for what would reveal a contribution (see the class).
         """
-        waiting = self._waiting
-        self._waiting = None
-        if waiting is None:
+        pending = self._pending
+        self._pending = None
+        if pending is None:
             raise LocalProtocolError(
                 f"no contribution of {self.me} waits for a request; each step is answered once"
             )
-        step, following = waiting
+        step, next_keys = pending
         frame = self._frames.open_request(request, self.me)
         counted = self._parse_contributors(frame.blobs, step)
         aggregator = self._sum.agreement.combiner
         self.answered.require_same_circle(self._marks, counted, me=self.me, aggregator=aggregator)
         others = [name for name in counted if name != self.me]
-        bound = self._make_associated_data(step, frame.binding)
-        parcels = zip(others, frame.blobs[1:], strict=True)
-        next_shares = {peer: self._open_parcel(peer, parcel, bound) for peer, parcel in parcels}
-        shares_by_name = {**step.shares, self.me: step.keys.pick_shares(self.me)}
-        shares = [
-            shares_by_name[name].seed_share if name in counted else shares_by_name[name].key_share
-            for name in self._sum.agreement.contributors
-            if name in shares_by_name
-        ]
+        associated = self._make_associated_data(step, frame.binding)
+        next_shares = {
+            peer: self._open_parcel(peer, parcel, associated)
+            for peer, parcel in zip(others, frame.blobs[1:], strict=True)
+        }
+        shares_by_dealer = {**step.shares, self.me: step.keys.pick_shares(self.me)}
+        shares = []
+        for name in self._sum.agreement.contributors:
+            if name in shares_by_dealer:
+                both = shares_by_dealer[name]
+                shares.append(both.seed_share if name in counted else both.key_share)
         self.answered.add_marks(self._marks, counted)
         body = self._frames.pack_answer(self.me, shares)
-        self._ready = _Step(following, next_shares)
+        self._next_step = _Step(next_keys, next_shares)
         return body
 
     def _parse_contributors(self, blobs: Sequence[bytes], step: _Step) -> Sequence[str]:
-        """Return who is counted by a request. Raises RemoteProtocolError: strangers, fewer than the
-        threshold, not this party, or another number of sealed shares.
+        """Return the contributors that a request counts in the sum.
 
-        `blobs`: the parts of the frame.
+        Args:
+            blobs: of the request: the names, and one parcel from each other counted contributor.
+            step: this passive's secrets of the step; its dealers are those who could contribute.
+
+        Raises RemoteProtocolError: the request counts a stranger, fewer than the threshold, or not
+        this passive; or has another number of parcels.
         """
         agreement = self._sum.agreement
         aggregator = agreement.combiner
@@ -712,25 +790,27 @@ class RecoverableContributor(SumContributor):
         return counted
 
     def _make_step_keys(self) -> StepKeys:
+        """Draw this passive's secrets for one step."""
         return StepKeys(self._sum.agreement, self._frames.least, self.me)
 
-    def _seal_parcel(self, peer: str, keys: StepKeys, bound: bytes) -> bytes:
-        """Seal for `peer` its shares of these keys; `bound` ties them to step and senders."""
-        link = self._links[peer]
-        packed = keys.pick_shares(peer).pack()
-        return link.seal(packed, sequence=link.next_sequence, associated=bound)
-
-    def _open_parcel(self, peer: str, parcel: bytes, bound: bytes) -> HolderShares:
-        """Open the parcel of keys that a passive sealed for this one.
-
-        Each passive sealed as many parcels for this one as this one for it. Raises
-        RemoteProtocolError: the parcel does not authenticate.
-
-        `bound`: bytes that the seal authenticates.
+    def _seal_parcel(self, peer: str, keys: StepKeys, associated: bytes) -> bytes:
+        """Encrypt for `peer` its shares of these keys; `associated` is the associated data of the
+        encryption (`_make_associated_data`).
         """
         link = self._links[peer]
+        packed = keys.pick_shares(peer).pack()
+        return link.seal(packed, sequence=link.next_sequence, associated=associated)
+
+    def _open_parcel(self, peer: str, parcel: bytes, associated: bytes) -> HolderShares:
+        """Decrypt the shares that `peer` encrypted for this passive by `_seal_parcel`.
+
+        Raises RemoteProtocolError: the parcel does not authenticate with `associated`.
+        """
+        link = self._links[peer]
+        # Both ends encrypt one parcel a step, so this one has the number of the last one sent.
+        sequence = link.next_sequence - 1
         try:
-            opened = link.open(parcel, sequence=link.next_sequence - 1, associated=bound)
+            opened = link.open(parcel, sequence=sequence, associated=associated)
         except RemoteProtocolError as error:
             agreement = self._sum.agreement
             raise RemoteProtocolError(
@@ -741,15 +821,22 @@ class RecoverableContributor(SumContributor):
         return HolderShares.parse(opened, sender=peer)
 
     def _make_associated_data(self, step: _Step, binding_digest: bytes) -> bytes:
-        """Return the bytes that tie sealed shares to a step's message and to who could
-        contribute.
+        """Return the associated data of parcels, which ties them to the step's message and to the
+        contributors of the step.
         """
         return binding_digest + self._sum.agreement.pack_names([self.me, *step.shares])
 
 
 @dataclass(frozen=True)
 class _Underway:
-    """A step between its contributions and its answers: who could contribute, and who did."""
+    """A step of the aggregator between its contributions and its answers.
+
+    Attributes:
+        roster: the passives that could contribute, with their announced keys for this step.
+        frames: the contributions.
+        counted: who sent them, in the same order.
+        total: their sum, still masked.
+    """
 
     roster: Mapping[str, Announcement]
     frames: Sequence[Frame] = field(repr=False)
@@ -758,10 +845,11 @@ class _Underway:
 
 
 class RecoverableCombiner(SumCombiner):
-    """The aggregator's end: adds, asks, and takes off what is left.
+    """The aggregator's role: it adds the contributions, asks for shares, and subtracts the masks
+    that do not cancel.
 
-    It holds no key of its own; what it rebuilds from shares opens one step's self-masks and the
-    pair masks of those who fell silent, and is forgotten with the step.
+    It holds no key of its own. The secrets that it rebuilds from shares give one step's self-masks
+    and the pairwise masks of passives that dropped out, and are forgotten with the step.
     """
 
     def __init__(self, secure_sum: RecoverableSum) -> None:
@@ -773,9 +861,9 @@ class RecoverableCombiner(SumCombiner):
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take one contributor's announcement of its keys for the first step.
+        """Take one contributor's announcement of its keys for the first step; answer nothing.
 
-        `body`: the bytes of the message.
+        Raises RemoteProtocolError: the message is malformed or unexpected.
         """
         contributors = self._sum.agreement.contributors
         if sender not in contributors or self._set_up or sender in self._announcements:
@@ -796,34 +884,41 @@ class RecoverableCombiner(SumCombiner):
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
-        """Add the contributions and return one request for each passive that contributed. Raises
-        RemoteProtocolError: a passive contributes that was silent in an earlier step.
+        """Add the contributions, by sender; return one request for each passive that contributed.
 
-        `binding_digest`: what all must answer; None: compared with each other alone.
+        `binding_digest`: of the step and message that all must have answered; None: the
+        contributions are only compared with each other.
+
+        Raises RemoteProtocolError: as `SumCombiner.combine`; or a passive contributes that dropped
+        out in an earlier step.
         """
         if not self._set_up:
             raise LocalProtocolError("the aggregator has no keys announced yet; run the setup")
-        agreed = self._sum.agreement.contributors
-        roster = {name: self._announcements[name] for name in agreed if name in self._announcements}
-        silent = [name for name in agreed if name in contributions and name not in roster]
-        if silent:
+        names = self._sum.agreement.contributors
+        roster = {name: self._announcements[name] for name in names if name in self._announcements}
+        dropped_out = [name for name in names if name in contributions and name not in roster]
+        if dropped_out:
             raise RemoteProtocolError(
-                f"{', '.join(silent)} fell silent in an earlier step, and stays out until a new "
-                "session"
+                f"{', '.join(dropped_out)} fell silent in an earlier step, and stays out until a "
+                "new session"
             )
         frames = self._frames.open_contributions(contributions, binding_digest)
-        counted = [agreed[frame.party] for frame in frames]
+        counted = [names[frame.party] for frame in frames]
         announced = [self._parse_announcement(frame, len(roster)) for frame in frames]
         self._underway = _Underway(roster, frames, counted, self._sum.add_elements(frames))
         self._announcements = dict(zip(counted, announced, strict=True))
         return {name: self._pack_request(name, self._underway) for name in counted}
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        """Rebuild self-mask seeds and silent passives' keys from the answers, subtract the masks
-        that do not cancel, and pack the sum with the names of those it counts.
+        """Rebuild self-mask seeds, and the keys of passives that dropped out, from the answers;
+        subtract the masks that do not cancel, and return the message to the receiver: the sum and
+        the names of the contributors in it.
 
-        `bodies`: each sender's message. `binding_digest`: what all must answer; None: compared with
-        each other alone.
+        Args:
+            bodies: second-round answers by sender.
+            binding_digest: as in `ask`.
+
+        Raises RemoteProtocolError: too few answers, a malformed one, or a false share.
         """
         underway = self._underway
         agreement = self._sum.agreement
@@ -836,27 +931,36 @@ class RecoverableCombiner(SumCombiner):
         total = underway.total
         for name, announced in underway.roster.items():
             if name in underway.counted:
-                seed = rebuilt_seed(shares[name], announced, agreement, name)
+                seed = rebuild_seed(shares[name], announced, agreement, name)
                 add_keystream(total, seed, binding, sign=-1)
             else:
                 key = _rebuild_key(shares[name], announced, agreement, name)
                 self._subtract_pair_masks(name, key, underway)
         counted = agreement.pack_names(underway.counted)
-        return self._frames.sum_of(underway.frames, (total.tobytes(), counted))
+        return self._frames.pack_sum(underway.frames, (total.tobytes(), counted))
 
-    def _parse_announcement(self, frame: Frame, roster: int) -> Announcement:
-        """Parse what a contribution announces for the next step; its parcels must be complete."""
+    def _parse_announcement(self, frame: Frame, roster_size: int) -> Announcement:
+        """Return the keys that a contribution announces for the next step.
+
+        Its blobs are the masked numbers, the announcement, and a parcel for each of the other
+        passives that could contribute. Raises RemoteProtocolError: they are not.
+
+        `roster_size`: the number of passives that could contribute to this step.
+        """
         sender = self._sum.agreement.contributors[frame.party]
-        frame.require_blobs(sender, 1 + roster)
+        frame.require_blobs(sender, 2 + roster_size - 1)
         if any(len(parcel) != PARCEL_BYTES for parcel in frame.blobs[2:]):
             raise RemoteProtocolError(f"{sender} sent keys of another size for the next step")
         return Announcement.parse(frame.blobs[1], sender=sender)
 
     def _pack_request(self, to: str, underway: _Underway) -> bytes:
-        """Pack for one passive who is counted, and the shares that the others sealed for it."""
+        """Encode the request to the passive `to`: who is counted in the sum, and the parcels that
+        the other counted passives sent for it.
+        """
         parcels = []
         for name, frame in zip(underway.counted, underway.frames, strict=True):
             if name != to:
+                # The order in which `name` sent its parcels, behind numbers and announcement.
                 receivers = [other for other in underway.roster if other != name]
                 parcels.append(frame.blobs[2 + receivers.index(to)])
         counted = self._sum.agreement.pack_names(underway.counted)
@@ -865,37 +969,51 @@ class RecoverableCombiner(SumCombiner):
     def _collect_shares(
         self, frames: Sequence[Frame], underway: _Underway
     ) -> Mapping[str, Mapping[int, bytes]]:
-        """Return as many shares as the threshold for each passive of the step, by holder.
+        """Return, for each passive that could contribute, as many shares of its secret as the
+        threshold, by the position of their holder.
 
-        `frames`: one answer of each holder.
+        `frames`: the answers; each has one share for each passive, in the order of the roster.
+        Raises RemoteProtocolError: an answer has other blobs.
         """
-        agreed = self._sum.agreement.contributors
+        names = self._sum.agreement.contributors
         for frame in frames:
-            frame.require_blobs(agreed[frame.party], len(underway.roster))
+            frame.require_blobs(names[frame.party], len(underway.roster))
             if any(len(share) != SECRET_BYTES for share in frame.blobs):
-                raise RemoteProtocolError(f"{agreed[frame.party]} sent a share of another size")
+                raise RemoteProtocolError(f"{names[frame.party]} sent a share of another size")
+        needed_frames = frames[: self._frames.least]
         return {
-            name: {frame.party: frame.blobs[place] for frame in frames[: self._frames.least]}
-            for place, name in enumerate(underway.roster)
+            name: {frame.party: frame.blobs[index] for frame in needed_frames}
+            for index, name in enumerate(underway.roster)
         }
 
     def _subtract_pair_masks(self, silent: str, key: RunKey, underway: _Underway) -> None:
-        """Take off the masks that those counted share with one who fell silent, under its key."""
+        """Remove from the sum the pairwise masks that counted passives share with one that dropped
+        out.
+
+        Args:
+            silent: the passive that dropped out.
+            key: its rebuilt key.
+            underway: the step; its `total` is changed in place.
+        """
         agreement = self._sum.agreement
         binding = underway.frames[0].binding
         for name in underway.counted:
             public = underway.roster[name].public
-            seed = pair_seed(key, public, agreement, (name, silent), use=_STEP_MASK)
-            # The counted one added it where it comes first.
-            added = agreement.find_position(name) < agreement.find_position(silent)
-            add_keystream(underway.total, seed, binding, sign=-1 if added else 1)
+            seed = derive_pair_seed(key, public, agreement, (name, silent), use=_STEP_MASK)
+            # The earlier of two passives added the mask, the later one subtracted it.
+            was_added = agreement.find_position(name) < agreement.find_position(silent)
+            add_keystream(underway.total, seed, binding, sign=-1 if was_added else 1)
 
 
 class RecoverableReceiver(MaskedReceiver):
-    """A receiver that takes off the masks it shares with `counted`, those in the last sum."""
+    """The active's role: it subtracts the masks that it shares with the passives in the sum, whom
+    `counted` names.
+    """
 
     def _list_contributors(self, frame: Frame) -> Sequence[str]:
-        """Return whose contributions the aggregator counted, and note them as `counted`."""
+        """Return the contributors whose values are in the sum, as the aggregator names them, and
+        record them as `counted`.
+        """
         agreement = self._sum.agreement
         frame.require_blobs(agreement.combiner, 2)
         counted = agreement.parse_names(frame.blobs[1], sender=agreement.combiner)

@@ -44,8 +44,8 @@ __all__ = [
     "SumContributor",
     "SumReceiver",
     "join_sum",
+    "make_role",
     "make_template",
-    "role_of",
     "run_role",
 ]
 
@@ -69,14 +69,15 @@ class DescribedSum:
     Attributes:
         scheme: what encrypts or shares the numbers, masks: what is added to them before; the two
             axes of the table.
-        name: both in words, `spelled`; its key in the table.
-        unsafe: whether single contributions are readable by anybody but their owner; so they count
-            where a class does not say False.
+        name: both in words (`format_sum_name`); the key of the sum in the table of sums.
+        unsafe: whether anybody but its owner can read a single contribution; True, the pessimistic
+            value, where a class does not say False.
         rounds: between passives and aggregator in one step, 1 or 2 (see `SumCombiner`).
         needs_all: whether a step without one of the contributors has no sum.
-        opened_with_receiver, opened_with_others: whether one contribution opens only with what the
-            receiver holds, and only with what all other contributors hold.
-        rests_on: what must be hard to compute, or true of the parties, for it to protect.
+        opened_with_receiver: whether a contribution can be decrypted only with the receiver's keys.
+        opened_with_others: whether it can be decrypted only with the keys of all other
+            contributors.
+        rests_on: the assumptions under which it protects, on computation and on the parties.
         leaks: who learns what, and what the sum does not give.
     """
 
@@ -99,7 +100,7 @@ class DescribedSum:
 
     @property
     def least(self) -> int:
-        """Return the number of contributors without whom a step has no sum."""
+        """Return the least number of contributors with which a step has a sum."""
         return len(self.agreement.contributors)
 
     def encode_contribution(
@@ -108,7 +109,14 @@ class DescribedSum:
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> NDArray[Any]:
-        """Return what a contributor adds, in new memory: clipped rows in fixed point, and noise."""
+        """Return what one contributor adds to the sum, as a new integer array (B, D): its rows,
+        clipped and in fixed point, plus the noise.
+
+        Args:
+            values_BD: the rows to contribute.
+            noise_BD: in steps of fixed point; None: no noise.
+            clipping: counts what is clipped and rounded to 0; None: nothing is counted.
+        """
         return self.fixed_point.quantise_rows(values_BD, noise_BD, clipping=clipping)
 
     def row_bound(self) -> float | None:
@@ -124,9 +132,14 @@ class DescribedSum:
         return {"scheme": self.scheme, "masks": self.masks}
 
     def make_frames(self, key: bytes = b"", *, minimum: int | None = None) -> AgreedFrames:
-        """Return one role's writer and checker of frames, under a public key where there is one."""
-        mark = compute_fingerprint(self.agreement, self.list_parameters(), key)
-        return AgreedFrames(self.agreement, self.name, mark, minimum)
+        """Return a new writer and checker of the frames (messages) of one role.
+
+        Args:
+            key: the receiver's public key, which the frames' fingerprint covers; empty: none.
+            minimum: the least number of contributors with which a step has a sum; None: all.
+        """
+        fingerprint = compute_fingerprint(self.agreement, self.list_parameters(), key)
+        return AgreedFrames(self.agreement, self.name, fingerprint, minimum)
 
 
 @dataclass(frozen=True)
@@ -147,8 +160,8 @@ class SecureSum(DescribedSum, ABC):
     allow_single_reader: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Raise LocalProtocolError for parties that could read a single contribution without
-        permission.
+        """Raise LocalProtocolError if one party could read a single contribution and the settings
+        do not allow it.
         """
         require_type(self, bool, "allow_single_reader")
         receiver = self.agreement.receiver
@@ -161,7 +174,8 @@ class SecureSum(DescribedSum, ABC):
         require_no_single_reader(self, stacklevel=5)
 
     def describe(self, *, hub: bool = False, signed: bool = True) -> str:
-        """Return in words who takes part, what protects, and who can read one contribution.
+        """Return in words who takes part, on what assumptions the protection rests, and which
+        parties together can read one contribution.
 
         Args:
             hub: whether one computer runs receiver and combiner, as under `hub_pump`.
@@ -170,9 +184,9 @@ class SecureSum(DescribedSum, ABC):
         agreement = self.agreement
         needed = f"{self.least} of {len(agreement.contributors)}"
         contributors = ", ".join(agreement.contributors)
-        ends = f"{agreement.receiver} reads the sum, {agreement.combiner} combines"
+        receiver_and_combiner = f"{agreement.receiver} reads the sum, {agreement.combiner} combines"
         parts = (
-            f"{self.name}: {contributors} contribute, {ends}.",
+            f"{self.name}: {contributors} contribute, {receiver_and_combiner}.",
             f"A step needs {needed} contributors. It rests on {self.rests_on}.",
             describe_readers(self, hub=hub, signed=signed),
         )
@@ -180,12 +194,12 @@ class SecureSum(DescribedSum, ABC):
 
     @property
     def value_bytes(self) -> float:
-        """Return the bytes on the wire of one value of a long contribution, frames apart."""
+        """Return the bytes sent per value of a long contribution, without the frame's header."""
         return _INTEGER_BYTES
 
     @property
     def min_bytes(self) -> float:
-        """Return the bytes on the wire of a contribution of one value, frames apart."""
+        """Return the bytes sent for a contribution of one value, without the frame's header."""
         return self.value_bytes
 
     @abstractmethod
@@ -199,12 +213,16 @@ class SecureSum(DescribedSum, ABC):
 
 
 class Setup(Conversation, Protocol):
+    """The exchange of keys before the first step, as one role takes part in it."""
+
     def require_completion(self) -> None:
         """Raise LocalProtocolError, which names what is missing, before the set-up is finished."""
         ...
 
 
 class NoSetup:
+    """The set-up of a role that exchanges nothing before the first step."""
+
     def start(self) -> Iterable[Outgoing]:
         return ()
 
@@ -220,6 +238,8 @@ class NoSetup:
 
 
 class Role(KeepsSecrets):
+    """A party's part in one sum: its set-up messages go to `setup`, all others through `frames`."""
+
     def __init__(self, frames: AgreedFrames, setup: Setup) -> None:
         self._frames = frames
         self._setup = setup
@@ -236,7 +256,7 @@ class Role(KeepsSecrets):
 
 
 class SumContributor(Role, ABC):
-    """The end of one passive. Holds no secret key of the receiver.
+    """The role of one passive. Holds no secret key of the receiver.
 
     With one round a step is `contribute`; with two it is `contribute`, then `answer`.
     """
@@ -244,30 +264,40 @@ class SumContributor(Role, ABC):
     def __init__(
         self, secure_sum: DescribedSum, me: str, frames: AgreedFrames, setup: Setup
     ) -> None:
-        """Make the role of contributor `me`, with fresh noise keys; nothing is sent yet."""
+        """Make the role of contributor `me`, with a fresh noise key; nothing is sent yet.
+
+        Args:
+            secure_sum: the sum that all parties agreed on.
+            me: this contributor's name in the agreement.
+            frames: writes and checks this role's messages.
+            setup: this role's part in the exchange of keys before the first step.
+        """
         self._position = secure_sum.agreement.find_position(me)
         self.me = me
         self.clipping = Clipping()
         self._sum = self.described = secure_sum
-        self._turn = threading.Lock()
+        self._contribution_lock = threading.Lock()
         self._noise_key = fresh_key()
         self._lifetime_id = fresh_key().hex()
-        self._times = 0
+        self._times_suspended = 0
         super().__init__(frames, setup)
 
     def contribute(
         self, values: Any, binding: StepBinding | None = None, noise_BD: IntArray | None = None
     ) -> bytes:
-        """Clip each row to C, quantise, add the noise, use the step, protect; in no other order.
+        """Clip each row to C, quantise, add the noise, mark the step as used and protect, in this
+        order; return the message to the aggregator.
 
         Args:
             values: floats or integers: an array or tensor of any rank, or lists, tuples and dicts
-                of them, which are one row (`apfed_protocols.trees`). They stay as they are. A
-                tensor that requires a gradient is refused, which names what to do instead.
-            binding: what this contribution answers; its step must be above all former ones. None:
-                the step after the last one, bound to structure and shapes of the values alone.
-            noise_BD: steps of fixed point, from `apfed_protocols.noise` under a key of this party,
-                in the shape of the rows; only where the agreement says noise. None: drawn here.
+                of them, which are one row (`apfed_protocols.trees`). They are not changed. A
+                tensor that requires a gradient is refused; the error names what to do instead.
+            binding: the step and the active's message that this contribution answers; its step
+                must be above all former ones. None: the step after the last one, bound to
+                structure and shapes of the values alone.
+            noise_BD: in steps of fixed point, from `apfed_protocols.noise` under a key of this
+                party, in the shape of the rows; only where the agreement has noise. None: drawn
+                here.
 
         Raises:
             LocalProtocolError: values that are empty, NaN or infinite, or no numbers; a step
@@ -281,22 +311,25 @@ class SumContributor(Role, ABC):
         refuse_gradients(values, self.me)
         flat = flatten_tree(values)
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
-        with self._turn:
-            return self._make_contribution(
-                flat, binding or self._frames.next_binding(flat), noise_BD
-            )
+        with self._contribution_lock:
+            answered = binding or self._frames.next_binding(flat)
+            return self._make_contribution(flat, answered, noise_BD)
 
     def _make_contribution(
         self, flat: Flattened, binding: StepBinding, noise_BD: IntArray | None
     ) -> bytes:
-        """Encode, use the step, protect and pack one contribution, in this order: a step counts as
-        used before any protected value exists, so that a failure cannot make it be used twice.
+        """Encode, mark the step as used, protect and pack one contribution, in this order: a step
+        counts as used before any protected value exists, so that a failure cannot lead to a second
+        use.
 
-        `noise_BD`: steps of fixed point to add; None: no noise.
+        Args:
+            flat: the values to contribute, as a matrix (B, D).
+            binding: the step and the active's message that this contribution answers.
+            noise_BD: in steps of fixed point; None: drawn here if the agreement has noise.
         """
         values_BD = flat.matrix
         deviation = self._sum.agreement.noise
-        before = replace(self.clipping)
+        counts_before = replace(self.clipping)
         if noise_BD is None and deviation is not None:
             noise_BD = discrete_gaussian(
                 self._noise_key, binding.digest, deviation=deviation, shape=values_BD.shape
@@ -304,30 +337,30 @@ class SumContributor(Role, ABC):
         numbers_BD = self._sum.encode_contribution(values_BD, noise_BD, self.clipping)
         self._require_setup()
         self._frames.begin_step(binding)
-        self._note_question(values_BD, binding)
+        self._record_question(values_BD, binding)
         blobs = self._protect_numbers(numbers_BD, binding)
         rows, columns = values_BD.shape
         body = self._frames.pack_contribution(self.me, binding, (rows, columns), blobs)
-        self.clipping.warn_of_clipping(self.me, self._sum.fixed_point, before)
+        self.clipping.warn_of_clipping(self.me, self._sum.fixed_point, counts_before)
         return body
 
     @property
     def was_taken_up(self) -> bool:
-        """True if this role was put away before, and lives on."""
-        return self._times > 0
+        """Return whether this role was ever suspended (`put_away`) and resumed (`take_up`)."""
+        return self._times_suspended > 0
 
     def export_state(self) -> dict[str, Any]:
-        """Return all of this role, secrets in hexadecimal, and close it.
+        """Return the whole state of this role, secrets in hexadecimal, and close the role.
 
         Only `apfed_protocols.sums.put_away` calls this.
         """
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
-        with self._turn:
-            self._frames.require_here()
+        with self._contribution_lock:
+            self._frames.require_usable()
             secrets = self._export_secrets()  # or it refuses, and the role stays
             return {
                 "role": self._lifetime_id,
-                "times": self._times + 1,
+                "times": self._times_suspended + 1,
                 "last": self._frames.export_step(),
                 "clipping": asdict(self.clipping),
                 "noise": self._noise_key.hex(),
@@ -335,19 +368,16 @@ class SumContributor(Role, ABC):
             }
 
     def import_state(self, state: Mapping[str, Any]) -> None:
-        """Become the role that `export_state` returned.
-
-        `state`: plain values by name.
-        """
+        """Continue as the role whose state `export_state` returned."""
         self._lifetime_id = state["role"]
-        self._times = state["times"]
+        self._times_suspended = state["times"]
         self.clipping = Clipping(**state["clipping"])
         self._noise_key = bytes.fromhex(state["noise"])
         self._import_secrets(state)
         self._frames.import_step(state["last"])
 
     def _export_secrets(self) -> dict[str, Any]:
-        """Return what this kind of role adds to `export_state`, and forget it."""
+        """Return the secrets that this kind of role adds to `export_state`, and forget them."""
         raise LocalProtocolError(
             f"{self.me}: a role of {self._sum.name} holds shares for the next step, and is never "
             "put away; keep it in memory, or take pairwise masks"
@@ -360,15 +390,22 @@ class SumContributor(Role, ABC):
         """Raise LocalProtocolError, which names what is missing, before the set-up is finished."""
         self._setup.require_completion()
 
-    def _note_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
-        """Record what is about to be answered, for sums with a second round."""
+    def _record_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
+        """Record the question that is about to be answered; sums with a second round override this,
+        the others do nothing.
+        """
 
     @abstractmethod
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Return what may leave of these numbers, which may be changed in place."""
+        """Mask, encrypt or share a contribution; return the blobs of its frame, which may be sent.
+
+        Args:
+            numbers_BD: what `encode_contribution` returned; may be changed in place.
+            binding: the step and the active's message that the contribution answers.
+        """
 
     def answer(self, request: bytes) -> bytes:
-        """Answer, in a second round, what the aggregator asks about the last contribution; once.
+        """Answer the aggregator's second-round request about the last contribution, once.
 
         Raises:
             LocalProtocolError: the sum has one round, or nothing waits for a request.
@@ -382,19 +419,22 @@ class SumContributor(Role, ABC):
 
 
 class SumCombiner(Role, ABC):
-    """The end of the aggregator. Holds no long-lived key at all.
+    """The role of the aggregator. Holds no long-lived key at all.
 
     With one round a step is `combine` of the contributions; with two it is `ask` with the
     contributions, then `combine` of the answers. Both take frames by the authenticated names of
-    their senders, and what these must answer, where the aggregator knows it.
+    their senders, and the digest of the binding (step and message) that all frames must answer,
+    where the aggregator knows it.
     """
 
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
-        """Take the contributions in a second round; return one request for each party asked.
+        """Take the contributions of a sum with two rounds; return the second-round request for each
+        party that is asked.
 
-        `binding_digest`: what all must answer; None: compared with each other alone.
+        `binding_digest`: of the step and message that all must have answered; None: the
+        contributions are only compared with each other.
 
         Raises LocalProtocolError: the sum has one round; RemoteProtocolError: as `combine`.
         """
@@ -406,49 +446,59 @@ class SumCombiner(Role, ABC):
 
     @abstractmethod
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        """Add one contribution of each agreed party. Raises RemoteProtocolError: a contributor is
-        missing or unknown, a frame is malformed, or the frames answer different messages
-        (equivocation by the active).
+        """Add what the parties sent and return the message to the receiver.
+
+        Args:
+            bodies: by sender, the contributions; in a sum with two rounds the second-round answers.
+            binding_digest: of the step and message that all must have answered; None: the frames
+                are only compared with each other.
+
+        Raises RemoteProtocolError: a sender is missing or unknown, a frame is malformed, or the
+        frames answer different messages (equivocation by the active).
         """
 
 
 class OneRoundCombiner(SumCombiner):
-    """The aggregator's end where nobody is asked anything: adds what it cannot read."""
+    """The aggregator's role in a sum with one round: it adds contributions that it cannot read."""
 
     def __init__(
         self, frames: AgreedFrames, add: Callable[[Sequence[Frame]], Sequence[bytes]]
     ) -> None:
-        """Combine by `add`, which maps the checked frames to the blobs of their sum."""
+        """Make the role; `add` computes the blobs of the sum from the checked contributions."""
         self._add = add
         super().__init__(frames, NoSetup())
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
         frames = self._frames.open_contributions(bodies, binding_digest)
-        return self._frames.sum_of(frames, self._add(frames))
+        return self._frames.pack_sum(frames, self._add(frames))
 
 
 class SumReceiver(Role, ABC):
-    """The end of the active, the only one that can read the sum; until it refuses one.
+    """The role of the active, the only one that can read the sum, until it refuses one.
 
-    Whether an altered sum is taken or refused depends on the secret key and on what the sum holds,
-    and whoever altered it sees which, if only from the run that ends. Each further answer would
-    tell more, up to a whole contribution and the whole key (a reaction attack). So with the first
-    refusal, for whatever reason, an interruption included, what opens sums is thrown away: all that
-    reactions ever tell is which step was the first to be refused, log2(S + 1) bits of a session of
-    S steps.
+    Whether an altered sum is accepted or refused depends on the secret key and on the sum, and
+    whoever altered it sees the reaction, if only because the run ends. Repeated reactions would
+    reveal more, up to a whole contribution and the whole key (a reaction attack). So the first
+    refusal, for whatever reason, an interruption included, destroys the keys that decrypt sums:
+    all that reactions ever reveal is which step was refused first, log2(S + 1) bits in a session
+    of S steps.
 
     Attributes:
-        counted: whose contributions are in the sum that was opened last; all, unless it may lack
-            some (`recoverable`).
+        counted: the contributors whose values are in the last sum; all of them, unless the sum may
+            lack some (`recoverable`).
     """
 
     _refused_step: int | None = None
 
     def __init__(self, secure_sum: DescribedSum, frames: AgreedFrames, setup: Setup) -> None:
-        """Make the receiver's role; `counted` names all contributors until a sum says that it lacks
-        some.
+        """Make the receiver's role.
+
+        Args:
+            secure_sum: the sum that all parties agreed on.
+            frames: writes and checks this role's messages.
+            setup: this role's part in the exchange of keys before the first step.
         """
-        self._opening = threading.RLock()
+        self._decode_lock = threading.RLock()
         self._sum = self.described = secure_sum
         self.counted: Sequence[str] = secure_sum.agreement.contributors
         super().__init__(frames, setup)
@@ -468,14 +518,14 @@ class SumReceiver(Role, ABC):
     ) -> Tree: ...
 
     def decode(self, combined: bytes, template: Any, binding: StepBinding | None = None) -> Any:
-        """Open the sum of all contributions to the step that `binding` names, one at a time.
+        """Decrypt the sum of all contributions to one step; one thread at a time.
 
         Args:
-            combined: what the aggregator sent.
-            template: the shape that was asked for, for a new array; or an array, tensor or tree in
-                whose structure, types and device the sum comes.
-            binding: what was asked; its step must be above all former ones. None: as in
-                `SumContributor.contribute`.
+            combined: the aggregator's message.
+            template: the shape of the sum, to get a new array; or an array, tensor or tree whose
+                structure, types and device the result gets.
+            binding: the step and the message that the sum answers; its step must be above all
+                former ones. None: as in `SumContributor.contribute`.
 
         Raises:
             LocalProtocolError: this step was opened already, nothing was set up, or a sum was
@@ -484,25 +534,31 @@ class SumReceiver(Role, ABC):
         """
         flat, shape = make_template(template)
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
-        with self._opening:
-            sum_BD = self._decode_sum(combined, flat, binding or self._frames.next_binding(flat))
+        with self._decode_lock:
+            answered = binding or self._frames.next_binding(flat)
+            sum_BD = self._decode_sum(combined, flat, answered)
         if shape is None:
             return flat.restore_tree(sum_BD, off=self._sum.compute_rounding_error())
         return sum_BD.reshape(shape)
 
     def _decode_sum(self, combined: bytes, flat: Flattened, binding: StepBinding) -> FloatArray:
-        """Open one sum and return its real numbers, (B, D). Whatever the peer caused to fail
-        destroys the secrets first, so that a reaction is seen once (see the class).
+        """Decrypt one sum and return its real numbers, (B, D).
 
-        `combined`: what the aggregator sent.
+        A failure that a peer could have caused destroys the keys before it is raised, so that the
+        peer sees one reaction at most (see the class).
+
+        Args:
+            combined: the aggregator's message.
+            flat: the template, whose matrix has the shape (B, D).
+            binding: the step and the message that the sum answers.
         """
         rows, columns = flat.matrix.shape
         self._require_no_refusal()
-        self._refused_step = binding.step  # taken back where all goes well, and only there
+        self._refused_step = binding.step  # reset only after success, or after our own misuse
         try:
             frame = self._frames.open_sum(combined, (rows, columns), binding)
-            opened = self._open(frame, binding)
-        except LocalProtocolError:  # our own misuse, which shows before any secret is used
+            sum_BD = self._open(frame, binding)
+        except LocalProtocolError:  # our own misuse, which is noticed before any secret is used
             self._refused_step = None
             raise
         except BaseException as error:
@@ -510,13 +566,13 @@ class SumReceiver(Role, ABC):
             _clear_frames(error)
             raise
         self._refused_step = None
-        return opened
+        return sum_BD
 
     def _require_no_refusal(self) -> None:
-        """Raise LocalProtocolError after a refused sum; what opens sums is gone then."""
+        """Raise LocalProtocolError if a sum was refused before; the keys are destroyed then."""
         if self._refused_step is None:
             return
-        self._forget_secrets()  # an interruption may have come before it
+        self._forget_secrets()  # again, since an interruption may have prevented the first time
         raise LocalProtocolError(
             f"{self._frames.agreement.receiver} refused the sum of step {self._refused_step}, "
             "and threw away what opens sums of this session: more refusals would tell "
@@ -526,14 +582,18 @@ class SumReceiver(Role, ABC):
     def _dequantise_sum(
         self, sum_BD: NDArray[np.signedinteger[Any]], binding: StepBinding
     ) -> FloatArray:
-        """Return a sum in real numbers; RemoteProtocolError if no contributions add up to it."""
+        """Return a sum in real numbers. Raises RemoteProtocolError: it lies outside the range that
+        contributions can add up to.
+
+        `sum_BD`: in steps of fixed point. `binding`: its step is named in the error.
+        """
         limit = self._sum.fixed_point.limit
         if not -limit <= sum_BD.min() <= sum_BD.max() <= limit:
             raise self._make_range_error(binding)
         return self._sum.fixed_point.dequantise_sum(sum_BD)
 
     def _make_range_error(self, binding: StepBinding) -> RemoteProtocolError:
-        """Return the error for a sum that no contributions can add up to."""
+        """Return the error for a sum outside the range that contributions can add up to."""
         return RemoteProtocolError(
             f"the sum of step {binding.step} from {self._frames.agreement.combiner} lies beyond "
             "the range of its contributions; it was altered, a passive added other numbers "
@@ -542,28 +602,28 @@ class SumReceiver(Role, ABC):
 
     @abstractmethod
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Open the sum in a frame that answers `binding`; RemoteProtocolError if it is none."""
+        """Decrypt the sum in a frame that answers `binding`; return its real numbers, (B, D).
+
+        Raises RemoteProtocolError: the frame holds no sum of this step.
+        """
 
     @abstractmethod
     def _forget_secrets(self) -> None:
-        """Throw away what opens sums; called again, do nothing."""
+        """Destroy the keys that decrypt sums; may be called again."""
 
 
 def make_template(template: Any) -> tuple[Flattened, tuple[int, ...] | None]:
-    """Return the form in which a sum is to come, and its sizes where `template` is a shape.
+    """Return the flattened form that a sum is to have, and its shape if `template` is a shape, else
+    None.
 
-    `template` is a shape, an array or a tree of arrays. Raises LocalProtocolError: it is none of
-    these.
+    `template` is a shape (rows, columns, ...), an array or a tree of arrays. Raises
+    LocalProtocolError: it is none of these.
     """
-    sizes = template if isinstance(template, tuple | list) else (template,)
+    is_sequence = isinstance(template, tuple | list)
+    sizes = template if is_sequence else (template,)
     if not all(size is None or isinstance(size, Number) for size in sizes):
         return flatten_tree(template), None
-    if (
-        sizes is not template
-        or not template
-        or not all(map(is_whole, template))
-        or min(template) < 1
-    ):
+    if not is_sequence or not sizes or not all(map(is_whole, sizes)) or min(sizes) < 1:
         raise LocalProtocolError(
             f"the shape of a sum is numbers (rows, columns, ...) above 0, got {template!r}; or "
             "give an array, or a tree of arrays, in whose form the sum is to come"
@@ -572,7 +632,9 @@ def make_template(template: Any) -> tuple[Flattened, tuple[int, ...] | None]:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Empty the finished frames that an exception and those before it hold: keys, opened sums."""
+    """Delete the local variables, such as keys and sums, of the stack frames in the tracebacks of
+    an exception and of those during whose handling it was raised.
+    """
     raised: BaseException | None = error
     while raised is not None:
         traceback.clear_frames(raised.__traceback__)
@@ -580,9 +642,9 @@ def _clear_frames(error: BaseException) -> None:
 
 
 class ReceivingCombiner(KeepsSecrets):
-    """A receiver and combiner in one party, for sums under masks, which protect from both.
+    """The roles of receiver and combiner in one party, for sums whose masks protect from both.
 
-    Its `ask`, `combine` and `decode` are theirs.
+    Its `ask` and `combine` are the combiner's, its `decode` is the receiver's.
     """
 
     def __init__(self, secure_sum: SecureSum) -> None:
@@ -600,21 +662,22 @@ class ReceivingCombiner(KeepsSecrets):
         return self._route_outgoing([*self._receiver.start(), *self._combiner.start()])
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Take a set-up message: a contributor sends the receiver's, if any, before the other."""
-        first = sender not in self._senders and not self._receiver.is_finished
+        """Pass a set-up message to the role that it is for; a contributor sends the message for the
+        receiver, if any, before the one for the combiner.
+        """
+        is_for_receiver = sender not in self._senders and not self._receiver.is_finished
         self._senders.add(sender)
-        return self._route_outgoing(
-            (self._receiver if first else self._combiner).receive(sender, body)
-        )
+        role: Role = self._receiver if is_for_receiver else self._combiner
+        return self._route_outgoing(role.receive(sender, body))
 
     def _route_outgoing(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
-        """Deliver set-up messages from one of the two roles to the other here; yield those to
-        contributors.
+        """Deliver what the receiver's role sends to the combiner, which is this party too; yield
+        the messages to contributors.
 
-        `outgoing`: messages by one of the two roles.
+        `outgoing`: set-up messages of the two roles.
         """
         for out in outgoing:
-            if out.receiver == self._me:  # a key holder tells the combiner under which key it adds
+            if out.receiver == self._me:  # the receiver sends the combiner its public key
                 yield from self._combiner.receive(self._me, out.body)
             else:
                 yield out
@@ -624,10 +687,10 @@ class ReceivingCombiner(KeepsSecrets):
         return self._receiver.is_finished and self._combiner.is_finished
 
 
-def role_of(
+def make_role(
     secure_sum: SecureSum, me: str
 ) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:
-    """Return the role of `me`.
+    """Return a new role for the party `me`, before its set-up.
 
     Raises LocalProtocolError: no party of the agreement has that name.
     """
@@ -636,9 +699,9 @@ def role_of(
         return ReceivingCombiner(secure_sum)
     if me == agreement.receiver:
         return secure_sum.make_receiver()
-    return (
-        secure_sum.make_combiner() if me == agreement.combiner else secure_sum.make_contributor(me)
-    )
+    if me == agreement.combiner:
+        return secure_sum.make_combiner()
+    return secure_sum.make_contributor(me)
 
 
 def join_sum(
@@ -648,23 +711,23 @@ def join_sum(
     send: Callable[[str, bytes], object],
     receive: Callable[[], tuple[str, bytes]],
 ) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:
-    """Make the role of `me` and hold its setup with the others, over links of one's own.
+    """Make the role of `me`, exchange its set-up messages with the others, and return it.
 
-    For a training loop that this project does not run. The links must be authenticated
+    For a training loop of one's own, over links of one's own. These must be authenticated
     (`apfed_protocols.seal.SealedLink`).
 
     Args:
         secure_sum: the sum that all parties agreed on.
         me: the receiver, the combiner or a contributor.
-        send: carries bytes to the party that is named.
-        receive: waits for the next setup message and returns (sender, bytes).
+        send: sends bytes to the party that is named.
+        receive: waits for the next set-up message and returns (sender, bytes).
 
     Raises:
         LocalProtocolError: no party of the agreement has that name.
         RemoteProtocolError: a peer's setup message is malformed or unexpected.
     """
     agreement = secure_sum.agreement
-    role = role_of(secure_sum, me)
+    role = make_role(secure_sum, me)
     others = {agreement.receiver, agreement.combiner, *agreement.contributors} - {me}
     run_role(role, me, others, send=send, receive=receive)
     return role
@@ -678,11 +741,16 @@ def run_role(
     send: Callable[[str, bytes], object],
     receive: Callable[[], tuple[str, bytes]],
 ) -> None:
-    """Play one role with the others until it is finished. Raises RemoteProtocolError: a stranger
-    wrote, or what the role raises.
+    """Exchange messages between one role and the other parties until the role is finished.
 
-    `send`: carries bytes to the party that is named. `receive`: waits for the next message and
-    returns (sender, bytes).
+    Args:
+        role: of this party.
+        me: this party's name, for errors.
+        others: the names of all other parties.
+        send: sends bytes to the party that is named.
+        receive: waits for the next message and returns (sender, bytes).
+
+    Raises RemoteProtocolError: a party that is not among `others` wrote; and what `role` raises.
     """
     for out in role.start():
         send(out.receiver, out.body)

@@ -42,7 +42,7 @@ _MAX_REPEATED = 1 / 16
 # About a 16th of N uniform residues lies in each 16th of their range. More than an 8th does with
 # probability below exp(-N / 39) (Chernoff's bound), 2^-70 from N = 2048 on.
 _RANGES = 16
-_MAX_IN_ONE = 1 / 8
+_MAX_IN_ONE_RANGE = 1 / 8
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -59,49 +59,56 @@ _MAGIC = b"\x5e\xa1"
 _ZSTANDARD = 2
 
 
-def require_spread(key_2N: NDArray[np.uint64], modulus: int, *, sender: str) -> None:
-    """Refuse a public key (b, a), transformed or not, whose residues do not spread as uniform
-    ones do.
+def require_uniform_key(key_2N: NDArray[np.uint64], modulus: int, *, sender: str) -> None:
+    """Raise RemoteProtocolError, which names `sender`, if the residues of a public key (b, a) are
+    not distributed as uniform ones are.
 
-    Under a broken key a contribution would travel with its noise alone over it: zeros,
-    constants, repeated residues, residues within a small range, b = a or b = -a; looked for as
-    SEAL keeps them and in the coefficients. A key holder that makes a bad key on purpose can
-    hide it (b = X a passes, say), or give its secret key away. The modulus has at most 60 bits.
+    This finds broken keys, under which only noise would hide a contribution: zeros, constants,
+    repeated residues, residues within a small range, b = a or b = -a. A key holder that makes a
+    bad key on purpose can hide it (b = X a passes, say), or publish its secret key.
+
+    Args:
+        key_2N: residues of b and of a, either coefficients or SEAL's transformed values.
+        modulus: q, of at most 60 bits.
+        sender: the key holder.
     """
     b_N, a_N = key_2N
     degree = len(b_N)
-    for tested_N in (b_N, a_N, b_N + a_N, b_N + (np.uint64(modulus) - a_N)):
+    range_size = np.uint64(modulus // _RANGES + 1)
+    sum_N = b_N + a_N
+    difference_N = b_N + (np.uint64(modulus) - a_N)
+    for tested_N in (b_N, a_N, sum_N, difference_N):
         residues_N = tested_N % np.uint64(modulus)
         repeated = degree - len(np.unique(residues_N))
-        crowded = int(np.bincount(residues_N // np.uint64(modulus // _RANGES + 1)).max())
-        if repeated > degree * _MAX_REPEATED or crowded > degree * _MAX_IN_ONE:
+        most_in_one_range = int(np.bincount(residues_N // range_size).max())
+        if repeated > degree * _MAX_REPEATED or most_in_one_range > degree * _MAX_IN_ONE_RANGE:
             raise RemoteProtocolError(
                 f"the public key from {sender} is no RLWE key: of {degree} residues of a "
                 f"polynomial, of the sum or difference of both, {repeated} repeat others, expected "
-                f"next to none; {crowded} lie in one {_RANGES}th of the range, expected about "
-                f"{degree // _RANGES}; nothing is encrypted under it. {sender} sets up again with "
-                "a key of its own library"
+                f"next to none; {most_in_one_range} lie in one {_RANGES}th of the range, expected "
+                f"about {degree // _RANGES}; nothing is encrypted under it. {sender} sets up again "
+                "with a key of its own library"
             )
 
 
 @dataclass(frozen=True)
 class ScratchFile:
-    """A file for SEAL, which saves to and loads from paths only.
+    """A file through which bytes go to and from SEAL, which saves to and loads from paths only.
 
     The path names memory of this process, or a private temporary file where the system has no such
-    memory; only public keys, ciphertexts, and at the ends plaintexts pass through it.
+    memory. Only public keys, ciphertexts and a party's own plaintexts pass through it.
     """
 
     handle: int
     path: str
 
-    def save(self, thing: Any) -> bytes:
-        """Return the bytes in which SEAL saves an object."""
-        thing.save(self.path)
+    def save(self, seal_object: Any) -> bytes:
+        """Return the bytes in which SEAL saves one of its objects."""
+        seal_object.save(self.path)
         return os.pread(self.handle, os.fstat(self.handle).st_size, 0)
 
     def load(self, target: Any, context: Any, blob: bytes) -> None:
-        """Load an object of SEAL from bytes; `target` becomes it."""
+        """Let SEAL load bytes into `target`, an object of the same type as the saved one."""
         os.ftruncate(self.handle, 0)
         os.pwrite(self.handle, blob, 0)
         target.load(context, self.path)
@@ -123,29 +130,35 @@ def scratch_file() -> Iterator[ScratchFile]:
 
 @dataclass(frozen=True)
 class SealForm:
-    """The form in which SEAL writes objects of one kind, uncompressed: a fixed start, numbers."""
+    """The byte format in which SEAL saves objects of one kind, uncompressed: constant bytes, then
+    numbers of 8 bytes.
+
+    Attributes:
+        start: the constant bytes.
+        count: of the numbers.
+    """
 
     start: bytes
     count: int
 
     @classmethod
     def from_sample(cls, sample: Any, count: int) -> "SealForm":
-        """Learn the form from an object of this kind with `count` numbers, made here.
-
-        `sample`: SEAL's object.
+        """Return the format of objects like `sample`, an object of SEAL made here whose saved form
+        ends in `count` numbers.
         """
         with scratch_file() as scratch:
             blob = scratch.save(sample)
-        names = cls.decompress_object(blob)[: -_WORD.itemsize * count]
-        size = _HEADER_BYTES + len(names) + _WORD.itemsize * count
+        before_numbers = cls.decompress_object(blob)[: -_WORD.itemsize * count]
+        size = _HEADER_BYTES + len(before_numbers) + _WORD.itemsize * count
         uncompressed = blob[:_COMPRESSION_AT] + b"\0" + blob[_COMPRESSION_AT + 1 : _SIZE_AT]
-        return cls(uncompressed + size.to_bytes(8, "little") + names, count)
+        return cls(uncompressed + size.to_bytes(8, "little") + before_numbers, count)
 
     @staticmethod
     def decompress_object(saved: bytes) -> bytes:
-        """Decompress an object that SEAL saved here just now.
+        """Return the uncompressed content, without header, of an object that SEAL saved here; never
+        of bytes from a peer.
 
-        Raises LocalProtocolError: the installed TenSEAL serialises otherwise.
+        Raises LocalProtocolError: the installed TenSEAL saves in another format.
         """
         if saved[: len(_MAGIC)] != _MAGIC or saved[_COMPRESSION_AT] != _ZSTANDARD:
             raise LocalProtocolError(
@@ -156,12 +169,12 @@ class SealForm:
         return content
 
     def extract_numbers(self, saved: Any, scratch: ScratchFile) -> Numbers:
-        """Return the numbers of an object of this form."""
+        """Return the numbers of an object of SEAL of this kind."""
         content = self.decompress_object(scratch.save(saved))
         return np.frombuffer(content, _WORD, offset=len(content) - _WORD.itemsize * self.count)
 
     def load_numbers(self, target: Any, context: Any, numbers: bytes, scratch: ScratchFile) -> None:
-        """Make `target` the object of this form with these numbers, of 8 bytes each."""
+        """Set `target`, an object of SEAL of this kind, to these numbers, of 8 bytes each."""
         scratch.load(target, context, self.start + numbers)
 
 
@@ -188,24 +201,24 @@ class Residues:
         return self.count * self.width
 
     def pack(self, numbers: Numbers) -> bytes:
-        """Write the low `width` bytes of each number."""
-        octets = numbers.astype(_WORD, copy=False).view(np.uint8).reshape(numbers.size, -1)
-        return octets[:, : self.width].tobytes()
+        """Encode numbers modulo q: the low `width` bytes of each."""
+        number_bytes = numbers.astype(_WORD, copy=False).view(np.uint8).reshape(numbers.size, -1)
+        return number_bytes[:, : self.width].tobytes()
 
     def parse(self, blob: bytes, *, sender: str, count: int | None = None) -> Numbers:
-        """Read `count` numbers, None: those of a whole ciphertext. Raises RemoteProtocolError:
-        another size, or a number not below the modulus.
+        """Decode numbers modulo q. Raises RemoteProtocolError, which names `sender`: the blob has
+        another size, or a number is not below the modulus.
 
-        `blob`: bytes of one ciphertext.
+        `count`: of the numbers that the blob must hold; None: those of a whole ciphertext.
         """
         count = self.count if count is None else count
         if len(blob) != count * self.width:
             raise RemoteProtocolError(
                 f"a ciphertext from {sender} has {len(blob)} bytes, expected {count * self.width}"
             )
-        octets = np.zeros((count, _WORD.itemsize), dtype=np.uint8)
-        octets[:, : self.width] = np.frombuffer(blob, np.uint8).reshape(count, -1)
-        numbers: Numbers = octets.view(_WORD).reshape(-1)
+        number_bytes = np.zeros((count, _WORD.itemsize), dtype=np.uint8)
+        number_bytes[:, : self.width] = np.frombuffer(blob, np.uint8).reshape(count, -1)
+        numbers: Numbers = number_bytes.view(_WORD).reshape(-1)
         if int(numbers.max()) >= self.modulus:
             raise RemoteProtocolError(
                 f"a ciphertext from {sender} holds numbers beyond the modulus"
@@ -215,7 +228,12 @@ class Residues:
 
 @dataclass(frozen=True)
 class SealContext(KeepsSecrets):
-    """A context of one party under the receiver's key; it decrypts where it has the secret key."""
+    """SEAL's objects of one party for one key pair.
+
+    Attributes:
+        public_key, encryptor: for the receiver's public key.
+        decryptor: holds the secret key; None at every party but the receiver.
+    """
 
     public_key: Any = field(repr=False)
     encryptor: Any = field(repr=False)
@@ -224,10 +242,12 @@ class SealContext(KeepsSecrets):
 
 @lru_cache(maxsize=8)
 def _make_transform_context(degree: int, modulus: int) -> tuple[Any, SealForm]:
-    """Return a SEAL context modulo one prime, used for transforms only: nothing is encrypted under
-    it.
+    """Return a SEAL context for transforms modulo one prime, and the format of its pairs of
+    polynomials; nothing is encrypted in it.
 
-    `degree`: N, the ring degree.
+    Args:
+        degree: N, the ring degree.
+        modulus: q, the prime.
     """
     parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
     parameters.set_poly_modulus_degree(degree)
@@ -239,11 +259,11 @@ def _make_transform_context(degree: int, modulus: int) -> tuple[Any, SealForm]:
 
 
 def compute_coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
-    """Return the coefficients of two polynomials that SEAL keeps as values at odd root powers.
+    """Return the coefficients of two polynomials, (2, N), from SEAL's transformed values (NTT).
 
-    The second one is not zero: SEAL takes none such for a ciphertext.
+    The second polynomial must not be zero: SEAL refuses such a ciphertext.
 
-    `modulus`: q.
+    `modulus`: q, the prime of the values.
     """
     context, form = _make_transform_context(transformed_2N.shape[1], modulus)
     pair = seal.Ciphertext(context)
@@ -254,19 +274,20 @@ def compute_coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
 
 
 class SealCipher(ABC):
-    """A scheme of SEAL under one set of parameters; they never come from a peer.
+    """An encryption scheme of SEAL under one set of parameters, which never come from a peer.
 
     Args:
         primes: bits of the data prime and, if there are two, of the key-switching prime.
-        bits: log2 of what a subclass scales or reduces by.
-        degree: N.
+        bits: log2 of the scale (CKKS) or of the plain modulus (BFV).
+        degree: N, the ring degree.
 
     Attributes:
-        cuts_last: whether a number is one coefficient of c0, so that only those that hold numbers
-            are sent of the last ciphertext; `last` says how many these are, None: all.
-        moduli: the primes; the first is q, that of the data.
-        residues: how a ciphertext travels.
-        slots: S.
+        cuts_last: whether each number is encrypted in one coefficient of c0, so that of the last
+            ciphertext only the coefficients that hold numbers are sent; parameters called `last`
+            give their number, None: all.
+        moduli: the primes; the first is q, the data prime.
+        residues: the wire format of a ciphertext.
+        slots: S, the numbers in one ciphertext.
     """
 
     seal_type: ClassVar[Any]
@@ -274,16 +295,13 @@ class SealCipher(ABC):
     slots: int
 
     def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
-        """Make SEAL's context for these parameters. Raises LocalProtocolError: SEAL refuses them,
-        as below 128-bit security.
-
-        `primes`: bits of the data prime and, if there are two, of the key-switching prime.
-        `degree`: N, the ring degree.
+        """Make SEAL's context for these parameters (for the arguments see the class). Raises
+        LocalProtocolError: SEAL refuses them, e.g. below 128-bit security.
         """
         self._bits = bits
         self.degree = degree
         parameters = seal.EncryptionParameters(self.seal_type)
-        self._set_more(parameters)
+        self._set_scheme_parameters(parameters)
         parameters.set_poly_modulus_degree(degree)
         parameters.set_coeff_modulus(seal.CoeffModulus.Create(degree, list(primes)))
         self._seal = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
@@ -299,36 +317,36 @@ class SealCipher(ABC):
         self.residues = Residues(2 * degree, data[0].value())
 
     @abstractmethod
-    def _set_more(self, parameters: Any) -> None:
-        """Set what this scheme has beyond degree and primes."""
+    def _set_scheme_parameters(self, parameters: Any) -> None:
+        """Set the parameters that this scheme has beside degree and primes."""
 
     @abstractmethod
     def encode(self, numbers_S: NDArray[np.int64], plain: Any, scratch: ScratchFile) -> None:
-        """Make `plain` the plaintext of these numbers."""
+        """Set SEAL's plaintext `plain` to the encoding of these numbers."""
 
     @abstractmethod
     def decode(self, plain: Any, scratch: ScratchFile) -> NDArray[Any]:
-        """Decode the numbers of a plaintext."""
+        """Return the numbers that SEAL's plaintext `plain` encodes, (S,)."""
 
     @cached_property
     def ciphertext_form(self) -> SealForm:
-        """Return the form of a fresh ciphertext, learned by encrypting zeros under a throw-away
-        key.
+        """Return SEAL's byte format of ciphertexts, taken from an encryption of zeros under a
+        temporary key.
         """
         encrypted = seal.Ciphertext(self._seal)
         plain = seal.Plaintext()
         with scratch_file() as scratch:
             self.encode(np.zeros(self.slots, dtype=np.int64), plain, scratch)
-        self.key_pair().encryptor.encrypt(plain, encrypted)
+        self.make_key_pair().encryptor.encrypt(plain, encrypted)
         return SealForm.from_sample(encrypted, self.residues.count)
 
     @cached_property
     def _key_form(self) -> SealForm:
-        """Return the form of a public key, learned from a throw-away key."""
+        """Return SEAL's byte format of public keys, taken from a temporary key."""
         numbers = self.residues.count * len(self.moduli)
-        return SealForm.from_sample(self.key_pair().public_key, numbers)
+        return SealForm.from_sample(self.make_key_pair().public_key, numbers)
 
-    def key_pair(self) -> SealContext:
+    def make_key_pair(self) -> SealContext:
         """Generate a key pair; the returned context encrypts and decrypts."""
         generator = seal.KeyGenerator(self._seal)
         key = seal.PublicKey()
@@ -336,67 +354,75 @@ class SealCipher(ABC):
         decryptor = seal.Decryptor(self._seal, generator.secret_key())
         return SealContext(key, seal.Encryptor(self._seal, key), decryptor)
 
-    def public_key(self, context: SealContext) -> bytes:
-        """Return the public key (b, a) of a context: b modulo each prime, then a; 8-byte words."""
+    def pack_public_key(self, context: SealContext) -> bytes:
+        """Encode the public key (b, a) of a context: b modulo each prime, then a; 8-byte words."""
         with scratch_file() as scratch:
             return self._key_form.extract_numbers(context.public_key, scratch).tobytes()
 
-    def public_context(self, key: bytes, *, sender: str) -> SealContext:
-        """Return a context that can encrypt under the public key that `sender` sent.
+    def make_public_context(self, key: bytes, *, sender: str) -> SealContext:
+        """Return a context that encrypts under `key`, an encoded public key that `sender` sent.
 
-        Raises RemoteProtocolError: it is no such key.
+        Raises RemoteProtocolError: the bytes are no public key, or one that hides nothing.
         """
         expected = self._key_form.count * _WORD.itemsize
         if len(key) != expected:
             raise RemoteProtocolError(
                 f"the public key from {sender} has {len(key)} bytes, expected {expected}"
             )
+        # P is the number of primes.
         numbers_2PN = np.frombuffer(key, _WORD).reshape(2, len(self.moduli), self.degree)
         loaded = seal.PublicKey()
         with _seal_errors_as(f"SEAL refuses the public key from {sender}"):
-            for place, modulus in enumerate(self.moduli):
-                key_2N = numbers_2PN[:, place]
+            for index, modulus in enumerate(self.moduli):
+                key_2N = numbers_2PN[:, index]
                 if int(key_2N.max()) >= modulus:
                     raise RemoteProtocolError(
                         f"the public key from {sender} holds numbers beyond the modulus"
                     )
-                require_spread(key_2N, modulus, sender=sender)
-                require_spread(compute_coefficients(key_2N, modulus), modulus, sender=sender)
+                require_uniform_key(key_2N, modulus, sender=sender)
+                require_uniform_key(compute_coefficients(key_2N, modulus), modulus, sender=sender)
             with scratch_file() as scratch:
                 self._key_form.load_numbers(loaded, self._seal, key, scratch)
             context = SealContext(loaded, seal.Encryptor(self._seal, loaded), None)
-            # what SEAL would refuse only once it encrypts shows here
+            # SEAL refuses some keys only when it encrypts, so encrypt once.
             self.encrypt(context, np.zeros((1, self.slots), dtype=np.int64))
         return context
 
     def encrypt(
         self, context: SealContext, slots_VS: NDArray[np.int64], last: int | None = None
     ) -> list[bytes]:
-        """Encrypt each row of numbers as one ciphertext.
+        """Encrypt each row of numbers as one ciphertext; return V encoded ciphertexts.
 
-        `slots_VS`: V rows of S numbers. `last`: how many numbers of the last ciphertext are used;
-        None: all.
+        Args:
+            context: with the receiver's public key.
+            slots_VS: V rows of S numbers.
+            last: unused here; schemes with `cuts_last` send so many coefficients of the last c0.
         """
-        fresh = seal.Ciphertext(self._seal)
+        ciphertext = seal.Ciphertext(self._seal)
         plain = seal.Plaintext()
         blobs = []
         with scratch_file() as scratch:
             # One at a time, so that each stays in the processor's cache from end to end.
             for slots_S in slots_VS:
                 self.encode(slots_S, plain, scratch)
-                context.encryptor.encrypt(plain, fresh)
-                blobs.append(
-                    self.residues.pack(self.ciphertext_form.extract_numbers(fresh, scratch))
-                )
+                context.encryptor.encrypt(plain, ciphertext)
+                numbers = self.ciphertext_form.extract_numbers(ciphertext, scratch)
+                blobs.append(self.residues.pack(numbers))
         return blobs
 
     def add_ciphertexts(
         self, contributions: Mapping[str, Sequence[bytes]], vectors: int, last: int | None = None
     ) -> list[bytes]:
-        """Add the contributors' ciphertexts, `vectors` of each, residue by residue and without any
-        key.
+        """Add the contributors' ciphertexts residue by residue, without any key; return V encoded
+        ciphertexts.
 
-        `last`: how many numbers of the last ciphertext are used; None: all.
+        Args:
+            contributions: V encoded ciphertexts of each contributor, by name.
+            vectors: V.
+            last: how many coefficients of the last c0 were sent; None: all.
+
+        Raises RemoteProtocolError: a contributor sent another number of ciphertexts, or residues
+        that are none.
         """
         for name, blobs in contributions.items():
             _require_count(blobs, vectors, name)
@@ -406,16 +432,17 @@ class SealCipher(ABC):
         ]
 
     def _count_sent(self, vectors: int, last: int | None) -> list[int]:
-        """Return how many residues are sent of each ciphertext: of the last one c1, and c0 as far
-        as it holds numbers.
+        """Return the number of residues that are sent of each of `vectors` ciphertexts: 2N, but of
+        the last one N of c1 and `last` of c0 (None: all).
         """
         whole = self.residues.count
-        return [whole] * (vectors - 1) + [whole if last is None else self.degree + last]
+        of_last_one = whole if last is None else last + self.degree
+        return [whole] * (vectors - 1) + [of_last_one]
 
     def _add_vector(self, blobs: Mapping[str, bytes], count: int) -> bytes:
-        """Add one ciphertext of each contributor, of `count` residues, modulo q.
+        """Return the encoded sum, modulo q, of one ciphertext of each contributor.
 
-        `blobs`: ciphertexts as bytes. `count`: residues of one ciphertext.
+        `blobs`: encoded ciphertexts by contributor, of `count` residues each.
         """
         modulus = np.uint64(self.residues.modulus)
         addends = (
@@ -425,7 +452,8 @@ class SealCipher(ABC):
         reduced = np.empty_like(total)
         for addend in addends:
             total += addend
-            # Below q the difference wraps around to a large number, so the least is the residue.
+            # For a total below q, total - q wraps around to a large number; so the smaller of the
+            # two is the residue modulo q.
             np.subtract(total, modulus, out=reduced)
             np.minimum(total, reduced, out=total)
         return self.residues.pack(total)
@@ -439,23 +467,29 @@ class SealCipher(ABC):
         sender: str,
         last: int | None = None,
     ) -> NDArray[Any]:
-        """Decrypt `vectors` ciphertexts to S numbers each, `last` of the last one, joined in order.
-        Raises RemoteProtocolError: their number or residues are wrong, or SEAL cannot decrypt
-        them.
+        """Decrypt ciphertexts; return their numbers joined in order, S of each and `last` of the
+        last one.
 
-        `blobs`: ciphertexts as bytes.
+        Args:
+            context: with the secret key.
+            blobs: encoded ciphertexts.
+            vectors: V, the number of ciphertexts that there must be.
+            sender: who sent them, for errors.
+            last: how many coefficients of the last c0 were sent; None: all.
+
+        Raises RemoteProtocolError: their number or residues are wrong, or SEAL cannot decrypt them.
         """
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
         plain = seal.Plaintext()
         rows = []
-        loaded = self.load_ciphertexts(blobs, vectors, sender=sender, last=last)
+        ciphertexts = self.load_ciphertexts(blobs, vectors, sender=sender, last=last)
         refusal = f"SEAL cannot decrypt the sum from {sender}"
         with _seal_errors_as(refusal), scratch_file() as scratch:
-            for ciphertext in loaded:
+            for ciphertext in ciphertexts:
                 context.decryptor.decrypt(ciphertext, plain)
                 rows.append(self.decode(plain, scratch))
-        # What was not sent of c0 counts as zero, and decrypts to what c1 alone says.
+        # Coefficients of c0 that were not sent were replaced by zeros, and decrypt to noise.
         rows[-1] = rows[-1][:last]
         numbers = np.concatenate(rows)
         if not np.isfinite(numbers).all():
@@ -465,11 +499,8 @@ class SealCipher(ABC):
     def load_ciphertexts(
         self, blobs: Sequence[bytes], vectors: int, *, sender: str, last: int | None = None
     ) -> list[Any]:
-        """Turn a peer's residues into SEAL's ciphertexts. Raises RemoteProtocolError: their number
-        or their residues are wrong.
-
-        `blobs`: ciphertexts as bytes. `vectors`: how many ciphertexts a contribution has. `last`:
-        how many numbers of the last ciphertext are used; None: all.
+        """Return encoded ciphertexts from a peer as ciphertexts of SEAL; the arguments are those of
+        `decrypt`. Raises RemoteProtocolError: their number or their residues are wrong.
         """
         _require_count(blobs, vectors, sender)
         sizes = zip(blobs, self._count_sent(vectors, last), strict=True)
@@ -487,7 +518,11 @@ class SealCipher(ABC):
         return loaded
 
     def _restore_zeros(self, sent: Numbers) -> Numbers:
-        """Return the residues of a whole ciphertext, zeros where c0 was not sent."""
+        """Return the 2N residues of a ciphertext of which some of c0 were not sent, with zeros in
+        their place.
+
+        `sent`: the first residues of c0, then all N of c1.
+        """
         if len(sent) == self.residues.count:
             return sent
         numbers = np.zeros(self.residues.count, dtype=_WORD)
@@ -497,10 +532,8 @@ class SealCipher(ABC):
 
 
 def _require_count(blobs: Sequence[bytes], vectors: int, sender: str) -> None:
-    """Raise RemoteProtocolError unless `sender` sent as many ciphertexts as its shape needs, and
-    one at least.
-
-    `blobs`: ciphertexts as bytes. `vectors`: how many ciphertexts a contribution has.
+    """Raise RemoteProtocolError unless `sender` sent `vectors` ciphertexts, as many as the shape of
+    its values needs, and at least one.
     """
     if len(blobs) != vectors or not vectors:
         raise RemoteProtocolError(
@@ -510,8 +543,8 @@ def _require_count(blobs: Sequence[bytes], vectors: int, sender: str) -> None:
 
 @contextmanager
 def _seal_errors_as(refusal: str) -> Iterator[None]:
-    """Turn SEAL's exceptions about a peer's numbers into a RemoteProtocolError with the text
-    `refusal`.
+    """Turn SEAL's exceptions in this block, which a peer's numbers cause, into a
+    RemoteProtocolError with the text `refusal`.
     """
     try:
         yield

@@ -50,7 +50,7 @@ from apfed_protocols.sums.roles import (
     SumContributor,
     SumReceiver,
     join_sum,
-    role_of,
+    make_role,
     run_role,
 )
 from apfed_protocols.trees import Flattened, flatten_tree
@@ -73,17 +73,19 @@ SumName: TypeAlias = Literal[
 Tree = TypeVar("Tree")
 """The type of what one contributor gives, in which the sum comes back."""
 
-_SHORT: Mapping[str, str] = {
+_NAME_BY_SHORT_NAME: Mapping[str, str] = {
     "masked": format_sum_name("plain", "pairwise"),
     "recoverable": format_sum_name("plain", "recoverable"),
     "masked bfv": format_sum_name("bfv", "pairwise"),
 }
 _LOGGER = logging.getLogger(__name__)
+# A report of a clip agreement is one signed byte: an exponent, or one of two codes outside their
+# range.
 _MIN_EXPONENT = -99
 _MAX_EXPONENT = 99
-_MAX_EARLY = 1024
 _FITS = 101
 _DOES_NOT_FIT = 102
+_MAX_EARLY_MESSAGES = 1024
 _HEADROOM_EXPONENTS = 2
 """Headroom of C, in powers of two, above the largest row that counts (see `_SWAY_EXPONENTS`):
 values may grow fourfold before one is clipped."""
@@ -146,9 +148,10 @@ def secure_sum(
             out of range, `to` combining without masks, or one computer that can read one
             contribution without `allow_single_reader`.
     """
-    kind = SECURE_SUMS.get(_SHORT.get(str(name), str(name)))
-    if kind is None:
-        known = [*_SHORT, *(key for key in SECURE_SUMS if key not in _SHORT.values())]
+    sum_type = SECURE_SUMS.get(_NAME_BY_SHORT_NAME.get(str(name), str(name)))
+    if sum_type is None:
+        without_short_name = [key for key in SECURE_SUMS if key not in _NAME_BY_SHORT_NAME.values()]
+        known = [*_NAME_BY_SHORT_NAME, *without_short_name]
         raise LocalProtocolError(f"no sum is called {name!r:.80}; there are: {', '.join(known)}")
     if isinstance(clip, str) and clip != "agree":
         raise LocalProtocolError(f'clip is a number or "agree", got {clip!r:.80}')
@@ -165,7 +168,8 @@ def secure_sum(
     )
 
     def make_sum(bits: int) -> SecureSum:
-        return kind(replace(agreement, bits=bits), allow_single_reader=allow_single_reader)
+        """Return the sum with this number of fixed-point bits."""
+        return sum_type(replace(agreement, bits=bits), allow_single_reader=allow_single_reader)
 
     is_chosen = bits is None and noise is None
     described = make_sum(choose_bits(make_sum) if is_chosen else agreement.bits)
@@ -173,32 +177,35 @@ def secure_sum(
 
 
 class SumSession(KeepsSecrets):
-    """A sum, ready to be called, or to hand out its roles. Threads take turns.
+    """A sum that is called with all contributors' values, or makes the roles of separate processes.
+    Threads take turns.
 
     Attributes:
-        secure_sum: the sum and its agreement.
+        described: the sum and its agreement.
     """
 
     def __init__(self, secure_sum: SecureSum, *, agreed: bool = True) -> None:
-        """Start a session of a secure sum; `agreed` is False while its clip is still to be
-        agreed.
+        """Start a session of a secure sum; `agreed` is False if its clip is still to be agreed by
+        the contributors.
         """
         self.described = secure_sum
-        self._agreed = agreed
-        # What an agreement tells is not covered by the noise, so there is one of them.
+        self._has_clip = agreed
+        # The noise does not cover what an agreement reveals, so with noise there is only one.
         self._agrees_anew = not agreed and secure_sum.agreement.noise is None
+        # Set-up and agreement messages that arrived before this party was ready for them.
         self._early_messages: list[tuple[str, bytes]] = []
-        self._turn = threading.Lock()
+        self._call_lock = threading.Lock()
         self._step = 0
+        # Contributors that an earlier step lacked, and that stay out (recoverable masks).
         self._left_out = set[str]()
         self._fork_check = ForkCheck("this sum")
 
     def __call__(self, values: Mapping[str, Tree]) -> Tree:
-        """Add what all contributors give, with all roles in this process.
+        """Return the sum of all contributors' values, with all roles in this process.
 
         Args:
             values: by contributor an array or tensor of any rank, or a tree of them, of one
-                structure; under recoverable masks some contributors may be left out.
+                structure; under recoverable masks some contributors may be missing.
 
         Returns:
             The sum, in the structure, types and on the device of the first contributor's (of a
@@ -207,8 +214,9 @@ class SumSession(KeepsSecrets):
             (`apfed_protocols.gradients`).
 
         Raises:
-            LocalProtocolError: values of somebody else or of nobody, of different shapes, NaN,
-                empty or no numbers (no step is used then); or a copy by a fork.
+            LocalProtocolError: values of an unknown contributor, too few contributors, or values
+                of different shapes, NaN, empty or no numbers (no step is used then); or this is a
+                forked process.
 
         Warns:
             ClippingWarning: the 1st, 10th, 100th, ... time that a contributor's row is beyond the
@@ -217,56 +225,65 @@ class SumSession(KeepsSecrets):
         self._fork_check.require_own_process()
         require_numbers(values, "this sum")
         flat = self._check_values(values)
-        connected = records_gradients(values)
-        if connected:
+        keeps_graph = records_gradients(values)
+        if keeps_graph:
             require_addable_gradients({name: values[name] for name in flat})
-        with self._turn:
-            if not self._agreed or self._agrees_anew:
-                agreement = self.described.agreement
-                current = agreement.clip_norm if self._agreed else None
-                parties = {
-                    name: ClipAgreement(
-                        name, flat, flattened.matrix, current=current, bits=agreement.bits
-                    )
-                    for name, flattened in flat.items()
-                }
-                converse(parties)
-                self._apply_clip(next(iter(parties.values())).clip)
+        with self._call_lock:
+            if not self._has_clip or self._agrees_anew:
+                self._agree_clip_here(flat)
             total: Tree = self._add_contributions(flat)
             clip = self.described.row_bound()
-        if not connected:
+        if not keeps_graph:
             return total
         return attach_gradients(total, {name: values[name] for name in flat}, flat, clip)
 
-    def _add_contributions(self, flat: Mapping[str, Flattened]) -> Any:
-        """Run one step with all roles in this process and return the sum in the first contributor's
-        form.
+    def _agree_clip_here(self, flat: Mapping[str, Flattened]) -> None:
+        """Agree on a clip, or check whether the present one still fits, with all contributors in
+        this process.
 
-        `flat`: each contributor's values as rows.
+        `flat`: the values to add, by contributor.
         """
-        contributors, hub = self._roles
+        agreement = self.described.agreement
+        current = agreement.clip_norm if self._has_clip else None
+        parties = {
+            name: ClipAgreement(name, flat, flattened.matrix, current=current, bits=agreement.bits)
+            for name, flattened in flat.items()
+        }
+        converse(parties)
+        self._apply_clip(next(iter(parties.values())).clip)
+
+    def _add_contributions(self, flat: Mapping[str, Flattened]) -> Any:
+        """Run one step with all roles in this process; return the sum in the structure and types of
+        the first contributor's values.
+
+        `flat`: the values to add, by contributor.
+        """
+        contributors, receiver_and_combiner = self._roles
+        receiver, combiner = receiver_and_combiner[0], receiver_and_combiner[-1]
         first = next(iter(flat.values()))
         session = self.described.agreement.session
-        self._step = self._step + 1
-        binding = StepBinding.from_contents(session, self._step - 1, rows=first.digest, message=b"")
+        binding = StepBinding.from_contents(session, self._step, rows=first.digest, message=b"")
+        self._step += 1
         bodies: Mapping[str, bytes] = {
             name: contributors[name].contribute(flattened.matrix, binding)
             for name, flattened in flat.items()
         }
         if self.described.rounds == 2:
-            requests = hub[-1].ask(bodies, binding.digest)
+            requests = combiner.ask(bodies, binding.digest)
             bodies = {
                 name: contributors[name].answer(request) for name, request in requests.items()
             }
         self._left_out = {name for name in contributors if name not in flat}
         _LOGGER.debug("step %d: %d of %d contribute", binding.step, len(flat), len(contributors))
-        combined = hub[-1].combine(bodies, binding.digest)
-        total = hub[0].decode(combined, first.matrix.shape, binding)
+        combined = combiner.combine(bodies, binding.digest)
+        total = receiver.decode(combined, first.matrix.shape, binding)
         return first.restore_tree(total, off=self.described.compute_rounding_error())
 
     def _check_values(self, values: Mapping[str, Any]) -> Mapping[str, Flattened]:
-        """Flatten each contributor's values. Raises LocalProtocolError, which names who: unknown or
-        missing contributors, one that was left out earlier, or values of different structure.
+        """Return each contributor's values as rows, in the agreement's order.
+
+        Raises LocalProtocolError, which names the contributors: some are unknown or missing, were
+        left out of an earlier step, or have values of another structure than the first.
         """
         names = self.described.agreement.contributors
         if not isinstance(values, Mapping):
@@ -276,18 +293,18 @@ class SumSession(KeepsSecrets):
             )
         unknown = [name for name in values if name not in names]
         missing = [name for name in names if name not in values]
-        needed = getattr(self.described, "threshold", len(names))  # of recoverable masks
+        needed = getattr(self.described, "threshold", len(names))  # only recoverable sums have one
         if unknown or len(names) - len(missing) < needed:
             raise LocalProtocolError(
                 f"this sum needs {needed} of {', '.join(names)}; missing: "
                 f"{', '.join(missing) or 'nobody'}; unknown: "
                 f"{', '.join(map(str, unknown)) or 'nobody'}"
             )
-        back = [name for name in names if name in values and name in self._left_out]
-        if back:
+        returning = [name for name in names if name in values and name in self._left_out]
+        if returning:
             raise LocalProtocolError(
-                f"{', '.join(back)} was left out of an earlier step, and stays out: the others "
-                "opened its masks. Begin a new sum"
+                f"{', '.join(returning)} was left out of an earlier step, and stays out: the "
+                "others opened its masks. Begin a new sum"
             )
         flat: dict[str, Flattened] = {}
         for name in names:
@@ -308,45 +325,54 @@ class SumSession(KeepsSecrets):
 
     @cached_property
     def _roles(self) -> tuple[Mapping[str, SumContributor], Sequence[Any]]:
-        """Return the contributors' roles by name, set up, and those of receiver and combiner, one
-        or two.
+        """Return the contributors' roles by name, and the roles of receiver and combiner (one role
+        if one party is both), all made and set up.
         """
         agreement = self.described.agreement
         contributors = {
             name: self.described.make_contributor(name) for name in agreement.contributors
         }
-        ends = {me: role_of(self.described, me) for me in (agreement.receiver, agreement.combiner)}
-        converse({**contributors, **ends})
+        receiver_and_combiner = {
+            me: make_role(self.described, me) for me in (agreement.receiver, agreement.combiner)
+        }
+        converse({**contributors, **receiver_and_combiner})
         _LOGGER.info("%s set up among %s", self.described.name, ", ".join(agreement.contributors))
-        return contributors, [*ends.values()]
+        return contributors, [*receiver_and_combiner.values()]
 
     def describe(self, *, hub: bool = False, signed: bool = True) -> str:
-        """Return who takes part, and who can read one contribution; see `SecureSum.describe`."""
+        """Return in words who takes part, and which parties together can read one contribution; see
+        `SecureSum.describe`.
+        """
         return self.described.describe(hub=hub, signed=signed)
 
     @property
     def clip(self) -> float:
-        """Return C. Raises LocalProtocolError: it is to be agreed and is not yet."""
+        """Return C, the L2 bound of a row. Raises LocalProtocolError: it is not agreed yet."""
         self._require_clip()
         return self.described.agreement.clip_norm
 
     @property
     def clipping(self) -> Mapping[str, Clipping]:
-        """The clipping by calls in this process, by contributor."""
+        """Return, by contributor, the counts of what clipping and rounding changed in calls of this
+        session.
+        """
         return {name: role.clipping for name, role in self._roles[0].items()}
 
     def make_contributor(
         self, me: str, *, book: str | PathLike[str] | None = None, new_book: bool = False
     ) -> SumContributor:
-        """Return the role of one who adds, for a process of its own. See `join` for its set-up.
+        """Return the role of the contributor `me`, for a process of its own. See `join` for its
+        set-up.
 
         Args:
-            book: under recoverable masks, a file on this party's disk that remembers which
-                questions were answered among whom, in all sessions that name it.
-            new_book: make it, for the first session.
+            me: the contributor's name.
+            book: under recoverable masks, a file on this party's disk that records which
+                questions were answered in a sum of which contributors, in all sessions that use
+                it; None: this is recorded in memory.
+            new_book: create the file, for the first session.
 
-        Raises LocalProtocolError: the book is missing, or there already where a new one is to be
-        made; a book for a sum that needs all, where circles never differ.
+        Raises LocalProtocolError: the clip is not agreed yet; the file is missing without
+        `new_book`, or exists with it; or `book` is given to a sum that always has all contributors.
         """
         self._require_clip()
         if book is None:
@@ -359,16 +385,19 @@ class SumSession(KeepsSecrets):
         return self.described.make_contributor(me, book=book, new_book=new_book)
 
     def make_receiver(self) -> SumReceiver | ReceivingCombiner:
-        """Return the role of who reads, which also combines where nobody else was named."""
+        """Return the role of the party that reads the sum, which also combines if no other party
+        does.
+        """
         self._require_clip()
-        role = role_of(self.described, self.described.agreement.receiver)
+        role = make_role(self.described, self.described.agreement.receiver)
         assert isinstance(role, SumReceiver | ReceivingCombiner)
         return role
 
     def make_combiner(self) -> SumCombiner | ReceivingCombiner:
-        """Return the role of who combines.
+        """Return the role of the party that combines.
 
-        Raises LocalProtocolError: the receiver combines; take `make_receiver()`.
+        Raises LocalProtocolError: that is the receiver, whose role `make_receiver` returns; or the
+        clip is not agreed yet.
         """
         agreement = self.described.agreement
         if agreement.combiner == agreement.receiver:
@@ -387,21 +416,23 @@ class SumSession(KeepsSecrets):
         receive: Callable[[], tuple[str, bytes]],
         first: Any = None,
     ) -> Role:
-        """Make the role of `me` and hold its set-up with the others, over links of one's own.
+        """Make the role of `me`, exchange its set-up messages with the others, and return it.
 
         The links must be authenticated and encrypted (`apfed_protocols.SealedLink`), and all
         parties name the same `session`.
 
         Args:
-            send: carries bytes to the party that is named.
+            me: the receiver, the combiner or a contributor.
+            send: sends bytes to the party that is named.
             receive: waits for the next message and returns (sender, bytes).
-            first: with `clip="agree"`, a contributor's first values.
+            first: with `clip="agree"`, a contributor's first values, by which C is agreed.
 
         Raises:
-            LocalProtocolError: no party has that name; or no first values where there must be.
-            RemoteProtocolError: a peer's message is malformed, unexpected or of a stranger.
+            LocalProtocolError: no party has that name; or a contributor gives no first values to
+                agree on C.
+            RemoteProtocolError: a peer's message is malformed, unexpected or from a stranger.
         """
-        if not self._agreed:
+        if not self._has_clip:
             self._agree_clip(me, send, receive, first, anew=False)
         return self._run_setup(me, send, receive)
 
@@ -417,21 +448,22 @@ class SumSession(KeepsSecrets):
         """Ask all contributors whether the agreed clip still fits, and agree on another if it does
         not.
 
-        For roles in processes of their own, made by `join` with `clip="agree"`. All parties call it
+        For roles in separate processes, made by `join` with `clip="agree"`. All parties call it
         between the same two steps, by a rule that all know: before each step, or before steps 1, 2,
-        4, 8, ... What is agreed follows from what all heard, so it is the same at every party. Each
-        contributor tells all parties one bit; where somebody's values do not fit, each its size as
-        in `ClipAgreement`. A contributor that always says no learns the others' sizes anew each
+        4, 8, ... The result follows from messages that all receive, so it is the same at every
+        party. Each contributor tells all parties one bit; if some values do not fit, each also its
+        size as in `ClipAgreement`. A contributor that always says no learns the others' sizes each
         time, and costs them a set-up if these differ.
 
         Args:
-            role: of `me` so far.
-            send, receive: as of `join`; contributions go another way, as another queue.
-            values: a contributor's, which it is about to contribute.
+            role: the present role of `me`.
+            me: this party's name.
+            send, receive: as in `join`; contributions must travel another way, e.g. another queue.
+            values: what a contributor is about to contribute; None at the other parties.
 
         Returns:
-            The same role where C stays; else a new one under the new C, with keys of its own, whose
-            steps begin at 0. The old one is of no more use.
+            The same role if C stays; else a new one under the new C, with new keys, whose steps
+            begin at 0, and the old one must not be used any more.
 
         Raises:
             LocalProtocolError, RemoteProtocolError: as `join`, or the clip was a number.
@@ -459,10 +491,15 @@ class SumSession(KeepsSecrets):
         *,
         anew: bool,
     ) -> bool:
-        """Agree on a clip over links; return whether it changed.
+        """Agree on a clip over links and apply it; return whether it changed.
 
-        `send`: carries bytes to the party that is named. `receive`: waits for the next message and
-        returns (sender, bytes). `anew`: whether a clip was agreed before.
+        Args:
+            me: this party's name.
+            send, receive: as in `join`.
+            values: what a contributor is about to contribute; None at the other parties.
+            anew: whether a clip was agreed before.
+
+        Raises LocalProtocolError: a contributor gives no values.
         """
         agreement = self.described.agreement
         names = agreement.contributors
@@ -472,22 +509,26 @@ class SumSession(KeepsSecrets):
             values_name = "its next values" if anew else "its first values"
             raise LocalProtocolError(f"{me} gives {values_name}, for a clip to be agreed")
         current = agreement.clip_norm if anew else None
-        agree = ClipAgreement(me, names, matrix, told=parties, current=current, bits=agreement.bits)
+        clip_agreement = ClipAgreement(
+            me, names, matrix, told=parties, current=current, bits=agreement.bits
+        )
 
-        def receive_of_agreement() -> tuple[str, bytes]:
-            """Return the next message that is of this agreement; keep those that run ahead."""
-            for place, (sender, body) in enumerate(self._early_messages):
-                if agree.needs_message(sender, body):
-                    del self._early_messages[place]
+        def receive_report() -> tuple[str, bytes]:
+            """Return (sender, bytes) of the next message of this agreement; store messages of the
+            set-up that follows.
+            """
+            for index, (sender, body) in enumerate(self._early_messages):
+                if clip_agreement.needs_message(sender, body):
+                    del self._early_messages[index]
                     return sender, body
             while True:
                 sender, body = receive()
-                if sender not in parties or agree.needs_message(sender, body):
+                if sender not in parties or clip_agreement.needs_message(sender, body):
                     return sender, body
                 self._keep_early(me, sender, body)
 
-        run_role(agree, me, parties - {me}, send=send, receive=receive_of_agreement)
-        return self._apply_clip(agree.clip)
+        run_role(clip_agreement, me, parties - {me}, send=send, receive=receive_report)
+        return self._apply_clip(clip_agreement.clip)
 
     def _run_setup(
         self,
@@ -495,19 +536,17 @@ class SumSession(KeepsSecrets):
         send: Callable[[str, bytes], object],
         receive: Callable[[], tuple[str, bytes]],
     ) -> Role:
-        """Run the set-up; keep messages of one byte, which belong to the next agreement.
-
-        `send`: carries bytes to the party that is named. `receive`: waits for the next message and
-        returns (sender, bytes).
+        """Make the role of `me`, exchange its set-up messages with the others, and return it; for
+        the arguments see `join`.
         """
 
         def receive_of_setup() -> tuple[str, bytes]:
-            """Return the next message of the set-up; store one-byte messages, which belong to a
-            clip agreement.
+            """Return (sender, bytes) of the next set-up message; store messages of one byte, which
+            belong to the next clip agreement.
             """
-            for place, (_, body) in enumerate(self._early_messages):
+            for index, (_, body) in enumerate(self._early_messages):
                 if len(body) != 1:
-                    return self._early_messages.pop(place)
+                    return self._early_messages.pop(index)
             while True:
                 sender, body = receive()
                 if len(body) != 1:
@@ -517,42 +556,43 @@ class SumSession(KeepsSecrets):
         return join_sum(self.described, me, send=send, receive=receive_of_setup)
 
     def _keep_early(self, me: str, sender: str, body: bytes) -> None:
-        """Store a message that came before its agreement. Raises RemoteProtocolError: too many
-        came.
-
-        `body`: the bytes of the message.
+        """Store a message that arrived before its agreement or set-up began. Raises
+        RemoteProtocolError: too many did.
         """
-        if len(self._early_messages) >= _MAX_EARLY:
+        if len(self._early_messages) >= _MAX_EARLY_MESSAGES:
             raise RemoteProtocolError(
-                f"{sender} sent {me} {len(body)} bytes, after {_MAX_EARLY} messages that "
+                f"{sender} sent {me} {len(body)} bytes, after {_MAX_EARLY_MESSAGES} messages that "
                 "belong to no agreement or set-up under way; contributions go another way than "
                 "what `receive` returns here"
             )
         self._early_messages.append((sender, body))
 
     def resume_role(self, me: str, sealed: bytes, key: bytes, *, book: Book) -> SumContributor:
-        """Resume the role that `suspend_role` sealed; see `apfed_protocols.sums.put_away`."""
+        """Resume the role that `suspend_role` encrypted; see `apfed_protocols.sums.put_away`."""
         return resume_role(self.described, me, sealed, key, book=book)
 
     def _apply_clip(self, clip: float) -> bool:
-        """Apply an agreed clip; return whether it changed, so that roles must be made again."""
-        if self._agreed and clip == self.described.agreement.clip_norm:
+        """Replace the agreement's C by `clip`, and make the roles of this process, if any, again.
+
+        Return whether C changed.
+        """
+        if self._has_clip and clip == self.described.agreement.clip_norm:
             return False
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnsafeChoiceWarning)  # of the plain sum, said before
+            warnings.simplefilter("ignore", UnsafeChoiceWarning)  # the plain sum warned before
             agreement = replace(self.described.agreement, clip_norm=clip)
             self.described = replace(self.described, agreement=agreement)
-            self._agreed = True
-        if "_roles" in self.__dict__:
-            counted = self.clipping
+            self._has_clip = True
+        if "_roles" in self.__dict__:  # the cached property was computed
+            counts = self.clipping
             del self.__dict__["_roles"]
             for name, role in self._roles[0].items():
-                role.clipping = counted[name]
+                role.clipping = counts[name]
         return True
 
     def _require_clip(self) -> None:
         """Raise LocalProtocolError while the clip is still to be agreed."""
-        if not self._agreed:
+        if not self._has_clip:
             raise LocalProtocolError(
                 'this sum has no clip yet: clip="agree" is settled by the first call in one '
                 "process, and by join(me, first=...) among several; or say a number"
@@ -560,7 +600,8 @@ class SumSession(KeepsSecrets):
 
 
 class ClipAgreement(KeepsSecrets):
-    """A conversation in which contributors find one clip for the values that they hold now.
+    """A party's part in a message exchange by which contributors agree on one clip, C, that fits
+    the values which they hold now.
 
     Each contributor sends all parties one exponent: that of the power of two at or above the
     largest norm of its rows. This reveals which of about 200 sizes its largest row has, and nothing
@@ -575,13 +616,13 @@ class ClipAgreement(KeepsSecrets):
     can add any numbers up to C in any case.
 
     Args:
-        me: a contributor, or a party that only listens.
+        me: a contributor, or a party that only receives the reports.
         contributors: the parties that report a size.
-        matrix: the rows of `me`, (B, D); None: it listens.
+        matrix: the rows of `me`, (B, D); None: it reports nothing.
         told: the parties that receive the reports; None: the contributors.
-        current: the present C where it is agreed again: each contributor first reports in one bit
-            whether it still fits, and sizes only if it does not fit one of them. None: no C yet.
-        bits: of the sum, by which a contributor knows that its values are too small for C.
+        current: the present C: each contributor first reports in one bit whether it still fits,
+            and sizes only if it does not fit one of them. None: there is no C yet.
+        bits: of one value in fixed point, which decide whether values are too small for C.
     """
 
     def __init__(
@@ -594,12 +635,8 @@ class ClipAgreement(KeepsSecrets):
         current: float | None = None,
         bits: int = MAX_BITS,
     ) -> None:
-        """Prepare to agree on a clip bound: compute this party's report from its rows, if it has
-        some.
-
-        `contributors`: names of all that add. `matrix`: rows (B, D) to be added. `told`: the
-        parties that receive the reports; None: all contributors. `current`: the present clip where
-        it is agreed again; None: the first agreement.
+        """Compute this party's report from its rows, if it has some (for the arguments see the
+        class).
         """
         self.me = me
         self._contributors = tuple(contributors)
@@ -616,47 +653,47 @@ class ClipAgreement(KeepsSecrets):
             )
 
     def start(self) -> Iterable[Outgoing]:
-        """Return this party's first report: its exponent or, if there is a clip, whether it still
-        fits.
+        """Return the messages with this party's first report: its exponent or, if there is a clip,
+        whether it still fits.
         """
         if self._own_exponent is None:
             return []
         if self._current is None:
             return self._make_messages(self._own_exponent)
-        return [
-            *self._make_messages(_FITS if self._fits_by_contributor[self.me] else _DOES_NOT_FIT),
-            *self._make_answers(),
-        ]
+        fits = self._fits_by_contributor[self.me]
+        return [*self._make_messages(_FITS if fits else _DOES_NOT_FIT), *self._make_answers()]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Record a contributor's report, and send the own size if that has become necessary. Raises
-        RemoteProtocolError: a stranger, a second report, or a number out of range.
+        """Record a contributor's report, and return the messages with this party's size if that is
+        needed now.
 
-        `body`: the bytes of the message.
+        Raises RemoteProtocolError: `sender` is no contributor or has reported before, or the report
+        is no number in range.
         """
-        number = int.from_bytes(body[:1], "big", signed=True) if len(body) == 1 else None
-        asks = self._current is not None and sender not in self._fits_by_contributor
-        allowed = (_FITS, _DOES_NOT_FIT) if asks else range(_MIN_EXPONENT, _MAX_EXPONENT + 1)
+        number = int.from_bytes(body, "big", signed=True) if len(body) == 1 else None
+        is_first_bit = self._current is not None and sender not in self._fits_by_contributor
+        allowed: Collection[int] = range(_MIN_EXPONENT, _MAX_EXPONENT + 1)
+        if is_first_bit:
+            allowed = (_FITS, _DOES_NOT_FIT)
         if sender not in self._contributors or sender in self._exponents or number not in allowed:
-            expected = "whether the clip still fits" if asks else "one exponent"
+            expected = "whether the clip still fits" if is_first_bit else "one exponent"
             raise RemoteProtocolError(
                 f"{sender} told {self.me} no size of its rows: expected {expected} of "
                 f"{_MIN_EXPONENT}..{_MAX_EXPONENT} of each of {', '.join(self._contributors)}, "
                 f"got {len(body)} bytes"
             )
         assert number is not None
-        if asks:
+        if is_first_bit:
             self._fits_by_contributor[sender] = number == _FITS
             return self._make_answers()
         self._exponents[sender] = number
         return ()
 
     def needs_message(self, sender: str, body: bytes) -> bool:
-        """Return whether this message is the next of its sender in this agreement.
+        """Return whether this message belongs to this agreement, as the next report of its sender.
 
-        A party that has all replies continues, and its next messages may overtake others' replies.
-
-        `body`: the bytes of the message.
+        It may belong to the set-up that follows: a party that has all reports goes on, and its next
+        messages may arrive before the others' reports.
         """
         if sender not in self._contributors or sender in self._exponents:
             return False
@@ -666,11 +703,14 @@ class ClipAgreement(KeepsSecrets):
         return len(body) == 1 and _MIN_EXPONENT <= number <= _MAX_EXPONENT
 
     def _make_messages(self, number: int) -> list[Outgoing]:
+        """Return a message with this report, one byte, to each party that receives reports."""
         body = number.to_bytes(1, "big", signed=True)
         return [Outgoing(receiver, body) for receiver in self._recipients]
 
     def _make_answers(self) -> list[Outgoing]:
-        """Send the own size once all contributors answered and C does not fit one of them."""
+        """Return the messages with this party's size, once, when all contributors have reported and
+        C does not fit one of them; else none.
+        """
         if self._own_exponent is None or self.me in self._exponents or not self._has_all_replies:
             return []
         if all(self._fits_by_contributor.values()):
@@ -680,6 +720,7 @@ class ClipAgreement(KeepsSecrets):
 
     @property
     def _has_all_replies(self) -> bool:
+        """Return whether all contributors have reported whether C still fits."""
         return len(self._fits_by_contributor) == len(self._contributors)
 
     @property
@@ -693,8 +734,8 @@ class ClipAgreement(KeepsSecrets):
 
     @property
     def clip(self) -> float:
-        """Return C, a power of two or the one so far. Raises LocalProtocolError: all values are
-        zero.
+        """Return the agreed C: a power of two, or the present C if it stays. Raises
+        LocalProtocolError: there is no C yet and all values are zero.
         """
         if self._current is not None and all(self._fits_by_contributor.values()):
             return self._current
@@ -705,35 +746,35 @@ class ClipAgreement(KeepsSecrets):
             raise LocalProtocolError(
                 "no clip fits first values that are zero at all contributors; say a number"
             )
-        median = sizes[(len(sizes) - 1) // 2]
-        agreed = min(sizes[-1], median + _SWAY_EXPONENTS) + _HEADROOM_EXPONENTS
-        return float(2.0 ** min(agreed, _MAX_EXPONENT))
+        lower_median = sizes[(len(sizes) - 1) // 2]
+        exponent = min(sizes[-1], lower_median + _SWAY_EXPONENTS) + _HEADROOM_EXPONENTS
+        return float(2.0 ** min(exponent, _MAX_EXPONENT))
 
 
 def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> bool:
-    """Return whether rows whose largest norm is at most 2^exponent are added well under the current
-    clip.
+    """Return whether the present clip still fits these rows.
 
-    They are not if more than `TOO_MANY_CLIPPED` of the rows lie beyond it, or if they are
-    `Clipping.too_small` and a smaller clip would help.
+    It does not if more than `TOO_MANY_CLIPPED` of the rows exceed it, or if rounding loses too many
+    of their numbers (`Clipping.too_small`) and a smaller clip would help.
 
-    `matrix`: rows (B, D) to be added.
+    Args:
+        matrix: rows (B, D) to be added.
+        exponent: the least one with every row's norm at most 2^exponent.
+        current: the present clip.
+        bits: of one value in fixed point.
     """
     clipping = Clipping()
-    FixedPoint(clip_norm=current, bits=bits, contributors=1).quantise_rows(
-        matrix, clipping=clipping
-    )
+    fixed_point = FixedPoint(clip_norm=current, bits=bits, contributors=1)
+    fixed_point.quantise_rows(matrix, clipping=clipping)
     if clipping.clipped > TOO_MANY_CLIPPED * clipping.rows:
         return False
-    smaller = 2.0 ** (exponent + _HEADROOM_EXPONENTS + 1) <= current
-    return not (clipping.too_small and smaller)
+    smaller_clip_would_help = 2.0 ** (exponent + _HEADROOM_EXPONENTS + 1) <= current
+    return not (clipping.too_small and smaller_clip_would_help)
 
 
 def _find_exponent(matrix: Any) -> int:
-    """Return the least exponent e with every row's norm at most 2^e. Raises LocalProtocolError: it
-    is beyond the largest clip.
-
-    `matrix`: rows (B, D) to be added.
+    """Return the least exponent e in the range of reports with the norm of every row of `matrix`,
+    (B, D), at most 2^e. Raises LocalProtocolError: a row exceeds the largest clip.
     """
     clipping = Clipping()
     clip_rows(check_matrix(matrix), 1.0, clipping)
