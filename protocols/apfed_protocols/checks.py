@@ -9,15 +9,17 @@ import numpy as np
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
 MAX_ANNOUNCED_BYTES = 2**34
-"""Memory that a number which a peer names may make a party take, before as much has come of it."""
+"""Bytes of memory that a party allocates at most because of a number in a peer's message, before
+the peer has sent that much."""
 _MAX_NAME_BYTES = 255
 _PEOPLE_BYTES = 32
 
 
 def require_name(noun: str, name: object) -> None:
-    """Refuse a name of a session or party that is no text of 1 to 255 bytes in UTF-8.
+    """Raise LocalProtocolError unless the name of a session or party is a text of 1 to 255 bytes in
+    UTF-8.
 
-    `noun` is the protocol, for the error sentence.
+    `noun`: the protocol, for the error.
     """
     try:
         size = len(name.encode()) if isinstance(name, str) else 0
@@ -31,10 +33,10 @@ def require_name(noun: str, name: object) -> None:
 
 
 def require_names(noun: str, session: object, parties: Sequence[object]) -> None:
-    """Raise LocalProtocolError unless the session and all parties have valid names, the parties
-    different ones.
+    """Raise LocalProtocolError unless the names of session and parties are valid, and those of the
+    parties different.
 
-    `noun`: what each party is called in errors.
+    `noun`: the protocol, for the error.
     """
     for name in (session, *parties):
         require_name(noun, name)
@@ -45,8 +47,8 @@ def require_names(noun: str, session: object, parties: Sequence[object]) -> None
 
 
 def require_type(holder: object, kind: type, *fields: str) -> None:
-    """Raise LocalProtocolError unless these attributes of `holder` are exactly of this type: a bool
-    is no int here.
+    """Raise LocalProtocolError unless these attributes of `holder` are exactly of the type `kind`:
+    a bool is no int here.
     """
     for field in fields:
         value = getattr(holder, field)
@@ -58,8 +60,7 @@ def require_type(holder: object, kind: type, *fields: str) -> None:
 
 
 def require_ranges(holder: object, ranges: Mapping[str, tuple[int, int]]) -> None:
-    """Raise LocalProtocolError unless these attributes of `holder` are integers within
-    (low, high).
+    """Raise LocalProtocolError unless attributes of `holder` are integers in their ranges.
 
     `ranges`: smallest and largest value by attribute.
     """
@@ -70,8 +71,9 @@ def require_ranges(holder: object, ranges: Mapping[str, tuple[int, int]]) -> Non
 
 
 def require_people(people: bytes, noun: str) -> bytes:
-    """Return `people` if it is a digest of 32 bytes. Raises LocalProtocolError: it is none; `noun`
-    names the protocol.
+    """Return `people` if it is a digest of 32 bytes, not all zero; else raise LocalProtocolError.
+
+    `noun`: what the digest is of, for the error.
     """
     if type(people) is not bytes or len(people) != _PEOPLE_BYTES or not any(people):
         raise LocalProtocolError(f"people is a digest of {_PEOPLE_BYTES} bytes of the {noun}")
@@ -79,10 +81,12 @@ def require_people(people: bytes, noun: str) -> bytes:
 
 
 def require_all(need: str, received: Collection[str], expected: Sequence[str]) -> None:
-    """Raise RemoteProtocolError unless exactly the expected senders are there; `need` starts its
-    sentence.
+    """Raise RemoteProtocolError unless exactly the expected parties sent a message.
 
-    `received`: the senders whose message has come.
+    Args:
+        need: the start of the error's sentence, as "a decomposition needs the tables of".
+        received: the senders of the messages that arrived.
+        expected: the parties that had to send one.
     """
     if set(received) != set(expected):
         missing = set(expected) - set(received)
@@ -99,11 +103,11 @@ def is_whole(value: object) -> bool:
 
 
 def take_numpy_integers(holder: Any) -> None:
-    """Turn NumPy's integers in the fields of a frozen dataclass, or in tuples there, into Python's.
+    """Replace NumPy integers in the fields of a frozen dataclass, and in tuples there, by Python
+    integers, in place.
 
-    For the start of `__post_init__`: digests, bytes on the wire and checks of types are of those.
-
-    `holder`: the dataclass, which is changed in place.
+    Called first in `__post_init__`, since digests, wire formats and checks of types expect Python
+    integers.
     """
     for field in fields(holder):
         value = getattr(holder, field.name)

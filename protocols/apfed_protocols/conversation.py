@@ -1,4 +1,4 @@
-"""Interactive protocols without I/O: a role is a state machine that eats and emits bytes.
+"""Interactive protocols without I/O: a role is a state machine that consumes and emits bytes.
 
 Run by: whoever owns a transport. A role says what it wants to send (`Outgoing`); the
 caller carries the bytes, authenticated and in order, and hands over what arrives.
@@ -28,12 +28,12 @@ class Outgoing:
 
 @runtime_checkable
 class Conversation(Protocol):
-    """A role's side of an interactive protocol.
+    """A party's role in an interactive protocol.
 
-    `start` is called once, before any `receive`. `receive` raises
-    `RemoteProtocolError` on a message that is malformed, unexpected or repeated. What they return
-    is read to its end before the next call, each message sent as it comes: a role may go on
-    computing for the ones after it.
+    `start` is called once, before any `receive`. `receive` raises `RemoteProtocolError` on a
+    message that is malformed, unexpected or repeated. The messages that they return are iterated
+    to the end before the next call, and each is sent as it comes: a role may compute the next one
+    meanwhile.
     """
 
     def start(self) -> Iterable[Outgoing]:
@@ -53,14 +53,16 @@ class Conversation(Protocol):
 def converse(
     roles: Mapping[str, Conversation], *, record: Callable[[str, Outgoing], None] | None = None
 ) -> int:
-    """Play all roles of one conversation in this process, first in, first out.
+    """Run all roles of a protocol in this process, delivering messages first in, first out; return
+    how many bytes they sent. On return every role is finished.
 
-    Guarantee: every role is finished on return. Returns how many bytes they sent; `record` is
-    called with the sender of each message and the message.
+    Args:
+        roles: by party name, not started.
+        record: called with the sender of each message and the message.
 
     Raises:
-        LocalProtocolError: a message is addressed to nobody, or the roles fall silent
-            before all of them are finished.
+        LocalProtocolError: a message is addressed to an unknown party, or no message is left
+            before all roles are finished.
         RemoteProtocolError: whatever a role raises on a bad message.
     """
     queue = [(name, out) for name, role in roles.items() for out in role.start()]
@@ -93,18 +95,18 @@ def take_part(
     receive: Callable[[float], tuple[str, bytes]],
     patience_s: float = 60.0,
 ) -> None:
-    """Play one role until it is finished, in a process of its own over links of one's own.
+    """Run one role until it is finished, over the caller's links to the other parties.
 
     The links must authenticate and encrypt, and keep the order of what one party sends.
     Messages are sent from a thread, so that two parties that both send first do not wait
     for one another for ever.
 
     Args:
-        role: not yet started.
+        role: this party's, not started.
         send: delivers bytes to the party with this name.
         receive: waits at most this many seconds for the next message, and returns who sent it
             and its bytes; raises TimeoutError, or another OSError or EOFError if the link broke.
-        patience_s: how long to wait for a message, and for the last own one to be sent.
+        patience_s: seconds to wait for a message, and for this party's last message to be sent.
 
     Raises:
         RemoteProtocolError: the peers fell silent, or sent what the protocol does not allow.
@@ -123,7 +125,7 @@ def take_part(
             for out in role.receive(peer, body):
                 outbox.put(out)
     except (OSError, EOFError) as error:
-        failures.append(error)  # behind the sender's own failure, which explains it
+        failures.append(error)  # after a failure of the sending thread, which explains it
     finally:
         outbox.put(None)
     if not failures:
@@ -139,7 +141,9 @@ def _send_outbox(
     send: Callable[[str, bytes], None],
     failures: list[BaseException],
 ) -> None:
-    """Send messages as they come until None; append what `send` raises to `failures`."""
+    """Send the messages of a queue until None comes; append an exception of `send` to
+    `failures`.
+    """
     try:
         while (out := outbox.get()) is not None:
             _LOGGER.debug("sends %d bytes to %s", len(out.body), out.receiver)
@@ -149,8 +153,8 @@ def _send_outbox(
 
 
 def _raise_failure(error: BaseException) -> NoReturn:
-    """Raise a failure of a link: one that broke becomes a RemoteProtocolError, anything else is
-    raised as it is.
+    """Raise RemoteProtocolError for a link that broke or timed out (OSError, EOFError); raise any
+    other error as it is.
     """
     if not isinstance(error, OSError | EOFError):
         raise error

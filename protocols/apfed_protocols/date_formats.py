@@ -1,4 +1,4 @@
-"""Dates as people write them: formats such as "%d.%m.%Y", and the dates that texts are by them.
+"""Formats of dates, such as "%d.%m.%Y", and the parsing of texts by them.
 
 Run by: each party on its own texts. IDs and features are read by the same formats.
 """
@@ -15,7 +15,7 @@ _DIGITS = {"%d": "(?P<d>[0-9]{1,2})", "%m": "(?P<m>[0-9]{1,2})", "%Y": "(?P<Y>[0
 
 
 def check_date_format(form: str) -> str:
-    """Return the format if it has one reading only.
+    """Return a date format if it can be read in one way only.
 
     Raises:
         ValueError: it is ambiguous, or lacks day, month or year.
@@ -34,7 +34,8 @@ def check_date_format(form: str) -> str:
 
 
 def parse_date(text: str, formats: Sequence[str]) -> date | None:
-    """Return the date of a text by the first format that reads it; None if none does.
+    """Return the date that a text stands for by the first format that matches it; None if none
+    does.
 
     Examples:
         >>> parse_date("31.1.2026", ["%d.%m.%Y"])
@@ -51,7 +52,7 @@ def parse_date(text: str, formats: Sequence[str]) -> date | None:
 
 @lru_cache
 def _compile_formats(formats: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    """Return one pattern for each date format."""
+    """Return a regular expression with the groups d, m and Y for each date format."""
     return tuple(
         re.compile("".join(_DIGITS.get(part) or re.escape(part) for part in _FIELD.split(form)))
         for form in formats

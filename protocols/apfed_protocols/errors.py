@@ -57,28 +57,30 @@ class RemoteProtocolError(ApfedError, RuntimeError):
 
 
 class PartyLeftError(RemoteProtocolError):
-    """A peer fell silent: nothing came where its message was due.
+    """A peer's message did not arrive in time, or the peer left.
 
     Attributes:
-        left: who, where that is known.
-        gone: whether it is known that they left; otherwise they may only have nothing to say.
+        left: the names of the peers, if they are known.
+        gone: whether they are known to have left; otherwise they may only be slow.
     """
 
     def __init__(self, message: str, *, left: tuple[str, ...] = (), gone: bool = False) -> None:
+        """Make the error (for `left` and `gone` see the class)."""
         super().__init__(message)
         self.left = left
         self.gone = gone
 
 
 class RunStoppedError(PartyLeftError):
-    """A peer said that it stops, and perhaps why."""
+    """A peer reported that it stops, perhaps with its reason."""
 
     def __init__(self, message: str, *, left: tuple[str, ...] = ()) -> None:
+        """Make the error; `left`: the names of the peers that stop."""
         super().__init__(message, left=left, gone=True)
 
 
 class UnsafeChoiceWarning(UserWarning):
-    """A protection was switched off by name; the message says who sees what now."""
+    """A protection was switched off by a setting; the message says who can read what."""
 
 
 class ClippingWarning(UserWarning):

@@ -24,7 +24,7 @@ __all__ = [
     "require_numbers",
 ]
 
-_DEEPEST = 64
+_MAX_DEPTH = 64
 Leaf = tuple[str, Any]
 Tree = TypeVar("Tree")
 
@@ -35,11 +35,10 @@ def records_gradients(tree: Any) -> bool:
 
 
 def refuse_gradients(tree: Any, who: str) -> None:
-    """Raise LocalProtocolError where a contribution that leaves this process requires a gradient.
+    """Raise LocalProtocolError if a tensor of a contribution that leaves this process requires a
+    gradient; under `torch.no_grad()` none does.
 
-    Under `torch.no_grad()` nothing does.
-
-    `tree`: nested dicts and lists of arrays. `who`: the party, named in errors.
+    `tree`: an array, or nested dicts, lists and tuples of arrays. `who`: the party, for errors.
     """
     require_numbers(tree, who)
     for path, leaf in _list_leaves(tree):
@@ -54,11 +53,10 @@ def refuse_gradients(tree: Any, who: str) -> None:
 
 
 def require_numbers(tree: Any, who: str) -> None:
-    """Raise LocalProtocolError where a tensor has no numbers of its own to add.
+    """Raise LocalProtocolError if a tensor has no numbers of its own to add: on the meta device,
+    under `torch.func` or `torch.vmap`, or in forward-mode differentiation.
 
-    On the meta device, under `torch.func` and `torch.vmap`, and in forward-mode differentiation.
-
-    `tree`: nested dicts and lists of arrays. `who`: the party, named in errors.
+    `tree`: an array, or nested dicts, lists and tuples of arrays. `who`: the party, for errors.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -80,21 +78,27 @@ def require_numbers(tree: Any, who: str) -> None:
 
 
 def require_addable_gradients(values: Mapping[str, Any]) -> None:
-    """Raise LocalProtocolError where a gradient would come back to a form that carries none.
+    """Raise LocalProtocolError if the sum could not carry the gradient that a contributor's tensor
+    requires.
 
-    The sum has the first contributor's form: where another's tensor requires a gradient, it must be
-    a tensor of floats.
+    The sum has the types of the first contributor's values: where another's tensor requires a
+    gradient, the first's must be a tensor of floats.
+
+    `values`: by contributor, trees of one structure.
     """
     torch = sys.modules["torch"]
     first, *others = values
-    template = [*_list_leaves(values[first])]
+    first_leaves = [*_list_leaves(values[first])]
     for name in others:
-        for (path, leaf), (_, form) in zip(_list_leaves(values[name]), template, strict=False):
-            floats = isinstance(form, torch.Tensor) and form.is_floating_point()
-            if _requires_gradient(leaf) and not floats:
+        pairs = zip(_list_leaves(values[name]), first_leaves, strict=False)
+        for (path, leaf), (_, first_leaf) in pairs:
+            is_float_tensor = (
+                isinstance(first_leaf, torch.Tensor) and first_leaf.is_floating_point()
+            )
+            if _requires_gradient(leaf) and not is_float_tensor:
                 raise LocalProtocolError(
                     f"{name}: {path} requires a gradient, and the sum comes in the form that "
-                    f"{first} gives, {_describe_form(torch, form)}, which carries none; let "
+                    f"{first} gives, {_describe_type(torch, first_leaf)}, which carries none; let "
                     f"{first} give a tensor of floats there, or give tensor.detach()"
                 )
 
@@ -102,20 +106,22 @@ def require_addable_gradients(values: Mapping[str, Any]) -> None:
 def attach_gradients(
     total: Tree, values: Mapping[str, Any], flat: Mapping[str, Flattened], clip: float | None
 ) -> Tree:
-    """Return the sum, connected to the contributors' tensors that require a gradient.
+    """Return the sum, connected in autograd's graph to the contributors' tensors that require a
+    gradient; its numbers do not change.
 
     Args:
-        total: the sum, in the first contributor's form.
-        values: what each gave, and `flat` the same as matrices.
+        total: the sum, in the structure of the first contributor's values.
+        values: each contributor's values, by name.
+        flat: the same values as matrices.
         clip: C, the L2 bound of one row; None: rows are not clipped.
     """
     sums = [leaf for _, leaf in _list_leaves(total)]
     for name, tree in values.items():
         leaves = [leaf for _, leaf in _list_leaves(tree)]
         if any(_requires_gradient(leaf) for leaf in leaves):
-            for place, recorded in _clip_leaves(leaves, flat[name], clip):
-                zeros = recorded - recorded.detach()  # with the gradient of what was added
-                sums[place] = sums[place] + zeros.to(sums[place])
+            for index, clipped in _clip_leaves(leaves, flat[name], clip):
+                zeros = clipped - clipped.detach()  # zeros that have the gradient of the addend
+                sums[index] = sums[index] + zeros.to(sums[index])
     rebuilt: Tree = rebuild_tree(total, iter(sums))
     return rebuilt
 
@@ -123,35 +129,42 @@ def attach_gradients(
 def _clip_leaves(
     leaves: Sequence[Any], flat: Flattened, clip: float | None
 ) -> Iterator[tuple[int, Any]]:
-    """Yield place and tensor of each leaf that requires a gradient, as it was added."""
+    """Yield (index, tensor) for each leaf that requires a gradient: its values as they were added,
+    after clipping, connected to the leaf in autograd's graph.
+
+    Args:
+        leaves: one contributor's arrays, in the order of `flatten_tree`.
+        flat: the same as a matrix.
+        clip: C, the L2 bound of one row; None: rows are not clipped.
+    """
     torch = sys.modules["torch"]
-    places = [place for place, leaf in enumerate(leaves) if _requires_gradient(leaf)]
-    device = leaves[places[0]].device
+    indices = [index for index, leaf in enumerate(leaves) if _requires_gradient(leaf)]
+    device = leaves[indices[0]].device
     rows = torch.from_numpy(flat.matrix).to(device, torch.float64)
     is_long = rows.norm(dim=1) > (torch.inf if clip is None else clip)
     if not is_long.any():
-        yield from ((place, leaves[place]) for place in places)
+        yield from ((index, leaves[index]) for index in indices)
         return
-    # From the tensors themselves, in the order in which they were flattened.
+    # The matrix again, in the order of `flatten_tree`, with the tensors that are in the graph.
     numbers = rows.reshape(-1)
     start = 0
     parts = []
     for leaf in leaves:
         size = leaf.numel() if isinstance(leaf, torch.Tensor) else _count_numbers(leaf)
-        connected = _requires_gradient(leaf)
-        part = leaf.reshape(-1) if connected else numbers[start : start + size]
+        is_connected = _requires_gradient(leaf)
+        part = leaf.reshape(-1) if is_connected else numbers[start : start + size]
         parts.append(part.to(device, torch.float64))
         start += size
     matrix = torch.cat(parts).reshape(rows.shape)
     long_norm = matrix[is_long].norm(dim=1, keepdim=True)
     clipped = matrix.index_put((is_long,), matrix[is_long] * (clip / long_norm))
     split = clipped.reshape(-1).split([len(part) for part in parts])
-    for place in places:
-        yield place, split[place].reshape(leaves[place].shape)
+    for index in indices:
+        yield index, split[index].reshape(leaves[index].shape)
 
 
 def _count_numbers(leaf: Any) -> int:
-    """Return how many numbers a leaf has."""
+    """Return how many numbers an array or number has."""
     return int(getattr(leaf, "size", 1))
 
 
@@ -164,29 +177,34 @@ def _requires_gradient(leaf: Any) -> bool:
 
 
 def _is_dual(torch: Any, leaf: Any) -> bool:
-    """Return whether a tensor carries a forward-mode tangent."""
+    """Return whether a tensor carries a tangent of forward-mode differentiation."""
     forward = torch.autograd.forward_ad
     return forward._current_level >= 0 and forward.unpack_dual(leaf).tangent is not None
 
 
-def _describe_form(torch: Any, form: Any) -> str:
-    """Return the type of an array in words, for errors."""
-    if isinstance(form, torch.Tensor):
-        return f"a tensor of {form.dtype}"
-    return f"a {type(form).__name__}"
+def _describe_type(torch: Any, leaf: Any) -> str:
+    """Return the type of an array or number in words, for errors; `torch` is the module."""
+    if isinstance(leaf, torch.Tensor):
+        return f"a tensor of {leaf.dtype}"
+    return f"a {type(leaf).__name__}"
 
 
 def _list_leaves(tree: Any, path: str = "", depth: int = 0) -> Iterator[Leaf]:
-    """Yield path and leaf of a tree, in the order of `flatten_tree`; deeper trees are left to that
-    function, which refuses them.
+    """Yield (path, leaf) for each array and number of a tree, in the order of `flatten_tree`.
+
+    Args:
+        tree: the tree, or a part of one.
+        path: where the part stands in the tree.
+        depth: the number of levels above it. Below `_MAX_DEPTH` nothing is listed, since
+            `flatten_tree` refuses such a tree.
     """
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         return
     if isinstance(tree, Mapping):
         for key in sorted(tree, key=repr):
             yield from _list_leaves(tree[key], f"{path}[{key!r}]", depth + 1)
     elif isinstance(tree, list | tuple):
-        for place, item in enumerate(tree):
-            yield from _list_leaves(item, f"{path}[{place}]", depth + 1)
+        for index, item in enumerate(tree):
+            yield from _list_leaves(item, f"{path}[{index}]", depth + 1)
     else:
         yield f"leaf {path}" if path else "a contribution", tree

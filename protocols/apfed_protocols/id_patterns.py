@@ -28,7 +28,7 @@ __all__ = [
     "describe_patterns",
     "differ_by_zeros",
     "find_unmatched_patterns",
-    "pattern_of",
+    "make_pattern",
     "share_no_id",
     "suggest_rules",
     "suggest_rules_for_patterns",
@@ -51,20 +51,23 @@ _NEARLY_ALL = 90
 
 
 @lru_cache(maxsize=2**15)
-def pattern_of(text: str) -> str:
-    """Return the pattern of one ID: its punctuation, and a mark for each run of other letters."""
+def make_pattern(text: str) -> str:
+    """Return the pattern of one ID: its punctuation, with each run of letters and digits replaced
+    by marks (see `LEGEND`), as "A-9" of "DE-1234567".
+    """
     return " & ".join(_pattern_of_part(part) for part in text.split(JOINT))
 
 
 def count_patterns(texts: Sequence[str]) -> dict[str, int]:
     """Return how many IDs have each pattern, the most frequent first.
 
-    At most 20,000 IDs are read, spread evenly over all.
+    At most 20,000 IDs, spread evenly over all, are counted. With more than `MAX_PATTERNS` patterns
+    each run of letters and digits counts as "#".
 
     `texts`: the IDs as they stand in the party's table.
     """
     sample = _sample_texts(texts)
-    counts = Counter(map(pattern_of, sample))
+    counts = Counter(map(make_pattern, sample))
     if len(counts) > MAX_PATTERNS:
         counts = Counter(
             _escape_invisible(_RUN.sub("#", text.replace(JOINT, " & "))) for text in sample
@@ -74,9 +77,9 @@ def count_patterns(texts: Sequence[str]) -> dict[str, int]:
 
 
 def describe_patterns(counts: Mapping[str, int]) -> str:
-    """Say the patterns with their shares, such as "A-9 56 %, a-9 24 %, A9 20 %".
+    """Return the patterns with their shares in words, as "A-9 56 %, a-9 24 %, A9 20 %".
 
-    `counts`: number of IDs by pattern.
+    `counts`: number of IDs by pattern, from `count_patterns`.
     """
     total = sum(counts.values())
     parts = [
@@ -88,17 +91,18 @@ def describe_patterns(counts: Mapping[str, int]) -> str:
 
 
 def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ...]:
-    """Return the rules that would unite most patterns of these IDs; empty if no rule helps.
+    """Return the names of the normalisation rules that would reduce the patterns of these IDs to
+    the fewest; empty if no rule helps.
 
     Rules that would make one ID of two are not suggested.
 
     Args:
         texts: IDs as they stand in the party's table.
-        rules: that the parties agreed on already.
+        rules: the normalisation that the parties agreed on already.
     """
     sample = _sample_texts(texts)
     best: tuple[str, ...] = ()
-    # Numbers of one length are padded everywhere, and no number stands there without its zeros.
+    # If all numbers have one length, zeros pad them consistently and need no rule.
     is_padded = len({len(text) for text in sample if text.isdecimal()}) <= 1
     fewest = len(count_patterns([*map(rules.normalise_text, sample)]))
     distinct = len({*map(rules.normalise_text, sample)})
@@ -119,11 +123,12 @@ def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ..
 def suggest_rules_for_patterns(
     own: Iterable[str], theirs: Iterable[str], rules: IdNormalisation
 ) -> tuple[str, ...]:
-    """Return the fewest rules under which the patterns of two parties are the same; none if none.
+    """Return the names of the fewest normalisation rules under which the patterns of two parties
+    become the same; empty if no rules do that.
 
     Args:
         own, theirs: patterns that are frequent at each of them.
-        rules: that the parties agreed on already.
+        rules: the normalisation that the parties agreed on already.
     """
     own_set = {*own}
     their_set = {*theirs}
@@ -134,33 +139,36 @@ def suggest_rules_for_patterns(
 
 
 def differ_by_zeros(own: Iterable[str], theirs: Iterable[str], rules: IdNormalisation) -> bool:
-    """Return whether no rule unites the patterns of two parties, but numbers without zeros would.
+    """Return whether the patterns of two parties differ and no normalisation rule makes them the
+    same, but would if numbers had no leading zeros.
 
     Args:
         own, theirs: patterns that are frequent at each of them.
-        rules: that the parties agreed on already.
+        rules: the normalisation that the parties agreed on already.
     """
     own_set = {*own}
     their_set = {*theirs}
     if own_set == their_set or suggest_rules_for_patterns(own_set, their_set, rules):
         return False
-    own_plain = {pattern.replace("09", "9") for pattern in own_set}
-    their_plain = {pattern.replace("09", "9") for pattern in their_set}
-    return own_plain == their_plain or bool(
-        suggest_rules_for_patterns(own_plain, their_plain, rules)
-    )
+    own_without_zeros = {pattern.replace("09", "9") for pattern in own_set}
+    their_without_zeros = {pattern.replace("09", "9") for pattern in their_set}
+    if own_without_zeros == their_without_zeros:
+        return True
+    return bool(suggest_rules_for_patterns(own_without_zeros, their_without_zeros, rules))
 
 
 def share_no_id(own: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
-    """Return whether hardly an ID of one party can be one of the other's, by their patterns.
+    """Return whether almost no ID can be common to two parties, since the patterns of their IDs
+    differ.
 
-    One ID has one pattern wherever it stands, so IDs of different patterns differ.
+    The same ID has the same pattern at both parties, so IDs of different patterns differ.
 
     Args:
-        own, theirs: by pattern, its share in whole per cent; rarer ones may be left out.
+        own, theirs: by pattern, its share of each party's IDs in whole per cent; rare ones may be
+            missing.
     """
     if any("#" in pattern for pattern in (*own, *theirs)):
-        return False  # of which letters and digits are not known
+        return False  # "#" does not tell letters from digits
     is_known = min(sum(own.values()), sum(theirs.values())) >= _NEARLY_ALL
     return is_known and not own.keys() & theirs.keys()
 
@@ -168,16 +176,19 @@ def share_no_id(own: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
 def find_unmatched_patterns(
     texts: Sequence[str], is_common: Sequence[bool]
 ) -> dict[str, tuple[int, int]]:
-    """Return the patterns that are far rarer among the common people than another pattern.
+    """Return the patterns of a party's IDs that are found at the other parties far more rarely than
+    another pattern is.
 
     Args:
-        texts: a party's IDs; is_common: whether each was found at the other parties.
+        texts: the party's IDs.
+        is_common: whether each was found at the other parties.
 
     Returns:
-        By pattern (common, all) of its IDs, where at least 30 have it and its share of common
-        people is below a quarter of the share of the most common pattern.
+        (common IDs, all IDs) of each such pattern: at least 30 IDs have it, and the share of common
+        IDs among them is below a quarter of that of the pattern with the largest share. Empty with
+        more than `MAX_PATTERNS` patterns.
     """
-    patterns = [pattern_of(text) for text in texts]
+    patterns = [make_pattern(text) for text in texts]
     total = Counter(patterns)
     if len(total) > MAX_PATTERNS:
         return {}
@@ -185,25 +196,27 @@ def find_unmatched_patterns(
         pattern for pattern, is_match in zip(patterns, is_common, strict=True) if is_match
     )
     frequent = {pattern for pattern, count in total.items() if count >= _MIN_IDS}
-    best = max((common[pattern] / total[pattern] for pattern in frequent), default=0.0)
+    largest_share = max((common[pattern] / total[pattern] for pattern in frequent), default=0.0)
     return {
         pattern: (common[pattern], total[pattern])
         for pattern in sorted(frequent)
-        if common[pattern] < _MUCH_RARER * best * total[pattern]
+        if common[pattern] < _MUCH_RARER * largest_share * total[pattern]
     }
 
 
 def _pattern_of_part(part: str) -> str:
-    """Return the pattern of one column of an ID; a number with leading zeros is written 09."""
+    """Return the pattern of one column of an ID; a number with leading zeros becomes 09."""
     padded = _PADDED.fullmatch(part)
     if padded:
-        before = _RUN.sub(_mark_run, padded["name"] + padded["between"])
-        return f"{_escape_invisible(before)}09"
+        prefix = _RUN.sub(_mark_run, padded["name"] + padded["between"])
+        return f"{_escape_invisible(prefix)}09"
     return _escape_invisible(_RUN.sub(_mark_run, part))
 
 
 def _mark_run(run: re.Match[str]) -> str:
-    """Return the mark of one run of letters and digits: some of A, a and 9."""
+    """Return the marks for one run of letters and digits: A if it has capitals, a if it has small
+    letters, 9 if it has digits.
+    """
     text = run.group()
     marks = ""
     if any(letter.isalpha() and not letter.islower() for letter in text):
@@ -216,7 +229,7 @@ def _mark_run(run: re.Match[str]) -> str:
 
 
 def _escape_invisible(text: str) -> str:
-    """Return the text with characters that do not print as their code points."""
+    """Return the text with non-printable characters replaced by their code points, as U+0009."""
     return "".join(letter if letter.isprintable() else f"U+{ord(letter):04X}" for letter in text)
 
 
@@ -233,18 +246,19 @@ def _format_percent(count: int, total: int) -> str:
 
 
 def _list_rule_sets(rules: IdNormalisation) -> list[tuple[str, ...]]:
-    """Return sets of rules that do not hold yet, the smallest first."""
+    """Return all sets of normalisation rules that are not applied yet, the smallest first."""
     names = {field.name for field in fields(rules)}
     unused = [rule for rule in _RULES if rule in names and not getattr(rules, rule)]
     return [chosen for size in range(1, len(unused) + 1) for chosen in combinations(unused, size)]
 
 
 def _apply_rules(patterns: set[str], chosen: tuple[str, ...]) -> set[str]:
-    """Return the patterns after these rules, as far as the patterns themselves determine them.
+    """Return the patterns that IDs of these patterns have after normalisation, as far as patterns
+    determine that.
 
-    `chosen`: names of normalisation rules.
+    `chosen`: names of normalisation rules, of `_RULES`.
     """
-    united = set[str]()
+    normalised = set[str]()
     for pattern in patterns:
         text = pattern
         if "whole_numbers" in chosen and _WHOLE_NUMBER.fullmatch(text):
@@ -254,5 +268,5 @@ def _apply_rules(patterns: set[str], chosen: tuple[str, ...]) -> set[str]:
         if "drop_punctuation" in chosen:
             marks = "".join(_RUN.findall(text))
             text = "".join(mark for mark in ("A", "a", "0", "9", "#") if mark in marks)
-        united.add(text)
-    return united
+        normalised.add(text)
+    return normalised

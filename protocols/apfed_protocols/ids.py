@@ -42,12 +42,12 @@ __all__ = [
     "IdStream",
     "SizedIds",
     "check_ids",
+    "decode_id",
     "encode_ids",
     "encode_pieces",
     "id_texts",
     "require_comparable",
     "require_one_column_order",
-    "text_of",
 ]
 
 JOINT = "\x1f"
@@ -1038,7 +1038,7 @@ def _frame_id(party: str, row: int, text: str) -> bytes:
     return b"".join(framed)
 
 
-def text_of(identity: bytes) -> str:
+def decode_id(identity: bytes) -> str:
     """Return the text of an encoded ID, its columns joined; the inverse of `encode_ids`.
 
     `identity`: bytes from `encode_ids`.

@@ -1,6 +1,6 @@
-"""Lines that install what is missing: every message of this project takes its line from here.
+"""Shell commands that install what is missing, for the messages of this project.
 
-Run by: whoever lacks a package. Protects from: an index that is asked for `secure-apfed` or
+Run by: code that lacks a package. Protects from: an index that is asked for `secure-apfed` or
 `apfed-protocols`, names that this project does not own there, so that anybody may offer a package
 under them. A missing extra is therefore installed by naming the packages that it stands for, and
 the two distributions by their paths in a checkout.
@@ -13,7 +13,7 @@ from importlib import metadata
 __all__ = ["INSTALL_CRYPTEN", "OURS", "install_checkout", "install_extra", "install_requirement"]
 
 OURS = ("apfed-protocols", "secure-apfed")
-"""The distributions of this project, which no line asks an index for."""
+"""The distributions of this project, which no command asks a package index for."""
 _PIP = "python -m pip install"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
@@ -24,25 +24,30 @@ INSTALL_CRYPTEN = f"{_PIP} --no-deps crypten==0.4.1"
 
 
 def install_checkout(*extras: str, editable: bool = False) -> str:
-    """Return the line that installs both distributions, run in the root of a checkout."""
+    """Return the command that installs both distributions, with these extras, run in the root of a
+    checkout.
+    """
     checkout = f".[{','.join(extras)}]" if extras else "."
     flag = "--editable " if editable else ""
     return f"{_PIP} {flag}./protocols {flag}{shlex.quote(checkout)}"
 
 
 def install_extra(extra: str, distribution: str = "secure-apfed") -> str:
-    """Return the command that installs the packages of one extra of an installed distribution.
+    """Return the command that installs the packages of one extra of an installed distribution; for
+    one that runs from its sources, the one that sets up a checkout.
 
     Examples:
         >>> install_extra("svd", "apfed-protocols")
         "python -m pip install 'scipy<2,>=1.14'"
     """
-    packages = _packages_of(extra, distribution)
+    packages = _list_packages(extra, distribution)
     return f"{_PIP} {shlex.join(packages)}" if packages else _NO_METADATA
 
 
 def install_requirement(package: str, distribution: str = "secure-apfed") -> str:
-    """Return the line that installs one requirement of an installed distribution."""
+    """Return the command that installs one requirement of an installed distribution, in the version
+    that it requires; for one that runs from its sources, the one that sets up a checkout.
+    """
     for line in (*_list_requirements(distribution), *_list_requirements(OURS[0])):
         requirement = line.split(";")[0].strip()
         if _normalise_name(requirement) == _normalise_name(package):
@@ -50,10 +55,9 @@ def install_requirement(package: str, distribution: str = "secure-apfed") -> str
     return _NO_METADATA
 
 
-def _packages_of(extra: str, distribution: str) -> list[str]:
-    """List the requirements behind an extra; those behind other extras of ours, too.
-
-    `distribution`: the package whose extra it is.
+def _list_packages(extra: str, distribution: str) -> list[str]:
+    """Return the requirements of one extra of a distribution. Extras of this project's own
+    distributions among them are replaced by their requirements.
     """
     packages: list[str] = []
     for line in _list_requirements(distribution):
@@ -63,7 +67,7 @@ def _packages_of(extra: str, distribution: str) -> list[str]:
         if _normalise_name(requirement) in OURS:
             inner = requirement.partition("[")[2].partition("]")[0].split(",")
             packages += [
-                package for name in inner for package in _packages_of(name.strip(), distribution)
+                package for name in inner for package in _list_packages(name.strip(), distribution)
             ]
         else:
             packages.append(requirement.strip())
@@ -74,11 +78,11 @@ def _list_requirements(distribution: str) -> list[str]:
     """Return the requirements of an installed distribution; none if it runs from its sources."""
     try:
         return metadata.requires(distribution) or []
-    except metadata.PackageNotFoundError:  # imported from its sources
+    except metadata.PackageNotFoundError:  # it runs from its sources
         return []
 
 
 def _normalise_name(requirement: str) -> str:
-    """Return the name of a requirement as package indexes compare names."""
+    """Return the package name of a requirement, normalised as package indexes compare names."""
     name = _NAME.match(requirement.strip())
     return re.sub(r"[-_.]+", "-", name.group()).lower() if name else ""

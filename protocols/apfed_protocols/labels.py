@@ -21,7 +21,7 @@ from apfed_protocols.errors import LocalProtocolError
 
 __all__ = ["Labels", "column_names", "find_labels", "order_by_position", "refuse_ambiguous_index"]
 
-_SHOWN = 3
+_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Labels:
     """The labels of a frame or series, and the order in which its numbers are added.
 
     Attributes:
-        order: for each axis that has labels the positions of its labels in canonical order.
-        names: for each of these axes the labels in that order, as texts; None: 0 to n - 1.
+        order: for each labelled axis, the positions of its labels in canonical (sorted) order.
+        names: for each of these axes, the labels in canonical order, as texts; None: the labels
+            are the positions 0 to n - 1.
     """
 
     order: tuple[NDArray[np.intp], ...]
@@ -38,27 +39,29 @@ class Labels:
 
     @property
     def are_positions(self) -> bool:
-        """True if no axis has labels besides its positions."""
+        """Return whether the labels of all axes are just positions, 0 to n - 1."""
         return all(names is None for names in self.names)
 
     def arrange_values(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the values in canonical order."""
+        """Return values of the frame in canonical order of its labels."""
         for axis, order in enumerate(self.order):
             values = np.take(values, order, axis=axis)
         return values
 
     def restore_order(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the values in the order that they had."""
+        """Return values in canonical order in the order of the frame; undoes `arrange_values`."""
         for axis, order in enumerate(self.order):
             values = np.take(values, np.argsort(order), axis=axis)
         return values
 
 
 def find_labels(values: Any, subject: str) -> Labels | None:
-    """Return the labels of a pandas frame or series; None where the values have none.
+    """Return the labels of a pandas frame or series; None if the values have none.
 
-    Raises LocalProtocolError: labels that occur twice, or a frame of another library whose columns
-    or coordinates have names; `subject` names it.
+    Raises LocalProtocolError: a label occurs twice, or the values are a frame of another library
+    with names of columns or coordinates.
+
+    `subject`: what errors call the values.
     """
     if isinstance(values, np.ndarray | Mapping | Sequence):
         return None
@@ -78,14 +81,16 @@ def find_labels(values: Any, subject: str) -> Labels | None:
 def order_by_position(
     values: Any, subject: str, *, error: type[Exception] = LocalProtocolError
 ) -> Any:
-    """Return values whose rows are positions: a frame labelled 0 to n - 1 in the order of these.
+    """Return values whose row k is that of position k: a frame with row labels 0 to n - 1 is sorted
+    by them; values without labels are returned unchanged. The order of columns does not change.
 
-    What has no labels comes back as it is. Columns stay as they are.
-
-    `subject`: what errors call the values.
+    Args:
+        values: an array, frame or series.
+        subject: what errors call the values.
+        error: the class of the error.
 
     Raises:
-        error: row labels that are no positions, so that nobody knows which row is which.
+        error: row labels are no positions, so that it is unknown which row is which.
     """
     try:
         index = _find_row_index(values, subject)
@@ -105,21 +110,25 @@ def order_by_position(
 def refuse_ambiguous_index(
     values: Any, subject: str, *, error: type[Exception] = LocalProtocolError
 ) -> None:
-    """Refuse a series or frame in whose index a position of one row is the label of another.
+    """Raise `error` if the position of one row of a series or frame is the label of another row.
 
-    For what is answered by positions: a caller who looked one up would get another row, and no
-    error. Labels that are no positions, such as those that dropped rows leave, look up nothing.
+    For functions that return positions: a caller who looked up a position as a label would get
+    another row, and no error. Labels that are no positions cannot be confused with them.
 
-    `subject`: what errors call the values.
+    Args:
+        values: an array, frame or series.
+        subject: what errors call the values.
+        error: the class of the error.
     """
     index = _find_row_index(values, subject)
-    if index is None or (getattr(index, "start", None) == 0 and getattr(index, "step", None) == 1):
+    if index is None or _is_default_index(index):
         return
     labels = [_convert_label(label) for label in index.tolist()]
-    if any(
-        type(label) is int and 0 <= label < len(labels) and label != place
-        for place, label in enumerate(labels)
-    ):
+    is_ambiguous = any(
+        type(label) is int and 0 <= label < len(labels) and label != position
+        for position, label in enumerate(labels)
+    )
+    if is_ambiguous:
         raise error(
             f"{subject}: the answer is positions from 0, and its index has such numbers as labels "
             "of other rows; give .reset_index(drop=True), or .to_numpy()"
@@ -127,7 +136,7 @@ def refuse_ambiguous_index(
 
 
 def column_names(values: Any) -> tuple[str, ...] | None:
-    """Return the names of a frame's columns as texts, in order; None for what has none."""
+    """Return the names of a frame's columns as texts, in order; None for values without any."""
     if isinstance(values, np.ndarray | Mapping | Sequence):
         return None
     names = getattr(values, "column_names", None)  # of pyarrow
@@ -135,6 +144,11 @@ def column_names(values: Any) -> tuple[str, ...] | None:
     if names is None or callable(names):
         return None
     return tuple(str(_convert_label(name)) for name in names)
+
+
+def _is_default_index(index: Any) -> bool:
+    """Return whether an index of pandas is a range that counts 0, 1, 2, ..."""
+    return getattr(index, "start", None) == 0 and getattr(index, "step", None) == 1
 
 
 def _find_row_index(values: Any, subject: str) -> Any:
@@ -151,7 +165,8 @@ def _find_row_index(values: Any, subject: str) -> Any:
 
 
 def _refuse_names(values: Any, subject: str) -> None:
-    """Refuse frames that are no pandas frames, and arrays with coordinates.
+    """Raise LocalProtocolError for frames with column names of another library than pandas, and for
+    arrays with coordinates.
 
     `subject`: what errors call the values.
     """
@@ -173,29 +188,37 @@ def _refuse_names(values: Any, subject: str) -> None:
 def _sort_axis(
     axis: Any, subject: str, noun: str
 ) -> tuple[NDArray[np.intp], tuple[str, ...] | None]:
-    """Return the canonical order of one axis, and its labels in that order unless 0 to n - 1.
+    """Return the positions of one axis's labels in canonical order, and the labels in that order as
+    texts; None in their place if they are the positions 0 to n - 1.
 
-    `subject`: what errors call the values. `noun`: "row" or "column".
+    Args:
+        axis: an index of pandas.
+        subject: what errors call the values.
+        noun: "row" or "column".
+
+    Raises LocalProtocolError: a label occurs twice.
     """
-    if getattr(axis, "start", None) == 0 and getattr(axis, "step", None) == 1:
+    if _is_default_index(axis):
         return np.arange(len(axis)), None
     labels = [_convert_label(label) for label in axis.tolist()]
     if all(type(label) is int for label in labels) and sorted(labels) == list(range(len(labels))):
         return np.argsort(np.array(labels, np.intp)), None
     names = [repr(label) for label in labels]
     order = sorted(range(len(names)), key=names.__getitem__)
-    ordered = [names[place] for place in order]
-    twice = next((a for a, b in pairwise(ordered) if a == b), None)
-    if twice is not None:
+    ordered = [names[position] for position in order]
+    repeated = next((name for name, following in pairwise(ordered) if name == following), None)
+    if repeated is not None:
         raise LocalProtocolError(
-            f"{subject}: {noun} label {twice:.80} occurs more than once, so that it is open which "
-            "numbers belong together; give each a label of its own, or .to_numpy()"
+            f"{subject}: {noun} label {repeated:.80} occurs more than once, so that it is open "
+            "which numbers belong together; give each a label of its own, or .to_numpy()"
         )
     return np.array(order, np.intp), tuple(ordered)
 
 
 def _convert_label(label: Any) -> Any:
-    """Return a label as Python has it, so that equal ones of two libraries have one text."""
+    """Return a label as a Python object, whole floats as integers, so that equal labels of two
+    libraries have the same text.
+    """
     if isinstance(label, tuple):
         return tuple(map(_convert_label, label))
     label = label.item() if isinstance(label, np.generic) else label
@@ -205,5 +228,5 @@ def _convert_label(label: Any) -> Any:
 
 def _format_names(names: Sequence[Any]) -> str:
     """Return the first few names, for errors."""
-    text = ", ".join(str(name)[:40] for name in list(names)[:_SHOWN])
-    return f"{text}, ..." if len(names) > _SHOWN else text
+    text = ", ".join(str(name)[:40] for name in list(names)[:_NAMES_SHOWN])
+    return f"{text}, ..." if len(names) > _NAMES_SHOWN else text

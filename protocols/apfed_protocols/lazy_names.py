@@ -1,7 +1,7 @@
-"""Names that a package gives and loads when they are first used.
+"""Lazy loading: public names of a package that are imported when they are first used.
 
-Run by: the `__init__` of a package, or a module that only gives names, so that importing one part
-does not load all. Names that moved are still given at their old place, with a warning.
+Run by: the `__init__` of a package, or a module that only re-exports names, so that importing one
+part does not load all. Names that moved can still be imported from their old place, with a warning.
 """
 
 import warnings
@@ -22,53 +22,52 @@ def give_names(
     moved: Mapping[str, Collection[str]] | None = None,
     distribution: str = "",
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package that loads its names when they are used.
+    """Return the functions `__getattr__` and `__dir__` of a package that loads its names lazily.
 
     Args:
-        package: its own name.
+        package: the package's name.
         names: its `__all__`.
-        homes: by module the names that are loaded from it.
-        modules: modules right below the package, which are names of it, too.
-        moved: by module the names that the package used to give, and that module gives now. Each
+        homes: by module, the names that are loaded from it.
+        modules: submodules of the package that are public names, too.
+        moved: by module, the names that used to be the package's and are now that module's. Each
             warns once in a process, with a `DeprecationWarning` that names the new place.
-        distribution: whose version is `__version__`; empty: there is none.
+        distribution: the distribution whose version is `__version__`; empty: there is none.
     """
-    home_of = {name: home for home, of_home in homes.items() for name in of_home}
-    new_home_of = {name: home for home, of_home in (moved or {}).items() for name in of_home}
+    module_by_name = {name: module for module, group in homes.items() for name in group}
+    new_module_by_name = {name: module for module, group in (moved or {}).items() for name in group}
     warned: set[str] = set()
 
     def load_name(name: str) -> Any:
-        """Return a public name of the package, loading its module on first use; a name that moved
-        also warns. Raises AttributeError: the package has no such name.
+        """Return the object with this public name, importing its module on first use; a name that
+        moved also warns. Raises AttributeError: the package has no such name.
         """
         if name == "__version__" and distribution:
             return version(distribution)
         if name in modules:
             return import_module(f"{package}.{name}")
-        if name in new_home_of and name not in warned:
+        if name in new_module_by_name and name not in warned:
             warned.add(name)
             warnings.warn(
-                f"{package}.{name} is now {new_home_of[name]}.{name}; import it from there, since "
-                "the next minor version gives it there alone",
+                f"{package}.{name} is now {new_module_by_name[name]}.{name}; import it from "
+                "there, since the next minor version gives it there alone",
                 DeprecationWarning,
                 stacklevel=2,
             )
-        home = home_of.get(name) or new_home_of.get(name)
-        if home is None:
+        module = module_by_name.get(name) or new_module_by_name.get(name)
+        if module is None:
             raise AttributeError(f"{package} has no {name!r}; its names are {', '.join(names)}")
-        return getattr(import_module(home), name)
+        return getattr(import_module(module), name)
 
     return load_name, lambda: [*names]
 
 
 def make_former_name(former: str, name: str) -> property:
-    """Return a property that reads the attribute `name` by its former name, with a warning.
-
-    The warning is a `DeprecationWarning`: the next minor version gives the attribute by its new
-    name alone.
+    """Return a property, to be called `former`, that returns the attribute `name` with a
+    `DeprecationWarning`, for an attribute that was renamed.
     """
 
     def read_attribute(owner: Any) -> Any:
+        """Warn of the former name and return the attribute."""
         warnings.warn(
             f"{type(owner).__name__}.{former} is now {type(owner).__name__}.{name}; read it by "
             "that name, since the next minor version has it alone",

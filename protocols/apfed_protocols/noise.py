@@ -63,7 +63,9 @@ Flags = NDArray[np.bool_]
 
 
 def largest_noise(deviation: int) -> int:
-    """Return the largest magnitude that noise of this deviation reaches."""
+    """Return the largest magnitude of discrete Gaussian noise with this standard deviation s;
+    larger values are left out (see `TAIL`).
+    """
     return math.ceil(_TAIL_DEVIATIONS * deviation)
 
 
@@ -76,8 +78,8 @@ def discrete_gaussian(
 
     Args:
         key: 32 secret bytes.
-        context: names this use.
-        deviation: s, 1 to `MAX_DEVIATION`.
+        context: names this use, e.g. by session and step.
+        deviation: s, the standard deviation, an integer from 1 to `MAX_DEVIATION`.
         shape: of the result.
 
     Raises:
@@ -90,7 +92,7 @@ def discrete_gaussian(
         )
     deviation = int(deviation)
     count = math.prod(shape)
-    bits = _Bits(derive_key(key, _PURPOSE, *context))
+    bits = _RandomBits(derive_key(key, _PURPOSE, *context))
     draw = _draw_in_bins if deviation >= MIN_BINNED_DEVIATION else _draw_by_laplace
     parts = [np.zeros(0, dtype=np.int64)]
     missing = count
@@ -100,35 +102,39 @@ def discrete_gaussian(
     return np.concatenate(parts).reshape(shape)
 
 
-class _Bits:
+class _RandomBits:
+    """A source of pseudo-random numbers under one secret key."""
+
     def __init__(self, key: bytes) -> None:
+        """Start the source; the same 32-byte key gives the same numbers again."""
         self._key = key
         self._block = 0
 
     def draw_words(self, count: int) -> NDArray[np.uint64]:
         """Return `count` fresh random words of 64 bits; no two calls share any."""
         block = self._block
-        self._block = self._block + 1
+        self._block += 1
         stream = keystream(self._key, block.to_bytes(8, "big"), length=8 * count)
         words: NDArray[np.uint64] = np.frombuffer(stream, dtype=_WORD)
         return words
 
     def draw_below(self, bound: int, count: int) -> Integers:
-        """Draw uniform integers in 0..bound - 1 by rejection; bound is at most 2^62.
-
-        `count`: how many integers.
-        """
+        """Return `count` uniform integers in 0..bound - 1, by rejection; bound is at most 2^62."""
         width = (bound - 1).bit_length()
         if width == 0:
             return np.zeros(count, dtype=np.int64)
 
         def draw_bits(number: int) -> Integers:
-            shifted: Integers = (self.draw_words(number) >> np.uint64(64 - width)).astype(np.int64)
-            return shifted
+            """Return `number` uniform integers of `width` bits."""
+            words = self.draw_words(number)
+            integers: Integers = (words >> np.uint64(64 - width)).astype(np.int64)
+            return integers
 
         values = draw_bits(count)
-        while len(again := np.flatnonzero(values >= bound)):
-            values[again] = draw_bits(len(again))
+        rejected = np.flatnonzero(values >= bound)
+        while len(rejected):
+            values[rejected] = draw_bits(len(rejected))
+            rejected = np.flatnonzero(values >= bound)
         return values
 
 
@@ -153,19 +159,21 @@ class _Bins:
     is_split: Flags
 
     def find_bins(self, words_n: NDArray[np.uint64]) -> tuple[Integers, Integers]:
-        """Return the bin of each word, and the places of those that their words leave undecided."""
+        """Return the bin of each word, the first 64 bits of a uniform number, and the indices of
+        the words that do not decide it.
+        """
         cell_n = (words_n >> np.uint64(_WORD_BITS - _CELL_BITS)).astype(np.int64)
         bin_n = self.bin_by_cell[cell_n]
-        places = np.flatnonzero(self.is_split[cell_n])
-        lowest = np.searchsorted(self.thresholds, words_n[places], side="left")
-        highest = np.searchsorted(self.thresholds, words_n[places], side="right")
-        bin_n[places] = lowest
-        return bin_n, places[lowest != highest]
+        in_split_cell = np.flatnonzero(self.is_split[cell_n])
+        lowest = np.searchsorted(self.thresholds, words_n[in_split_cell], side="left")
+        highest = np.searchsorted(self.thresholds, words_n[in_split_cell], side="right")
+        bin_n[in_split_cell] = lowest
+        return bin_n, in_split_cell[lowest != highest]
 
 
 @lru_cache(maxsize=64)
 def _make_bins(deviation: int) -> _Bins:
-    """Return the table for one deviation, indexed by the first 12 bits of a word."""
+    """Return the table of bins for the standard deviation s = `deviation`."""
     thresholds = np.array(_compute_thresholds(deviation, _WORD_BITS), dtype=np.uint64)
     cells = np.arange(2**_CELL_BITS, dtype=np.uint64) << np.uint64(_WORD_BITS - _CELL_BITS)
     last_words = cells | np.uint64(2 ** (_WORD_BITS - _CELL_BITS) - 1)
@@ -180,7 +188,7 @@ def _make_bins(deviation: int) -> _Bins:
 
 
 def _choose_width_bits(deviation: int) -> int:
-    """Return the logarithm of the largest power of two w <= s / 16.
+    """Return the binary logarithm of w, the width of a bin: the largest power of two w <= s / 16.
 
     That gives 214 to 428 bins, keeps more than 97 of 100 proposals, and bounds the exponent of the
     coin: (w - 1) (2 j w + w - 1) / 2 s^2 < (1/16) (13.375 + 2/16) < 1.
@@ -190,31 +198,35 @@ def _choose_width_bits(deviation: int) -> int:
 
 @lru_cache(maxsize=64)
 def _compute_thresholds(deviation: int, precision: int) -> tuple[int, ...]:
-    """Return floor(2^precision C_j) for j from 1 to J - 1, proved digit by digit.
+    """Return floor(2^precision C_j) for j from 1 to J - 1, exactly.
 
     C_j is the sum of the first j weights over that of all J, and bin j weighs
-    exp(-(j w)^2 / 2 s^2). Each is enclosed between two integers; where these leave a floor
-    open, all are computed again with more digits.
+    exp(-(j w)^2 / 2 s^2). Each weight is enclosed between two integers; if these do not determine
+    all floors, everything is computed again with twice the spare digits.
 
-    `deviation`: standard deviation s of the noise, 1 to `MAX_DEVIATION`.
+    Args:
+        deviation: s, the standard deviation, 1 to `MAX_DEVIATION`.
+        precision: the binary digits of a threshold.
     """
-    spare = 64
+    spare_digits = 64
     while True:
-        lower_sums, upper_sums = _enclose_sums(deviation, precision + spare)
+        lower_sums, upper_sums = _enclose_sums(deviation, precision + spare_digits)
         lowest = [(part << precision) // upper_sums[-1] for part in lower_sums[:-1]]
         highest = [(part << precision) // lower_sums[-1] for part in upper_sums[:-1]]
         if lowest == highest:
             return tuple(lowest)
-        spare = 2 * spare
+        spare_digits *= 2
 
 
 def _enclose_sums(deviation: int, digits: int) -> tuple[list[int], list[int]]:
-    """Return lower and upper bounds of 2^digits times the sums of the first 1..J weights.
+    """Return lower and upper bounds of 2^digits times the sums of the first 1..J weights of bins.
 
     exp(-c (j + 1)^2) = exp(-c j^2) exp(-c (2 j + 1)), and the last factor shrinks by exp(-2 c)
     from bin to bin, for c = w^2 / 2 s^2.
 
-    `deviation`: standard deviation s of the noise, 1 to `MAX_DEVIATION`.
+    Args:
+        deviation: s, the standard deviation, 1 to `MAX_DEVIATION`.
+        digits: binary digits of the computation.
     """
     width = 1 << _choose_width_bits(deviation)
     bins = largest_noise(deviation) // width + 1
@@ -232,7 +244,7 @@ def _enclose_sums(deviation: int, digits: int) -> tuple[list[int], list[int]]:
 
 
 def _enclose_exp(exponent: Fraction, digits: int) -> tuple[int, int]:
-    """Return lower and upper bounds of 2^digits exp(-exponent), for an exponent of at most 1.
+    """Return lower and upper bounds of 2^digits exp(-exponent), for an exponent in [0, 1].
 
     The terms of the series alternate and shrink, so what is left out is smaller than the last one
     that was taken.
@@ -243,31 +255,37 @@ def _enclose_exp(exponent: Fraction, digits: int) -> tuple[int, int]:
     while term * 2**digits > 1:
         term = term * exponent / k
         total = total - term if k % 2 else total + term
-        k = k + 1
+        k += 1
     nearest = math.floor(total * 2**digits)
     return nearest - 1, nearest + 2
 
 
-def _find_bin(bits: _Bits, deviation: int, word: int) -> int:
-    """Return the bin of a number whose first bits are `word`: draw more until they decide.
+def _find_bin(bits: _RandomBits, deviation: int, word: int) -> int:
+    """Return the bin of a uniform number whose first 64 bits are `word`, drawing further bits until
+    they decide.
 
-    `deviation`: standard deviation s of the noise, 1 to `MAX_DEVIATION`.
+    Args:
+        bits: the source of further bits.
+        deviation: s, the standard deviation, 1 to `MAX_DEVIATION`.
+        word: equal to a threshold of that many bits, so that it does not decide alone.
     """
     number = word
     precision = _WORD_BITS
     while True:
         thresholds = _compute_thresholds(deviation, precision)
         lowest = bisect_left(thresholds, number)
-        if number not in thresholds[lowest : lowest + 1]:
+        equals_threshold = lowest < len(thresholds) and thresholds[lowest] == number
+        if not equals_threshold:
             return lowest
-        number = number << _WORD_BITS | int(bits.draw_words(1)[0])
-        precision = precision + _WORD_BITS
+        number = (number << _WORD_BITS) | int(bits.draw_words(1)[0])
+        precision += _WORD_BITS
 
 
-def _draw_in_bins(bits: _Bits, deviation: int, count: int) -> Integers:
-    """Draw some `count` values of at most `largest_noise`, all in one pass.
+def _draw_in_bins(bits: _RandomBits, deviation: int, count: int) -> Integers:
+    """Return about `count` values of N_Z(0, s^2), each at most `largest_noise` in magnitude, for a
+    deviation s of `MIN_BINNED_DEVIATION` or more.
 
-    The density of magnitudes falls, so what it is at the lower end of a bin bounds it within.
+    The density of magnitudes falls, so its value at the lower end of a bin bounds it within.
     Propose bin j in proportion to exp(-(j w)^2 / 2 s^2), r below w and a sign from random bits,
     and keep j w + r with probability
 
@@ -275,8 +293,6 @@ def _draw_in_bins(bits: _Bits, deviation: int, count: int) -> Integers:
 
     So x and -x are kept in proportion to exp(-x^2 / 2 s^2), each once. The coin is an exact one,
     and its exponent is small: 97 of 100 are decided by their first toss.
-
-    `deviation`: standard deviation s of the noise, 1 to `MAX_DEVIATION`.
     """
     bins = _make_bins(deviation)
     proposals = count + count // 32 + 16
@@ -291,20 +307,19 @@ def _draw_in_bins(bits: _Bits, deviation: int, count: int) -> Integers:
     magnitude_n = low_n + offset_n
     is_accepted_n = _toss_exp_fraction(bits, offset_n * (low_n + magnitude_n), 2 * deviation**2)
     is_accepted_n &= magnitude_n <= largest_noise(deviation)
-    # Zero would come twice, as +0 and -0.
+    # Zero would be drawn twice as often as it should, as +0 and -0.
     is_accepted_n &= ~(is_negative_n & (magnitude_n == 0))
     np.negative(magnitude_n, out=magnitude_n, where=is_negative_n)
     accepted: Integers = magnitude_n[is_accepted_n]
     return accepted
 
 
-def _draw_by_laplace(bits: _Bits, deviation: int, count: int) -> Integers:
-    """Draw some `count` values of at most `largest_noise` by Algorithm 3, its scale t = s.
+def _draw_by_laplace(bits: _RandomBits, deviation: int, count: int) -> Integers:
+    """Return about `count` values of N_Z(0, s^2), each at most `largest_noise` in magnitude, by
+    Algorithm 3 with the scale t = s, for any deviation s.
 
     Propose y from the discrete Laplace distribution, P(y) ~ exp(-|y| / s), and keep it with
     probability exp(-(|y| - s)^2 / 2 s^2).
-
-    `deviation`: standard deviation s of the noise, 1 to `MAX_DEVIATION`.
     """
     # About half of the proposals are kept.
     y_n = _draw_laplace(bits, deviation, 2 * count + 16)
@@ -314,28 +329,31 @@ def _draw_by_laplace(bits: _Bits, deviation: int, count: int) -> Integers:
     return accepted
 
 
-def _draw_laplace(bits: _Bits, scale: int, proposals: int) -> Integers:
-    """Draw at most `proposals` values of the discrete Laplace distribution (Algorithm 2).
+def _draw_laplace(bits: _RandomBits, scale: int, proposals: int) -> Integers:
+    """Return values of the discrete Laplace distribution, P(y) ~ exp(-|y| / t) (Algorithm 2), at
+    most `proposals` of them.
 
     `scale`: t, an integer.
     """
     u_n = bits.draw_below(scale, proposals)
     u_n = u_n[_toss_exp(bits, u_n, scale)]
-    v_n = _count_while(lambda number: _toss_exp_one(bits, number), len(u_n))
+    v_n = _count_heads(lambda coins: _toss_exp_one(bits, coins), len(u_n))
     magnitude_n = u_n + scale * v_n
     negative_n = bits.draw_below(2, len(u_n)).astype(bool)
-    # Zero would come twice, as +0 and -0.
+    # Zero would be drawn twice as often as it should, as +0 and -0.
     once_n = ~(negative_n & (magnitude_n == 0))
     proposed_n: Integers = np.where(negative_n, -magnitude_n, magnitude_n)[once_n]
     return proposed_n
 
 
-def _toss_exp(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
-    """Toss coins that fall heads with probability exp(-numerator / denominator) (Algorithm 1)."""
+def _toss_exp(bits: _RandomBits, numerator_n: Integers, denominator: int) -> Flags:
+    """Toss one coin for each numerator, which falls heads with probability exp(-numerator /
+    denominator) (Algorithm 1); return True for heads.
+    """
     whole_n = numerator_n // denominator
     rest_n = numerator_n % denominator
     heads_n = _toss_exp_fraction(bits, rest_n, denominator)
-    # exp(-whole): as many coins of exp(-1), of which the first that fails decides.
+    # For the factor exp(-whole) toss as many coins of probability exp(-1): all must fall heads.
     active = np.flatnonzero(heads_n & (whole_n > 0))
     while len(active):
         heads_n[active] = _toss_exp_one(bits, len(active))
@@ -344,17 +362,17 @@ def _toss_exp(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
     return heads_n
 
 
-def _toss_exp_one(bits: _Bits, count: int) -> Flags:
-    """Toss coins that fall heads with probability exp(-1)."""
+def _toss_exp_one(bits: _RandomBits, count: int) -> Flags:
+    """Toss `count` coins that fall heads with probability exp(-1); return True for heads."""
     return _toss_exp_fraction(bits, np.ones(count, dtype=np.int64), 1)
 
 
-def _toss_exp_fraction(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
-    """Toss coins as `_toss_exp` does, for numerator <= denominator.
+def _toss_exp_fraction(bits: _RandomBits, numerator_n: Integers, denominator: int) -> Flags:
+    """Toss coins as `_toss_exp` does, for numerators of at most the denominator.
 
-    Toss coins of probability (numerator / denominator) / k for k = 1, 2, ... until one falls
-    tails: the number of that toss is odd with probability exp(-numerator / denominator). A coin
-    of that probability is one of numerator / denominator and one of 1 / k, both heads.
+    For each, toss coins of probability (numerator / denominator) / k for k = 1, 2, ... until one
+    falls tails: the number of that toss is odd with probability exp(-numerator / denominator). A
+    coin of that probability is one of numerator / denominator and one of 1 / k, both heads.
     """
     is_odd_n = np.ones(len(numerator_n), dtype=bool)
     active = np.flatnonzero(bits.draw_below(denominator, len(numerator_n)) < numerator_n)
@@ -364,15 +382,18 @@ def _toss_exp_fraction(bits: _Bits, numerator_n: Integers, denominator: int) -> 
         heads = bits.draw_below(denominator, len(active)) < numerator_n[active]
         heads &= bits.draw_below(k, len(active)) == 0
         active = active[heads]
-        k = k + 1
+        k += 1
     return is_odd_n
 
 
-def _count_while(heads: Callable[[int], Flags], count: int) -> Integers:
-    """Count how often each coin falls heads before its first tails."""
-    times_n = np.zeros(count, dtype=np.int64)
+def _count_heads(toss: Callable[[int], Flags], count: int) -> Integers:
+    """Return for each of `count` coins how often it falls heads before its first tails.
+
+    `toss`: tosses this number of coins; returns True for heads.
+    """
+    heads_n = np.zeros(count, dtype=np.int64)
     active = np.arange(count)
     while len(active):
-        active = active[heads(len(active))]
-        times_n[active] += 1
-    return times_n
+        active = active[toss(len(active))]
+        heads_n[active] += 1
+    return heads_n

@@ -24,7 +24,7 @@ _NONCE_BYTES = 16
 _COUNTER = modes.CTR(bytes(_NONCE_BYTES))
 _ZEROS = bytes(2**17)
 
-_generation = 0
+_generation = 0  # forks between the first process and this one
 
 
 def fresh_key() -> bytes:
@@ -62,16 +62,19 @@ def keystream(key: bytes, *context: bytes, length: int) -> bytes:
 def keystream_chunks(
     key: bytes, *context: bytes, length: int, piece: int = len(_ZEROS)
 ) -> Iterator[memoryview]:
-    """Yield the bytes of `keystream` piece by piece, each in the same memory as the one before.
+    """Yield the bytes of `keystream` piece by piece, each in the same memory as the one before, so
+    that a caller must use a piece before it takes the next.
 
-    For long streams that are used up at once: they stay in the processor's cache. Pieces have
-    `piece` bytes, 128 KiB at most; the last may have less.
+    For long streams: the memory stays in the processor's cache.
 
-    `length`: of the whole stream, in bytes.
+    Args:
+        key, context: as in `keystream`.
+        length: bytes of the whole stream.
+        piece: bytes of one piece, 128 KiB at most; the last piece may have fewer.
     """
     cipher = Cipher(algorithms.AES(derive_key(key, *context)), _COUNTER)
     encryptor = cipher.encryptor()
-    # Memory that numpy does not clear first.
+    # `update_into` needs a spare block; `np.empty` does not clear the memory first.
     buffer = np.empty(min(length, piece) + _NONCE_BYTES, dtype=np.uint8).data
     for start in range(0, length, piece):
         size = min(piece, length - start)
@@ -80,18 +83,20 @@ def keystream_chunks(
 
 
 def random_permutation(count: int, *, key: bytes | None = None) -> NDArray[np.int64]:
-    """Return a uniformly random order of `count` items (each key of the sort is 128 bits).
+    """Return a uniformly random permutation of 0..count - 1, by sorting 128-bit random numbers.
 
-    Under a secret `key` of 32 bytes, which serves for nothing else, the same order each time.
+    `key`: 32 secret bytes, used for nothing else, of which the permutation is a function; None: it
+    is random.
     """
     if count < 0:
         raise LocalProtocolError(f"a permutation has at least 0 items, got {count}")
     stream = keystream(fresh_key() if key is None else key, length=16 * count)
-    keys = np.frombuffer(stream, dtype=">u8").reshape(count, 2)
-    return np.lexsort((keys[:, 1], keys[:, 0])).astype(np.int64)
+    sort_keys = np.frombuffer(stream, dtype=">u8").reshape(count, 2)
+    return np.lexsort((sort_keys[:, 1], sort_keys[:, 0])).astype(np.int64)
 
 
 def _after_fork() -> None:
+    """Count a fork, in the child process."""
     global _generation
     _generation += 1
 
@@ -101,14 +106,15 @@ if hasattr(os, "register_at_fork"):  # where there are forks
 
 
 class ForkCheck:
-    """A check that remembers the process that made it; `owner` is the subject of its error."""
+    """A check that an object is used only in the process that made it, and in no forked copy."""
 
     def __init__(self, owner: str) -> None:
+        """Remember this process; `owner` names the object and is the subject of the error."""
         self._owner = owner
         self._process = (os.getpid(), _generation)
 
     def require_own_process(self) -> None:
-        """Raise LocalProtocolError in any other process."""
+        """Raise LocalProtocolError in any process but the one that made this check."""
         if (os.getpid(), _generation) != self._process:
             raise LocalProtocolError(
                 f"{self._owner} belongs to the process that made it; a copy would use its keys, "

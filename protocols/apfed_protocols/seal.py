@@ -59,11 +59,8 @@ class Identity:
 
     @classmethod
     def from_secret_bytes(cls, private: bytes) -> "Identity":
-        """Restore the key pair from its 32 secret bytes.
-
-        `private`: the secret bytes.
-
-        Raises LocalProtocolError: another number of bytes.
+        """Restore the key pair from the 32 bytes of its private key. Raises LocalProtocolError:
+        `private` has another number of bytes.
         """
         if len(private) != _KEY_BYTES:
             raise LocalProtocolError(f"an Ed25519 private key has 32 bytes, got {len(private)}")
@@ -71,11 +68,15 @@ class Identity:
         return cls(key.public_key().public_bytes_raw(), key)
 
     def secret_bytes(self) -> bytes:
-        """Return the 32 secret bytes, for the owner's own file."""
+        """Return the 32 bytes of the private key, for the owner's own file."""
         return self._private.private_bytes_raw()
 
     def sign(self, purpose: bytes, *parts: bytes) -> bytes:
-        """Sign these parts for one purpose; no parts of another cut have the same signature."""
+        """Return the signature, 64 bytes, over a purpose and parts. Each part is signed with its
+        length, so that the same bytes divided in another way need another signature.
+
+        `purpose`: a label that separates signatures for different uses.
+        """
         return self._private.sign(_frame_parts(purpose, parts))
 
     def __reduce__(self) -> str:
@@ -91,13 +92,13 @@ def fresh_identity() -> Identity:
 def verify_signature(
     public: bytes, signature: bytes, purpose: bytes, *parts: bytes, signer: str
 ) -> None:
-    """Raise RemoteProtocolError unless the holder of `public` signed these parts for
-    this purpose.
+    """Raise RemoteProtocolError unless `signature` is that of `Identity.sign` over this purpose and
+    these parts, by the holder of the public key `public`.
 
-    `signature`: 64 bytes.
+    `signer`: that party's name, for the error.
     """
     try:
-        # Under a key of small order one signature fits every message, and binds to none.
+        # Under a key of small order one signature is valid for every message.
         if not crypto_core_ed25519_is_valid_point(public):
             raise ValueError("no point of the group of prime order")
         Ed25519PublicKey.from_public_bytes(public).verify(signature, _frame_parts(purpose, parts))
@@ -109,10 +110,9 @@ def verify_signature(
 
 
 def _frame_parts(purpose: bytes, parts: tuple[bytes, ...]) -> bytes:
-    """Return purpose and parts as bytes, each preceded by its length."""
-    return b"".join(
-        len(part).to_bytes(8, "big") + part for part in (b"secure-apfed " + purpose, *parts)
-    )
+    """Return the bytes that are signed: purpose and parts, each preceded by its length."""
+    all_parts = (b"secure-apfed " + purpose, *parts)
+    return b"".join(len(part).to_bytes(8, "big") + part for part in all_parts)
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,8 @@ class RunKey:
 
     @classmethod
     def from_secret_bytes(cls, private: bytes) -> "RunKey":
-        """Restore the key pair from its 32 secret bytes. Raises LocalProtocolError: another number
-        of bytes.
-
-        `private`: the secret bytes.
+        """Restore the key pair from the 32 bytes of its private key. Raises LocalProtocolError:
+        `private` has another number of bytes.
         """
         if len(private) != _KEY_BYTES:
             raise LocalProtocolError(
@@ -137,13 +135,17 @@ class RunKey:
         return cls(key.public_key().public_bytes_raw(), key)
 
     def secret_bytes(self) -> bytes:
-        """Return the 32 secret bytes, for what the owner seals for itself."""
+        """Return the 32 bytes of the private key, for a state that the owner encrypts
+        for itself.
+        """
         return self._private.private_bytes_raw()
 
     def derive_shared_key(self, peer_public: bytes, *, salt: bytes, info: bytes) -> bytes:
-        """Return 32 key bytes shared with the holder of `peer_public`.
+        """Return 32 key bytes that only this party and the holder of the public key `peer_public`
+        can derive: HKDF-SHA256 of the X25519 shared secret.
 
-        `salt`: salt and info of HKDF.
+        `salt`, `info`: of HKDF. Raises RemoteProtocolError: the peer's key is malformed or of low
+        order.
         """
         if len(peer_public) != _KEY_BYTES:
             raise RemoteProtocolError(
@@ -166,11 +168,11 @@ def fresh_run_key() -> RunKey:
 
 
 class SealedLink:
-    """A party's end of the link to one peer.
+    """A party's end of an authenticated and encrypted link to one peer.
 
-    The ends send each other their `hello`, then `agree`. Sequence numbers count from 0 in each
-    direction and are the nonces: a repeated, missing or reordered message is refused, and so is
-    any use in a forked process, which would count on from the same number.
+    Both ends send each other their `hello`, then call `agree`. Sequence numbers count from 0 in
+    each direction and are the nonces: a repeated, missing or reordered message is refused, and so
+    is any use in a forked process, which would use a nonce a second time.
 
     Args:
         me, peer: the two parties' names.
@@ -185,14 +187,13 @@ class SealedLink:
     """
 
     def __init__(self, *, me: str, peer: str, run_key: RunKey, contract_hash: bytes) -> None:
-        """Make this party's end, which has no keys before `agree`.
-
-        `contract_hash`: 32 bytes; both ends must hold the same contract.
+        """Make this party's end, which has no keys before `agree` (for the arguments see the
+        class).
         """
         if me == peer:
             raise LocalProtocolError(f"{me!r} has no link to itself")
         if type(contract_hash) is not bytes or len(contract_hash) != _HASH_BYTES:
-            # As a salt it would be filled up with zeros, and two contracts could be one.
+            # HKDF pads a shorter salt with zeros, so that two contracts could give the same keys.
             raise LocalProtocolError(
                 f"{me}: the hash of a contract has {_HASH_BYTES} bytes; give its SHA-256"
             )
@@ -210,19 +211,20 @@ class SealedLink:
 
         Args:
             peer_public: the peer's public key, as the contract names it.
-            peer_hello: its end's `hello`, as it came; it needs no protection on the way.
+            peer_hello: the `hello` of the peer's end, as it arrived; it needs no protection.
 
         Raises:
             LocalProtocolError: the keys are agreed already.
-            RemoteProtocolError: no public key, or no hello of another end.
+            RemoteProtocolError: the peer's public key or hello is malformed, or the hello is this
+                end's own.
         """
         self._fork_check.require_own_process()
         if self._ciphers is not None:
             raise LocalProtocolError(
                 f"the link of {self.me} to {self.peer} agreed its keys already; make another link"
             )
-        foreign = type(peer_hello) is bytes and peer_hello != self.hello
-        if not foreign or len(peer_hello) != HELLO_BYTES:
+        is_from_other_end = type(peer_hello) is bytes and peer_hello != self.hello
+        if not is_from_other_end or len(peer_hello) != HELLO_BYTES:
             raise RemoteProtocolError(
                 f"{self.me} expects of {self.peer} a hello of {HELLO_BYTES} bytes other than its "
                 "own, and got something else"
@@ -239,24 +241,25 @@ class SealedLink:
     ) -> AESGCM:
         """Return AES-256-GCM for one direction; its key depends on both names and both hellos.
 
-        `peer_public`: the peer's X25519 public key. `receiver`: its name and its hello.
+        Args:
+            peer_public: the peer's X25519 public key.
+            sender, receiver: name and hello of the end that encrypts and of the other.
         """
         ends = b"".join(
             len(name.encode()).to_bytes(2, "big") + name.encode() + hello
             for name, hello in (sender, receiver)
         )
         info = b"secure-apfed link v2" + ends
-        return AESGCM(
-            self._run_key.derive_shared_key(peer_public, salt=self._contract_hash, info=info)
-        )
+        key = self._run_key.derive_shared_key(peer_public, salt=self._contract_hash, info=info)
+        return AESGCM(key)
 
     @property
     def has_keys(self) -> bool:
         return self._ciphers is not None
 
     def _require_keys(self) -> tuple[AESGCM, AESGCM]:
-        """Return the ciphers of both directions. Raises LocalProtocolError: no keys are agreed, or
-        this is a forked process.
+        """Return the ciphers for sending and for receiving. Raises LocalProtocolError: no keys are
+        agreed, or this is a forked process.
         """
         self._fork_check.require_own_process()
         if self._ciphers is None:
@@ -271,13 +274,14 @@ class SealedLink:
 
     @property
     def next_sequence(self) -> int:
-        """Return the sequence number of the next message that this end seals."""
+        """Return the sequence number, from 0, of the next message that this end encrypts."""
         return self._sent
 
     def seal(self, plaintext: bytes, *, sequence: int, associated: bytes) -> bytes:
-        """Encrypt and authenticate `plaintext`, and authenticate `associated` with it. Raises
-        LocalProtocolError: `sequence` is not the next one, no keys are agreed, or this is a forked
-        process.
+        """Encrypt `plaintext` for the peer, and authenticate it together with `associated`.
+
+        `sequence`: the number of the message, from 0. Raises LocalProtocolError: it is not the next
+        one, no keys are agreed, or this is a forked process.
         """
         sealer, _ = self._require_keys()
         if sequence != self._sent:
@@ -288,11 +292,15 @@ class SealedLink:
         return sealer.encrypt(sequence.to_bytes(_NONCE_BYTES, "big"), plaintext, associated)
 
     def open(self, sealed: bytes, *, sequence: int, associated: bytes) -> bytes:
-        """Decrypt what the peer sealed. Raises RemoteProtocolError: replayed, reordered, altered,
-        or sealed under another contract or by another party. The link's state does not change then.
+        """Decrypt a message that the peer encrypted by `seal`.
 
-        `sequence`: number of the message from this peer, from 0. `associated`: bytes that are
-        authenticated beside the text.
+        Args:
+            sealed: the bytes of the message.
+            sequence: its number, from 0.
+            associated: the bytes that the peer authenticated with it.
+
+        Raises RemoteProtocolError: it was replayed, lost, reordered or altered, or encrypted under
+        another contract or by another party; the link's state does not change then.
         """
         _, opener = self._require_keys()
         if sequence != self._received:

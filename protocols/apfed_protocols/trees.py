@@ -31,7 +31,7 @@ from apfed_protocols.labels import Labels, find_labels
 
 __all__ = ["Flattened", "flatten_tree", "rebuild_tree"]
 
-_DEEPEST = 64
+_MAX_DEPTH = 64
 _BRANCHES = (Mapping, list, tuple)
 _EXPECTED = "expected an array or tensor of floats or integers, or lists, tuples and dicts of them"
 Matrix = NDArray[np.floating[Any]]
@@ -39,10 +39,10 @@ Matrix = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Flattened:
-    """A tree as one matrix.
+    """A tree of arrays as one matrix, and what is needed to restore the tree.
 
     Attributes:
-        matrix: float32 or float64, (B, D); its rows are what is clipped.
+        matrix: float32 or float64, (B, D); each row is clipped by itself.
     """
 
     matrix: Matrix
@@ -51,11 +51,15 @@ class Flattened:
     _tree: Any
 
     def restore_tree(self, matrix_BD: Matrix, *, off: float = 0.0) -> Any:
-        """Return the matrix in the form of what was flattened: structure, type and device.
+        """Return a matrix of the same shape, e.g. a sum, in the structure, types and devices of the
+        tree that was flattened.
 
         Args:
-            off: how far each number may be off. Raises LocalProtocolError where integers would
-                not come out whole, or do not fit their type.
+            matrix_BD: the numbers.
+            off: the largest error of each number.
+
+        Raises LocalProtocolError: integers cannot be recovered from numbers with this error, or a
+        number does not fit its type.
         """
         flat = matrix_BD.reshape(-1)
         start = 0
@@ -68,41 +72,50 @@ class Flattened:
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes; of structure and shapes, not of types: a list in one library and a tuple in
-        another are the same.
+        """Return SHA-256 of structure, shapes and labels, not of types: a list at one party and a
+        tuple at another give the same digest.
         """
         canonical = json.dumps(self._spec, separators=(",", ":")).encode()
         return hashlib.sha256(b"secure-apfed tree v1" + canonical).digest()
 
     @property
     def shapes(self) -> str:
-        """The shapes in words, for errors."""
-        return ", ".join(f"{leaf.path} {leaf.form}" for leaf in self._leaves[:4]) + (
-            f" and {len(self._leaves) - 4} more" if len(self._leaves) > 4 else ""
-        )
+        """Return the shapes of the first four arrays in words, for errors."""
+        first_shapes = ", ".join(f"{leaf.path} {leaf.form}" for leaf in self._leaves[:4])
+        others = len(self._leaves) - 4
+        return f"{first_shapes} and {others} more" if others > 0 else first_shapes
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """An array of a tree: path, values, range of its type, and the function that restores it."""
+    """An array or number of a tree.
+
+    Attributes:
+        path: where it stands in the tree, for errors.
+        values: its numbers as float32 or float64.
+        range: smallest and largest number of its type.
+        is_whole: whether its type is an integer type.
+        restore: converts values, in float, to its type, library and device.
+        labels: of rows and columns; None: it has none.
+    """
 
     path: str
     values: NDArray[Any]
     range: tuple[float, float]
-    whole: bool
-    back: Callable[[NDArray[Any]], Any]
+    is_whole: bool
+    restore: Callable[[NDArray[Any]], Any]
     labels: Labels | None = None
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The shape for JSON and, where it has any, its labels."""
+        """Return shape and labels (if they are no positions) as JSON values, for the digest."""
         if self.labels is None or self.labels.are_positions:
             return {"shape": self.shape}
         return {"shape": self.shape, "labels": self.labels.names}
 
     @property
     def form(self) -> str:
-        """The form in words, for errors."""
+        """Return shape and first labels in words, for errors."""
         axis_names = [names for names in self.labels.names if names] if self.labels else []
         labels = " x ".join(", ".join(names[:4]) for names in axis_names)
         return f"{list(self.shape)} labelled {labels}" if axis_names else f"{list(self.shape)}"
@@ -112,26 +125,32 @@ class _Leaf:
         return self.values.shape
 
     def restore_leaf(self, values: NDArray[Any], off: float) -> Any:
-        """Return values in this leaf's type. Raises LocalProtocolError: integers that are off by up
-        to a half, or numbers beyond the range of the type.
+        """Return values in the type, library and device of this leaf.
+
+        Args:
+            values: in float, of its shape.
+            off: the largest error of each.
+
+        Raises LocalProtocolError: integers have an error of up to a half or more, or a number
+        exceeds the range of the type.
         """
-        if self.whole and off >= 0.5:
+        if self.is_whole and off >= 0.5:
             raise LocalProtocolError(
                 f"{self.path} is of integers, and a sum is off by up to {off:.3g}; take more bits "
                 "or a smaller clip, or add floats"
             )
-        values = np.rint(values) if self.whole else values
+        values = np.rint(values) if self.is_whole else values
         smallest, largest = self.range
         if values.size and not smallest <= values.min() <= values.max() <= largest:
             raise LocalProtocolError(
                 f"the sum of {self.path} goes up to {np.abs(values).max():g}, beyond {largest:g}, "
                 "the end of its type; add a wider one"
             )
-        return self.back(values)
+        return self.restore(values)
 
 
 def flatten_tree(tree: Any) -> Flattened:
-    """Return the numbers of a tree as a matrix, and the way back.
+    """Return the numbers of a tree as a matrix, with what is needed to restore the tree.
 
     Args:
         tree: an array (numpy, torch, or of another library with `__array__`) of floats or
@@ -139,7 +158,8 @@ def flatten_tree(tree: Any) -> Flattened:
             recorded through it (`apfed_protocols.gradients` does that for a sum).
 
     Raises:
-        LocalProtocolError: what is none of these, or nothing at all; names the place.
+        LocalProtocolError: a leaf is none of these, or the tree has no numbers; the error names
+            the path.
     """
     leaves: list[_Leaf] = []
     spec = _add_leaves(tree, "", leaves, 0)
@@ -150,19 +170,24 @@ def flatten_tree(tree: Any) -> Flattened:
     if isinstance(tree, _BRANCHES):
         matrix_BD = np.concatenate([leaf.values.reshape(-1) for leaf in leaves])[None]
     else:
-        matrix_BD = leaves[0].values.reshape(
-            len(leaves[0].values) if leaves[0].values.ndim > 1 else 1, -1
-        )
+        values = leaves[0].values
+        rows = len(values) if values.ndim > 1 else 1
+        matrix_BD = values.reshape(rows, -1)
     return Flattened(matrix_BD, spec, leaves, tree)
 
 
 def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
-    """Append the leaves under `node`; return their structure and shapes as JSON values.
+    """Append the leaves of a part of a tree to `leaves`; return its structure, shapes and labels as
+    JSON values, for the digest.
 
-    `depth`: how many levels are above this node.
+    Args:
+        node: the part.
+        path: where it stands in the tree, for errors.
+        leaves: the list to append to.
+        depth: the number of levels above it.
     """
-    if depth > _DEEPEST:
-        raise LocalProtocolError(f"lists within lists, more than {_DEEPEST} deep, are no tree")
+    if depth > _MAX_DEPTH:
+        raise LocalProtocolError(f"lists within lists, more than {_MAX_DEPTH} deep, are no tree")
     if isinstance(node, Mapping):
         odd = [key for key in node if type(key) not in (str, int)]
         if odd:
@@ -180,38 +205,43 @@ def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
 
 
 def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
-    """Rebuild the same structure with other leaves, taken in the order of `_add_leaves`.
+    """Return a copy of a tree, or of a part of one, with other leaves.
 
-    `node`: its structure, as JSON values.
+    `node`: the tree. `leaves`: the new leaves, in the order of `flatten_tree`.
     """
     if isinstance(node, Mapping):
         children = {key: rebuild_tree(node[key], leaves) for key in sorted(node, key=repr)}
         if type(node) is dict:
             return {key: children[key] for key in node}
-        filled: Any = copy.copy(node)  # keeps what a subclass holds besides
+        filled: Any = copy.copy(node)  # keeps other attributes of a subclass of dict
         filled.update(children)
         return filled
     if isinstance(node, list | tuple):
         items = [rebuild_tree(item, leaves) for item in node]
-        kind = type(node)
-        return kind._make(items) if hasattr(kind, "_make") else kind(items)
+        sequence_type = type(node)
+        is_named_tuple = hasattr(sequence_type, "_make")
+        return sequence_type._make(items) if is_named_tuple else sequence_type(items)
     return next(leaves)
 
 
 def _make_leaf(node: Any, path: str) -> _Leaf:
-    """Return one array or number as a leaf. Raises LocalProtocolError, which names the place: it is
-    no array of floats or integers.
+    """Return one array, tensor or number as a leaf. Raises LocalProtocolError, which names the
+    path: it is no array of floats or integers.
 
-    `node`: an array, tensor or number.
+    `path`: where it stands in the tree.
     """
     path = f"leaf {path}" if path else "a contribution"
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(node, torch.Tensor):
         return _make_torch_leaf(torch, node, path)
     if type(node) in (float, int):
-        ends = (-math.inf, math.inf)
+        number_type = type(node)
         return _Leaf(
-            path, np.array(node, np.float64), ends, type(node) is int, lambda v: type(node)(v)
+            path,
+            np.array(node, np.float64),
+            range=(-math.inf, math.inf),
+            is_whole=number_type is int,
+            restore=lambda value: number_type(value),
         )
     if isinstance(node, np.ndarray) and type(node) is not np.ndarray:
         raise LocalProtocolError(
@@ -228,25 +258,48 @@ def _make_leaf(node: Any, path: str) -> _Leaf:
         raise LocalProtocolError(f"{path} is no array: {error}") from error
     dtype = values.dtype
     is_whole = values.dtype.kind in "iu"
-    if not is_whole and dtype.kind != "f" and "float" not in dtype.name:  # as bfloat16 of ml_dtypes
+    # The name tells floats that NumPy does not know, such as bfloat16 of ml_dtypes.
+    if not is_whole and dtype.kind != "f" and "float" not in dtype.name:
         raise LocalProtocolError(f"{path} is of {dtype}; {_EXPECTED}")
-    back: Callable[[NDArray[Any]], Any] = dtype.newbyteorder("=").type
-    if not isinstance(node, np.generic):
-        back = lambda v: v.astype(dtype.newbyteorder("="))  # noqa: E731
-    if not isinstance(node, np.generic | np.ndarray) and hasattr(node, "__array_namespace__"):
-        back = lambda v: node.__array_namespace__().asarray(v, dtype=node.dtype)  # noqa: E731
-    limits: Any = (
-        np.iinfo(dtype) if is_whole else np.finfo(dtype if dtype.kind == "f" else np.float32)
-    )
+    if is_whole:
+        limits: Any = np.iinfo(dtype)
+    else:
+        limits = np.finfo(dtype if dtype.kind == "f" else np.float32)
     if labels is not None:
         values = labels.arrange_values(values)
-        back = partial(_make_frame_like, node, labels, dtype)
-    ends = (float(limits.min), float(limits.max))
-    return _Leaf(path, _cast_floats(values), ends, is_whole, back, labels)
+    return _Leaf(
+        path,
+        _cast_floats(values),
+        range=(float(limits.min), float(limits.max)),
+        is_whole=is_whole,
+        restore=_choose_restore(node, labels, dtype),
+        labels=labels,
+    )
+
+
+def _choose_restore(node: Any, labels: Labels | None, dtype: Any) -> Callable[[NDArray[Any]], Any]:
+    """Return the function that converts float values to an array like `node`: a frame, an array of
+    another library, a NumPy scalar or a NumPy array.
+
+    `labels`: of a frame. `dtype`: NumPy's type of the numbers of `node`.
+    """
+    native_dtype = dtype.newbyteorder("=")
+    if labels is not None:
+        return partial(_make_frame_like, node, labels, dtype)
+    if isinstance(node, np.generic):
+        scalar_type: Callable[[NDArray[Any]], Any] = native_dtype.type
+        return scalar_type
+    if not isinstance(node, np.ndarray) and hasattr(node, "__array_namespace__"):
+        return lambda values: node.__array_namespace__().asarray(values, dtype=node.dtype)
+    return lambda values: values.astype(native_dtype)
 
 
 def _make_frame_like(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]) -> Any:
-    """Return values in canonical order as a frame or series like `node`."""
+    """Return values in canonical order of labels as a frame or series with the index and columns of
+    `node`.
+
+    `labels`: of `node`. `dtype`: of its numbers.
+    """
     restored = labels.restore_order(values).astype(dtype.newbyteorder("="))
     if hasattr(node, "columns"):
         return type(node)(restored, index=node.index, columns=node.columns)
@@ -254,9 +307,13 @@ def _make_frame_like(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]
 
 
 def _make_torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
-    """Return a tensor as a leaf; the way back restores device and type.
+    """Return a torch tensor as a leaf, which is restored with its type and device. Raises
+    LocalProtocolError: it is sparse, or of another type than floats and integers.
 
-    `torch`: the module. `node`: the tensor.
+    Args:
+        torch: the imported module.
+        node: the tensor.
+        path: where it stands in the tree, for errors.
     """
     dtype = node.dtype
     device = node.device
@@ -269,18 +326,18 @@ def _make_torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
     return _Leaf(
         path,
         _cast_floats(values.numpy()),
-        (float(limits.min), float(limits.max)),
-        is_whole,
-        lambda v: torch.from_numpy(np.array(v)).to(device=device, dtype=dtype),
+        range=(float(limits.min), float(limits.max)),
+        is_whole=is_whole,
+        restore=lambda sums: torch.from_numpy(np.array(sums)).to(device=device, dtype=dtype),
     )
 
 
 def _cast_floats(values: NDArray[Any]) -> Matrix:
-    """Return values in float32 or float64: shorter floats become the first, all else the second."""
+    """Return values in float32 or float64: shorter floats become float32, all else float64."""
     if values.dtype in (np.float32, np.float64):
         return values
-    short = values.dtype.kind not in "iu" and values.dtype.itemsize < 4
-    return values.astype(np.float32 if short else np.float64)
+    is_short_float = values.dtype.kind not in "iu" and values.dtype.itemsize < 4
+    return values.astype(np.float32 if is_short_float else np.float64)
 
 
 def _describe_kind(node: Any) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from apfed_protocols.id_patterns import find_unmatched_patterns, pattern_of, suggest_rules
+from apfed_protocols.id_patterns import find_unmatched_patterns, make_pattern, suggest_rules
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.settings.alignment import ID_RULES, AlignmentSettings
 
@@ -90,7 +90,7 @@ def _describe_mismatches(
     others_found = [
         is_found
         for text, is_found in zip(texts, are_common, strict=True)
-        if pattern_of(text) not in unmatched
+        if make_pattern(text) not in unmatched
     ]
     proposal = propose_rules(suggest_rules(ids, rules), settings)
     command = "secure-apfed project check --meet 60"

@@ -328,14 +328,14 @@ class Checks:
             describe_patterns,
             suggest_rules,
         )
-        from apfed_protocols.ids import text_of
+        from apfed_protocols.ids import decode_id
         from secure_apfed.alignment import canonical_ids
         from secure_apfed.alignment.ids import id_rules
         from secure_apfed.alignment.overlap import propose_rules
 
         settings = self.config.alignment
         canonical = canonical_ids(self.file.party, ids, settings)
-        self.patterns = count_patterns(list(map(text_of, canonical)))
+        self.patterns = count_patterns(list(map(decode_id, canonical)))
         text = f"written as {describe_patterns(self.patterns)} ({LEGEND})"
         yield Finding("table", "IDs", "ok", text)
         if remedy := propose_rules(suggest_rules(ids, id_rules(settings)), settings):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apfed_protocols.crypten import INSTALL, Seat, load_crypten, use_seat
+from apfed_protocols.crypten import INSTALL, CryptenParty, act_as_party, load_crypten
 from apfed_protocols.errors import LocalProtocolError
 from tests.with_crypten import installed
 
@@ -135,10 +135,10 @@ def test_a_seat_is_the_threads_own() -> None:
     def elsewhere() -> None:
         found.append(crypten.communicator.is_initialized())
 
-    with use_seat(Seat("here", "mine")):
+    with act_as_party(CryptenParty("here", "mine")):
         assert crypten.communicator.get() == "here"
         assert crypten.mpc.get_default_provider() == "mine"
-        with use_seat(Seat("inner", "other")):
+        with act_as_party(CryptenParty("inner", "other")):
             assert crypten.communicator.get() == "inner"
         assert crypten.communicator.get() == "here"
         thread = threading.Thread(target=elsewhere)

@@ -11,7 +11,7 @@ from apfed_protocols.id_patterns import (
     describe_patterns,
     differ_by_zeros,
     find_unmatched_patterns,
-    pattern_of,
+    make_pattern,
     share_no_id,
     suggest_rules,
     suggest_rules_for_patterns,
@@ -45,7 +45,7 @@ PLAIN = IdNormalisation()
     ],
 )
 def test_a_pattern_shows_kinds_of_characters(text: str, pattern: str) -> None:
-    assert pattern_of(text) == pattern
+    assert make_pattern(text) == pattern
 
 
 def test_patterns_of_random_texts_are_few() -> None:
@@ -139,8 +139,8 @@ def test_patterns_tell_whether_anybody_can_be_common(
 def test_patterns_under_rules_are_those_of_texts_under_rules(
     text: str, rules: tuple[str, ...]
 ) -> None:
-    united = _apply_rules({pattern_of(text)}, rules)
-    changed = pattern_of(IdNormalisation(**dict.fromkeys(rules, True)).normalise_text(text))  # type: ignore[arg-type]
+    united = _apply_rules({make_pattern(text)}, rules)
+    changed = make_pattern(IdNormalisation(**dict.fromkeys(rules, True)).normalise_text(text))  # type: ignore[arg-type]
     assert united == {changed}
 
 

@@ -102,7 +102,7 @@ def test_neighbouring_values_do_not_depend_on_each_other(deviation: int) -> None
 
 @pytest.mark.parametrize(("numerator", "denominator"), [(0, 1), (1, 3), (1, 1), (7, 3), (9, 1)])
 def test_coins_of_exponentials_have_their_probability(numerator: int, denominator: int) -> None:
-    bits = module._Bits(KEY)
+    bits = module._RandomBits(KEY)
     coins = module._toss_exp(bits, np.full(200_000, numerator, dtype=np.int64), denominator)
     chance = math.exp(-numerator / denominator)
     error = math.sqrt(chance * (1 - chance) / 200_000)
@@ -111,7 +111,7 @@ def test_coins_of_exponentials_have_their_probability(numerator: int, denominato
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 1000, 2**49 + 1])
 def test_uniform_integers_reach_exactly_their_range(bound: int) -> None:
-    drawn = module._Bits(KEY).draw_below(bound, 20_000)
+    drawn = module._RandomBits(KEY).draw_below(bound, 20_000)
     assert 0 <= drawn.min() <= drawn.max() < bound
     if bound <= 1000:
         assert chisquare(np.bincount(drawn, minlength=bound)).pvalue > RARE or bound == 1
@@ -252,7 +252,7 @@ def test_a_wrong_table_of_cells_is_noticed(spoil: Callable[[Any], dict[str, Any]
     assert not is_every_bin_found(replace(bins, **spoil(bins)))
 
 
-class GivenWords(module._Bits):
+class GivenWords(module._RandomBits):
     """Bits that are these words, one after the other."""
 
     def __init__(self, *words: int) -> None:
@@ -284,7 +284,7 @@ def repeat_word(word: int) -> Callable[[Any, int], NDArray[np.uint64]]:
 def test_undecided_words_of_a_draw_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     """With words by hand, for chance finds one in 2^55."""
     threshold = module._compute_thresholds(1000, 64)[5]
-    monkeypatch.setattr(module._Bits, "draw_words", repeat_word(threshold))
+    monkeypatch.setattr(module._RandomBits, "draw_words", repeat_word(threshold))
     monkeypatch.setattr(module, "_find_bin", lambda bits, deviation, word: 7)
     monkeypatch.setattr(module, "_toss_exp_fraction", lambda _, above, below: above >= 0)
     drawn = discrete_gaussian(KEY, deviation=1000, shape=(20,))
@@ -306,7 +306,7 @@ def test_the_coin_of_a_place_is_the_ratio_of_the_densities(
         return np.ones(len(numerator_n), dtype=bool)
 
     monkeypatch.setattr(module, "_toss_exp_fraction", accept)
-    magnitudes = np.abs(module._draw_in_bins(module._Bits(KEY), deviation, 5000))
+    magnitudes = np.abs(module._draw_in_bins(module._RandomBits(KEY), deviation, 5000))
     width = 1 << module._choose_width_bits(deviation)
     lower = magnitudes // width * width
     squares = magnitudes**2 - lower**2

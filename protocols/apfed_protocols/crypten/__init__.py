@@ -1,14 +1,14 @@
-"""CrypTen, an optional extra, as a library of arithmetic on shares: whose party, whose shares.
+"""CrypTen, an optional extra, as a library of arithmetic on shares.
 
 CrypTen 0.4.1 imports a converter of ONNX models whose parts torch 2.9 dropped, and names a dead
 package among its requirements. So an empty converter stands in for its own before the import
 (`load_crypten`, the only one), and the pip command leaves the requirements out. Everything but ONNX
 conversion works.
 
-CrypTen keeps one party a process, in global variables, and makes multiplication triples in the
-clear at its first party unless told otherwise. A `Seat` is a party that lasts for one block of
-code in one thread: inside it CrypTen talks through the seat's communicator, and takes triples from
-the seat's provider. Outside all seats CrypTen is as ever. What needs torch to load is in
+CrypTen keeps one party for each process, in global variables, and makes multiplication triples in
+the clear at its first party by default. Inside `act_as_party` a thread acts as another party for
+one block of code: CrypTen talks through that party's communicator, and takes triples from its
+provider. Outside such blocks CrypTen is unchanged. What needs torch to load is in
 `apfed_protocols.crypten.tensors`.
 
 Additive sharing in Z_2^64: a number is the sum of its shares modulo 2^64, all of
@@ -39,22 +39,23 @@ from apfed_protocols.randomness import keystream
 
 __all__ = [
     "INSTALL",
+    "CryptenParty",
     "Integers",
-    "Seat",
     "Shares",
+    "act_as_party",
     "add_shares",
     "compute_last_share",
     "draw_share",
     "load_crypten",
     "reconstruct_sum",
-    "use_seat",
 ]
 
 INSTALL = INSTALL_CRYPTEN
 _CRYPTEN = "crypten"
 _CONVERTER = "crypten.nn.onnx_converter"
 
-_TURNED = "__secure_apfed_seats__"
+# The attribute by which CrypTen's module `mpc` shows that it was patched.
+_PATCHED = "__secure_apfed_seats__"
 
 Integers = NDArray[np.int64]
 Shares = NDArray[np.uint64]
@@ -62,27 +63,28 @@ _WORD = np.dtype("<u8")
 
 
 def load_crypten() -> Any:
-    """Import CrypTen, once, and return its module."""
-    known = sys.modules.get(_CRYPTEN)
-    crypten = _import_with_stand_in() if known is None else known
+    """Import CrypTen, if it was not imported before, and return its module, patched so that
+    `act_as_party` works. Raises LocalProtocolError: it cannot be imported.
+    """
+    imported = sys.modules.get(_CRYPTEN)
+    crypten = _import_with_stub() if imported is None else imported
     _patch_lookups(crypten)
     return crypten
 
 
-def _import_with_stand_in() -> ModuleType:
-    """Import CrypTen with an empty ONNX converter in place of its own. Raises LocalProtocolError,
-    with the command to run: CrypTen or a requirement is missing, or it does not load with this
-    torch.
+def _import_with_stub() -> ModuleType:
+    """Import CrypTen with a stub in place of its ONNX converter. Raises LocalProtocolError, with
+    the command to run: CrypTen or a requirement is missing, or it does not load with this torch.
     """
-    before = set(sys.modules)
+    modules_before = set(sys.modules)
     sys.modules[_CONVERTER] = _make_converter_stub()
     try:
         with warnings.catch_warnings():
-            # its sources have backslashes that today's Python complains about when it compiles them
+            # Python warns of invalid escape sequences when it compiles CrypTen's sources.
             warnings.simplefilter("ignore")
             return importlib.import_module(_CRYPTEN)
     except ModuleNotFoundError as error:
-        _unload_modules(before)
+        _unload_modules(modules_before)
         missing = error.name or _CRYPTEN
         extra = "" if missing == _CRYPTEN else f", and its requirement {missing} with pip"
         raise LocalProtocolError(
@@ -90,22 +92,26 @@ def _import_with_stand_in() -> ModuleType:
             f"`{INSTALL}`{extra}"
         ) from error
     except (ImportError, AttributeError) as error:
-        _unload_modules(before)
+        _unload_modules(modules_before)
         raise LocalProtocolError(
             f"CrypTen does not load beside this torch ({error}); the release that works is "
             f"installed by `{INSTALL}`"
         ) from error
 
 
-def _unload_modules(before: set[str]) -> None:
-    """Remove modules of a failed import of CrypTen, so that the next attempt starts afresh."""
-    for name in set(sys.modules) - before:
+def _unload_modules(modules_before: set[str]) -> None:
+    """Remove the modules of CrypTen that a failed import left in `sys.modules`, so that the next
+    attempt starts afresh.
+
+    `modules_before`: names of the modules that were imported before it.
+    """
+    for name in set(sys.modules) - modules_before:
         if name.partition(".")[0] == _CRYPTEN:
             del sys.modules[name]
 
 
 def _make_converter_stub() -> ModuleType:
-    """Return a module in place of CrypTen's ONNX converter; its functions refuse."""
+    """Return a stub for CrypTen's ONNX converter, whose functions raise LocalProtocolError."""
     converter = ModuleType(_CONVERTER, "Stands in for CrypTen's converter of ONNX models.")
     for name in ("from_onnx", "from_pytorch", "from_tensorflow"):
         setattr(converter, name, _refuse_conversion)
@@ -114,78 +120,87 @@ def _make_converter_stub() -> ModuleType:
 
 
 def _refuse_conversion(*_args: object, **_options: object) -> NoReturn:
+    """Raise LocalProtocolError in place of a conversion."""
     raise LocalProtocolError(
         "CrypTen 0.4.1 cannot convert models with this torch; build the model from crypten.nn"
     )
 
 
 @dataclass(frozen=True)
-class Seat:
+class CryptenParty:
     """A party of a CrypTen computation.
 
     Attributes:
-        communicator: satisfies of CrypTen's interface what is asked of it inside.
-        provider: deals triples.
+        communicator: has the methods of CrypTen's communicator that the computation calls.
+        provider: has the methods of CrypTen's provider of multiplication triples.
     """
 
     communicator: Any = field(repr=False)
     provider: Any = field(repr=False)
 
 
-class _Seats(threading.local):
-    now: Seat | None = None
+class _CurrentParty(threading.local):
+    """The party that this thread acts as; None: CrypTen's own."""
+
+    party: CryptenParty | None = None
 
 
-_SEATS = _Seats()
+_CURRENT = _CurrentParty()
 
 
 @contextmanager
-def use_seat(active: Seat) -> Iterator[None]:
-    """Be the party of `active` in this thread."""
-    before = _SEATS.now
-    _SEATS.now = active
+def act_as_party(party: CryptenParty) -> Iterator[None]:
+    """Let CrypTen compute as `party` in this thread, for the block of a `with` statement; blocks
+    may be nested.
+    """
+    outer_party = _CURRENT.party
+    _CURRENT.party = party
     try:
         yield
     finally:
-        _SEATS.now = before
+        _CURRENT.party = outer_party
 
 
 def _patch_lookups(crypten: Any) -> None:
-    """Make CrypTen look up communicator and triple provider in this thread's `Seat`, if it has one;
-    done once.
+    """Make CrypTen use the communicator and triple provider of the party that this thread acts as
+    (`act_as_party`), else its own. Further calls change nothing.
+
+    `crypten`: the imported module.
     """
     communicator = crypten.communicator
     mpc = crypten.mpc
-    if hasattr(mpc, _TURNED):
+    if hasattr(mpc, _PATCHED):
         return
-    their_get = communicator.get
-    their_state = communicator.is_initialized
-    their_provider = mpc.get_default_provider
+    original_get = communicator.get
+    original_is_initialized = communicator.is_initialized
+    original_get_provider = mpc.get_default_provider
 
     def get() -> Any:
-        return their_get() if _SEATS.now is None else _SEATS.now.communicator
+        return original_get() if _CURRENT.party is None else _CURRENT.party.communicator
 
     def is_initialized() -> bool:
-        return _SEATS.now is not None or bool(their_state())
+        return _CURRENT.party is not None or bool(original_is_initialized())
 
     def get_default_provider() -> Any:
-        return their_provider() if _SEATS.now is None else _SEATS.now.provider
+        return original_get_provider() if _CURRENT.party is None else _CURRENT.party.provider
 
     communicator.get = get
     communicator.is_initialized = is_initialized
     mpc.get_default_provider = get_default_provider
-    setattr(mpc, _TURNED, True)
+    setattr(mpc, _PATCHED, True)
 
 
 def draw_share(key: bytes, shape: tuple[int, ...]) -> Shares:
-    """Return the uniform share that follows from `key`; a key is used once."""
+    """Return a uniform share modulo 2^64 of this shape, expanded from `key`, 32 secret bytes that
+    are used for nothing else.
+    """
     size = int(np.prod(shape))
     stream = keystream(key, b"additive share", length=_WORD.itemsize * size)
     return np.frombuffer(stream, _WORD).reshape(shape)
 
 
 def compute_last_share(values: Integers, other_shares: Sequence[Shares]) -> Shares:
-    """Return the share that, added to the others modulo 2^64, gives the values."""
+    """Return the share that, added to the other shares modulo 2^64, gives the values."""
     last = values.astype(np.int64).view(_WORD).copy()
     for share in other_shares:
         last -= share
@@ -201,7 +216,9 @@ def reconstruct_sum(shares: Sequence[Shares]) -> Integers:
 
 
 def add_shares(shares: Sequence[Shares]) -> Shares:
-    """Add one party's shares of several numbers with CrypTen: its share of their sum."""
+    """Return one party's share of the sum of several numbers, from its shares of each,
+    by CrypTen.
+    """
     load_crypten()
     first, *others = map(_wrap_share, shares)
     for other in others:
@@ -214,12 +231,12 @@ def _wrap_share(share: Shares) -> Any:
     import torch
     from crypten.mpc.primitives import ArithmeticSharedTensor
 
-    # torch takes no memory that it must not write to.
+    # A copy, since torch accepts only writable memory.
     words = torch.from_numpy(share.view(np.int64).copy())
     return ArithmeticSharedTensor.from_shares(words, precision=0)
 
 
 def _unwrap_words(tensor: Any) -> Shares:
-    """Return the words of a tensor of int64."""
+    """Return the words of a torch tensor of int64 as unsigned integers."""
     words: Shares = tensor.numpy().view(_WORD)
     return words

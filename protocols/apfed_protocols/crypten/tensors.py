@@ -13,42 +13,44 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed import ReduceOp
 
-from apfed_protocols.crypten import Seat, use_seat
+from apfed_protocols.crypten import CryptenParty, act_as_party
 from apfed_protocols.errors import LocalProtocolError
 
 Words = NDArray[np.uint64]
-_OPENED = 2  # at once: d and e
+_REVEALED_AT_ONCE = 2  # d and e
 _Triple = tuple[Words, Words, Words]
 Take = Callable[[tuple[int, ...]], _Triple]
+"""Returns shares of a triple (a, b, a AND b) of words of this shape."""
 
 
 def wrap_bits(words: Words) -> Any:
-    """Return shared words as CrypTen's binary tensor."""
+    """Return XOR shares of words as CrypTen's binary tensor."""
     from crypten.mpc.primitives import BinarySharedTensor
 
-    # torch takes no memory that it must not write to.
+    # torch accepts only writable memory.
     writable = words if words.flags.writeable else words.copy()
     return BinarySharedTensor.from_shares(torch.from_numpy(writable.view(np.int64)), precision=0)
 
 
-def bits_of(tensor: torch.Tensor) -> Words:
-    """Return the words of a tensor of int64."""
+def unwrap_bits(tensor: torch.Tensor) -> Words:
+    """Return the words of a torch tensor of int64 as unsigned integers."""
     words: Words = tensor.numpy().view(np.uint64)
     return words
 
 
 class DealtTriples:
-    """A provider of triples (a, b, a AND b) and of nothing else."""
+    """A provider, for CrypTen, of the dealer's bit triples (a, b, a AND b) and of nothing else."""
 
     def __init__(self, take: Take) -> None:
+        """Provide the triples that `take` returns."""
         self._take = take
 
     def generate_binary_triple(
         self, size0: Any, size1: Any, device: Any = None
     ) -> tuple[Any, Any, Any]:
-        """Return shares of a, b and a AND b; CrypTen calls it so.
+        """Return shares of a, b and a AND b, as CrypTen's binary tensors; CrypTen calls this.
 
-        `size0`: shapes of the two operands, which are equal here.
+        `size0`, `size1`: shapes of the two operands, which must be equal. `device`: None or "cpu".
         """
         if tuple(size0) != tuple(size1) or str(device or "cpu") != "cpu":
             raise LocalProtocolError(
@@ -68,21 +70,26 @@ class DealtTriples:
 
 
 class CryptenAnd:
-    """An AND of shared bits by `beaver.AND`, without a process group of its own.
+    """One party's part in an AND of XOR-shared words by CrypTen's `beaver.AND`, over the protocol's
+    own messages.
 
     Satisfies `apfed_protocols.psi.hashing.And`; for the arguments see there. CrypTen's AND is
-    written for a communicator that blocks until all parties have opened d and e. Here the opening
-    travels in the protocol's own messages, over links that authenticate, so the AND runs twice over
-    the same inputs and the same triple: up to the opening, where the communicator keeps what this
-    party would send and breaks off; and, once the answer is there, from the start to the end.
-    Nothing waits inside CrypTen, so a peer that falls silent leaves no thread behind.
+    written for a communicator that blocks until all parties have revealed d and e, the inputs
+    masked by the triple. Here they travel in the protocol's authenticated messages, so the AND
+    runs twice over the same inputs and triple: first until d and e must be revealed, where the
+    communicator keeps this party's shares of them and raises; and, once both are known, from start
+    to end. Nothing waits inside CrypTen, so a peer that falls silent leaves no thread behind.
     """
 
     def __init__(
         self, x: Words, y: Words, triple: tuple[Words, Words, Words], *, is_leader: bool
     ) -> None:
-        """Prepare the AND of two shared words x and y, from this party's shares of them and of
-        one triple.
+        """Prepare the AND of words x and y.
+
+        Args:
+            x, y: this party's XOR shares of them, arrays of one shape.
+            triple: its shares of a, b and a AND b, of the same shape.
+            is_leader: whether this is the one of the two parties that adds the public term d AND e.
         """
         self._x = wrap_bits(x)
         self._y = wrap_bits(y)
@@ -90,51 +97,64 @@ class CryptenAnd:
         self._triple = DealtTriples(lambda _: triple)
 
     def mask_inputs(self) -> Words:
-        """Return this party's shares of d and e: run CrypTen's AND up to its opening, where it
-        breaks off.
+        """Return this party's shares of d = x XOR a and e = y XOR b, stacked, to be sent to the
+        other party: run CrypTen's AND until it would reveal them.
         """
         opening = _Opening(is_leader=self._is_leader)
         try:
             self._run_gate(opening)
-        except _BrokenOffError:
-            return bits_of(torch.stack(opening.sent))
+        except _NotOpenedYetError:
+            return unwrap_bits(torch.stack(opening.own_shares))
         raise LocalProtocolError("CrypTen's AND opened nothing; another release than 0.4.1?")
 
     def compute_share(self, revealed: Words) -> Words:
-        return bits_of(self._run_gate(_Opening(is_leader=self._is_leader, answer=revealed)).share)
+        """Return this party's share of x AND y, from the revealed d and e, stacked."""
+        result = self._run_gate(_Opening(is_leader=self._is_leader, revealed=revealed))
+        return unwrap_bits(result.share)
 
     def _run_gate(self, opening: "_Opening") -> Any:
-        """Run CrypTen's AND with this opening as the communicator."""
+        """Run CrypTen's AND with this communicator; return its result as a binary tensor."""
         from crypten.mpc.primitives import beaver
 
-        with use_seat(Seat(opening, self._triple)):
+        with act_as_party(CryptenParty(opening, self._triple)):
             return beaver.AND(self._x, self._y)
 
 
-class _BrokenOffError(Exception):
-    """The opening has no answer yet."""
+class _NotOpenedYetError(Exception):
+    """The shares of d and e were not exchanged yet, so that the AND stops here."""
 
 
 class _Opening:
-    """The communicator of one AND: keeps what is to be opened, and opens it once it can."""
+    """The communicator, for CrypTen, of one AND: it reveals d and e if they are known already, else
+    keeps this party's shares of them and stops the AND.
 
-    def __init__(self, *, is_leader: bool, answer: Words | None = None) -> None:
+    Attributes:
+        own_shares: this party's shares of d and e, as torch tensors.
+    """
+
+    def __init__(self, *, is_leader: bool, revealed: Words | None = None) -> None:
+        """Make the communicator; `revealed`: d and e, stacked, None: not known yet."""
         self._rank = 0 if is_leader else 1
-        self._answer = answer
-        self.sent: list[Any] = []
+        self._revealed = revealed
+        self.own_shares: list[Any] = []
 
     def get_rank(self) -> int:
+        """Return 0 for the leader, else 1; CrypTen calls this."""
         return self._rank
 
     def all_reduce(self, shares: list[Any], op: Any, batched: bool) -> list[Any]:
-        """Store what this party sends for the opening; return the revealed d and e, or break off
-        without them.
+        """Keep this party's shares of d and e, and return the revealed d and e; CrypTen calls this.
 
-        `batched`: CrypTen's; whether several tensors come in a list.
+        Args:
+            shares: of d and e.
+            op: how they are combined; must be XOR.
+            batched: whether `shares` is a list of tensors; must be True.
+
+        Raises _NotOpenedYetError: d and e are not known yet.
         """
-        if op != ReduceOp.BXOR or not batched or len(shares) != _OPENED:
+        if op != ReduceOp.BXOR or not batched or len(shares) != _REVEALED_AT_ONCE:
             raise LocalProtocolError("CrypTen's AND opens d and e at once in release 0.4.1")
-        self.sent = list(shares)
-        if self._answer is None:
-            raise _BrokenOffError
-        return list(wrap_bits(self._answer).share)
+        self.own_shares = list(shares)
+        if self._revealed is None:
+            raise _NotOpenedYetError
+        return list(wrap_bits(self._revealed).share)

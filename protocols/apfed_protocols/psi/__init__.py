@@ -29,10 +29,10 @@ from apfed_protocols.ids import (
     MAX_IDS,
     IdColumn,
     IdNormalisation,
+    decode_id,
     encode_ids,
     require_comparable,
     require_one_column_order,
-    text_of,
 )
 from apfed_protocols.psi.circuit import (
     CircuitIntersection,
@@ -233,7 +233,7 @@ def _run_parties(
         require_one_column_order(ids_by_party)
         for party, column in ids_by_party.items():
             ids[party] = encode_ids(party, column, normalisation, maximum_ids=agreed["maximum_ids"])
-        require_comparable({party: map(text_of, ids[party]) for party in (hub, *members)})
+        require_comparable({party: map(decode_id, ids[party]) for party in (hub, *members)})
         sizes = {party: len(rows) for party, rows in ids.items()}
         chosen = choose_protocol(sizes) if name == _AUTO else name
         _LOGGER.info("%s intersects the lists of %s", chosen, ", ".join(ids_by_party))
