@@ -218,7 +218,7 @@ def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
         return filled
     if isinstance(node, list | tuple):
         items = [rebuild_tree(item, leaves) for item in node]
-        sequence_type = type(node)
+        sequence_type: Any = type(node)
         is_named_tuple = hasattr(sequence_type, "_make")
         return sequence_type._make(items) if is_named_tuple else sequence_type(items)
     return next(leaves)

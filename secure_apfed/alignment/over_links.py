@@ -409,7 +409,7 @@ class _End:
             secret=self.unfinished.secret,
             expected_sizes=lists,
         )
-        longest = protocol.longest_message(max(own_ids.capacity, *lists.values()))
+        longest = protocol.compute_longest_message(max(own_ids.capacity, *lists.values()))
 
         async def play_role(role: Conversation) -> None:
             """Run one role's conversation; a repeated message must equal the former one."""

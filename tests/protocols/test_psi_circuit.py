@@ -19,17 +19,17 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import circuit, hashing
 from apfed_protocols.psi.circuit import (
     CHUNK_SLOTS,
+    CircuitInputs,
     CircuitIntersection,
-    Desk,
+    Endpoint,
     Kind,
-    Meeting,
     OpprfIntersection,
-    deal_request,
+    pack_order,
     split_bins,
 )
-from apfed_protocols.psi.hashing import Words, bins_for
+from apfed_protocols.psi.hashing import Words, count_bins
 from apfed_protocols.psi.interface import Aligner, Inbox, IntersectionAgreement, Turn
-from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode_rows, targets_of
+from apfed_protocols.psi.store import DENSE, Rows, count_cells, decode_rows, extract_targets
 from apfed_protocols.psi.vole import DEAL
 from tests.contracts.intersections import HEADER, Change, Intersection
 from tests.memory import trace_memory
@@ -69,7 +69,7 @@ def frame_message(
     agreement: IntersectionAgreement = AGREEMENT,
     version: int = CircuitIntersection.version,
 ) -> bytes:
-    (out,) = Desk("hub", agreement, version=version).make_turn(kind, {"p": body}, ()).outgoing
+    (out,) = Endpoint("hub", agreement, version=version).make_turn(kind, {"p": body}, ()).outgoing
     return out.body
 
 
@@ -83,7 +83,7 @@ def random_tags(*shape: int) -> NDArray[np.uint64]:
 @pytest.mark.parametrize("shape", [(64,), (256,), (3, 128)], ids=str)
 def test_bit_planes_hold_each_bit_where_the_docstring_says(shape: tuple[int, ...]) -> None:
     tags = random_tags(*shape)
-    planes = hashing.bit_planes(tags)
+    planes = hashing.split_bit_planes(tags)
     assert planes.shape == (64, *shape[:-1], shape[-1] // 64)
     bins = np.arange(shape[-1])
     bits = np.arange(64, dtype=np.uint64).reshape(64, *[1] * len(shape))
@@ -123,20 +123,20 @@ def test_triples_are_handed_out_once() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 5, 100, 3000])
 def test_cuckoo_table_keeps_each_row_in_one_of_its_bins(size: int) -> None:
-    count = hashing.bins_for(size)
-    tags, bins_n3, _ = hashing.fingerprints(ids_of(*range(size)), bytes(32), count)
-    row_of_bin = hashing.cuckoo_table(bins_n3, count)
+    count = hashing.count_bins(size)
+    tags, bins_n3, _ = hashing.fingerprint_ids(ids_of(*range(size)), bytes(32), count)
+    row_of_bin = hashing.fill_cuckoo_table(bins_n3, count)
     assert row_of_bin is not None
     kept = np.flatnonzero(row_of_bin >= 0)
     assert sorted(row_of_bin[kept].tolist()) == list(range(size))
     assert all(place in bins_n3[row_of_bin[place]] for place in kept)
-    tags_B = hashing.hub_tags(tags, row_of_bin)
+    tags_B = hashing.place_hub_tags(tags, row_of_bin)
     assert (tags_B[kept] == tags[row_of_bin[kept]]).all()
 
 
 def test_cuckoo_hashing_says_when_it_fails() -> None:
-    assert hashing.cuckoo_table(np.array([[0, 1, 2]] * 4), 64) is None
-    assert hashing.cuckoo_table(np.array([[0, 1, 2]] * 3), 64) is not None
+    assert hashing.fill_cuckoo_table(np.array([[0, 1, 2]] * 4), 64) is None
+    assert hashing.fill_cuckoo_table(np.array([[0, 1, 2]] * 3), 64) is not None
 
 
 @pytest.mark.parametrize("count", [4, 10, 60, 100, 125, 300, 2000])
@@ -147,7 +147,7 @@ def test_cuckoo_hashing_fails_less_than_once_in_two_to_the_forty_one(count: int)
     chance that these do: three of the s - 1 bins each; or any 3 s of them, two in each at least,
     which a generating function bounds at any x.
     """
-    bins = hashing.bins_for(count)
+    bins = hashing.count_bins(count)
     expected = 0.0
     for s in range(4, count + 1):
         within = s * (log_choose(s - 1, 3) - log_choose(bins, 3))
@@ -167,19 +167,19 @@ def log_choose(of: int, some: int) -> float:
 def test_a_member_puts_each_id_into_each_of_its_bins() -> None:
     tags = np.array([11, 12, 13, 14], np.uint64)
     bins_n3 = np.array([[0, 1, 2], [0, 7, 1], [3, 8, 9], [2, 0, 6]])
-    table = hashing.member_table(tags, bins_n3, 64, 3)
+    table = hashing.fill_member_table(tags, bins_n3, 64, 3)
     assert table is not None
     in_bin = [sorted(tag for tag in table[:, k].tolist() if tag < 2**63) for k in range(64)]
     assert in_bin[:5] == [[11, 12, 14], [11, 12], [11, 14], [13], []]
-    assert hashing.member_table(tags, bins_n3, 64, 2) is None
+    assert hashing.fill_member_table(tags, bins_n3, 64, 2) is None
     tags[2] = tags[0]
-    assert hashing.member_table(tags, bins_n3, 64, 3) is not None, "they share no bin"
+    assert hashing.fill_member_table(tags, bins_n3, 64, 3) is not None, "they share no bin"
     tags[2:] = 13, tags[0]
-    assert hashing.member_table(tags, bins_n3, 64, 3) is None, "they would cancel"
+    assert hashing.fill_member_table(tags, bins_n3, 64, 3) is None, "they would cancel"
 
 
 def test_each_id_has_three_different_bins() -> None:
-    _, bins_n3, _ = hashing.fingerprints(ids_of(*range(3000)), bytes(32), 64)
+    _, bins_n3, _ = hashing.fingerprint_ids(ids_of(*range(3000)), bytes(32), 64)
     assert all(len(set(row)) == 3 for row in bins_n3.tolist())
     # each bin of 64 by 3 of 64, five standard deviations
     used = np.bincount(bins_n3.ravel(), minlength=64)
@@ -187,12 +187,12 @@ def test_each_id_has_three_different_bins() -> None:
 
 
 def test_dummies_equal_no_tag_and_not_each_other() -> None:
-    tags, bins_n3, _ = hashing.fingerprints(ids_of(*range(500)), bytes(32), 640)
+    tags, bins_n3, _ = hashing.fingerprint_ids(ids_of(*range(500)), bytes(32), 640)
     assert int(tags.max()) < 2**63
     assert int(bins_n3.min()) >= 0
     assert int(bins_n3.max()) < 640
-    hub = hashing.hub_tags(tags, np.full(64, -1, np.int64))
-    member = hashing.member_table(tags[:0], bins_n3[:0], 64, 1)
+    hub = hashing.place_hub_tags(tags, np.full(64, -1, np.int64))
+    member = hashing.fill_member_table(tags[:0], bins_n3[:0], 64, 1)
     assert member is not None
     assert not set(hub.tolist()) & set(member.ravel().tolist())
     assert min(*hub.tolist(), *member.ravel().tolist()) >= 2**63
@@ -200,13 +200,13 @@ def test_dummies_equal_no_tag_and_not_each_other() -> None:
 
 @pytest.mark.parametrize(("size", "slots"), [(10**4, 24), (10**5, 25), (10**6, 26)])
 def test_slots_hold_what_random_ids_need_and_little_more(size: int, slots: int) -> None:
-    assert hashing.slots_for(size, hashing.bins_for(size)) == slots
+    assert hashing.count_bin_slots(size, hashing.count_bins(size)) == slots
 
 
 @pytest.mark.parametrize("size", [100, 1000])
 def test_a_slot_less_would_overflow_too_often(size: int) -> None:
-    count = hashing.bins_for(size)
-    slots = hashing.slots_for(size, count)
+    count = hashing.count_bins(size)
+    slots = hashing.count_bin_slots(size, count)
     assert overflow_probability(size, count, slots) <= 2**-40
     assert overflow_probability(size, count, slots - 1) > 2**-40
 
@@ -232,7 +232,7 @@ def test_chunks_change_nothing(members: int, monkeypatch: pytest.MonkeyPatch) ->
     assert sum(kind is Kind.DEAL for _, _, kind, _ in stage.said) > 3
 
 
-@pytest.mark.parametrize("name", ["cuckoo_table", "member_table"])
+@pytest.mark.parametrize("name", ["fill_cuckoo_table", "fill_member_table"])
 def test_a_failed_table_leads_to_the_next_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table = getattr(hashing, name)
     calls = []
@@ -251,7 +251,7 @@ def test_a_failed_table_leads_to_the_next_key(name: str, monkeypatch: pytest.Mon
 
 
 def test_ids_that_never_fit_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashing, "cuckoo_table", lambda *_: None)
+    monkeypatch.setattr(hashing, "fill_cuckoo_table", lambda *_: None)
     with pytest.raises(LocalProtocolError, match="hub: none of 64 hash keys"):
         Stage(ids_of(1, 2), ids_of(2, 3)).play()
 
@@ -288,13 +288,13 @@ def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
 
 # What a hub orders from the dealer, time and again.
 
-MAX_SLOTS = hashing.slots_for(10**7, bins_for(0))
-WORDS_OF_1000 = bins_for(1000) // 64
+MAX_SLOTS = hashing.count_bin_slots(10**7, count_bins(0))
+WORDS_OF_1000 = count_bins(1000) // 64
 TEN = Kind.CORRELATE, DEAL.pack(10)
 
 
 def words(count: int, *slots: int) -> tuple[Kind, bytes]:
-    return Kind.DEAL, deal_request(count, slots)
+    return Kind.DEAL, pack_order(count, slots)
 
 
 @pytest.mark.parametrize(
@@ -315,12 +315,17 @@ def words(count: int, *slots: int) -> tuple[Kind, bytes]:
             "1472 bins, more than the agreed 1000 IDs take",
         ),
         # one slot a bin, and as many bins as the size that was ordered for, which is one
-        (OpprfIntersection, 10**7, [TEN, TEN, words(bins_for(10) // 64, 1, 1)], ""),
-        (OpprfIntersection, 10**7, [TEN, TEN, words(bins_for(10) // 64, 2, 2)], "a bin at most 1"),
+        (OpprfIntersection, 10**7, [TEN, TEN, words(count_bins(10) // 64, 1, 1)], ""),
         (
             OpprfIntersection,
             10**7,
-            [TEN, TEN, words(bins_for(10) // 64 + 1, 1, 1)],
+            [TEN, TEN, words(count_bins(10) // 64, 2, 2)],
+            "a bin at most 1",
+        ),
+        (
+            OpprfIntersection,
+            10**7,
+            [TEN, TEN, words(count_bins(10) // 64 + 1, 1, 1)],
             "more than the agreed 10 IDs take",
         ),
         (
@@ -469,8 +474,8 @@ def test_members_that_are_not_there_take_little_memory() -> None:
     members = 8_192
     with trace_memory() as peak:
         liar.meet(hub_size, members, size=0)
-        bins = hashing.bins_for(hub_size)
-        slots = [hashing.slots_for(len(OWN), bins), *[1] * (members - 1)]
+        bins = hashing.count_bins(hub_size)
+        slots = [hashing.count_bin_slots(len(OWN), bins), *[1] * (members - 1)]
         chunk = split_bins(bins, slots)[0]
         words = (chunk.stop - chunk.start) // 64
         sent = liar.send(Kind.TRIPLES, bytes(64 + 8 * 63 * words * slots[0]), sender="d")
@@ -484,7 +489,7 @@ def test_members_that_are_not_there_take_little_memory() -> None:
     ("slots", "members"), [(25, 1), (1, MAX_MEMBERS), (25, 1_000), (473_928, 5)]
 )
 def test_no_chunk_grows_with_the_members(slots: int, members: int) -> None:
-    bins = hashing.bins_for(10**7)
+    bins = hashing.count_bins(10**7)
     pieces = split_bins(bins, [slots] * members)
     assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
     assert pieces[-1].stop == bins
@@ -497,7 +502,7 @@ def test_slots_are_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub may claim 65,535 different sizes: for each, a member works out K."""
     lgamma = Mock(wraps=math.lgamma)
     monkeypatch.setattr("math.lgamma", lgamma)
-    assert hashing.slots_for(10**7, 64) > 10**7 * 3 / 64
+    assert hashing.count_bin_slots(10**7, 64) > 10**7 * 3 / 64
     assert 0 < lgamma.call_count < 200
 
 
@@ -525,22 +530,24 @@ class _Probing(OpprfIntersection):
     tags: ClassVar[list[Words]] = []
 
     def tag_hub_bins(
-        self, desk: Desk, members: Sequence[str], inputs: Meeting
+        self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
         size = inputs.sizes[0]
         correlating = circuit._CORRELATING
-        inbox = yield correlating.make_order(desk, size)
-        shares = yield from correlating.hub_shares(desk, size, members, inbox)
+        inbox = yield correlating.make_order(endpoint, size)
+        shares = yield from correlating.receive_hub_shares(endpoint, size, members, inbox)
         (share,) = shares.values()
         self.put.update(
             {bin_: row for row, bins in enumerate(inputs.bins_of.tolist()) for bin_ in bins}
         )
         digests = circuit.hash_tokens(inputs.tokens, inputs.key)
         points = np.zeros((len(inputs.row_of_bin), 2), np.uint64)
-        points[list(self.put)] = targets_of(digests)[list(self.put.values())]
-        inbox = yield desk.make_turn(Kind.VECTOR, {members[0]: share.mask_vector(points)}, members)
-        cells = cells_for(inputs.sizes[1])
-        hints = desk.parse_words(inbox, members[0], Kind.HINT, (cells + DENSE, 3))
+        points[list(self.put)] = extract_targets(digests)[list(self.put.values())]
+        inbox = yield endpoint.make_turn(
+            Kind.VECTOR, {members[0]: share.mask_vector(points)}, members
+        )
+        cells = count_cells(inputs.sizes[1])
+        hints = endpoint.parse_words(inbox, members[0], Kind.HINT, (cells + DENSE, 3))
         words = decode_rows(hints, Rows.from_digests(digests, cells))
         words ^= circuit._evaluate_prf(share.c, inputs.key)[inputs.bins_of]
         for row, (bins, found) in enumerate(zip(inputs.bins_of, words, strict=True)):
@@ -550,9 +557,9 @@ class _Probing(OpprfIntersection):
         return np.zeros((1, len(points)), np.uint64)
 
     def tag_member_bins(
-        self, desk: Desk, hub: str, inputs: Meeting
+        self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        self.tags.append((yield from super().tag_member_bins(desk, hub, inputs)))
+        self.tags.append((yield from super().tag_member_bins(endpoint, hub, inputs)))
         return self.tags[0]
 
 

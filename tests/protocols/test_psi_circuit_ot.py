@@ -23,7 +23,7 @@ from apfed_protocols.psi import (
     transfers,
 )
 from apfed_protocols.psi.base_ot import Receiver, Sender
-from apfed_protocols.psi.circuit import Desk, Kind
+from apfed_protocols.psi.circuit import Endpoint, Kind
 from apfed_protocols.psi.hashing import TripleShares, deal_triples
 from apfed_protocols.psi.interface import IntersectionAgreement, Output, Turn
 from apfed_protocols.psi.transfers import ExtensionReceiver, ExtensionSender
@@ -35,7 +35,7 @@ COLUMNS = transfers.COLUMNS
 Words = NDArray[np.uint64]
 
 
-def random_words(count: int) -> Words:
+def expand_words(count: int) -> Words:
     return np.frombuffer(secrets.token_bytes(8 * count), np.uint64)
 
 
@@ -59,7 +59,7 @@ class Extended:
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
         """Return the hub's numbers and the member's two of each transfer."""
         vector, numbers = self.hub.extend(choices)
-        assert len(vector) == transfers.vector_bytes(len(choices))
+        assert len(vector) == transfers.count_vector_bytes(len(choices))
         challenge = fresh_key()
         zeros, ones = self.member.open_vector(change(vector), len(choices), challenge)
         self.member.check_proof(self.hub.prove(challenge), "hub")
@@ -68,7 +68,7 @@ class Extended:
 
 @pytest.mark.parametrize("words", [1, 2, 3, 600])
 def test_the_hub_gets_the_number_of_its_choice_and_the_other_one_is_another(words: int) -> None:
-    choices = random_words(words)
+    choices = expand_words(words)
     numbers, zeros, ones = Extended().play(choices)
     bits = np.unpackbits(choices.view(np.uint8), bitorder="little").astype(bool)
     assert (np.where(bits, ones, zeros) == numbers).all()
@@ -95,7 +95,7 @@ def test_equal_rows_of_two_transfers_have_two_hashes() -> None:
 
 def test_triples_are_of_32_bytes_and_hold_for_all_bits() -> None:
     count = 100
-    choices = random_words(2 * count)
+    choices = expand_words(2 * count)
     numbers, zeros, ones = Extended().play(choices)
     hubs = transfers.choose_triples(choices, numbers)
     members = transfers.derive_triples(zeros, ones)
@@ -103,7 +103,7 @@ def test_triples_are_of_32_bytes_and_hold_for_all_bits() -> None:
     assert (c == a & b).all()
     for share in (*hubs, *members):
         assert abs(np.bitwise_count(share).mean() - 32) < 6 * 4 / np.sqrt(count)
-    assert transfers.vector_bytes(2 * count) == 32 * 64 * count + 16 * 128
+    assert transfers.count_vector_bytes(2 * count) == 32 * 64 * count + 16 * 128
 
 
 # The check.
@@ -128,7 +128,7 @@ def test_an_error_passes_where_the_member_does_not_add_that_column(
     """Selective failure: c bits of s are learnt with probability 2^-c."""
     played = Extended()
     columns = np.flatnonzero(played.bits == bit)[:count].tolist()
-    choices = random_words(4)
+    choices = expand_words(4)
     if not passes:
         with pytest.raises(RemoteProtocolError, match="hub sent a vector that is of no bits"):
             played.play(choices, flip(columns))
@@ -140,7 +140,7 @@ def test_an_error_passes_where_the_member_does_not_add_that_column(
 
 def test_errors_in_half_of_the_columns_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="or does not prove it"):
-        Extended().play(random_words(4), flip(range(0, COLUMNS, 2)))
+        Extended().play(expand_words(4), flip(range(0, COLUMNS, 2)))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_the_sign_of_a_shared_sum(own_size: int, other: int) -> None:
     results = play_both(
         {
             name: circuit_ot._share_sign(
-                Desk(name, agreement), peers[name], number, of, is_leader=name == "hub"
+                Endpoint(name, agreement), peers[name], number, of, is_leader=name == "hub"
             )
             for (name, number), of in zip(numbers.items(), triples, strict=True)
         }
@@ -423,7 +423,7 @@ def test_the_hub_that_hands_on_shares_cannot_read_them() -> None:
         Intersection("opprf_ot", SETS, change=watching).play().check()
     assert isinstance(watching, _Watching)
     first, second = watching.bodies
-    assert len(first) == len(second) == circuit_ot._sealed_bytes(hashing.bins_for(30) // 64)
+    assert len(first) == len(second) == circuit_ot._count_sealed_bytes(hashing.count_bins(30) // 64)
     assert first[:32] != second[:32]
     with pytest.raises(RemoteProtocolError, match="no member sealed so"):
         circuit_ot._open_sealed(first, bytes(24), fresh_key(), "hub")

@@ -28,7 +28,7 @@ from apfed_protocols.psi.interface import (
 )
 from apfed_protocols.psi.ot import Kind as OtKind
 from apfed_protocols.psi.vole import Kind as VoleKind
-from apfed_protocols.psi.vole import member_dealt_bytes
+from apfed_protocols.psi.vole import count_member_dealt_bytes
 from tests.contracts.hostile import mutate_bytes
 from tests.contracts.intersections import (
     DEALER,
@@ -288,7 +288,7 @@ ALTERED: dict[tuple[str, str, int], dict[str, Callable[[bytes], bytes]]] = {
     ("vole", "p", VoleKind.COMMIT): {"p announces 4294967295 IDs": lambda b: b[:32] + b"\xff" * 4},
     ("vole", DEALER, VoleKind.DEALT): {
         "dealer dealt a Delta of zero": lambda b: (
-            b[:-16] + bytes(16) if len(b) == member_dealt_bytes() else b
+            b[:-16] + bytes(16) if len(b) == count_member_dealt_bytes() else b
         )
     },
     ("vole", HUB, VoleKind.ROWS): BAD_ROWS,
@@ -685,14 +685,14 @@ def test_no_bit_that_is_seen_depends_on_the_hubs_other_ids_or_on_one_members_ove
 
 @pytest.mark.usefixtures("one_hash_key")
 def test_one_word_without_its_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = hashing.random_words
+    real = hashing.expand_words
 
     def forgetful(seed: bytes, purpose: bytes, count: int) -> hashing.Words:
         words = real(seed, purpose, count).copy()
         words[: purpose == b"a"] = 0
         return words
 
-    monkeypatch.setattr(hashing, "random_words", forgetful)
+    monkeypatch.setattr(hashing, "expand_words", forgetful)
     assert largest_difference("circuit", SMALL_FOR_A_MEMBER, "p") > CHANCE
 
 
@@ -701,8 +701,8 @@ def test_neither_ids_nor_their_hashes_travel(backend: str, monkeypatch: pytest.M
     """Planted: IDs, digests and hashed points are searched for in all bytes sent."""
     secrets: set[bytes] = set()
     spy(monkeypatch, secrets, ecdh, "digest_ids")
-    spy(monkeypatch, secrets, ecdh, "to_curve")
-    spy(monkeypatch, secrets, hashing, "fingerprints")
+    spy(monkeypatch, secrets, ecdh, "map_to_curve")
+    spy(monkeypatch, secrets, hashing, "fingerprint_ids")
     sets = {HUB: make_names("person", range(60)), "p": make_names("person", range(30, 90))}
     everything = b"".join(out.body for out in play(backend, sets)[1])
     secrets |= {identity for ids in sets.values() for identity in ids}

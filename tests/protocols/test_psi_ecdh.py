@@ -92,12 +92,12 @@ ELLIGATOR_2 = dict(zip(REPRESENTATIVES, CURVE_POINTS, strict=True))
 def test_elligator_2_vectors() -> None:
     """RFC 9380's suite curve25519_XMD:SHA-512_ELL2_NU_: inputs of the map, and the x of Q."""
     digests = b"".join(map(number, ELLIGATOR_2))
-    assert ecdh.to_curve(digests) == [number(x) for x in ELLIGATOR_2.values()]
-    one_by_one = [ecdh.to_curve(number(r))[0] for r in ELLIGATOR_2]
-    assert ecdh.to_curve(digests) == one_by_one
+    assert ecdh.map_to_curve(digests) == [number(x) for x in ELLIGATOR_2.values()]
+    one_by_one = [ecdh.map_to_curve(number(r))[0] for r in ELLIGATOR_2]
+    assert ecdh.map_to_curve(digests) == one_by_one
 
     def to_x(numbers: list[int]) -> list[bytes]:
-        return ecdh.to_curve(b"".join(map(number, numbers)))
+        return ecdh.map_to_curve(b"".join(map(number, numbers)))
 
     assert to_x([PRIME - r for r in ELLIGATOR_2]) == one_by_one
     assert to_x([pow(2 * r, -1, PRIME) for r in ELLIGATOR_2]) == one_by_one
@@ -108,13 +108,13 @@ def test_elligator_2_of_any_bytes_is_on_the_curve() -> None:
     """The top bit of a digest plays no part; 2^255 - 1 is above the prime."""
     digests = ecdh.digest_ids([b"%d" % k for k in range(500)], session=bytes(32))
     edges = [number(r) for r in (1, 2, PRIME - 1, PRIME + 1, 2**255 - 1, 2**256 - 1)]
-    points = ecdh.to_curve(digests + b"".join(edges))
+    points = ecdh.map_to_curve(digests + b"".join(edges))
     assert all(map(is_on_curve, points))
     assert all(int.from_bytes(point, "little") < PRIME for point in points)
     assert len(set(points[:500])) == 500
     assert points[500] == points[502] == points[503]
     assert points[504] == points[505]
-    assert ecdh.to_curve(b"") == []
+    assert ecdh.map_to_curve(b"") == []
 
 
 def test_the_digests_that_give_points_of_low_order() -> None:
@@ -123,7 +123,7 @@ def test_the_digests_that_give_points_of_low_order() -> None:
     assert 2 * root * root % PRIME == PRIME - 486663
     half = pow(2 * root, -1, PRIME)
     points = {0: 0, PRIME: 0, **dict.fromkeys((root, PRIME - root, half, PRIME - half), 1)}
-    found = {r: ecdh.to_curve(number(r)) for r in points}
+    found = {r: ecdh.map_to_curve(number(r)) for r in points}
     assert found == {r: [number(u)] for r, u in points.items()}
     cases = [("library error", fresh_key(), number(r)) for r in points]
     assert list_unrefused(RuntimeError, ecdh.blind_digests, cases) == []
@@ -142,7 +142,7 @@ def test_half_of_the_points_are_reached() -> None:
     numbers = [int.from_bytes(p, "little") % PRIME for p in split_points(rng.bytes(32 * 4000))]
     share = np.mean([is_reached(u) for u in numbers if is_on_curve(number(u))])
     assert abs(share - 0.5) < 0.06
-    hashed = ecdh.to_curve(rng.bytes(32 * 200))
+    hashed = ecdh.map_to_curve(rng.bytes(32 * 200))
     assert all(is_reached(int.from_bytes(p, "little")) for p in hashed)
 
 
@@ -283,7 +283,7 @@ def test_each_multiplication_is_that_of_another_library() -> None:
     def multiply_otherwise(points: list[bytes]) -> list[bytes]:
         return [key.exchange(X25519PublicKey.from_public_bytes(point)) for point in points]
 
-    assert split_points(POINTS) == multiply_otherwise(ecdh.to_curve(DIGESTS))
+    assert split_points(POINTS) == multiply_otherwise(ecdh.map_to_curve(DIGESTS))
     found = split_points(ecdh.multiply_points(SCALAR, random))
     assert found == multiply_otherwise(split_points(random))
 

@@ -24,8 +24,8 @@ from apfed_protocols.psi.ot import (
     Kind,
     MemberExtension,
     OtIntersection,
-    columns_to_rows,
-    rows_to_columns,
+    transpose_to_columns,
+    transpose_to_rows,
 )
 from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import HEADER, Change, Sets, change_kind, deliver
@@ -149,14 +149,14 @@ def test_the_code_has_126_powers_in_a_row_as_roots_and_words_of_even_weight() ->
 
 def random_messages(count: int) -> NDArray[np.uint64]:
     words = np.frombuffer(secrets.token_bytes(16 * count), np.uint64).reshape(-1, 2)
-    return code.keep_message_bits(words)
+    return code.mask_message_bits(words)
 
 
 def test_words_begin_with_their_message_add_up_and_have_the_weight() -> None:
     one = random_messages(500)
     other = random_messages(500)
     words = code.encode_words(one)
-    assert (code.keep_message_bits(words[:, :2]) == one).all()
+    assert (code.mask_message_bits(words[:, :2]) == one).all()
     assert (code.encode_words(one ^ other) == words ^ code.encode_words(other)).all()
     bits = np.unpackbits(words.view(np.uint8), axis=1)
     assert bits.sum(axis=1, dtype=np.int64).min() >= code.DISTANCE
@@ -166,11 +166,11 @@ def test_words_begin_with_their_message_add_up_and_have_the_weight() -> None:
 
 def test_rows_and_columns_are_transposed_bit_by_bit() -> None:
     rows = np.frombuffer(secrets.token_bytes(64 * 192), np.uint64).reshape(192, 8)
-    columns = rows_to_columns(rows)
+    columns = transpose_to_columns(rows)
     bits = np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little")
     expected = np.packbits(bits.T, axis=1, bitorder="little")
     assert (np.ascontiguousarray(columns).view(np.uint8) == expected).all()
-    assert (columns_to_rows(columns) == rows).all()
+    assert (transpose_to_rows(columns) == rows).all()
 
 
 # The check.

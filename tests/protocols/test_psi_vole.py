@@ -27,12 +27,12 @@ from apfed_protocols.psi.store import (
     Encoder,
     Multiplier,
     Rows,
-    cells_for,
+    count_cells,
     decode_rows,
     digest_ids,
+    expand_elements,
+    extract_targets,
     from_bytes,
-    random_elements,
-    targets_of,
     to_bytes,
 )
 from apfed_protocols.psi.vole import (
@@ -40,10 +40,10 @@ from apfed_protocols.psi.vole import (
     DEALING_BYTES,
     Kind,
     VoleIntersection,
+    count_member_dealt_bytes,
+    count_tag_bytes,
     hash_values,
     match_tags,
-    member_dealt_bytes,
-    tag_bytes,
 )
 from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import HEADER, Change, Intersection, change_kind
@@ -70,7 +70,7 @@ def multiply_elements(left: int, right: int) -> int:
 
 def test_products_are_those_of_the_field() -> None:
     factor = secrets.token_bytes(16)
-    elements = random_elements(fresh_key(), b"test", 40)
+    elements = expand_elements(fresh_key(), b"test", 40)
     elements = np.concatenate([elements, from_bytes(bytes(16) + b"\xff" * 16 + b"\1" + bytes(15))])
     expected = [
         multiply_elements(one, int.from_bytes(factor, "little")) for one in as_ints(elements)
@@ -80,11 +80,11 @@ def test_products_are_those_of_the_field() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 60, 3000])
 def test_a_store_gives_each_id_its_value(count: int) -> None:
-    cells = cells_for(count)
+    cells = count_cells(count)
     rows = Rows.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
     assert all(len(set(three)) == 3 for three in rows.cells.tolist())
     assert not count or (rows.cells.min() >= 0 and rows.cells.max() < cells)
-    values = random_elements(fresh_key(), b"test", count)
+    values = expand_elements(fresh_key(), b"test", count)
     store = Encoder(rows, cells).encode(values)
     assert (decode_rows(store, rows) == values).all()
     assert len(np.unique(store, axis=0)) == cells + DENSE  # cells that nobody needs are random
@@ -97,14 +97,14 @@ def test_rows_that_cannot_be_peeled_are_solved() -> None:
     rows = Rows.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
     _, left = stores._peel_rows(rows.cells, cells)
     assert len(left) > 100
-    values = random_elements(fresh_key(), b"test", count)
+    values = expand_elements(fresh_key(), b"test", count)
     assert (decode_rows(Encoder(rows, cells).encode(values), rows) == values).all()
 
 
 def test_dependent_rows_are_refused() -> None:
-    one = Rows.from_digests(digest_ids(IDS[:1] * 2, fresh_key()), cells_for(2))
+    one = Rows.from_digests(digest_ids(IDS[:1] * 2, fresh_key()), count_cells(2))
     with pytest.raises(DependentRowsError):
-        Encoder(one, cells_for(2)).encode(random_elements(fresh_key(), b"test", 2))
+        Encoder(one, count_cells(2)).encode(expand_elements(fresh_key(), b"test", 2))
 
 
 def count_dependent_sets(ids: int, cells: int) -> float:
@@ -151,15 +151,15 @@ def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 30, 1000, 20_000])
 def test_real_parameters_fail_below_two_to_the_minus_forty_seven(count: int) -> None:
-    assert 1 <= count_dependent_sets(count, cells_for(count)) < 2
+    assert 1 <= count_dependent_sets(count, count_cells(count)) < 2
     assert DENSE == 48
 
 
 def test_tags_of_sets_beyond_chance() -> None:
-    assert tag_bytes(1, 1) == 8
-    assert tag_bytes(100_000, 100_000) == 10
-    assert tag_bytes(10**7, 10**7) == 11
-    assert tag_bytes(1, 10**7) == 11, "a member's own IDs must differ, too"
+    assert count_tag_bytes(1, 1) == 8
+    assert count_tag_bytes(100_000, 100_000) == 10
+    assert count_tag_bytes(10**7, 10**7) == 11
+    assert count_tag_bytes(1, 10**7) == 11, "a member's own IDs must differ, too"
 
 
 def test_tags_that_begin_alike_are_told_apart() -> None:
@@ -178,11 +178,11 @@ def test_two_ids_of_the_hub_with_one_tag_are_not_taken_for_an_intersection() -> 
 
 
 def test_tags_are_matched_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tags = hash_values(random_elements(fresh_key(), b"test", 900), fresh_key(), 9)
+    tags = hash_values(expand_elements(fresh_key(), b"test", 900), fresh_key(), 9)
     own = tags[:600]
     theirs = tags[300:][::-1]
     at_once = match_tags(own, theirs, sender="p")
-    monkeypatch.setattr(outputs, "_MATCHED", 100)
+    monkeypatch.setattr(outputs, "_TAGS_MATCHED_AT_ONCE", 100)
     assert match_tags(own, theirs, sender="p").tolist() == at_once.tolist()
     assert at_once.tolist() == [-1] * 300 + list(range(599, 299, -1))
     with pytest.raises(RemoteProtocolError, match="p sent a tag twice"):
@@ -263,7 +263,7 @@ def test_what_was_dealt_another_time_is_refused(name: str) -> None:
 
     def to_the_hub(body: bytes) -> bytes:
         lengths.add(len(body))
-        at_member = len(body) == member_dealt_bytes()
+        at_member = len(body) == count_member_dealt_bytes()
         return body if at_member else bytes(DEALING_BYTES) + body[DEALING_BYTES:]
 
     with pytest.raises(RemoteProtocolError, match="hub uses what was dealt another time"):
@@ -278,13 +278,13 @@ def test_the_hubs_store_solves_as_many_equations_as_the_printed_bound() -> None:
     wrong: list[tuple[int, int]] = []
     for number, count in product(range(20), solved):
         digests = digest_ids([b"%d %d" % (number, k) for k in range(count)], bytes(32))
-        rows = Rows.from_digests(digests, cells_for(2))
+        rows = Rows.from_digests(digests, count_cells(2))
         try:
-            store = Encoder(rows, cells_for(2)).encode(targets_of(digests))
+            store = Encoder(rows, count_cells(2)).encode(extract_targets(digests))
         except DependentRowsError:
             continue
         solved[count] += 1
-        if not np.array_equal(decode_rows(store, rows), targets_of(digests)):
+        if not np.array_equal(decode_rows(store, rows), extract_targets(digests)):
             wrong.append((number, count))
     assert wrong == []
     assert solved[80] > 10

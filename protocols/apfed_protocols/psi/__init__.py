@@ -1,11 +1,11 @@
 """Private set intersection: who is in several tables, without showing who else is in one.
 
-`align` plays all parties in this process, for simulations and for trying out IDs, and so do
-`count_common` and `share_membership`, which open less. Parties in different organisations
-each call `align_with` over their link, if they are two; or each build their own end of one of
+`align` runs all parties in this process, for simulations and for trying out IDs, and so do
+`count_common` and `share_membership`, which reveal less. Two parties in different organisations
+each call `align_with` over their link. More parties each make their own role of one of
 `SET_INTERSECTIONS` from the same agreement, whose encoding is that of their `IdNormalisation`, on
-IDs that `encode_ids` made, and carry the messages over their links with `take_part`. Who learns
-what is the business of the protocol, see its `leaks`.
+IDs from `encode_ids`, and exchange the messages over their links with `take_part`. What each party
+learns depends on the protocol, see its `leaks`.
 
 Examples:
     >>> from apfed_protocols import IdNormalisation, align
@@ -89,7 +89,7 @@ _AS_WRITTEN = IdNormalisation()
 
 
 def choose_protocol(sizes: Mapping[str, int]) -> str:
-    """Return the protocol that `align` takes for `auto`, from how many IDs each party has.
+    """Return the protocol that `align` uses for `auto`.
 
     Two parties with few IDs use `ecdh`: it sends little, needs no dealer, and reveals
     nothing that `opprf` would hide. Among more parties it would show the hub pairwise
@@ -97,7 +97,8 @@ def choose_protocol(sizes: Mapping[str, int]) -> str:
 
     `sizes`: number of IDs by party.
     """
-    return "opprf" if len(sizes) > 2 or max(sizes.values(), default=0) > _MANY_IDS else "ecdh"
+    has_many_ids = max(sizes.values(), default=0) > _MANY_IDS
+    return "opprf" if len(sizes) > 2 or has_many_ids else "ecdh"
 
 
 def align(
@@ -112,20 +113,22 @@ def align(
     hub_only: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Mapping[str, NDArray[np.int64]]:
-    """Find the rows that all parties share, playing all parties in this process.
+    """Find the rows that all parties share, running all parties in this process.
 
     Args:
         ids_by_party: the IDs of two or more parties, distinct within each party, in any iterable
-            (row k is the k-th of it), of the kinds of `apfed_protocols.ids`; what is
-            returned are positions, so an index with such numbers at other rows is refused.
-        hub: the party that all others talk to; with `ecdh` it learns pairwise overlaps.
-        protocol: a key of `SET_INTERSECTIONS`, or `auto` for what `choose_protocol` says.
+            (row k is the k-th of it), of the kinds of `apfed_protocols.ids`. The result is
+            positions, so an index that has such numbers as labels of other rows is refused.
+        hub: the party that all others exchange messages with; with `ecdh` it learns pairwise
+            overlaps.
+        protocol: a key of `SET_INTERSECTIONS`; "auto": chosen by `choose_protocol`.
         normalisation: how IDs become bytes.
-        minimum_rows: fewer common rows are not revealed. Under 0, none in common is a result.
-        maximum_ids: the largest set that a party may have.
-        threads: how many each party computes with; None lets the protocol choose.
-        hub_only: open the rows to the hub alone; the others learn that there are enough.
-        progress: called with the progress of every party's work.
+        minimum_rows: fewer common rows are not revealed; with 0 an empty result is possible.
+        maximum_ids: the largest number of IDs that a party may have.
+        threads: how many each party computes with; None: the protocol's own choice.
+        hub_only: whether the rows are revealed to the hub only; the others then learn only
+            whether there are enough.
+        progress: called with the progress of every party's work; None: not reported.
 
     Returns:
         Row positions of each party (of the hub if `hub_only`), int64, shape (common rows,):
@@ -147,8 +150,8 @@ def align(
     aligners = _run_parties(
         ids_by_party, hub, protocol, normalisation, output, agreed, threads, progress
     )
-    opened = [hub] if hub_only else ids_by_party
-    return {party: aligners[party].rows for party in opened}
+    informed_parties = [hub] if hub_only else ids_by_party
+    return {party: aligners[party].rows for party in informed_parties}
 
 
 def count_common(
@@ -162,12 +165,8 @@ def count_common(
     threads: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> int:
-    """Return how many IDs all parties share; no party learns which. See `align`.
-
-    `hub`: the party that all others exchange messages with. `minimum_rows`: fewer common rows are
-    not revealed. `maximum_ids`: the largest number of IDs that a party may have. `threads`: how
-    many each party computes with; None: the protocol's own choice. `progress`: called with the
-    progress of each party's work.
+    """Return how many IDs all parties share, running all parties in this process; no party learns
+    which. The arguments and errors are those of `align`.
     """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     results = _run_parties(
@@ -186,13 +185,11 @@ def share_membership(
     threads: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Mapping[str, Membership]:
-    """Return each party's shares of which of the hub's IDs are common, by `circuit`.
+    """Return each party's secret shares of which of the hub's IDs are common, running all parties
+    in this process by the protocol `circuit`.
 
-    Nobody learns them; they are for further protocols on shares. See `align`.
-
-    `minimum_rows`: fewer common rows are not revealed. `maximum_ids`: the largest number of IDs
-    that a party may have. `threads`: how many each party computes with; None: the protocol's own
-    choice. `progress`: called with the progress of each party's work.
+    No party learns which IDs are common; the shares are for further protocols. The arguments and
+    errors are those of `align`.
     """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     aligners = _run_parties(
@@ -211,11 +208,16 @@ def _run_parties(
     threads: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> Mapping[str, Aligner]:
-    """Play all parties; every aligner has something to open.
+    """Run all parties in this process until the intersection is finished; return the role of each
+    party with IDs.
 
-    `ids_by_party`: each party's IDs. `hub`: the party that all others exchange messages with.
-    `agreed`: fields of the `IntersectionAgreement`. `threads`: how many each party computes with;
-    None: the protocol's own choice. `progress`: called with the progress of each party's work.
+    Args:
+        ids_by_party, hub, normalisation, threads, progress: as in `align`.
+        name: a key of `SET_INTERSECTIONS`, or "auto".
+        output: what is to be revealed, and to whom.
+        agreed: `minimum_rows` and `maximum_ids` of the `IntersectionAgreement`.
+
+    Raises DataError: as `align`; also if the intersection is below `minimum_rows`.
     """
     members = [party for party in ids_by_party if party != hub]
     if hub not in ids_by_party or not members:
@@ -250,8 +252,9 @@ def _run_parties(
         )
         aligners = {hub: protocol.make_hub(hub, members, ids[hub])}
         aligners |= {member: protocol.make_member(member, hub, ids[member]) for member in members}
-        helpers = {_DEALER: protocol.make_dealer(hub, members)} if protocol.needs_dealer else {}
-        converse(aligners | helpers)
+        dealers = {_DEALER: protocol.make_dealer(hub, members)} if protocol.needs_dealer else {}
+        converse(aligners | dealers)
+        # Reading the result raises IntersectionTooSmallError below the minimum.
         _ = aligners[hub].membership if output is Output.SHARED else aligners[hub].size
     except IntersectionTooSmallError as error:
         counts = ", ".join(f"{party} {len(rows)}" for party, rows in ids.items())

@@ -1,4 +1,4 @@
-"""Base oblivious transfers: the sender ends with two keys each, the receiver with the one it chose.
+"""Base oblivious transfers: of each the sender gets two keys, and the receiver the one it chose.
 
 Run by: two parties over an authenticated and encrypted link, one message of each, in any order.
 Protects from: a receiver that sends what it likes (it knows one key of each pair at most, under the
@@ -52,24 +52,29 @@ _Pair: TypeAlias = tuple[bytes, bytes]
 
 
 class Sender:
-    """The end that gets both keys of each transfer.
+    """The role of the party that gets both keys of each transfer.
 
     Args:
-        seed: 32 secret bytes of this batch alone; session: 32 bytes that both know, of it alone.
+        seed: 32 secret bytes, used for this batch of transfers only.
+        session: 32 bytes that both parties know, used for this batch only.
 
     Attributes:
-        message: A, which the receiver gets, 32 bytes.
+        message: A, 32 bytes, to be sent to the receiver.
     """
 
     def __init__(self, seed: bytes, *, session: bytes) -> None:
+        """Compute the message (step 1; for the arguments see the class)."""
         self._scalar = derive_key(seed, b"base ot sender")
         self._session = session
         self.message = crypto_scalarmult_base(self._scalar)
 
     def compute_keys(self, points: bytes, *, receiver: str) -> list[_Pair]:
-        """Return two keys of 32 bytes for each transfer, from the receiver's two points of each.
+        """Return the two keys, 32 bytes each, of every transfer (step 3).
 
-        Raises RemoteProtocolError: what came is no list of pairs of points.
+        `points`: the receiver's message, two points for each transfer. `receiver`: its name, for
+        errors.
+
+        Raises RemoteProtocolError: a point is none, or of low order.
         """
         return [
             (
@@ -80,10 +85,15 @@ class Sender:
         ]
 
     def _compute_key(self, number: int, choice: int, pair: _Pair, receiver: str) -> bytes:
-        """Return the key of one choice of one transfer (step 3). Raises RemoteProtocolError: the
-        receiver sent no point, or one of low order.
+        """Return the key of one choice (0 or 1) of one transfer (step 3).
 
-        `number`: of the transfer, from 0.
+        Args:
+            number: of the transfer, from 0.
+            choice: which of the two keys.
+            pair: R_0 and R_1 of the transfer.
+            receiver: the receiver's name, for errors.
+
+        Raises RemoteProtocolError: the receiver sent no point, or one of low order.
         """
         hashed = _hash_to_point(self._session, number, choice, pair[1 - choice])
         try:
@@ -98,21 +108,19 @@ class Sender:
 
 
 class Receiver:
-    """The end that gets one key of each transfer.
+    """The role of the party that gets one key of each transfer.
 
     Args:
-        choices: 0 or 1, one a transfer; seed, session: as of `Sender`.
+        choices: 0 or 1 for each transfer.
+        seed, session: as in `Sender`.
 
     Attributes:
-        message: R_0 and R_1 of each transfer, 64 bytes each.
+        message: R_0 and R_1 of every transfer, 32 bytes each, to be sent to the sender.
     """
 
     def __init__(self, choices: Sequence[int], seed: bytes, *, session: bytes) -> None:
-        """Make the receiver of oblivious transfers: draw its scalars, and the two points of each
-        transfer.
-
-        `choices`: 0 or 1 for each transfer. `session`: 32 bytes that identify the session at both
-        parties.
+        """Draw a scalar and the two points of each transfer (step 2; for the arguments see the
+        class).
         """
         self._choices = choices
         self._session = session
@@ -127,22 +135,27 @@ class Receiver:
         self.message = b"".join(map(b"".join, self._pairs))
 
     def _make_pair(self, number: int, other_scalar: bytes, signs: bytes) -> _Pair:
-        """Return R_0 and R_1 of one transfer: the unchosen one is random, the chosen one follows
-        from it.
+        """Return R_0 and R_1 of one transfer: the point that is not chosen is random, and the
+        chosen one is computed from it (step 2).
 
-        `number`: of the transfer, from 0. `other_scalar`: a random scalar, of the unchosen point.
+        Args:
+            number: of the transfer, from 0.
+            other_scalar: a random scalar for the point that is not chosen.
+            signs: two random bytes, whose top bits are the signs of the two multiples of G.
         """
         choice = self._choices[number]
-        own = _multiply_base(self._scalars[number], signs[0])
+        own_multiple = _multiply_base(self._scalars[number], signs[0])
         other = _multiply_base(other_scalar, signs[1])
         hashed = _hash_to_point(self._session, number, choice, other)
-        chosen = crypto_core_ed25519_sub(own, hashed)
+        chosen = crypto_core_ed25519_sub(own_multiple, hashed)
         return (other, chosen) if choice else (chosen, other)
 
     def compute_keys(self, point: bytes, *, sender: str) -> list[bytes]:
-        """Return the key of each choice, 32 bytes, from the sender's message.
+        """Return the chosen key, 32 bytes, of every transfer (step 3).
 
-        Raises RemoteProtocolError: it is a point of low order.
+        `point`: the sender's message A. `sender`: its name, for errors.
+
+        Raises RemoteProtocolError: the point is of low order.
         """
         keys = []
         for number, choice in enumerate(self._choices):
@@ -161,24 +174,24 @@ class Receiver:
 
 
 def _split_items(items: bytes) -> list[bytes]:
-    """Cut bytes into points of 32 bytes."""
+    """Return the points or scalars, 32 bytes each, that these bytes consist of."""
     return [items[start : start + POINT_BYTES] for start in range(0, len(items), POINT_BYTES)]
 
 
 def _split_pairs(points: bytes) -> list[_Pair]:
-    """Cut bytes into the two points of each transfer."""
+    """Return the two points of each transfer in a receiver's message."""
     items = _split_items(points)
     return list(zip(items[::2], items[1::2], strict=True))
 
 
 def _multiply_base(scalar: bytes, sign: int) -> bytes:
-    """Return plus or minus the clamped scalar times the base point, by the top bit of `sign`."""
+    """Return the clamped scalar times the base point G, negated if the top bit of `sign` is set."""
     point = crypto_scalarmult_ed25519_base(scalar)
     return point[:-1] + bytes([point[-1] ^ (sign & _SIGN)])
 
 
 def _hash_to_point(session: bytes, number: int, choice: int, point: bytes) -> bytes:
-    """Return H(number, choice, point), a point on edwards25519."""
+    """Return H(j, choice, point) of the transfer j = `number`, a point on edwards25519."""
     digest = derive_key(session, b"base ot point", _pack_number(number), bytes([choice]), point)
     return crypto_core_ed25519_from_uniform(digest)
 
@@ -186,24 +199,31 @@ def _hash_to_point(session: bytes, number: int, choice: int, point: bytes) -> by
 def _derive_transfer_key(
     session: bytes, number: int, choice: int, point: bytes, pair: _Pair, secret: bytes
 ) -> bytes:
-    """Return the key of one choice: a hash of the transfer's number, all messages and the shared
-    point.
+    """Return the key of one choice of one transfer: KDF(j, choice, A, R_0, R_1, a M).
 
-    `session`: 32 bytes that identify the session at both parties. `secret`: the shared point.
+    Args:
+        session: 32 bytes that both parties know.
+        number: j, of the transfer, from 0.
+        choice: 0 or 1.
+        point: A.
+        pair: R_0 and R_1.
+        secret: the shared point a M, as a u-coordinate.
     """
     transcript = hashlib.sha256(b"".join((point, *pair))).digest()
-    place = _pack_number(number) + bytes([choice])
-    return derive_key(session, b"base ot key", place, transcript, secret)
+    transfer_and_choice = _pack_number(number) + bytes([choice])
+    return derive_key(session, b"base ot key", transfer_and_choice, transcript, secret)
 
 
 def _pack_number(number: int) -> bytes:
+    """Encode the number of a transfer in four bytes."""
     return number.to_bytes(4, "big")
 
 
 def _to_montgomery(point: bytes) -> bytes:
-    """Return u = (1 + y) / (1 - y) of a point on edwards25519 (RFC 7748, section 4.1).
+    """Return the u-coordinate (1 + y) / (1 - y) on Curve25519, 32 bytes, of a point on edwards25519
+    (RFC 7748, section 4.1).
 
-    Raises ZeroDivisionError: of the neutral element.
+    Raises ZeroDivisionError: the point is the neutral element.
     """
     y = mpz(int.from_bytes(point, "little") & (2**255 - 1))
     u = (1 + y) * invert(1 - y, _PRIME) % _PRIME

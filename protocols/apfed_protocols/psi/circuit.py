@@ -1,4 +1,4 @@
-"""Private set intersection by a circuit: parties compare bins of shared bits.
+"""Private set intersection by a circuit: parties compare bins of secret-shared bits.
 
 Run by: the active as the hub, each passive as a member, and a dealer without IDs, such as the
 aggregator, over authenticated and encrypted links. Protects from: semi-honest parties, of which the
@@ -53,11 +53,11 @@ from apfed_protocols.psi.hashing import (
     BeaverAnd,
     TripleShares,
     Words,
-    bins_for,
-    bit_planes,
+    count_bin_slots,
+    count_bins,
     deal_triples,
-    random_words,
-    slots_for,
+    expand_words,
+    split_bit_planes,
 )
 from apfed_protocols.psi.interface import (
     PLACES,
@@ -73,9 +73,9 @@ from apfed_protocols.psi.interface import (
     Script,
     Turn,
     check_parties,
-    message_bytes,
+    count_message_bytes,
 )
-from apfed_protocols.psi.interface import Desk as AnyDesk
+from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, random_permutation
 
 UNCHECKED = (
@@ -86,16 +86,18 @@ UNCHECKED = (
 )
 
 Rows: TypeAlias = NDArray[np.int64]
-_Prints: TypeAlias = tuple[NDArray[np.uint64], Rows, NDArray[np.uint8]]
-_Filled: TypeAlias = tuple[_Prints, NDArray[np.uint64]]
+_Fingerprints: TypeAlias = tuple[NDArray[np.uint64], Rows, NDArray[np.uint8]]
+_Filled: TypeAlias = tuple[_Fingerprints, NDArray[np.uint64]]
 _ATTEMPTS = 64
 _COMMIT = struct.Struct(">32sIHH")
 _JOIN = struct.Struct(">32s32sI")
 _PART = struct.Struct(">32sI")
 _PLACE = struct.Struct(">I")
 
-# Arrays of 16 MB: larger ones are given back to the system and cleared anew at each use.
+# Bins are compared in chunks of at most so many slots, whose arrays have 16 MB: larger ones are
+# returned to the operating system and cleared again at each use.
 CHUNK_SLOTS = 2**21
+# The verdict on the number of common IDs: one of these codes, or the number if it is the output.
 VERDICT = struct.Struct(">q")
 ENOUGH = -1
 TOO_FEW = -2
@@ -105,40 +107,43 @@ _FURTHER_SLOT_BYTES = 3_200
 """Memory of a slot of 64 bins while it is compared, and for each further member; 4,064 and 3,048
 were measured."""
 _ROSTER_BYTES = 2**22
-# of hashes in which the cells of an ID are; of IDs at once
-_BLOCKS = 3
-_CHUNK = 2**12
+_DIGEST_BLOCKS = 3  # AES blocks of an ID's digest
+_CHUNK = 2**12  # IDs that are hashed at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """The inputs that a party takes into the circuit.
+class CircuitInputs:
+    """One party's inputs to the circuit, which step 1 agrees on.
 
     Attributes:
         key: 32 bytes that hub and members share, unknown to the dealer.
-        masks: the mask seeds that the hub shares with each member (a member: with the hub).
-        place: this member's place among the members; of no use at the hub.
-        slots: K of each member's bins, in the order of the members.
-        sizes: what the hub and then each member announced.
-        tags: hub: the tag in each bin (B,); member: in each slot (K, B).
+        masks: seeds for masks: at the hub one that it shares with each member, in their order; at
+            a member the one that it shares with the hub.
+        member_index: this member's index among the members; 0 at the hub, which does not use it.
+        slots: K, the slots of a bin, of each member, in their order.
+        sizes: the numbers of IDs that the hub and then each member announced.
+        tags: at the hub the tag in each bin, (B,); at a member that in each slot, (K, B).
         bins_of: the three bins of each own ID, (n, 3).
-        prints: 63 bits of each own ID, (n,); tokens: 16 more bytes of each, (n, 16).
-        row_of_bin: hub: the row whose ID is in each bin (B,), -1 for none.
+        id_tags: 63 bits of the hash of each own ID, (n,).
+        tokens: 16 further bytes of the hash of each own ID, (n, 16).
+        row_of_bin: at the hub the row whose ID is in each bin, -1 for none, (B,).
     """
 
     key: bytes = field(repr=False)
     masks: Sequence[bytes] = field(repr=False)
-    place: int
+    member_index: int
     slots: Sequence[int]
     sizes: Sequence[int]
     tags: NDArray[np.uint64] = field(repr=False)
     bins_of: NDArray[np.int64] = field(repr=False)
-    prints: NDArray[np.uint64] = field(repr=False)
+    id_tags: NDArray[np.uint64] = field(repr=False)
     tokens: NDArray[np.uint8] = field(repr=False)
     row_of_bin: NDArray[np.int64] = field(repr=False)
 
 
 class Kind(IntEnum):
+    """The kinds of messages of the circuit backends."""
+
     COMMIT = 1
     JOIN = 2
     REVEAL = 3
@@ -170,17 +175,21 @@ class Kind(IntEnum):
     RELAYED = 28
 
 
-_CORRELATING = vole.Dealing(Kind.CORRELATE, Kind.CORRELATED, bins_for)
+_CORRELATING = vole.Dealing(Kind.CORRELATE, Kind.CORRELATED, count_bins)
 
 
-class Desk(AnyDesk[Kind]):
+class Endpoint(AnyEndpoint[Kind]):
+    """A party's endpoint of the circuit backends."""
+
     kinds = Kind
     version = VERSION
     work = "comparing bins"
 
 
 class CircuitIntersection(DealtIntersection):
-    """The backend `circuit`: many bytes, little computing, a dealer; see `leaks`."""
+    """The backend `circuit`: many bytes, little computing, and a dealer; what it reveals is in
+    `leaks`.
+    """
 
     name: ClassVar[str] = "circuit"
     without_dealer: ClassVar[str] = "circuit_ot"
@@ -195,189 +204,209 @@ class CircuitIntersection(DealtIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: how many IDs the hub can try out (one a bin), and a member (one a
-        slot).
+        """Return the guesses: the hub can test one ID for each bin, a member one for each slot.
 
-        A member puts an ID into one of its three bins or into all. An ID that it has in one slot
-        alone is found with a chance of a third.
-
-        `maximum_ids`: the largest number of IDs that a party may have.
+        A member that deviates may put an ID into only one of its three bins; a common ID is then
+        found with probability 1/3.
         """
-        bins = bins_for(maximum_ids)
-        return Guesses(hub=bins, member=bins * slots_for(maximum_ids, bins))
+        bins = count_bins(maximum_ids)
+        return Guesses(hub=bins, member=bins * count_bin_slots(maximum_ids, bins))
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a peer's announced number of IDs makes this party use.
+        """Return the bytes of memory that a role allocates because of a peer's announced number of
+        IDs (for the arguments see `SetIntersection`).
 
         A member fills as many bins as the hub's IDs take; hub and dealer compare as many slots.
-        Where the hub has few IDs, a large set takes many slots of each of its few bins.
-
-        `own_size`: how many IDs this party has.
+        If the hub has few IDs, a large set takes many slots of each of its few bins.
         """
-        bins = bins_for(size)
+        bins = count_bins(size)
         table = WORD.itemsize * cls.count_slots(own_size, bins) * bins
-        compared = max(CHUNK_SLOTS // BITS, cls.count_slots(size, bins_for(own_size)))
+        compared = max(CHUNK_SLOTS // BITS, cls.count_slots(size, count_bins(own_size)))
         return max(table, compared * cls._count_slot_bytes(members))
 
     @classmethod
     def _count_slot_bytes(cls, members: int) -> int:
-        """Return the bytes of memory that one slot of 64 bins takes while it is compared."""
+        """Return the bytes of memory that one slot of 64 bins takes while it is compared with this
+        number of members.
+        """
         return _SLOT_BYTES + _FURTHER_SLOT_BYTES * (members - 1)
 
     def _load_gate(self) -> type[And]:
         """Return the implementation of AND on shared words."""
         return BeaverAnd
 
-    def _make_desk(self, me: str) -> Desk:
-        return Desk(me, self.agreement, self.progress, version=self.version)
+    def _make_endpoint(self, me: str) -> Endpoint:
+        """Return the endpoint of the party `me`."""
+        return Endpoint(me, self.agreement, self.progress, version=self.version)
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
-        """Return the dealer's side, which hands out triples, counts common IDs and holds no IDs.
-
-        `hub`: the hub's name. `members`: names of all parties but the hub.
+        """Return the role of the dealer, which hands out triples and counts common IDs. Raises
+        LocalProtocolError: names or sizes that do not fit the agreement.
         """
         me = self.agreement.dealer
         check_parties(hub, members, me)
         self._require_memory(me, own_size=0, members=len(members))
-        return self._make_aligner(
-            me, [hub, *members], self.run_dealer(self._make_desk(me), hub, members)
-        )
+        script = self.run_dealer(self._make_endpoint(me), hub, members)
+        return self._make_aligner(me, [hub, *members], script)
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
-        """Play the hub: agree on bins, compare each chunk of bins with every member, AND over all
-        members, and open (steps 1 to 4 of the module's docstring).
+        """Run the hub's role: agree on bins, compare each chunk of bins with every member, AND over
+        all members, and reveal the output (steps 1 to 4 of the module's docstring).
         """
-        desk = self._make_desk(me)
+        endpoint = self._make_endpoint(me)
         gate = self._load_gate()
-        meeting = yield from _meet_as_hub(desk, self, members, ids)
-        helper = yield from self._meet_hub_helper(desk, members, meeting)
-        tags_MB = yield from self.tag_hub_bins(desk, members, meeting)
+        inputs = yield from _agree_as_hub(endpoint, self, members, ids)
+        helper = yield from self._make_hub_helper(endpoint, members, inputs)
+        tags_MB = yield from self.tag_hub_bins(endpoint, members, inputs)
         shares = []
         bins = tags_MB.shape[-1]
-        for chunk in split_bins(bins, meeting.slots):
+        for chunk in split_bins(bins, inputs.slots):
             words = (chunk.stop - chunk.start) // BITS
             triples, all_triples = yield from helper.take_triples(words)
             planes = {}
-            for member, slots, tags_B in zip(members, meeting.slots, tags_MB, strict=True):
-                planes_1W = ~bit_planes(tags_B[chunk])[:, None]
+            for member, slots, tags_B in zip(members, inputs.slots, tags_MB, strict=True):
+                planes_1W = ~split_bit_planes(tags_B[chunk])[:, None]
                 planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
-            bits = yield from _compare_slots(desk, planes, triples, is_leader=True, gate=gate)
+            bits = yield from _compare_slots(endpoint, planes, triples, is_leader=True, gate=gate)
             bits_MW = np.stack([bits[member] for member in members])
             share = yield from helper.combine_members(bits_MW, all_triples, gate)
             shares.append(share)
-            desk.report_progress(chunk.stop, bins)
+            endpoint.report_progress(chunk.stop, bins)
         share = np.concatenate(shares)
-        return (yield from _open_at_hub(desk, members, meeting, ids, share, helper))
+        return (yield from _open_at_hub(endpoint, members, inputs, ids, share, helper))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
-        """Play a member: agree on bins, compare each chunk of bins with the hub, AND over all
-        members, and open (steps 1 to 4 of the module's docstring).
+        """Run a member's role: agree on bins, compare each chunk of bins with the hub, AND over all
+        members, and reveal the output (steps 1 to 4 of the module's docstring).
         """
-        desk = self._make_desk(me)
+        endpoint = self._make_endpoint(me)
         gate = self._load_gate()
-        meeting = yield from _meet_as_member(desk, self, hub, ids)
-        helper = yield from self._meet_member_helper(desk, hub, meeting)
-        tags = yield from self.tag_member_bins(desk, hub, meeting)
+        inputs = yield from _agree_as_member(endpoint, self, hub, ids)
+        helper = yield from self._make_member_helper(endpoint, hub, inputs)
+        tags = yield from self.tag_member_bins(endpoint, hub, inputs)
         shares = []
         bins = tags.shape[-1]
-        for chunk in split_bins(bins, meeting.slots):
+        for chunk in split_bins(bins, inputs.slots):
             tags_KB = tags[:, chunk]
             words = tags_KB.shape[1] // BITS
             triples, all_triples = yield from helper.take_triples(words)
-            planes = {hub: bit_planes(tags_KB)}
+            planes = {hub: split_bit_planes(tags_KB)}
             bits = yield from _compare_slots(
-                desk, planes, {hub: triples}, is_leader=False, gate=gate
+                endpoint, planes, {hub: triples}, is_leader=False, gate=gate
             )
             share = yield from helper.combine_members(bits[hub], all_triples, gate)
             shares.append(share)
-            desk.report_progress(chunk.stop, bins)
+            endpoint.report_progress(chunk.stop, bins)
         share = np.concatenate(shares)
-        return (yield from _open_at_member(desk, hub, meeting, ids, share, helper))
+        return (yield from _open_at_member(endpoint, hub, inputs, ids, share, helper))
 
-    def _meet_hub_helper(
-        self, desk: Desk, members: Sequence[str], inputs: Meeting
+    def _make_hub_helper(
+        self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, "HubHelper"]:
-        """Return the source of the hub's triples and counts, once it is ready."""
+        """Run what must precede triples and counting at the hub; return the object that provides
+        them.
+        """
         yield from ()
-        return DealtHub(desk, members, inputs)
+        return DealtHub(endpoint, members, inputs)
 
-    def _meet_member_helper(
-        self, desk: Desk, hub: str, inputs: Meeting
+    def _make_member_helper(
+        self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, "MemberHelper"]:
-        """Return the source of a member's triples and counts, once it is ready."""
+        """Run what must precede triples and counting at a member; return the object that provides
+        them.
+        """
         yield from ()
-        return DealtMember(desk, hub, inputs)
+        return DealtMember(endpoint, hub, inputs)
 
     @classmethod
     def count_slots(cls, member_size: int, bins: int) -> int:
-        """Return K, the slots that one bin of a member with so many IDs needs."""
-        return hashing.slots_for(member_size, bins)
+        """Return K, the slots that each of `bins` bins of a member with this number of
+        IDs needs.
+        """
+        return hashing.count_bin_slots(member_size, bins)
 
-    def make_table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
-        """Return the tags in all slots, shape (K, B), or None where they do not fit."""
-        return hashing.member_table(prints, bins_of, bins, slots)
+    def make_table(self, id_tags: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
+        """Return the tags in all slots of a member, (K, B); None if they do not fit.
+
+        Args:
+            id_tags: of the member's IDs.
+            bins_of: the three bins of each ID.
+            bins: B, the number of bins.
+            slots: K, the slots of a bin.
+        """
+        return hashing.fill_member_table(id_tags, bins_of, bins, slots)
 
     @property
     def longest(self) -> int:
-        """Return the bytes of the longest message.
+        """Return the bytes of the longest message that a role accepts.
 
-        A chunk takes 64 bits a slot, an intersection one token an ID. The hub adds what it repeats
-        of each member; a message counts at most 2^16 of them.
+        A chunk takes 64 bits for each slot, and the revealed rows one token for each ID. The hub
+        repeats key parts and sizes of at most 2^16 members.
         """
         largest = self.agreement.largest_size
-        slots = max(CHUNK_SLOTS, BITS * self.count_slots(largest, hashing.bins_for(0)))
-        return message_bytes(max(WORD.itemsize * slots, TOKEN_BYTES * largest) + _ROSTER_BYTES)
+        slots = max(CHUNK_SLOTS, BITS * self.count_slots(largest, hashing.count_bins(0)))
+        return count_message_bytes(
+            max(WORD.itemsize * slots, TOKEN_BYTES * largest) + _ROSTER_BYTES
+        )
 
     def tag_hub_bins(
-        self, desk: Desk, members: Sequence[str], inputs: Meeting
+        self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Return the tag in each bin for each member, shape (M, B)."""
+        """Return the tags in the hub's bins that are compared with each member, (M, B). Subclasses
+        may exchange messages for it.
+        """
         yield from ()
         return np.broadcast_to(inputs.tags, (len(members), *inputs.tags.shape))
 
     def tag_member_bins(
-        self, desk: Desk, hub: str, inputs: Meeting
+        self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Return the tags in each bin, shape (K, B)."""
+        """Return the tags in this member's bins that are compared with the hub, (K, B). Subclasses
+        may exchange messages for it.
+        """
         yield from ()
         return inputs.tags
 
     def run_dealer(
-        self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
+        self, endpoint: Endpoint, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
-        """Play the dealer's steps 2 and 3; `hub_size` is what the hub announced to the dealer.
+        """Run the dealer's role: deal triples for each chunk of bins, then count the common IDs
+        (steps 2 and 3 of the module's docstring).
 
-        `members`: names of all parties but the hub.
+        `hub_size`: the number of IDs that the hub announced to the dealer; None: it announced none.
+
+        Raises RemoteProtocolError: the hub orders more triples than agreed, or a message is
+        malformed.
         """
-        total = 0
+        total = 0  # words of 64 bins
         largest = self.agreement.maximum_ids if hub_size is None else hub_size
         turn = Turn((), [hub])
         inbox = yield turn
-        while desk.kind_of(inbox, hub) is Kind.DEAL:
-            words, turn = self._fill_order(desk, hub, members, inbox)
+        while endpoint.get_kind(inbox, hub) is Kind.DEAL:
+            words, turn = self._fill_order(endpoint, hub, members, inbox)
             total += words
-            if total * BITS > hashing.bins_for(largest):
+            if total * BITS > hashing.count_bins(largest):
                 raise RemoteProtocolError(
                     f"{hub} orders triples for {total * BITS} bins, more than the agreed {largest} "
                     "IDs take"
                 )
             inbox = yield turn
-        verdict = yield from _count_bits(desk, hub, members, inbox, total)
-        yield desk.make_turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
+        verdict = yield from _count_bits(endpoint, hub, members, inbox, total)
+        yield endpoint.make_turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
         return IntersectionResult()
 
     def _fill_order(
-        self, desk: Desk, hub: str, members: Sequence[str], inbox: Inbox
+        self, endpoint: Endpoint, hub: str, members: Sequence[str], inbox: Inbox
     ) -> tuple[int, Turn]:
-        """Answer the hub's order for one chunk: deal triples to hub and members. Returns the words
-        of the chunk and the turn that sends them. Raises RemoteProtocolError: the chunk is too
-        large or empty.
+        """Deal the triples that the hub's message in `inbox` orders for one chunk; return the
+        number of words of 64 bins of the chunk, and the turn that sends the triples to hub and
+        members. Raises RemoteProtocolError: the chunk is too large or empty.
         """
-        order = desk.parse_message(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
+        order = endpoint.parse_message(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
         words, *slots = struct.unpack(f">{1 + len(members)}I", order)
-        # the smallest table has fewest bins, where a large set takes many slots
-        max_slots = self.count_slots(self.agreement.maximum_ids, hashing.bins_for(0))
+        # The smallest table has the fewest bins, and so the most slots for a large set.
+        max_slots = self.count_slots(self.agreement.maximum_ids, hashing.count_bins(0))
         too_many = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
         if not words or not min(slots) or too_many or max(slots) > max_slots:
             raise RemoteProtocolError(
@@ -393,33 +422,39 @@ class CircuitIntersection(DealtIntersection):
             hub_seeds += hub_seed
             bodies[member] = seed + all_seed + correction
         bodies[hub] = hub_seeds + all_seeds[-1] + all_correction
-        return words, desk.make_turn(Kind.TRIPLES, bodies, [hub])
+        return words, endpoint.make_turn(Kind.TRIPLES, bodies, [hub])
 
 
 class CryptenCircuitIntersection(CircuitIntersection):
+    """The backend `circuit_crypten`: `circuit`, with ANDs computed by CrypTen."""
+
     name: ClassVar[str] = "circuit_crypten"
 
     def __init__(self, agreement: IntersectionAgreement, **choices: Any) -> None:
+        """Load CrypTen and set up the intersection, with `choices` as keyword arguments of
+        `SetIntersection`. Raises LocalProtocolError: CrypTen is not installed.
+        """
         load_crypten()
         super().__init__(agreement, **choices)
 
     def _load_gate(self) -> type[And]:
-        """Return the AND that CrypTen computes."""
-        # torch takes a second to load, and only here is it needed
+        """Return the implementation of AND by CrypTen."""
+        # Imported here, since torch takes a second to load and is needed for nothing else.
         from apfed_protocols.crypten.tensors import CryptenAnd
 
         return CryptenAnd
 
 
 Counted: TypeAlias = IntersectionResult | IntersectionTooSmallError | None
-"""Result of counting the common IDs; None where rows are still to open."""
+"""The result after the common IDs were counted; None if rows are still to be revealed."""
 
 
 class HubHelper(Protocol):
-    """The hub's end of what is not its own computing: triples, one bit of all members, the count.
+    """The parts of the hub's role that differ with and without a dealer: triples, the AND over all
+    members, and the count.
 
     Attributes:
-        sharers: the members who send their shares where rows open.
+        sharers: the members that hold shares of the result, and send them if rows are revealed.
     """
 
     sharers: Sequence[str]
@@ -427,64 +462,95 @@ class HubHelper(Protocol):
     def take_triples(
         self, words: int
     ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Return triples with each member, and for all members, for a chunk of 64 `words` bins."""
+        """Return the hub's shares of triples for a chunk of 64 `words` bins: by member those for
+        the comparison with it, and those for the AND over all members.
+        """
         ...
 
     def combine_members(
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return shares (W,) of the AND of all members' bits, of which this party has shares."""
+        """Return the hub's share, (W,), of the AND over all members of one bit for each bin.
+
+        Args:
+            bits_MW: its share of the bit with each member.
+            triples: those for this AND.
+            gate: the implementation of AND.
+        """
         ...
 
     def count_common(
         self, share: Words, own_size: int, row_of_bin: Rows
     ) -> Generator[Turn, Inbox, Counted]:
-        """Let the common IDs be counted."""
+        """Have the common IDs counted; return the hub's result, None if rows are to be revealed.
+
+        Args:
+            share: of the bits that say which bins are common.
+            own_size: the number of the hub's IDs.
+            row_of_bin: the row in each bin, -1 for none.
+        """
         ...
 
 
 class MemberHelper(Protocol):
-    """The same at a member; `shares` says whether it sends a share where rows open."""
+    """The parts of a member's role that differ with and without a dealer: triples, the AND over all
+    members, and the count.
+
+    Attributes:
+        shares: whether this member holds a share of the result, and sends it if rows are revealed.
+    """
 
     shares: bool
 
-    def take_triples(
-        self, words: int
-    ) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]: ...
+    def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
+        """Return this member's shares of triples for a chunk of 64 `words` bins: those for the
+        comparison with the hub, and those for the AND over all members.
+        """
+        ...
 
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return shares (W,) of the AND of all members' bits, from those of the own ones."""
+        """Return this member's share, (W,), of the AND over all members of one bit for each bin.
+
+        Args:
+            bits_W: its share of the bit that it shares with the hub.
+            triples: those for this AND.
+            gate: the implementation of AND.
+        """
         ...
 
-    def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]: ...
+    def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
+        """Have the common IDs counted; return this member's result, None if rows are to be
+        revealed.
+
+        `share`: of the bits that say which bins are common. `own_size`: the number of its IDs.
+        """
+        ...
 
 
 class DealtHub:
-    """The hub's end with a dealer; satisfies `HubHelper`."""
+    """The hub's triples and counts by a dealer; satisfies `HubHelper`."""
 
-    def __init__(self, desk: Desk, members: Sequence[str], inputs: Meeting) -> None:
+    def __init__(self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs) -> None:
+        """Use the dealer that the agreement names."""
         self.sharers = members
-        self._desk = desk
-        self._meeting = inputs
+        self._endpoint = endpoint
+        self._inputs = inputs
 
     def take_triples(
         self, words: int
     ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Order the triples of a chunk, and expand what the dealer sends.
-
-        `words`: how many words of 64 triples.
-        """
-        desk = self._desk
-        dealer = desk.agreement.dealer
-        slots = self._meeting.slots
+        """Order the triples for a chunk, and expand what the dealer sends; see `HubHelper`."""
+        endpoint = self._endpoint
+        dealer = endpoint.agreement.dealer
+        slots = self._inputs.slots
         seed_bytes = KEY_BYTES * (len(self.sharers) + 1)
         pair_words, all_words = count_triple_words(words, slots)
-        order = deal_request(words, slots)
-        inbox = yield desk.make_turn(Kind.DEAL, {dealer: order}, [dealer])
+        order = pack_order(words, slots)
+        inbox = yield endpoint.make_turn(Kind.DEAL, {dealer: order}, [dealer])
         length = seed_bytes + WORD.itemsize * all_words
-        dealing = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
+        dealing = endpoint.parse_message(inbox, dealer, Kind.TRIPLES, length)
         *seeds, all_seed = (dealing[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
         triples = {
             member: TripleShares.from_seed(seed, count)
@@ -495,43 +561,45 @@ class DealtHub:
     def combine_members(
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """AND the bits of all members, each of which opens its own shares."""
-        desk = self._desk
+        """Return the hub's share of the AND over all members, with whom it computes it; see
+        `HubHelper`.
+        """
+        endpoint = self._endpoint
         return (
             yield from combine_member_bits(
-                desk, bits_MW, triples, hub=desk.me, members=self.sharers, gate=gate
+                endpoint, bits_MW, triples, hub=endpoint.me, members=self.sharers, gate=gate
             )
         )
 
     def count_common(
         self, share: Words, own_size: int, row_of_bin: Rows
     ) -> Generator[Turn, Inbox, Counted]:
-        """Let the dealer count."""
-        return (yield from _request_count(self._desk, self._meeting, own_size, share, row_of_bin))
+        """Have the dealer count the common IDs; see `HubHelper`."""
+        return (
+            yield from _request_count(self._endpoint, self._inputs, own_size, share, row_of_bin)
+        )
 
 
 class DealtMember:
-    """A member's end with a dealer; satisfies `MemberHelper`."""
+    """A member's triples and counts by a dealer; satisfies `MemberHelper`."""
 
     shares = True
 
-    def __init__(self, desk: Desk, hub: str, inputs: Meeting) -> None:
-        self._desk = desk
+    def __init__(self, endpoint: Endpoint, hub: str, inputs: CircuitInputs) -> None:
+        """Use the dealer that the agreement names."""
+        self._endpoint = endpoint
         self._hub = hub
-        self._meeting = inputs
+        self._inputs = inputs
 
     def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
-        """Expand the triples of a chunk that the dealer sends.
-
-        `words`: how many words of 64 triples.
-        """
-        desk = self._desk
-        dealer = desk.agreement.dealer
-        pair_words, all_words = count_triple_words(words, self._meeting.slots)
-        own_words = pair_words[self._meeting.place]
+        """Expand the triples for a chunk that the dealer sends; see `MemberHelper`."""
+        endpoint = self._endpoint
+        dealer = endpoint.agreement.dealer
+        pair_words, all_words = count_triple_words(words, self._inputs.slots)
+        own_words = pair_words[self._inputs.member_index]
         inbox = yield Turn((), [dealer])
         length = 2 * KEY_BYTES + WORD.itemsize * own_words
-        dealing = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
+        dealing = endpoint.parse_message(inbox, dealer, Kind.TRIPLES, length)
         seed = dealing[:KEY_BYTES]
         all_seed = dealing[KEY_BYTES : 2 * KEY_BYTES]
         triples = TripleShares.from_seed(seed, own_words, dealing[2 * KEY_BYTES :])
@@ -540,77 +608,98 @@ class DealtMember:
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """AND the bits of all members; of the others' this one has shares of zero."""
-        meeting = self._meeting
-        bits_MW = np.zeros((len(meeting.slots), len(bits_W)), np.uint64)
-        bits_MW[meeting.place] = bits_W
+        """Return this member's share of the AND over all members, in which its shares of the other
+        members' bits are zero; see `MemberHelper`.
+        """
+        inputs = self._inputs
+        bits_MW = np.zeros((len(inputs.slots), len(bits_W)), np.uint64)
+        bits_MW[inputs.member_index] = bits_W
         return (
             yield from combine_member_bits(
-                self._desk, bits_MW, triples, hub=self._hub, members=(), gate=gate
+                self._endpoint, bits_MW, triples, hub=self._hub, members=(), gate=gate
             )
         )
 
     def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
-        """Let the dealer count."""
-        return (yield from _request_count(self._desk, self._meeting, own_size, share, None))
+        """Have the dealer count the common IDs; see `MemberHelper`."""
+        return (yield from _request_count(self._endpoint, self._inputs, own_size, share, None))
 
 
-def _meet_as_hub(
-    desk: Desk, backend: CircuitIntersection, members: Sequence[str], ids: Sequence[bytes]
-) -> Generator[Turn, Inbox, Meeting]:
-    """Play step 1 at the hub: commit, collect the members' key parts and sizes, reveal, and fill
-    the bins under a key that fits at all parties.
+def _agree_as_hub(
+    endpoint: Endpoint, backend: CircuitIntersection, members: Sequence[str], ids: Sequence[bytes]
+) -> Generator[Turn, Inbox, CircuitInputs]:
+    """Run step 1 at the hub: commit to its part of the hash key, collect the members' parts and
+    sizes, reveal all parts, and put IDs into bins under a key that fits at all parties. Return the
+    hub's inputs to the circuit.
     """
     own_part = fresh_key()
     count = len(members)
-    size = desk.agreement.compute_announced_size(desk.me, len(ids))
+    size = endpoint.agreement.compute_announced_size(endpoint.me, len(ids))
     commitment = hashlib.sha256(own_part).digest()
     commits = {m: _COMMIT.pack(commitment, size, count, k) for k, m in enumerate(members)}
-    inbox = yield desk.make_turn(Kind.COMMIT, commits, members)
-    joins = [_JOIN.unpack(desk.parse_message(inbox, m, Kind.JOIN, _JOIN.size)) for m in members]
+    inbox = yield endpoint.make_turn(Kind.COMMIT, commits, members)
+    joins = [_JOIN.unpack(endpoint.parse_message(inbox, m, Kind.JOIN, _JOIN.size)) for m in members]
     for member, (_, _, announced) in zip(members, joins, strict=True):
-        desk.agreement.check_announced_sizes(member, [announced], [member])
+        endpoint.agreement.check_announced_sizes(member, [announced], [member])
     parts = b"".join(_PART.pack(part, announced) for part, _, announced in joins)
-    yield desk.make_turn(Kind.REVEAL, dict.fromkeys(members, own_part + parts), ())
-    bins = hashing.bins_for(size)
-    keys = [_derive_attempt_key(desk, own_part, parts, attempt) for attempt in range(_ATTEMPTS)]
-    key, (prints, bins_of, tokens), row_of_bin = yield from _fill_bins(
-        desk, members, ids, keys, bins
+    yield endpoint.make_turn(Kind.REVEAL, dict.fromkeys(members, own_part + parts), ())
+    bins = hashing.count_bins(size)
+    keys = [_derive_attempt_key(endpoint, own_part, parts, attempt) for attempt in range(_ATTEMPTS)]
+    key, (id_tags, bins_of, tokens), row_of_bin = yield from _fill_bins(
+        endpoint, members, ids, keys, bins
     )
-    return Meeting(
+    return CircuitInputs(
         key=key,
         masks=[mask for _, mask, _ in joins],
-        place=0,
+        member_index=0,
         slots=[backend.count_slots(announced, bins) for _, _, announced in joins],
         sizes=[size, *(announced for _, _, announced in joins)],
-        tags=hashing.hub_tags(prints, row_of_bin),
+        tags=hashing.place_hub_tags(id_tags, row_of_bin),
         bins_of=bins_of,
-        prints=prints,
+        id_tags=id_tags,
         tokens=tokens,
         row_of_bin=row_of_bin,
     )
 
 
 def _fill_bins(
-    desk: Desk, members: Sequence[str], ids: Sequence[bytes], keys: Sequence[bytes], bins: int
-) -> Generator[Turn, Inbox, tuple[bytes, _Prints, Rows]]:
-    """Find a key that all take; return it, the IDs' fingerprints and the rows (B,).
+    endpoint: Endpoint,
+    members: Sequence[str],
+    ids: Sequence[bytes],
+    keys: Sequence[bytes],
+    bins: int,
+) -> Generator[Turn, Inbox, tuple[bytes, _Fingerprints, Rows]]:
+    """Find the first hash key under which the IDs of all parties fit into their bins, at the hub.
 
-    `members`: names of all parties but the hub. `keys`: candidates, of which the first that fits
-    all IDs is taken. `bins`: B, their number.
+    Args:
+        endpoint: the hub's.
+        members: the members' names.
+        ids: the hub's IDs.
+        keys: the candidates.
+        bins: B, the number of bins.
+
+    Returns:
+        The key; tags, bins and tokens of the hub's IDs under it (`fingerprint_ids`); and the row
+        in each bin, (B,).
+
+    Raises RemoteProtocolError: members refused all keys. Raises LocalProtocolError: none fits the
+    hub's IDs.
     """
     refused: list[str] = []
     for attempt, key in enumerate(keys):
-        tags, bins_n3, tokens = hashing.fingerprints(ids, key, bins)
-        row_of_bin = hashing.cuckoo_table(bins_n3, bins)
+        tags, bins_n3, tokens = hashing.fingerprint_ids(ids, key, bins)
+        row_of_bin = hashing.fill_cuckoo_table(bins_n3, bins)
         if row_of_bin is None:
             continue
-        inbox = yield desk.make_turn(
-            Kind.PLACE, dict.fromkeys(members, _PLACE.pack(attempt)), members
-        )
-        refused = [m for m in members if desk.parse_message(inbox, m, Kind.PLACED, 1) != b"\1"]
+        proposals = dict.fromkeys(members, _PLACE.pack(attempt))
+        inbox = yield endpoint.make_turn(Kind.PLACE, proposals, members)
+        refused = [
+            member
+            for member in members
+            if endpoint.parse_message(inbox, member, Kind.PLACED, 1) != b"\1"
+        ]
         if not refused:
-            yield desk.make_turn(Kind.AGREED, dict.fromkeys(members, b""), ())
+            yield endpoint.make_turn(Kind.AGREED, dict.fromkeys(members, b""), ())
             return key, (tags, bins_n3, tokens), row_of_bin
     if refused:
         raise RemoteProtocolError(
@@ -618,80 +707,95 @@ def _fill_bins(
             "collide, or a peer that does not follow the protocol"
         )
     raise LocalProtocolError(
-        f"{desk.me}: none of {len(keys)} hash keys gave every ID a bin; "
+        f"{endpoint.me}: none of {len(keys)} hash keys gave every ID a bin; "
         "this does not happen by chance"
     )
 
 
-def _meet_as_member(
-    desk: Desk, backend: CircuitIntersection, hub: str, ids: Sequence[bytes]
-) -> Generator[Turn, Inbox, Meeting]:
-    """Play step 1 at a member: check the hub's commitment, and fill the slots under a key that fits
-    at all parties. Raises RemoteProtocolError: the hub repeats sizes or parts wrongly.
+def _agree_as_member(
+    endpoint: Endpoint, backend: CircuitIntersection, hub: str, ids: Sequence[bytes]
+) -> Generator[Turn, Inbox, CircuitInputs]:
+    """Run step 1 at a member: send its part of the hash key, check what the hub reveals, and put
+    IDs into bins under a key that fits at all parties. Return the member's inputs to the circuit.
+
+    Raises RemoteProtocolError: the hub's commitment, parts or sizes are wrong.
     """
     inbox = yield Turn((), [hub])
-    commit = desk.parse_message(inbox, hub, Kind.COMMIT, _COMMIT.size)
-    commitment, hub_size, count, place = _COMMIT.unpack(commit)
-    desk.agreement.check_announced_sizes(hub, [hub_size], [hub])
-    if place >= count:
-        raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
-    if desk.agreement.sizes and count != len(desk.agreement.sizes) - 1:
+    commit = endpoint.parse_message(inbox, hub, Kind.COMMIT, _COMMIT.size)
+    commitment, hub_size, count, member_index = _COMMIT.unpack(commit)
+    endpoint.agreement.check_announced_sizes(hub, [hub_size], [hub])
+    if member_index >= count:
+        raise RemoteProtocolError(f"{hub} gives place {member_index} among {count} members")
+    if endpoint.agreement.sizes and count != len(endpoint.agreement.sizes) - 1:
         raise RemoteProtocolError(
             f"{hub} speaks of {count} members, the parties agreed on sizes for "
-            f"{len(desk.agreement.sizes) - 1}"
+            f"{len(endpoint.agreement.sizes) - 1}"
         )
     own_part = fresh_key()
     mask = fresh_key()
-    own_size = desk.agreement.compute_announced_size(desk.me, len(ids))
-    inbox = yield desk.make_turn(Kind.JOIN, {hub: _JOIN.pack(own_part, mask, own_size)}, [hub])
-    reveal = desk.parse_message(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
+    own_size = endpoint.agreement.compute_announced_size(endpoint.me, len(ids))
+    inbox = yield endpoint.make_turn(Kind.JOIN, {hub: _JOIN.pack(own_part, mask, own_size)}, [hub])
+    reveal = endpoint.parse_message(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
     hub_part = reveal[:KEY_BYTES]
     parts = reveal[KEY_BYTES:]
     if not hmac.compare_digest(hashlib.sha256(hub_part).digest(), commitment):
         raise RemoteProtocolError(f"{hub} revealed another key part than it committed to")
-    if parts[_PART.size * place :][: _PART.size] != _PART.pack(own_part, own_size):
-        raise RemoteProtocolError(f"{hub} repeats the key part or size of {desk.me} wrongly")
+    start = _PART.size * member_index
+    if parts[start : start + _PART.size] != _PART.pack(own_part, own_size):
+        raise RemoteProtocolError(f"{hub} repeats the key part or size of {endpoint.me} wrongly")
     sizes = [size for _, size in _PART.iter_unpack(parts)]
-    members = [party for party in desk.agreement.sizes if party != hub]
-    desk.agreement.check_announced_sizes(hub, sizes, members)
-    bins = hashing.bins_for(hub_size)
+    members = [party for party in endpoint.agreement.sizes if party != hub]
+    endpoint.agreement.check_announced_sizes(hub, sizes, members)
+    bins = hashing.count_bins(hub_size)
     slots = [backend.count_slots(size, bins) for size in sizes]
-    keys = [_derive_attempt_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
+    keys = [_derive_attempt_key(endpoint, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
 
     def fill_table(key: bytes) -> _Filled | None:
-        """Return the fingerprints and the tags (K, B); None if the IDs do not fit under
-        this key.
+        """Return tags, bins and tokens of the IDs under this key (`fingerprint_ids`), and the tags
+        in all slots, (K, B); None if the IDs do not fit.
         """
-        prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
-        table = backend.make_table(prints, bins_of, bins, slots[place])
-        return None if table is None else ((prints, bins_of, tokens), table)
+        id_tags, bins_of, tokens = hashing.fingerprint_ids(ids, key, bins)
+        table = backend.make_table(id_tags, bins_of, bins, slots[member_index])
+        return None if table is None else ((id_tags, bins_of, tokens), table)
 
-    key, ((prints, bins_of, tokens), tags_KB) = yield from _fill_slots(desk, hub, keys, fill_table)
-    return Meeting(
+    key, ((id_tags, bins_of, tokens), tags_KB) = yield from _fill_slots(
+        endpoint, hub, keys, fill_table
+    )
+    return CircuitInputs(
         key=key,
         masks=[mask],
-        place=place,
+        member_index=member_index,
         slots=slots,
         sizes=[hub_size, *sizes],
         tags=tags_KB,
         bins_of=bins_of,
-        prints=prints,
+        id_tags=id_tags,
         tokens=tokens,
         row_of_bin=np.empty(0, np.int64),
     )
 
 
 def _fill_slots(
-    desk: Desk, hub: str, keys: Sequence[bytes], fill: Callable[[bytes], _Filled | None]
+    endpoint: Endpoint, hub: str, keys: Sequence[bytes], fill: Callable[[bytes], _Filled | None]
 ) -> Generator[Turn, Inbox, tuple[bytes, _Filled]]:
-    """Try the keys that the hub proposes; return the one that all take, and what it filled."""
-    # most likely it will do; the hub tries, too
+    """Try the hash keys that the hub proposes, at a member, until all parties accept one; return
+    it, and what `fill` returned for it.
+
+    Args:
+        endpoint: the member's.
+        hub: its name.
+        keys: the candidates, by their number.
+        fill: puts the IDs into bins under a key; returns None if they do not fit.
+
+    Raises RemoteProtocolError: the hub proposes keys out of order.
+    """
+    # The first key fits most likely, so try it while the hub does the same.
     previous = -1
     filled = fill(keys[0])
     filled_by = 0
     inbox = yield Turn((), [hub])
     while True:
-        (attempt,) = _PLACE.unpack(desk.parse_message(inbox, hub, Kind.PLACE, _PLACE.size))
+        (attempt,) = _PLACE.unpack(endpoint.parse_message(inbox, hub, Kind.PLACE, _PLACE.size))
         if not previous < attempt < len(keys):
             raise RemoteProtocolError(
                 f"{hub} proposes hash key {attempt} after {previous}; keys are numbered upwards "
@@ -701,33 +805,37 @@ def _fill_slots(
         if attempt != filled_by:
             filled = fill(keys[attempt])
             filled_by = attempt
-        inbox = yield desk.make_turn(Kind.PLACED, {hub: bytes([filled is not None])}, [hub])
-        if filled is not None and desk.kind_of(inbox, hub) is Kind.AGREED:
-            desk.parse_message(inbox, hub, Kind.AGREED, 0)
+        inbox = yield endpoint.make_turn(Kind.PLACED, {hub: bytes([filled is not None])}, [hub])
+        if filled is not None and endpoint.get_kind(inbox, hub) is Kind.AGREED:
+            endpoint.parse_message(inbox, hub, Kind.AGREED, 0)
             return keys[attempt], filled
 
 
-def _derive_attempt_key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
-    """Return the hash key of one attempt, from the parts of hub and members."""
-    return derive_key(hub_part, desk.agreement.digest, parts, attempt.to_bytes(4, "big"))
+def _derive_attempt_key(endpoint: Endpoint, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
+    """Return the hash key with the number `attempt`, derived from the hub's part and from the
+    members' parts and sizes.
+    """
+    return derive_key(hub_part, endpoint.agreement.digest, parts, attempt.to_bytes(4, "big"))
 
 
 def _compare_slots(
-    desk: Desk,
+    endpoint: Endpoint,
     planes: Mapping[str, Words],
     triples: Mapping[str, TripleShares],
     *,
     is_leader: bool,
     gate: type[And],
 ) -> Generator[Turn, Inbox, Mapping[str, Words]]:
-    """Compare with each peer; return shares, shape (W,), of whether a bin holds the same tag.
+    """Compare the tags in bins with each peer; return, by peer, this party's shares, (W,), of
+    whether the two have the same tag in a bin.
 
-    `planes` are shares of NOT (hub's tag XOR member's tag), (64, K, W): at the hub the
-    complement of its tags, at a member its tags. The 64 bits are halved by AND six times, which
-    takes 63 K W words of triples. At most one slot of a bin holds the hub's ID, so that XOR is
-    OR.
-
-    `is_leader`: whether this is the one party that adds the public terms.
+    Args:
+        endpoint: this party's.
+        planes: by peer, this party's shares of NOT (hub's tag XOR member's tag) as bit planes, (64,
+            K, W): at the hub the complement of its tags, at a member its tags.
+        triples: by peer, 63 K W words. Six levels of AND halve the 64 bits.
+        is_leader: whether this is the hub, which adds the public terms.
+        gate: the implementation of AND.
     """
     for half in (32, 16, 8, 4, 2, 1):
         gates = {
@@ -737,20 +845,21 @@ def _compare_slots(
             for peer, x in planes.items()
         }
         sent = {peer: pair_gate.mask_inputs() for peer, pair_gate in gates.items()}
-        inbox = yield desk.make_turn(
+        inbox = yield endpoint.make_turn(
             Kind.MASKED, {peer: words.tobytes() for peer, words in sent.items()}, sent.keys()
         )
         planes = {
             peer: gates[peer].compute_share(
-                words ^ desk.parse_words(inbox, peer, Kind.MASKED, words.shape)
+                words ^ endpoint.parse_words(inbox, peer, Kind.MASKED, words.shape)
             )
             for peer, words in sent.items()
         }
+    # At most one slot of a bin holds the hub's ID, so the XOR over the slots is their OR.
     return {peer: np.bitwise_xor.reduce(x[0], axis=0) for peer, x in planes.items()}
 
 
 def combine_member_bits(
-    desk: Desk,
+    endpoint: Endpoint,
     shares: Words,
     triples: TripleShares,
     *,
@@ -758,160 +867,195 @@ def combine_member_bits(
     members: Sequence[str],
     gate: type[And],
 ) -> Generator[Turn, Inbox, Words]:
-    """AND the bits of all members, shared in shape (M, W); return shares, shape (W,).
+    """Return this party's share, (W,), of the AND over all members of one bit for each bin.
 
-    A member has zeros but for its own row, and names no members. The hub collects the masked
-    shares and sends back what they open; it takes (M - 1) W words of triples.
+    The hub collects the masked inputs of all parties, and sends back d and e.
+
+    Args:
+        endpoint: this party's.
+        shares: its shares of each member's bits, (M, W); a member has zeros for other members.
+        triples: (M - 1) W words.
+        hub: its name.
+        members: at the hub the members that take part; at a member nobody.
+        gate: the implementation of AND.
     """
     while len(shares) > 1:
         half = len(shares) // 2
-        left_bits = shares[:half]
+        left = shares[:half]
         right = shares[half : 2 * half]
         rest = shares[2 * half :]
-        and_gate = gate(
-            left_bits, right, triples.take_triple(left_bits.shape), is_leader=bool(members)
-        )
-        opened = and_gate.mask_inputs()
+        and_gate = gate(left, right, triples.take_triple(left.shape), is_leader=bool(members))
+        masked = and_gate.mask_inputs()
         if members:
             inbox = yield Turn((), members)
             for member in members:
-                opened ^= desk.parse_words(inbox, member, Kind.MASKED, opened.shape)
-            yield desk.make_turn(Kind.OPENED, dict.fromkeys(members, opened.tobytes()), ())
+                masked ^= endpoint.parse_words(inbox, member, Kind.MASKED, masked.shape)
+            revealed = masked
+            yield endpoint.make_turn(Kind.OPENED, dict.fromkeys(members, revealed.tobytes()), ())
         else:
-            inbox = yield desk.make_turn(Kind.MASKED, {hub: opened.tobytes()}, [hub])
-            opened = desk.parse_words(inbox, hub, Kind.OPENED, opened.shape)
-        shares = np.concatenate([and_gate.compute_share(opened), rest])
+            inbox = yield endpoint.make_turn(Kind.MASKED, {hub: masked.tobytes()}, [hub])
+            revealed = endpoint.parse_words(inbox, hub, Kind.OPENED, masked.shape)
+        shares = np.concatenate([and_gate.compute_share(revealed), rest])
     bits_W: Words = shares[0]
     return bits_W
 
 
 def _open_at_hub(
-    desk: Desk,
+    endpoint: Endpoint,
     members: Sequence[str],
-    inputs: Meeting,
+    inputs: CircuitInputs,
     ids: Sequence[bytes],
     share: Words,
     helper: HubHelper,
 ) -> Script:
-    """Play steps 3 and 4 at the hub: let the IDs be counted, combine the shares of the bins, and
-    return the common rows in a random order.
+    """Run steps 3 and 4 at the hub: have the common IDs counted, combine the shares of which bins
+    are common, reveal the rows to the members if that is agreed, and return the hub's result.
 
-    `members`: names of all parties but the hub.
+    Args:
+        endpoint: the hub's.
+        members: the members' names.
+        inputs: the hub's inputs to the circuit.
+        ids: its IDs.
+        share: its share of the bits that say which bins are common, (W,).
+        helper: has the IDs counted.
     """
     row_of_bin = inputs.row_of_bin
-    opened = yield from helper.count_common(share, len(ids), row_of_bin)
-    if opened is not None:
-        return opened
+    result = yield from helper.count_common(share, len(ids), row_of_bin)
+    if result is not None:
+        return result
     inbox = yield Turn((), helper.sharers)
     for member in helper.sharers:
-        share = share ^ desk.parse_words(inbox, member, Kind.SHARE, share.shape)
+        share = share ^ endpoint.parse_words(inbox, member, Kind.SHARE, share.shape)
     common_rows = row_of_bin[unpack_bits(share)]
     if (common_rows < 0).any():
         raise RemoteProtocolError(
-            f"{', '.join(helper.sharers)} opened bins in which {desk.me} has no ID; a share is "
+            f"{', '.join(helper.sharers)} opened bins in which {endpoint.me} has no ID; a share is "
             "wrong"
         )
     rows = common_rows[random_permutation(len(common_rows))]
-    if desk.agreement.output is Output.HUB_ROWS:
+    if endpoint.agreement.output is Output.HUB_ROWS:
         return IntersectionResult(rows=rows)
     tokens = inputs.tokens[rows].tobytes()
-    yield desk.make_turn(Kind.TOKENS, dict.fromkeys(members, tokens), ())
+    yield endpoint.make_turn(Kind.TOKENS, dict.fromkeys(members, tokens), ())
     return IntersectionResult(rows=rows)
 
 
 def _open_at_member(
-    desk: Desk,
+    endpoint: Endpoint,
     hub: str,
-    inputs: Meeting,
+    inputs: CircuitInputs,
     ids: Sequence[bytes],
     share: Words,
     helper: MemberHelper,
 ) -> Script:
-    """Play steps 3 and 4 at a member: let the IDs be counted, send the own share, if it has one,
-    and find the revealed tokens among the own IDs, unless the hub alone is to know.
+    """Run steps 3 and 4 at a member: have the common IDs counted, send its share if it has one, and
+    find the tokens that the hub reveals, if it does, among its own IDs. Return the member's result.
+
+    Args:
+        endpoint: the member's.
+        hub: the hub's name.
+        inputs: the member's inputs to the circuit.
+        ids: its IDs.
+        share: its share of the bits that say which bins are common, (W,).
+        helper: has the IDs counted.
     """
-    opened = yield from helper.count_common(share, len(ids))
-    if opened is not None:
-        return opened
+    result = yield from helper.count_common(share, len(ids))
+    if result is not None:
+        return result
     sent = {hub: share.tobytes()} if helper.shares else {}
-    if desk.agreement.output is Output.HUB_ROWS:
-        yield desk.make_turn(Kind.SHARE, sent, ())
+    if endpoint.agreement.output is Output.HUB_ROWS:
+        yield endpoint.make_turn(Kind.SHARE, sent, ())
         return IntersectionResult()
-    inbox = yield desk.make_turn(Kind.SHARE, sent, [hub])
-    body = desk.parse_message(inbox, hub, Kind.TOKENS)
-    return IntersectionResult(rows=_find_opened_rows(desk, hub, inputs, body))
+    inbox = yield endpoint.make_turn(Kind.SHARE, sent, [hub])
+    body = endpoint.parse_message(inbox, hub, Kind.TOKENS)
+    return IntersectionResult(rows=_find_opened_rows(endpoint, hub, inputs, body))
 
 
-def _find_opened_rows(desk: Desk, hub: str, inputs: Meeting, body: bytes) -> Rows:
-    """Return this party's rows of the tokens that the hub revealed, in the hub's order. Raises
-    RemoteProtocolError: a token is unknown or repeated, or they are fewer than agreed.
+def _find_opened_rows(endpoint: Endpoint, hub: str, inputs: CircuitInputs, body: bytes) -> Rows:
+    """Return this member's rows of the IDs whose tokens the hub revealed, in the hub's order.
 
-    `body`: the hub's message.
+    `body`: of the hub's message, tokens of 16 bytes.
+
+    Raises RemoteProtocolError: a token is unknown or repeated, or they are fewer than agreed.
     """
     count = len(body) // TOKEN_BYTES
     tokens = np.frombuffer(body[: count * TOKEN_BYTES], np.uint8).reshape(count, TOKEN_BYTES)
-    place = vole.match_tags(inputs.tokens, tokens, sender=hub)
-    rows = np.flatnonzero(place >= 0)
-    minimum = desk.agreement.minimum_rows
+    positions = vole.match_tags(inputs.tokens, tokens, sender=hub)
+    rows = np.flatnonzero(positions >= 0)
+    minimum = endpoint.agreement.minimum_rows
     if len(rows) != count or len(body) % TOKEN_BYTES or count < minimum:
         raise RemoteProtocolError(
             f"{hub} opened {math.ceil(len(body) / TOKEN_BYTES)} IDs, of which {len(rows)} "
-            f"different ones are among those of {desk.me}; the parties agreed on at least {minimum}"
+            f"different ones are among those of {endpoint.me}; the parties agreed on at least "
+            f"{minimum}"
         )
-    return rows[np.argsort(place[rows])]
+    return rows[np.argsort(positions[rows])]
 
 
 def _request_count(
-    desk: Desk, inputs: Meeting, own_size: int, share: Words, row_of_bin: Rows | None
+    endpoint: Endpoint, inputs: CircuitInputs, own_size: int, share: Words, row_of_bin: Rows | None
 ) -> Generator[Turn, Inbox, Counted]:
-    """Let the dealer count the common IDs; return the result if nothing more opens, None if rows
-    are to open.
+    """Send this party's masked share to the dealer, which counts the common IDs; return the result,
+    None if rows are to be revealed.
 
-    It says the number only where this is the output, else -1.
+    The dealer announces the number only if that is the output. It knows the triples, from which it
+    could compute what a share was made of, so every member's share is masked with a seed that it
+    has in common with the hub. It does not know the order of the bins either, so it learns only
+    the number of common IDs.
 
-    The dealer knows the triples, from which it could work out what a share was made of, so
-    every member's share is masked with a seed that it has in common with the hub. It does
-    not know the order of the bins either: it learns the number of common IDs only.
-
-    `own_size`: how many IDs this party has.
+    Args:
+        endpoint: this party's.
+        inputs: its inputs to the circuit.
+        own_size: the number of its IDs.
+        share: its share of the bits that say which bins are common, (W,).
+        row_of_bin: at the hub the row in each bin, -1 for none; None at a member.
     """
     bits = unpack_bits(share)
-    agreement = desk.agreement
-    keys = random_words(derive_key(inputs.key, b"order"), b"order", len(bits))
-    body = np.packbits(bits[np.argsort(keys, kind="stable")], bitorder="little").view(WORD)
+    agreement = endpoint.agreement
+    sort_keys = expand_words(derive_key(inputs.key, b"order"), b"order", len(bits))
+    shuffled_bits = bits[np.argsort(sort_keys, kind="stable")]
+    body = np.packbits(shuffled_bits, bitorder="little").view(WORD)
     for seed in inputs.masks:
-        body = body ^ random_words(seed, b"count", len(body))
+        body = body ^ expand_words(seed, b"count", len(body))
     dealer = agreement.dealer
-    inbox = yield desk.make_turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
-    (size,) = VERDICT.unpack(desk.parse_message(inbox, dealer, Kind.VERDICT, VERDICT.size))
-    return conclude_count(desk, dealer, size, own_size, bits, row_of_bin)
+    inbox = yield endpoint.make_turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
+    (size,) = VERDICT.unpack(endpoint.parse_message(inbox, dealer, Kind.VERDICT, VERDICT.size))
+    return conclude_count(endpoint, dealer, size, own_size, bits, row_of_bin)
 
 
 def conclude_count(
-    desk: Desk,
+    endpoint: Endpoint,
     sender: str,
     size: int,
     own_size: int,
     bits: NDArray[np.bool_],
     row_of_bin: Rows | None,
 ) -> Counted:
-    """Return what follows from a verdict of `sender`; `bits` are the own shares of the bins.
+    """Return a party's result after the verdict on the number of common IDs; None if rows are to be
+    revealed.
 
-    `row_of_bin`: at the hub the row of each bin's ID, -1 for none; None at a member.
+    Args:
+        endpoint: the party's.
+        sender: who gave the verdict, for errors.
+        size: the verdict: `TOO_FEW`, `ENOUGH`, or the number of common IDs if it is the output.
+        own_size: the number of the party's IDs.
+        bits: its shares of the bits that say which bins are common, (B,).
+        row_of_bin: at the hub the row in each bin, -1 for none; None at a member.
 
-    Raises RemoteProtocolError: a verdict that was not agreed on, or cannot be.
+    Raises RemoteProtocolError: the verdict does not fit the agreed output, or is impossible.
     """
-    agreement = desk.agreement
+    agreement = endpoint.agreement
     if size == TOO_FEW and agreement.minimum_rows:
-        return IntersectionTooSmallError.for_party(desk.me, agreement.minimum_rows)
-    counted = agreement.output is Output.SIZE
-    if size < agreement.minimum_rows if counted else size != ENOUGH:
+        return IntersectionTooSmallError.for_party(endpoint.me, agreement.minimum_rows)
+    is_size_output = agreement.output is Output.SIZE
+    is_allowed = size >= agreement.minimum_rows if is_size_output else size == ENOUGH
+    if not is_allowed:
         raise RemoteProtocolError(f"{sender} announces {size} common IDs, which was not agreed")
     if size > own_size:
         raise RemoteProtocolError(
-            f"{sender} announces {size} common IDs, {desk.me} has only {own_size}"
+            f"{sender} announces {size} common IDs, {endpoint.me} has only {own_size}"
         )
-    if counted:
+    if is_size_output:
         return IntersectionResult(size=int(size))
     if agreement.output is Output.SHARED:
         return IntersectionResult(membership=Membership(shares=bits, row_of_place=row_of_bin))
@@ -919,55 +1063,62 @@ def conclude_count(
 
 
 def unpack_bits(words: Words) -> NDArray[np.bool_]:
-    """Return the bits of words, lowest first."""
+    """Return the bits of words, the lowest bit of a word first, (64 W,)."""
     return np.unpackbits(words.astype(WORD).view(np.uint8), bitorder="little").astype(np.bool_)
 
 
-def deal_request(words: int, slots: Sequence[int]) -> bytes:
-    """Pack the hub's order to the dealer: words of a chunk, then the slots of each member."""
+def pack_order(words: int, slots: Sequence[int]) -> bytes:
+    """Encode the hub's order to the dealer for one chunk: the number of words of 64 bins, then the
+    slots of each member's bins.
+    """
     return struct.pack(f">{1 + len(slots)}I", words, *slots)
 
 
 def _count_bits(
-    desk: Desk, hub: str, members: Sequence[str], inbox: Inbox, words: int
+    endpoint: Endpoint, hub: str, members: Sequence[str], inbox: Inbox, words: int
 ) -> Generator[Turn, Inbox, bytes]:
-    """Combine the masked shares of all bins at the dealer, and return the verdict, packed: too few
-    common IDs, enough, or their number where the size is the output.
+    """Add the masked shares of all parties at the dealer, count the common IDs, and return the
+    encoded verdict: too few, enough, or their number if that is the output.
 
-    `hub`: the hub's name. `members`: names of all parties but the hub. `words`: how many words of
-    64 triples.
+    `inbox`: holds the hub's share. `words`: the number of words of 64 bins.
     """
-    bits = desk.parse_words(inbox, hub, Kind.COUNT, (words,))
+    bits = endpoint.parse_words(inbox, hub, Kind.COUNT, (words,))
     inbox = yield Turn((), members)
     for member in members:
-        bits = bits ^ desk.parse_words(inbox, member, Kind.COUNT, (words,))
+        bits = bits ^ endpoint.parse_words(inbox, member, Kind.COUNT, (words,))
     size = int(np.bitwise_count(bits).sum())
-    if size < desk.agreement.minimum_rows:
+    if size < endpoint.agreement.minimum_rows:
         return VERDICT.pack(TOO_FEW)
-    return VERDICT.pack(size if desk.agreement.output is Output.SIZE else ENOUGH)
+    return VERDICT.pack(size if endpoint.agreement.output is Output.SIZE else ENOUGH)
 
 
 def split_bins(bins: int, slots: Sequence[int]) -> Sequence[slice]:
-    """Cut the bins so that no pair compares many more than CHUNK_SLOTS slots at once.
+    """Return slices of bins, the chunks that are compared at once: with each member not many more
+    than `CHUNK_SLOTS` slots, and over all members not more words than these have (the number of
+    members is only what the hub says).
 
-    Nor do all members together combine more words than that many slots have: their number is
-    only what the hub says.
+    `slots`: the slots of each member's bins.
     """
+    # The AND over all members takes one bit for each member, a slot 64 bits.
     widest = max(*slots, math.ceil(len(slots) / BITS))
     step = max(BITS, CHUNK_SLOTS // widest // BITS * BITS)
     return [slice(start, min(start + step, bins)) for start in range(0, bins, step)]
 
 
 def count_triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
-    """Return the words of triples for each pair, and for all, in a chunk of 64 `words` bins.
+    """Return the words of triples that a chunk of 64 `words` bins needs: for the comparison with
+    each member, and for the AND over all members.
 
     To compare 64 bits takes 63 ANDs, to combine M members M - 1.
+
+    `slots`: the slots of each member's bins.
     """
     return [(BITS - 1) * words * count for count in slots], words * (len(slots) - 1)
 
 
 class OpprfIntersection(CircuitIntersection):
-    """The backend `opprf`: what `circuit` gives and hides, on a value a bin that members program.
+    """The backend `opprf`: reveals and hides the same as `circuit`, but compares one value for each
+    bin, which the members program by an oblivious PRF (OPPRF).
 
     1. The hub has one ID x in a bin b at most, a member each of its IDs y in all three of its bins.
        The hub sends a vector P of one element a bin, masked by the vector OLE of
@@ -1006,30 +1157,34 @@ class OpprfIntersection(CircuitIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: the hub has one ID a bin, a member three equations a cell.
+        """Return the guesses: the hub can test one ID for each bin, a member three for each cell of
+        its store.
 
-        A member's store solves them. An ID takes three, or one for a chance of a third.
+        A member's store solves three equations for each cell. An ID takes three equations, or one
+        to be found with probability 1/3.
         """
-        member = PLACES * vole.vector_elements(maximum_ids)
-        return Guesses(hub=bins_for(maximum_ids), member=member)
+        member = PLACES * vole.count_vector_elements(maximum_ids)
+        return Guesses(hub=count_bins(maximum_ids), member=member)
 
     @property
     def longest(self) -> int:
-        """Return the bytes of the longest message: of the hints, what is dealt, or the circuit."""
+        """Return the bytes of the longest message that a role accepts: the hints (a member's
+        store), the dealer's to the hub, or one of the circuit.
+        """
         largest = self.agreement.largest_size
-        hints = PLACES * WORD.itemsize * vole.vector_elements(largest)
-        dealt_bytes = message_bytes(max(hints, vole.hub_dealt_bytes(bins_for(largest))))
+        hints = PLACES * WORD.itemsize * vole.count_vector_elements(largest)
+        dealt_bytes = count_message_bytes(
+            max(hints, vole.count_hub_dealt_bytes(count_bins(largest)))
+        )
         return max(dealt_bytes, super().longest)
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the circuit's bytes, or more if the dealer's take more.
-
-        The dealer makes an element for each bin, for one member at once.
-
-        `own_size`: how many IDs this party has.
+        """Return the bytes of memory that a role allocates because of a peer's announced number of
+        IDs (for the arguments see `SetIntersection`): those of the circuit or, if they are more,
+        those of the dealer, which makes an element for each bin, one member at a time.
         """
-        dealt_bytes = vole.DEALING_ELEMENT_BYTES * bins_for(size)
+        dealt_bytes = vole.DEALING_ELEMENT_BYTES * count_bins(size)
         return max(
             dealt_bytes, super().count_announced_bytes(size, own_size=own_size, members=members)
         )
@@ -1038,55 +1193,59 @@ class OpprfIntersection(CircuitIntersection):
     def count_slots(cls, member_size: int, bins: int) -> int:
         return 1
 
-    def make_table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
+    def make_table(self, id_tags: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
         return np.empty((slots, 0), np.uint64)
 
     def tag_hub_bins(
-        self, desk: Desk, members: Sequence[str], inputs: Meeting
+        self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Play steps 1 and 3 at the hub: send the masked vector P, and decode each member's hints
-        to one tag a bin, (M, B); bins without an ID get random tags.
+        """Run steps 1 and 3 of the class's docstring at the hub: send the masked vector P, decode
+        each member's hints, and return one tag for each bin, (M, B); empty bins get random tags.
         """
         hub_size = inputs.sizes[0]
-        inbox = yield _CORRELATING.make_order(desk, hub_size)
-        shares = yield from _CORRELATING.hub_shares(desk, hub_size, members, inbox)
+        inbox = yield _CORRELATING.make_order(endpoint, hub_size)
+        shares = yield from _CORRELATING.receive_hub_shares(endpoint, hub_size, members, inbox)
         placed = place_rows(inputs)
-        points = store.random_elements(fresh_key(), b"points", len(inputs.row_of_bin))
-        points[placed.used] = store.targets_of(placed.digests)
+        points = store.expand_elements(fresh_key(), b"points", len(inputs.row_of_bin))
+        points[placed.used] = store.extract_targets(placed.digests)
         vectors = {member: share.mask_vector(points) for member, share in shares.items()}
-        inbox = yield desk.make_turn(Kind.VECTOR, vectors, members)
+        inbox = yield endpoint.make_turn(Kind.VECTOR, vectors, members)
         outputs = {
             member: _evaluate_prf(share.c[placed.used], inputs.key)
             for member, share in shares.items()
         }
-        return decode_hints(desk, inbox, inputs, placed, outputs)
+        return decode_hints(endpoint, inbox, inputs, placed, outputs)
 
     def tag_member_bins(
-        self, desk: Desk, hub: str, inputs: Meeting
+        self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Play step 2 at a member: draw a tag for each bin and send the store that leads the hub's
-        common IDs to them. Returns the tags, (1, B).
+        """Run step 2 of the class's docstring at a member: draw a random tag for each bin, send the
+        hints from which the hub gets the same tags for common IDs, and return the tags, (1, B).
         """
         hub_size = inputs.sizes[0]
-        # what takes no message of others is done while it comes
+        # Computed before the messages of others arrive.
         programmer = HintProgrammer(inputs)
-        inbox = yield Turn((), [hub, desk.agreement.dealer])
-        share = _CORRELATING.member_share(desk, inbox)
-        vector = desk.parse_message(inbox, hub, Kind.VECTOR, vole.vector_bytes(bins_for(hub_size)))
-        values_B = share.unmask_vector(hub, vector)
-        addends = share.delta.multiply_elements(store.targets_of(programmer.digests))
-        tags_B, hints = programmer.program(
-            desk.me, lambda bins: _evaluate_prf(values_B[bins] ^ addends, inputs.key)
+        inbox = yield Turn((), [hub, endpoint.agreement.dealer])
+        share = _CORRELATING.parse_member_share(endpoint, inbox)
+        vector = endpoint.parse_message(
+            inbox, hub, Kind.VECTOR, vole.count_vector_bytes(count_bins(hub_size))
         )
-        yield desk.make_turn(Kind.HINT, {hub: hints}, ())
+        values_B = share.unmask_vector(hub, vector)
+        addends = share.delta.multiply_elements(store.extract_targets(programmer.digests))
+        tags_B, hints = programmer.program(
+            endpoint.me, lambda bins: _evaluate_prf(values_B[bins] ^ addends, inputs.key)
+        )
+        yield endpoint.make_turn(Kind.HINT, {hub: hints}, ())
         return tags_B[None]
 
     def run_dealer(
-        self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
+        self, endpoint: Endpoint, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
-        """Deal the vector OLEs, then play the circuit's dealer."""
-        hub_size = yield from _CORRELATING.deal_shares(desk, hub, members)
-        return (yield from super().run_dealer(desk, hub, members, hub_size=hub_size))
+        """Run the dealer's role: deal the vector OLEs, then as in `circuit`. `hub_size` is not
+        used: the hub's order for the vectors announces it.
+        """
+        hub_size = yield from _CORRELATING.deal_shares(endpoint, hub, members)
+        return (yield from super().run_dealer(endpoint, hub, members, hub_size=hub_size))
 
 
 @dataclass(frozen=True)
@@ -1094,7 +1253,9 @@ class PlacedRows:
     """The hub's bins that hold an ID.
 
     Attributes:
-        used: their numbers; digests: of the ID in each; choice: which of its three bins it is.
+        used: their numbers, (u,).
+        digests: of the ID in each (`hash_tokens`).
+        choice: which of the three bins of its ID each is, 0 to 2, (u,).
     """
 
     used: Rows
@@ -1102,74 +1263,91 @@ class PlacedRows:
     choice: Rows
 
 
-def place_rows(inputs: Meeting) -> PlacedRows:
-    """Return the hub's bins that hold an ID, and what its OPRF takes of each."""
+def place_rows(inputs: CircuitInputs) -> PlacedRows:
+    """Return the hub's bins that hold an ID, with what its OPRF needs of each ID."""
     used = np.flatnonzero(inputs.row_of_bin >= 0)
     own_rows = inputs.row_of_bin[used]
     bins_of = inputs.bins_of.take(own_rows, axis=0)
-    choice = np.where(bins_of[:, 0] == used, 0, np.where(bins_of[:, 1] == used, 1, 2))
+    choice = (bins_of == used[:, None]).argmax(axis=1)
     return PlacedRows(used, hash_tokens(inputs.tokens[own_rows], inputs.key), choice)
 
 
 def decode_hints(
-    desk: Desk, inbox: Inbox, inputs: Meeting, placed: PlacedRows, outputs: Mapping[str, Words]
+    endpoint: Endpoint,
+    inbox: Inbox,
+    inputs: CircuitInputs,
+    placed: PlacedRows,
+    outputs: Mapping[str, Words],
 ) -> Words:
-    """Return the hub's tags, (M, B): random ones in empty bins, else what each member's hints say.
+    """Return the hub's tag in each bin for each member, (M, B): decoded from the member's hints, or
+    random in empty bins.
 
-    `outputs` are those of the OPRF with each member, for the bins with an ID.
+    Args:
+        endpoint: the hub's.
+        inbox: holds each member's message with its hints.
+        inputs: the hub's inputs to the circuit.
+        placed: the bins that hold an ID.
+        outputs: by member, the OPRF's output for each of these bins.
     """
     bins = len(inputs.row_of_bin)
     _, *sizes = inputs.sizes
-    tags_MB = random_words(fresh_key(), b"empty", len(outputs) * bins).reshape(-1, bins).copy()
+    tags_MB = expand_words(fresh_key(), b"empty", len(outputs) * bins).reshape(-1, bins).copy()
     for (member, output), size, tags_B in zip(outputs.items(), sizes, tags_MB, strict=True):
-        shape = store.cells_for(size) + store.DENSE, PLACES
-        hints = desk.parse_words(inbox, member, Kind.HINT, shape)
-        rows = store.Rows.from_digests(placed.digests, store.cells_for(size))
+        shape = store.count_cells(size) + store.DENSE, PLACES
+        hints = endpoint.parse_words(inbox, member, Kind.HINT, shape)
+        rows = store.Rows.from_digests(placed.digests, store.count_cells(size))
         hinted = store.decode_rows(hints, rows)
-        own_hint = np.take_along_axis(hinted, placed.choice[:, None], axis=1)[:, 0]
-        tags_B[placed.used] = own_hint ^ output
+        hint_for_bin = np.take_along_axis(hinted, placed.choice[:, None], axis=1)[:, 0]
+        tags_B[placed.used] = hint_for_bin ^ output
     return tags_MB
 
 
 class HintProgrammer:
-    """A maker of a member's hints, the store that leads the hub's common IDs to its tags."""
+    """A maker of a member's hints: a store from which the hub decodes, for a common ID, the
+    member's tag of the bin.
+    """
 
-    def __init__(self, inputs: Meeting) -> None:
-        cells = store.cells_for(inputs.sizes[1 + inputs.place])
+    def __init__(self, inputs: CircuitInputs) -> None:
+        """Prepare the store for the member's IDs."""
+        cells = store.count_cells(inputs.sizes[1 + inputs.member_index])
         self.digests = hash_tokens(inputs.tokens, inputs.key)
         self._encoder = store.Encoder(store.Rows.from_digests(self.digests, cells), cells)
-        self._meeting = inputs
+        self._inputs = inputs
 
     def program(self, me: str, evaluate: Callable[[Rows], Words]) -> tuple[Words, bytes]:
-        """Return a random tag for each bin, (B,), and the hints.
+        """Return a random tag for each bin, (B,), and the encoded hints.
 
-        `evaluate` gives the OPRF's output of each own ID in one of its bins, from these bins.
+        Args:
+            me: the member's name, for errors.
+            evaluate: returns the OPRF's output for each of the member's IDs in one of its three
+                bins, given that bin of each, (n,).
         """
-        meeting = self._meeting
-        tags_B = random_words(fresh_key(), b"bins", bins_for(meeting.sizes[0]))
-        programmed = tags_B[meeting.bins_of]
-        for choice, bins in enumerate(meeting.bins_of.T):
+        inputs = self._inputs
+        tags_B = expand_words(fresh_key(), b"bins", count_bins(inputs.sizes[0]))
+        programmed = tags_B[inputs.bins_of]
+        for choice, bins in enumerate(inputs.bins_of.T):
             programmed[:, choice] ^= evaluate(bins)
         hints = vole.encode_values(me, self._encoder, programmed).astype(WORD, copy=False)
         return tags_B, hints.tobytes()
 
 
 def hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
-    """Return the digests from which the rows of IDs follow, in stores of any size.
+    """Return digests of IDs, (n, 6), from which their rows in stores of any size are computed.
 
-    `tokens`: 16 bytes of each revealed ID, (n, 16).
+    `tokens`: 16 bytes of the hash of each ID, (n, 16). `key`: shared by hub and members.
     """
     row_key = derive_key(key, b"opprf rows")
     elements = tokens.view(WORD)
-    digests = np.empty((len(elements), _BLOCKS, 2), np.uint64)
-    for start in range(0, len(elements), _CHUNK):  # what is worked on stays in the cache
-        inputs = np.repeat(elements[start : start + _CHUNK, None], _BLOCKS, axis=1)
-        inputs[:, :, 1] ^= np.arange(_BLOCKS, dtype=np.uint64)
-        hashed = vole.hash_elements(inputs.reshape(-1, 2), row_key)
-        digests[start : start + _CHUNK] = hashed.reshape(inputs.shape)
-    return digests.reshape(len(elements), 2 * _BLOCKS)
+    digests = np.empty((len(elements), _DIGEST_BLOCKS, 2), np.uint64)
+    for start in range(0, len(elements), _CHUNK):  # in pieces that stay in the cache
+        # Each token once for each block, with the block's number added.
+        blocks = np.repeat(elements[start : start + _CHUNK, None], _DIGEST_BLOCKS, axis=1)
+        blocks[:, :, 1] ^= np.arange(_DIGEST_BLOCKS, dtype=np.uint64)
+        hashed = vole.hash_elements(blocks.reshape(-1, 2), row_key)
+        digests[start : start + _CHUNK] = hashed.reshape(blocks.shape)
+    return digests.reshape(len(elements), 2 * _DIGEST_BLOCKS)
 
 
 def _evaluate_prf(values: store.Elements, key: bytes) -> Words:
-    """Return the OPRF's output of 64 bits for each element."""
+    """Return the OPRF's output, 64 bits, for each element, under the key of hub and members."""
     return vole.hash_elements(values, derive_key(key, b"opprf function"))[:, 0]

@@ -47,13 +47,13 @@ from apfed_protocols.psi.circuit import (
     UNCHECKED,
     VERDICT,
     VERSION,
+    CircuitInputs,
     CircuitIntersection,
     Counted,
-    Desk,
+    Endpoint,
     HintProgrammer,
     HubHelper,
     Kind,
-    Meeting,
     MemberHelper,
     OpprfIntersection,
     Rows,
@@ -71,32 +71,32 @@ from apfed_protocols.psi.hashing import (
     BeaverAnd,
     TripleShares,
     Words,
-    bins_for,
-    random_words,
+    count_bins,
+    expand_words,
 )
-from apfed_protocols.psi.interface import Aligner, Inbox, Output, Turn, message_bytes
+from apfed_protocols.psi.interface import Aligner, Inbox, Output, Turn, count_message_bytes
 from apfed_protocols.psi.ot import (
     PROOF_BYTES,
     HubExtension,
     MemberExtension,
     Tagger,
     add_random_rows,
-    extension_bytes,
+    count_extension_bytes,
 )
 from apfed_protocols.psi.transfers import ExtensionReceiver, ExtensionSender, Numbers
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, keystream
 
+# The sign of a 32-bit number is computed by a prefix tree of ANDs, one level for each shift.
 _SIGN_BIT = 31
 _SHIFTS = (1, 2, 4, 8, 16)
 _SIGN_TRIPLES = 1 + 2 * len(_SHIFTS)
-_BOX_BYTES = 16  # of the authenticator
+_BOX_BYTES = 16  # of Poly1305's authenticator
 _NONCE_BYTES = 24
 _SUM = struct.Struct("<I")
 _MODULUS = 2**32
 _OUTPUT_BYTES = 8
 _BATCH_BYTES = 2**27
-"""Memory of a batch of transfers at either end, beside its vector as it came or went, of each
-member at the hub."""
+"""Memory of a batch of transfers with one peer, beside the message with its vector."""
 _TOGETHER = (
     "With several members, the hub and its first member together learn which of the hub's IDs each "
     "other member has, and a hub that does not follow the protocol learns it alone."
@@ -104,7 +104,9 @@ _TOGETHER = (
 
 
 class CircuitOtIntersection(CircuitIntersection):
-    """The backend `circuit_ot`: `circuit` without a dealer, with very many bytes; see `leaks`."""
+    """The backend `circuit_ot`: `circuit` without a dealer, with very many bytes; what it reveals
+    is in `leaks`.
+    """
 
     name: ClassVar[str] = "circuit_ot"
     needs_dealer: ClassVar[bool] = False
@@ -117,14 +119,19 @@ class CircuitOtIntersection(CircuitIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of the circuit, and of one batch of transfers with each member."""
+        """Return the bytes of memory that a role allocates because of a peer's announced number of
+        IDs (for the arguments see `SetIntersection`): those of the circuit, and of one batch of
+        transfers with each member.
+        """
         compared = super().count_announced_bytes(size, own_size=own_size, members=members)
         return compared + _BATCH_BYTES * members
 
     @property
     def longest(self) -> int:
-        """Return the bytes of the longest message: a vector of transfers, or the circuit's."""
-        return max(message_bytes(_vector_bytes(self)), super().longest)
+        """Return the bytes of the longest message that a role accepts: a vector of transfers, or
+        one of the circuit.
+        """
+        return max(count_message_bytes(_count_vector_bytes(self)), super().longest)
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
         """Raise LocalProtocolError: these intersections have no dealer."""
@@ -133,53 +140,58 @@ class CircuitOtIntersection(CircuitIntersection):
             f"{', '.join(members)}; the one with a dealer is {self.name.removesuffix('_ot')}"
         )
 
-    def _meet_hub_helper(
-        self, desk: Desk, members: Sequence[str], inputs: Meeting
+    def _make_hub_helper(
+        self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, HubHelper]:
-        return (yield from _meet_as_hub(desk, members, inputs))
+        """Run the base transfers; return the hub's triples and counts by transfers."""
+        return (yield from _start_hub_transfers(endpoint, members, inputs))
 
-    def _meet_member_helper(
-        self, desk: Desk, hub: str, inputs: Meeting
+    def _make_member_helper(
+        self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, MemberHelper]:
-        return (yield from _meet_as_member(desk, hub, inputs))
+        """Run the base transfers; return the member's triples and counts by transfers."""
+        return (yield from _start_member_transfers(endpoint, hub, inputs))
 
 
 class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
-    """The backend `opprf_ot`: `opprf` without a dealer, with many bytes; see `leaks`."""
+    """The backend `opprf_ot`: `opprf` without a dealer, with many bytes; what it reveals is in
+    `leaks`.
+    """
 
     name: ClassVar[str] = "opprf_ot"
     version: ClassVar[int] = VERSION + 6
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of the circuit and its transfers, or of the OPRF, if these are more.
-
-        A member holds the hub's vector as it came, and what it opens it to, each twice at most.
+        """Return the bytes of memory that a role allocates because of a peer's announced number of
+        IDs (for the arguments see `SetIntersection`): those of the circuit and its transfers or, if
+        they are more, those of the OPRF, of which a member holds the hub's vector and the matrix
+        from it, each twice at most.
         """
         compared = super().count_announced_bytes(size, own_size=own_size, members=members)
-        return max(compared, 4 * extension_bytes(bins_for(size)) + _BATCH_BYTES)
+        return max(compared, 4 * count_extension_bytes(count_bins(size)) + _BATCH_BYTES)
 
     @property
     def longest(self) -> int:
-        """Return the bytes of the longest message: the vector of the OPRF, or the circuit's."""
-        sent = extension_bytes(bins_for(self.agreement.largest_size))
-        return max(message_bytes(sent), super().longest)
+        """Return the bytes of the longest message that a role accepts: the vector of the OPRF, or
+        one of the circuit.
+        """
+        sent = count_extension_bytes(count_bins(self.agreement.largest_size))
+        return max(count_message_bytes(sent), super().longest)
 
     def tag_hub_bins(
-        self, desk: Desk, members: Sequence[str], inputs: Meeting
+        self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Play steps 1 and 3 of `opprf` at the hub, by an OPRF from transfers; see step 4 of the
-        module's docstring. Returns the tags, (M, B).
-
-        `members`: names of all parties but the hub.
+        """Run steps 1 and 3 of `OpprfIntersection` at the hub, with the OPRF from transfers of step
+        4 of the module's docstring; return one tag for each bin and member, (M, B).
         """
-        keys = yield from _transfer_as_hub(desk, members, inputs, b"values", code.LENGTH)
+        keys = yield from _transfer_as_hub(endpoint, members, inputs, b"values", code.LENGTH)
         placed = place_rows(inputs)
-        targets = store.targets_of(placed.digests)
+        targets = store.extract_targets(placed.digests)
         bins = len(inputs.row_of_bin)
-        points = store.random_elements(fresh_key(), b"points", bins)
+        points = store.expand_elements(fresh_key(), b"points", bins)
         points[placed.used] = targets
-        messages = code.keep_message_bits(points)
+        messages = code.mask_message_bits(points)
         extensions = {}
         outputs = {}
         vectors = {}
@@ -190,160 +202,171 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
             outputs[member] = _evaluate_prf(tagger, known[placed.used], targets)
             extensions[member] = extension
             del known
-        sending = desk.make_turn(Kind.VECTOR, vectors, members)
+        sending = endpoint.make_turn(Kind.VECTOR, vectors, members)
         del vectors
         inbox = yield sending
         del sending
         proofs = {}
         for member in members:
-            challenge = desk.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
+            challenge = endpoint.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
             proofs[member] = extensions.pop(member).prove(challenge)
-        inbox = yield desk.make_turn(Kind.PROOF, proofs, members)
-        return decode_hints(desk, inbox, inputs, placed, outputs)
+        inbox = yield endpoint.make_turn(Kind.PROOF, proofs, members)
+        return decode_hints(endpoint, inbox, inputs, placed, outputs)
 
     def tag_member_bins(
-        self, desk: Desk, hub: str, inputs: Meeting
+        self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Play step 2 of `opprf` at a member, likewise. Returns the tags, (1, B).
-
-        `hub`: the hub's name.
+        """Run step 2 of `OpprfIntersection` at a member, with the OPRF from transfers of step 4 of
+        the module's docstring; return one tag for each bin, (1, B).
         """
-        keys, choices = yield from _transfer_as_member(desk, hub, inputs, b"values", code.LENGTH)
+        keys, choices = yield from _transfer_as_member(
+            endpoint, hub, inputs, b"values", code.LENGTH
+        )
         extension = MemberExtension(keys, choices)
         programmer = HintProgrammer(inputs)
-        targets = store.targets_of(programmer.digests)
-        bins = bins_for(inputs.sizes[0])
+        targets = store.extract_targets(programmer.digests)
+        bins = count_bins(inputs.sizes[0])
         inbox = yield Turn((), [hub])
-        vector = desk.parse_message(inbox, hub, Kind.VECTOR, extension_bytes(bins))
+        vector = endpoint.parse_message(inbox, hub, Kind.VECTOR, count_extension_bytes(bins))
         challenge = fresh_key()
-        yield Turn(desk.make_turn(Kind.CHALLENGE, {hub: challenge}, ()).outgoing, ())
+        yield Turn(endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, ()).outgoing, ())
         values_B = extension.open_vector(vector, challenge)
         del inbox, vector
         inbox = yield Turn((), [hub])
-        extension.check_proof(desk.parse_message(inbox, hub, Kind.PROOF, PROOF_BYTES), hub)
-        addends = code.encode_words(code.keep_message_bits(targets)) & extension.choices
-        tagger = _make_tagger(inputs, desk.me)
+        extension.check_proof(endpoint.parse_message(inbox, hub, Kind.PROOF, PROOF_BYTES), hub)
+        addends = code.encode_words(code.mask_message_bits(targets)) & extension.choices
+        tagger = _make_tagger(inputs, endpoint.me)
         tags_B, hints = programmer.program(
-            desk.me, lambda bins: _evaluate_prf(tagger, values_B[bins] ^ addends, targets)
+            endpoint.me, lambda bins: _evaluate_prf(tagger, values_B[bins] ^ addends, targets)
         )
-        yield desk.make_turn(Kind.HINT, {hub: hints}, ())
+        yield endpoint.make_turn(Kind.HINT, {hub: hints}, ())
         return tags_B[None]
 
 
-def _vector_bytes(backend: CircuitIntersection) -> int:
-    """Return the bytes of the longest vector of transfers, of triples or of the count."""
+def _count_vector_bytes(backend: CircuitIntersection) -> int:
+    """Return the bytes of the longest vector of transfers under the backend's agreement, for
+    triples or for the count.
+    """
     largest = backend.agreement.largest_size
-    slots = backend.count_slots(largest, bins_for(0))
-    chunk_words = max(slots, min(dealt.CHUNK_SLOTS // BITS, bins_for(largest) // BITS * slots))
-    needed = max(2 * (BITS - 1) * chunk_words, bins_for(largest) // BITS, 2 * _SIGN_TRIPLES)
-    return transfers.vector_bytes(min(needed, transfers.BATCH_WORDS))
+    slots = backend.count_slots(largest, count_bins(0))
+    bin_words = count_bins(largest) // BITS
+    chunk_words = max(slots, min(dealt.CHUNK_SLOTS // BITS, bin_words * slots))
+    # Two transfers for each triple of a comparison, one for each bin counted, two for the sign's.
+    needed = max(2 * (BITS - 1) * chunk_words, bin_words, 2 * _SIGN_TRIPLES)
+    return transfers.count_vector_bytes(min(needed, transfers.BATCH_WORDS))
 
 
-def _make_tagger(inputs: Meeting, member: str) -> Tagger:
-    """Return the hash of F with one member."""
+def _make_tagger(inputs: CircuitInputs, member: str) -> Tagger:
+    """Return the hash of the OPRF F with one member."""
     return Tagger(derive_key(inputs.key, b"opprf_ot function", member.encode()), _OUTPUT_BYTES)
 
 
 def _evaluate_prf(tagger: Tagger, values: store.Elements, targets: store.Elements) -> Words:
-    """Return the OPRF's output of 64 bits for each row of values."""
+    """Return the OPRF's output, 64 bits, for each value, (n, 8), and its target H(x), (n, 2)."""
     return tagger.hash_rows(values, targets).view(WORD)[:, 0]
 
 
 # Base transfers.
 
 
-def _name_session(inputs: Meeting, purpose: bytes, member: str) -> bytes:
-    """Return the 32 bytes that name the base transfers of one pair for one purpose."""
+def _name_session(inputs: CircuitInputs, purpose: bytes, member: str) -> bytes:
+    """Return the 32 bytes that identify, at both parties, the base transfers of the hub with one
+    member for one purpose.
+    """
     return derive_key(inputs.key, b"base transfers", purpose, member.encode())
 
 
 def _transfer_as_hub(
-    desk: Desk, members: Sequence[str], inputs: Meeting, purpose: bytes, count: int
+    endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs, purpose: bytes, count: int
 ) -> Generator[Turn, Inbox, dict[str, list[tuple[bytes, bytes]]]]:
-    """Run `count` base transfers with each member; return both keys of each.
+    """Run `count` base transfers with each member at the hub; return, by member, both keys of each
+    transfer.
 
-    `purpose`: separates these transfers from others of the session.
+    `purpose`: a label that separates these transfers from others of the session.
     """
     senders = {
         member: base_ot.Sender(fresh_key(), session=_name_session(inputs, purpose, member))
         for member in members
     }
     points = {member: sender.message for member, sender in senders.items()}
-    inbox = yield desk.make_turn(Kind.BASE, points, members)
+    inbox = yield endpoint.make_turn(Kind.BASE, points, members)
     length = 2 * base_ot.POINT_BYTES * count
     return {
         member: sender.compute_keys(
-            desk.parse_message(inbox, member, Kind.CHOICES, length), receiver=member
+            endpoint.parse_message(inbox, member, Kind.CHOICES, length), receiver=member
         )
         for member, sender in senders.items()
     }
 
 
 def _transfer_as_member(
-    desk: Desk, hub: str, inputs: Meeting, purpose: bytes, count: int
+    endpoint: Endpoint, hub: str, inputs: CircuitInputs, purpose: bytes, count: int
 ) -> Generator[Turn, Inbox, tuple[list[bytes], bytes]]:
-    """Run `count` base transfers with the hub; return the key of each choice, and the choices.
+    """Run `count` base transfers with the hub at a member, with random choices; return the chosen
+    key of each transfer, and the choices as bytes.
 
-    `purpose`: separates these transfers from others of the session.
+    `purpose`: a label that separates these transfers from others of the session.
     """
     choices = keystream(fresh_key(), length=count // 8)
     bits = np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little").tolist()
-    session = _name_session(inputs, purpose, desk.me)
+    session = _name_session(inputs, purpose, endpoint.me)
     receiver = base_ot.Receiver(bits, fresh_key(), session=session)
-    inbox = yield desk.make_turn(Kind.CHOICES, {hub: receiver.message}, [hub])
-    point = desk.parse_message(inbox, hub, Kind.BASE, base_ot.POINT_BYTES)
+    inbox = yield endpoint.make_turn(Kind.CHOICES, {hub: receiver.message}, [hub])
+    point = endpoint.parse_message(inbox, hub, Kind.BASE, base_ot.POINT_BYTES)
     return receiver.compute_keys(point, sender=hub), choices
 
 
-def _derive_hash_key(inputs: Meeting, member: str) -> bytes:
-    """Return the key of the hash of transfers with one member."""
+def _derive_hash_key(inputs: CircuitInputs, member: str) -> bytes:
+    """Return the key of the hash of transfers of the hub with one member."""
     return derive_key(inputs.key, b"transfers", member.encode())
 
 
-# The hub's helper.
+# The hub's triples and counts.
 
 
-def _meet_as_hub(
-    desk: Desk, members: Sequence[str], inputs: Meeting
+def _start_hub_transfers(
+    endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
 ) -> Generator[Turn, Inbox, "TransferHub"]:
-    """Run the base transfers with each member, and hand on the first member's key."""
-    keys = yield from _transfer_as_hub(desk, members, inputs, b"bits", transfers.COLUMNS)
-    ends = {
+    """Run the base transfers with each member at the hub, and forward the first member's public key
+    to the others (steps 1 and 2 of the module's docstring).
+    """
+    keys = yield from _transfer_as_hub(endpoint, members, inputs, b"bits", transfers.COLUMNS)
+    receivers = {
         member: ExtensionReceiver(keys[member], _derive_hash_key(inputs, member))
         for member in members
     }
     first, *others = members
     if others:
         inbox = yield Turn((), [first])
-        public = desk.parse_message(inbox, first, Kind.KEY, KEY_BYTES)
-        yield desk.make_turn(Kind.KEY, dict.fromkeys(others, public), ())
-    return TransferHub(desk, members, inputs, ends)
+        public = endpoint.parse_message(inbox, first, Kind.KEY, KEY_BYTES)
+        yield endpoint.make_turn(Kind.KEY, dict.fromkeys(others, public), ())
+    return TransferHub(endpoint, members, inputs, receivers)
 
 
 class TransferHub:
-    """The hub's end without a dealer; satisfies `HubHelper`."""
+    """The hub's triples and counts without a dealer, by transfers; satisfies `HubHelper`."""
 
     def __init__(
         self,
-        desk: Desk,
+        endpoint: Endpoint,
         members: Sequence[str],
-        inputs: Meeting,
-        ends: Mapping[str, ExtensionReceiver],
+        inputs: CircuitInputs,
+        receivers: Mapping[str, ExtensionReceiver],
     ) -> None:
-        self._desk = desk
+        """Use the hub's parts in the transfers with each member, `receivers`."""
+        self._endpoint = endpoint
         self._members = members
-        self._meeting = inputs
-        self._ends = ends
+        self._inputs = inputs
+        self._receivers = receivers
         self.sharers = members[:1]
 
     def take_triples(
         self, words: int
     ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Make the triples of a chunk with each member, and with the first those for all.
-
-        `words`: how many words of 64 triples.
+        """Make the triples for a chunk: with each member those for the comparison, and with the
+        first member those for the AND over all; see `HubHelper`.
         """
-        pair_words, all_words = count_triple_words(words, self._meeting.slots)
+        pair_words, all_words = count_triple_words(words, self._inputs.slots)
         plans = {
             member: transfers.split_triples(count)
             for member, count in zip(self._members, pair_words, strict=True)
@@ -356,28 +379,31 @@ class TransferHub:
     def combine_members(
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Relay the other members' sealed shares to the first, and AND with it."""
-        desk = self._desk
+        """Forward the other members' encrypted shares to the first member, and compute the AND over
+        all members with it; see `HubHelper`.
+        """
+        endpoint = self._endpoint
         first, *others = self._members
         if others:
-            length = _sealed_bytes(bits_MW.shape[1])
+            length = _count_sealed_bytes(bits_MW.shape[1])
             inbox = yield Turn((), others)
-            sealed = [desk.parse_message(inbox, who, Kind.SEALED, length) for who in others]
-            yield desk.make_turn(Kind.RELAYED, {first: b"".join(sealed)}, ())
+            sealed = [
+                endpoint.parse_message(inbox, member, Kind.SEALED, length) for member in others
+            ]
+            yield endpoint.make_turn(Kind.RELAYED, {first: b"".join(sealed)}, ())
         return (
             yield from combine_member_bits(
-                desk, bits_MW, triples, hub=desk.me, members=[first], gate=gate
+                endpoint, bits_MW, triples, hub=endpoint.me, members=[first], gate=gate
             )
         )
 
     def count_common(
         self, share: Words, own_size: int, row_of_bin: Rows
     ) -> Generator[Turn, Inbox, Counted]:
-        """Count with the first member, and report the verdict to the others.
-
-        `own_size`: how many IDs this party has.
+        """Count the common IDs with the first member, and send the verdict to the others (step 3 of
+        the module's docstring); see `HubHelper`.
         """
-        desk = self._desk
+        endpoint = self._endpoint
         first, *others = self._members
         products = []
         for part in _split_words(share):
@@ -387,27 +413,28 @@ class TransferHub:
         bits = unpack_bits(share)
         own_sum = int(bits.sum()) - 2 * _add_numbers(products)
         triples = yield from self._make_triples({first: [_SIGN_TRIPLES]})
-        size = yield from _open_count(desk, first, own_sum, triples[first], is_leader=True)
+        size = yield from _open_count(endpoint, first, own_sum, triples[first], is_leader=True)
         if others:
-            yield desk.make_turn(Kind.VERDICT, dict.fromkeys(others, VERDICT.pack(size)), ())
-        return conclude_count(desk, first, size, own_size, bits, row_of_bin)
+            yield endpoint.make_turn(Kind.VERDICT, dict.fromkeys(others, VERDICT.pack(size)), ())
+        return conclude_count(endpoint, first, size, own_size, bits, row_of_bin)
 
     def _receive_corrections(self, member: str, count: int) -> Generator[Turn, Inbox, Numbers]:
+        """Receive the member's message with one number for each of `count` products of bits."""
         inbox = yield Turn((), [member])
-        body = self._desk.parse_message(inbox, member, Kind.PRODUCTS, _SUM.size * count)
+        body = self._endpoint.parse_message(inbox, member, Kind.PRODUCTS, _SUM.size * count)
         return np.frombuffer(body, "<u4")
 
     def _make_triples(
         self, plans: Mapping[str, Sequence[int]]
     ) -> Generator[Turn, Inbox, dict[str, TripleShares]]:
-        """Make batches of these numbers of words of triples with each of these members.
+        """Make triples with members, batch by batch; return the hub's shares by member.
 
-        `plans`: by member, words of each batch.
+        `plans`: by member, the words of 64 triples in each batch.
         """
         parts: dict[str, list[tuple[Words, Words, Words]]] = {member: [] for member in plans}
         for batch in range(max(map(len, plans.values()))):
             choices = {
-                member: random_words(fresh_key(), b"choices", 2 * plan[batch])
+                member: expand_words(fresh_key(), b"choices", 2 * plan[batch])
                 for member, plan in plans.items()
                 if batch < len(plan)
             }
@@ -417,160 +444,191 @@ class TransferHub:
         return {member: transfers.join_triples(own) for member, own in parts.items()}
 
     def _extend(self, choices: Mapping[str, Words]) -> Generator[Turn, Inbox, dict[str, Numbers]]:
-        """Play one batch of transfers of these choices with each of these members."""
-        desk = self._desk
+        """Run one batch of transfers with each of these members; return, by member, the hub's
+        number of each transfer.
+
+        `choices`: by member, the hub's bits, 64 transfers a word.
+        """
+        endpoint = self._endpoint
         vectors = {}
         numbers = {}
         for member, chosen in choices.items():
-            vectors[member], numbers[member] = self._ends[member].extend(chosen)
-        sending = desk.make_turn(Kind.EXTENSION, vectors, list(choices))
+            vectors[member], numbers[member] = self._receivers[member].extend(chosen)
+        sending = endpoint.make_turn(Kind.EXTENSION, vectors, list(choices))
         del vectors
         inbox = yield sending
         del sending
         proofs = {
-            member: self._ends[member].prove(
-                desk.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
+            member: self._receivers[member].prove(
+                endpoint.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
             )
             for member in choices
         }
-        yield desk.make_turn(Kind.PROOF, proofs, ())
+        yield endpoint.make_turn(Kind.PROOF, proofs, ())
         return numbers
 
 
-# A member's helper.
+# A member's triples and counts.
 
 
-def _meet_as_member(
-    desk: Desk, hub: str, inputs: Meeting
+def _start_member_transfers(
+    endpoint: Endpoint, hub: str, inputs: CircuitInputs
 ) -> Generator[Turn, Inbox, "TransferMember"]:
-    """Run the base transfers with the hub, and name or hear the first member's key."""
-    keys, choices = yield from _transfer_as_member(desk, hub, inputs, b"bits", transfers.COLUMNS)
-    end = ExtensionSender(keys, choices, _derive_hash_key(inputs, desk.me))
+    """Run the base transfers with the hub at a member; with several members, send this member's
+    public key if it is the first, else receive the first one's (steps 1 and 2 of the module's
+    docstring).
+    """
+    keys, choices = yield from _transfer_as_member(
+        endpoint, hub, inputs, b"bits", transfers.COLUMNS
+    )
+    sender = ExtensionSender(keys, choices, _derive_hash_key(inputs, endpoint.me))
     secret = fresh_key()
     sealer = None
-    if len(inputs.slots) > 1 and inputs.place:
+    has_other_members = len(inputs.slots) > 1
+    if has_other_members and inputs.member_index > 0:
         inbox = yield Turn((), [hub])
-        sealer = Sealer(secret, desk.parse_message(inbox, hub, Kind.KEY, KEY_BYTES))
-    elif len(inputs.slots) > 1:
-        yield desk.make_turn(Kind.KEY, {hub: crypto_scalarmult_base(secret)}, ())
-    return TransferMember(desk, hub, inputs, end, secret, sealer)
+        sealer = Sealer(secret, endpoint.parse_message(inbox, hub, Kind.KEY, KEY_BYTES))
+    elif has_other_members:
+        yield endpoint.make_turn(Kind.KEY, {hub: crypto_scalarmult_base(secret)}, ())
+    return TransferMember(endpoint, hub, inputs, sender, secret, sealer)
 
 
 class TransferMember:
-    """A member's end without a dealer; satisfies `MemberHelper`.
+    """A member's triples and counts without a dealer, by transfers; satisfies `MemberHelper`.
 
     Args:
-        secret: of its key, where it is the first of several; sealer: where it is not the first.
+        endpoint: the member's.
+        hub: the hub's name.
+        inputs: the member's inputs to the circuit.
+        sender: its part in the transfers with the hub.
+        secret: its private key, by which the first member decrypts the others' shares.
+        sealer: encrypts shares for the first member; None at the first member itself.
     """
 
     def __init__(
         self,
-        desk: Desk,
+        endpoint: Endpoint,
         hub: str,
-        inputs: Meeting,
-        end: ExtensionSender,
+        inputs: CircuitInputs,
+        sender: ExtensionSender,
         secret: bytes,
         sealer: "Sealer | None",
     ) -> None:
-        self._desk = desk
+        """Make the object, before the first chunk (for the arguments see the class)."""
+        self._endpoint = endpoint
         self._hub = hub
-        self._meeting = inputs
-        self._end = end
+        self._inputs = inputs
+        self._sender = sender
         self._secret = secret
         self._sealer = sealer
         self._chunk = 0
+        # At the first member, by chunk: the sum of the other members' random shares of the result.
         self._masks: list[Words] = []
         self.shares = sealer is None
 
     def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
-        """Make the triples of a chunk with the hub, and at the first member those for all."""
-        pair_words, all_words = count_triple_words(words, self._meeting.slots)
+        """Make the triples for a chunk with the hub: those for the comparison, and at the first
+        member those for the AND over all; see `MemberHelper`.
+        """
+        pair_words, all_words = count_triple_words(words, self._inputs.slots)
         more = all_words if self.shares else 0
-        plan = transfers.split_triples(pair_words[self._meeting.place], more=more)
+        plan = transfers.split_triples(pair_words[self._inputs.member_index], more=more)
         triples = yield from self._make_triples(plan)
         return triples, triples.split_off(more)
 
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Seal the own shares for the first member; or open those of all others, and AND."""
-        desk = self._desk
+        """Return this member's share of the AND over all members (step 2 of the module's
+        docstring); see `MemberHelper`.
+
+        The first member decrypts the others' shares and computes the AND with the hub. Another one
+        encrypts its share for the first member, and returns a random share of the result.
+        """
+        endpoint = self._endpoint
         words = len(bits_W)
         nonce = self._chunk.to_bytes(_NONCE_BYTES, "big")
         self._chunk += 1
         if self._sealer is not None:
-            share = random_words(fresh_key(), b"share", words)
+            share = expand_words(fresh_key(), b"share", words)
             content = bits_W.tobytes() + share.tobytes()
             sealed = self._sealer.seal(content, nonce, hub=self._hub)
-            yield desk.make_turn(Kind.SEALED, {self._hub: sealed}, ())
+            yield endpoint.make_turn(Kind.SEALED, {self._hub: sealed}, ())
             return share
-        others = len(self._meeting.slots) - 1
-        opened = np.empty((others, 2, words), np.uint64)
+        others = len(self._inputs.slots) - 1
+        # Of each other member its share of the bits, and its random share of the result.
+        others_shares = np.empty((others, 2, words), np.uint64)
         if others:
-            length = _sealed_bytes(words)
+            length = _count_sealed_bytes(words)
             inbox = yield Turn((), [self._hub])
-            body = desk.parse_message(inbox, self._hub, Kind.RELAYED, others * length)
-            for place in range(others):
-                sealed = body[place * length : (place + 1) * length]
+            body = endpoint.parse_message(inbox, self._hub, Kind.RELAYED, others * length)
+            for index in range(others):
+                sealed = body[index * length : (index + 1) * length]
                 content = _open_sealed(sealed, nonce, self._secret, self._hub)
-                opened[place] = np.frombuffer(content, WORD).reshape(2, words)
+                others_shares[index] = np.frombuffer(content, WORD).reshape(2, words)
         share = yield from combine_member_bits(
-            desk,
-            np.concatenate([bits_W[None], opened[:, 0]]),
+            endpoint,
+            np.concatenate([bits_W[None], others_shares[:, 0]]),
             triples,
             hub=self._hub,
             members=(),
             gate=gate,
         )
-        self._masks.append(np.bitwise_xor.reduce(opened[:, 1], axis=0))
+        self._masks.append(np.bitwise_xor.reduce(others_shares[:, 1], axis=0))
         return share
 
     def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
-        """Count with the hub, or hear its verdict.
-
-        `own_size`: how many IDs this party has.
+        """Count the common IDs with the hub, or, if this is not the first member, receive the
+        hub's verdict (step 3 of the module's docstring); see `MemberHelper`.
         """
-        desk = self._desk
+        endpoint = self._endpoint
         hub = self._hub
         if not self.shares:
             inbox = yield Turn((), [hub])
-            body = desk.parse_message(inbox, hub, Kind.VERDICT, VERDICT.size)
+            body = endpoint.parse_message(inbox, hub, Kind.VERDICT, VERDICT.size)
             (size,) = VERDICT.unpack(body)
-            return conclude_count(desk, hub, size, own_size, unpack_bits(share), None)
+            return conclude_count(endpoint, hub, size, own_size, unpack_bits(share), None)
         bits = unpack_bits(share)
-        zeros = []
+        numbers_of_zero = []
         for part in _split_words(share):
-            known, other = yield from self._extend(len(part))
-            corrections = (known - other + unpack_bits(part)).astype("<u4")
-            yield desk.make_turn(Kind.PRODUCTS, {hub: corrections.tobytes()}, ())
-            zeros.append(known)
-        own_sum = int(bits.sum()) + 2 * _add_numbers(zeros)
+            of_zero, of_one = yield from self._extend(len(part))
+            corrections = (of_zero - of_one + unpack_bits(part)).astype("<u4")
+            yield endpoint.make_turn(Kind.PRODUCTS, {hub: corrections.tobytes()}, ())
+            numbers_of_zero.append(of_zero)
+        own_sum = int(bits.sum()) + 2 * _add_numbers(numbers_of_zero)
         triples = yield from self._make_triples([_SIGN_TRIPLES])
-        size = yield from _open_count(desk, hub, own_sum, triples, is_leader=False)
+        size = yield from _open_count(endpoint, hub, own_sum, triples, is_leader=False)
         masked = share ^ np.concatenate(self._masks)
-        return conclude_count(desk, hub, size, own_size, unpack_bits(masked), None)
+        return conclude_count(endpoint, hub, size, own_size, unpack_bits(masked), None)
 
     def _make_triples(self, plan: Sequence[int]) -> Generator[Turn, Inbox, TripleShares]:
-        """Make batches of these numbers of words of triples with the hub."""
+        """Make triples with the hub, batch by batch; return this member's shares.
+
+        `plan`: the words of 64 triples in each batch.
+        """
         parts = []
         for words in plan:
-            zeros, ones = yield from self._extend(2 * words)
-            parts.append(transfers.derive_triples(zeros, ones))
+            numbers_of_zero, numbers_of_one = yield from self._extend(2 * words)
+            parts.append(transfers.derive_triples(numbers_of_zero, numbers_of_one))
         return transfers.join_triples(parts)
 
     def _extend(self, words: int) -> Generator[Turn, Inbox, tuple[Numbers, Numbers]]:
-        """Play one batch of 64 `words` transfers; return both numbers of each, once checked."""
-        desk = self._desk
+        """Run one batch of 64 `words` transfers with the hub, and check its proof; return this
+        member's numbers for choice 0 and for choice 1.
+        """
+        endpoint = self._endpoint
         hub = self._hub
         inbox = yield Turn((), [hub])
-        vector = desk.parse_message(inbox, hub, Kind.EXTENSION, transfers.vector_bytes(words))
+        vector = endpoint.parse_message(
+            inbox, hub, Kind.EXTENSION, transfers.count_vector_bytes(words)
+        )
         challenge = fresh_key()
-        yield Turn(desk.make_turn(Kind.CHALLENGE, {hub: challenge}, ()).outgoing, ())
-        numbers = self._end.open_vector(vector, words, challenge)
+        yield Turn(endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, ()).outgoing, ())
+        numbers = self._sender.open_vector(vector, words, challenge)
         del inbox, vector
         inbox = yield Turn((), [hub])
-        proof = desk.parse_message(inbox, hub, Kind.PROOF, transfers.PROOF_BYTES)
-        self._end.check_proof(proof, hub)
+        proof = endpoint.parse_message(inbox, hub, Kind.PROOF, transfers.PROOF_BYTES)
+        self._sender.check_proof(proof, hub)
         return numbers
 
 
@@ -578,21 +636,24 @@ class TransferMember:
 
 
 class Sealer:
-    """A sealer of a member's shares for the first member, by X25519, XSalsa20 and Poly1305.
+    """The encryption of a member's shares for the first member, by X25519, XSalsa20 and Poly1305.
 
     Args:
-        secret: 32 bytes for this intersection alone; public: the first member's key.
+        secret: this member's private key, 32 bytes, used for this intersection only.
+        public: the first member's public key.
     """
 
     def __init__(self, secret: bytes, public: bytes) -> None:
+        """Keep the keys (for the arguments see the class)."""
         self._secret = secret
         self._public = public
         self._own_public = crypto_scalarmult_base(secret)
 
     def seal(self, content: bytes, nonce: bytes, *, hub: str) -> bytes:
-        """Return the own public key and the sealed content; a nonce serves once.
+        """Return this member's public key, followed by the encrypted content; each nonce is used
+        once.
 
-        Raises RemoteProtocolError: the key that the hub handed on is none.
+        Raises RemoteProtocolError: the first member's key, which `hub` forwarded, is of low order.
         """
         try:
             box = crypto_box(content, nonce, self._public, self._secret)
@@ -605,9 +666,15 @@ class Sealer:
 
 
 def _open_sealed(sealed: bytes, nonce: bytes, secret: bytes, hub: str) -> bytes:
-    """Return what another member sealed. Raises RemoteProtocolError: it was altered on its way.
+    """Return the content that another member encrypted by `Sealer.seal`.
 
-    `nonce`: of the AEAD. `secret`: the key both members share. `hub`: the hub's name.
+    Args:
+        sealed: its public key and the encrypted content.
+        nonce: that it used.
+        secret: this member's private key.
+        hub: who forwarded it, for errors.
+
+    Raises RemoteProtocolError: it does not authenticate.
     """
     try:
         return crypto_box_open(sealed[KEY_BYTES:], nonce, sealed[:KEY_BYTES], secret)
@@ -617,81 +684,97 @@ def _open_sealed(sealed: bytes, nonce: bytes, secret: bytes, hub: str) -> bytes:
         ) from None
 
 
-def _sealed_bytes(words: int) -> int:
-    """Return the bytes of sealed shares of so many words: a key, the box, two words each."""
+def _count_sealed_bytes(words: int) -> int:
+    """Return the bytes of a member's encrypted shares for a chunk of this number of words: a public
+    key, an authenticator, and two shares.
+    """
     return KEY_BYTES + _BOX_BYTES + 2 * WORD.itemsize * words
 
 
 def _split_words(words: Words) -> Iterator[Words]:
-    """Split words into batches of transfers."""
-    most = transfers.BATCH_WORDS
-    return (words[start : start + most] for start in range(0, len(words), most))
+    """Return the words in pieces of at most one batch of transfers."""
+    max_words = transfers.BATCH_WORDS
+    return (words[start : start + max_words] for start in range(0, len(words), max_words))
 
 
 def _add_numbers(parts: Sequence[Numbers]) -> int:
-    """Return the sum of all numbers."""
+    """Return the sum of the numbers in all parts."""
     return sum(int(part.sum(dtype=np.uint64)) for part in parts)
 
 
 def _open_count(
-    desk: Desk, peer: str, own_sum: int, triples: TripleShares, *, is_leader: bool
+    endpoint: Endpoint, peer: str, own_sum: int, triples: TripleShares, *, is_leader: bool
 ) -> Generator[Turn, Inbox, int]:
-    """Compare the shared sum with the minimum; return the verdict, as of a dealer.
+    """Compare the number of common IDs, of which hub and first member have additive shares modulo
+    2^32, with the agreed minimum; return the verdict: `TOO_FEW`, `ENOUGH`, or the number if it is
+    the output.
 
-    `own_sum`: this party's share of the number of common IDs. `is_leader`: whether this is the one
-    party that adds the public terms.
+    Args:
+        endpoint: this party's.
+        peer: the other of the two.
+        own_sum: this party's share of the number.
+        triples: `_SIGN_TRIPLES` words.
+        is_leader: whether this is the hub, which subtracts the minimum and adds public terms.
 
     Raises RemoteProtocolError: the peer's share of the sign is no bit.
     """
-    offset = desk.agreement.minimum_rows if is_leader else 0
-    sign = yield from _share_sign(desk, peer, own_sum - offset, triples, is_leader=is_leader)
-    inbox = yield desk.make_turn(Kind.COUNT, {peer: bytes([sign])}, [peer])
-    (other,) = desk.parse_message(inbox, peer, Kind.COUNT, 1)
+    offset = endpoint.agreement.minimum_rows if is_leader else 0
+    sign = yield from _share_sign(endpoint, peer, own_sum - offset, triples, is_leader=is_leader)
+    inbox = yield endpoint.make_turn(Kind.COUNT, {peer: bytes([sign])}, [peer])
+    (other,) = endpoint.parse_message(inbox, peer, Kind.COUNT, 1)
     if other > 1:
         raise RemoteProtocolError(f"{peer} sent {other} as its share of a bit, expected 0 or 1")
     if sign ^ other:
         return TOO_FEW
-    if desk.agreement.output is not Output.SIZE:
+    if endpoint.agreement.output is not Output.SIZE:
         return ENOUGH
     own_share = own_sum % _MODULUS
-    inbox = yield desk.make_turn(Kind.SUM, {peer: _SUM.pack(own_share)}, [peer])
-    (other_share,) = _SUM.unpack(desk.parse_message(inbox, peer, Kind.SUM, _SUM.size))
+    inbox = yield endpoint.make_turn(Kind.SUM, {peer: _SUM.pack(own_share)}, [peer])
+    (other_share,) = _SUM.unpack(endpoint.parse_message(inbox, peer, Kind.SUM, _SUM.size))
     return int((own_share + other_share) % _MODULUS)
 
 
 def _share_sign(
-    desk: Desk, peer: str, own_size: int, triples: TripleShares, *, is_leader: bool
+    endpoint: Endpoint, peer: str, own_number: int, triples: TripleShares, *, is_leader: bool
 ) -> Generator[Turn, Inbox, int]:
-    """Return a share of bit 31 of the sum of both parties' numbers, modulo 2^32.
+    """Return this party's XOR share of bit 31, the sign, of the sum of both parties' numbers modulo
+    2^32, by a carry-lookahead adder (Kogge and Stone 1973).
 
-    All 32 places lie in one word, of which a shift by k moves each up by k.
+    All 32 positions are bits of one word. Position i generates a carry if both numbers have its
+    bit, and propagates one if exactly one number has it; a shift by k aligns position i - k with i.
 
-    `own_size`: how many IDs this party has. `is_leader`: whether this is the one party that adds
-    the public terms.
+    Args:
+        endpoint: this party's.
+        peer: the other party.
+        own_number: this party's number.
+        triples: `_SIGN_TRIPLES` words.
+        is_leader: whether this party adds public terms; exactly one does.
     """
-    bits = np.array([own_size % _MODULUS], np.uint64)
-    nothing = np.zeros_like(bits)
-    left, right = (bits, nothing) if is_leader else (nothing, bits)
-    carries = yield from _and_with(desk, peer, left, right, triples, is_leader=is_leader)
-    spreads = bits
+    bits = np.array([own_number % _MODULUS], np.uint64)
+    zeros = np.zeros_like(bits)
+    # Shares of the two numbers' bits: each party knows its own number and has 0 for the other.
+    left, right = (bits, zeros) if is_leader else (zeros, bits)
+    generates = yield from _and_with(endpoint, peer, left, right, triples, is_leader=is_leader)
+    propagates = bits
     for shift in _SHIFTS:
-        lower = np.stack([carries, spreads]) << np.uint64(shift)
+        lower = np.stack([generates, propagates]) << np.uint64(shift)
         both = yield from _and_with(
-            desk, peer, np.stack([spreads, spreads]), lower, triples, is_leader=is_leader
+            endpoint, peer, np.stack([propagates, propagates]), lower, triples, is_leader=is_leader
         )
-        carries = carries ^ both[0]
-        spreads = both[1]
-    return int((bits[0] ^ carries[0] << np.uint64(1)) >> np.uint64(_SIGN_BIT)) & 1
+        generates = generates ^ both[0]
+        propagates = both[1]
+    carries = generates[0] << np.uint64(1)
+    return int((bits[0] ^ carries) >> np.uint64(_SIGN_BIT)) & 1
 
 
 def _and_with(
-    desk: Desk, peer: str, x: Words, y: Words, triples: TripleShares, *, is_leader: bool
+    endpoint: Endpoint, peer: str, x: Words, y: Words, triples: TripleShares, *, is_leader: bool
 ) -> Generator[Turn, Inbox, Words]:
-    """Return shares of x AND y.
+    """Return this party's share of x AND y, computed with one peer from its shares of x and y.
 
-    `is_leader`: whether this is the one party that adds the public terms.
+    `is_leader`: whether this party adds the public term; exactly one does.
     """
     gate = BeaverAnd(x, y, triples.take_triple(x.shape), is_leader=is_leader)
     own = gate.mask_inputs()
-    inbox = yield desk.make_turn(Kind.MASKED, {peer: own.tobytes()}, [peer])
-    return gate.compute_share(own ^ desk.parse_words(inbox, peer, Kind.MASKED, own.shape))
+    inbox = yield endpoint.make_turn(Kind.MASKED, {peer: own.tobytes()}, [peer])
+    return gate.compute_share(own ^ endpoint.parse_words(inbox, peer, Kind.MASKED, own.shape))

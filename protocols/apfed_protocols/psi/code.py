@@ -1,4 +1,4 @@
-"""A linear code by which two different words differ in at least 128 places: extended BCH [512, 85].
+"""A linear code whose words differ in at least 128 bits from each other: extended BCH [512, 85].
 
 Run by: hub and member of `apfed_protocols.psi.ot`, on public arithmetic. The code has the words of
 511 bits that, as polynomials over GF(2), have the roots x, x^2, ..., x^126 in GF(2^9), and one bit
@@ -16,7 +16,7 @@ from functools import cache
 
 import numpy as np
 
-from apfed_protocols.psi.store import Elements, from_bytes, gather_sums, subset_sums
+from apfed_protocols.psi.store import Elements, compute_subset_sums, from_bytes, gather_sums
 
 __all__ = [
     "DIMENSION",
@@ -24,8 +24,8 @@ __all__ = [
     "LENGTH",
     "WORDS",
     "encode_words",
-    "keep_message_bits",
     "make_generator",
+    "mask_message_bits",
 ]
 
 LENGTH = 512
@@ -33,15 +33,17 @@ DIMENSION = 85
 DISTANCE = 128
 WORDS = LENGTH // 64
 _DEGREE = 9
-_FIELD = 0b1000010001  # x^9 + x^4 + 1, of which x is a primitive root
-_CYCLE = 2**_DEGREE - 1
+_FIELD_POLYNOMIAL = 0b1000010001  # x^9 + x^4 + 1, of which x is a primitive root
+_CYCLE = 2**_DEGREE - 1  # the order of x in GF(2^9), and the length of the code before extension
 _ROOTS = DISTANCE - 2
-_MESSAGE = np.array([2**64 - 1, (1 << (DIMENSION - 64)) - 1], np.uint64)
+_MESSAGE_MASK = np.array([2**64 - 1, (1 << (DIMENSION - 64)) - 1], np.uint64)
 
 
-def keep_message_bits(values: Elements) -> Elements:
-    """Return the first 85 bits of each element, shape (n, 2)."""
-    return values & _MESSAGE
+def mask_message_bits(values: Elements) -> Elements:
+    """Return 128-bit elements, (n, 2), with all but their first 85 bits set to 0: messages of the
+    code.
+    """
+    return values & _MESSAGE_MASK
 
 
 def encode_words(messages: Elements) -> Elements:
@@ -51,79 +53,92 @@ def encode_words(messages: Elements) -> Elements:
 
 @cache
 def _make_tables() -> Elements:
-    """Return the sums of each eight rows of the generator matrix, (11, 256, 8)."""
-    spare = -DIMENSION % 8
+    """Return tables of the sums of rows of the generator matrix, eight rows a table, (11, 256, 8);
+    rows of zeros fill the last one.
+    """
+    missing_rows = -DIMENSION % 8
     content = b"".join(row.to_bytes(LENGTH // 8, "little") for row in make_generator())
-    rows = from_bytes(content + bytes(spare * LENGTH // 8)).reshape(-1, WORDS)
-    return subset_sums(rows)
+    rows = from_bytes(content + bytes(missing_rows * LENGTH // 8)).reshape(-1, WORDS)
+    return compute_subset_sums(rows)
 
 
 @cache
 def make_generator() -> tuple[int, ...]:
-    """Return the 85 rows of the generator matrix as numbers of 512 bits, lowest place first."""
+    """Return the 85 rows of the generator matrix as numbers of 512 bits: bit q of a number is
+    column q. The first 85 columns are the identity matrix.
+    """
     polynomial = _multiply_minimal_polynomials()
     degree = polynomial.bit_length() - 1
     assert _CYCLE - degree == DIMENSION
     rows = []
-    for place in range(DIMENSION):
-        remainder = _reduce(1 << (degree + place), polynomial)
-        row = 1 << place | remainder << DIMENSION
-        rows.append(row | (row.bit_count() & 1) << _CYCLE)
+    for position in range(DIMENSION):
+        check_bits = _reduce(1 << (degree + position), polynomial)
+        word = (1 << position) | (check_bits << DIMENSION)
+        parity = word.bit_count() & 1
+        rows.append(word | (parity << _CYCLE))
     return tuple(rows)
 
 
 def _multiply_minimal_polynomials() -> int:
-    """Return the product of the minimal polynomials of x, x^2, ..., x^126, over GF(2)."""
+    """Return the product over GF(2) of the minimal polynomials of x, x^2, ..., x^126, each taken
+    once; bit k is the coefficient of degree k.
+    """
     powers = _list_powers()
     product = 1
-    seen = set[int]()
+    covered_exponents = set[int]()
     for exponent in range(1, _ROOTS + 1):
-        if exponent in seen:
+        if exponent in covered_exponents:
             continue
-        conjugates = {(exponent << square) % _CYCLE for square in range(_DEGREE)}
-        seen |= conjugates
+        conjugates = {(exponent << squarings) % _CYCLE for squarings in range(_DEGREE)}
+        covered_exponents |= conjugates
         coefficients = [1]  # of a polynomial over GF(2^9), the lowest first
         for conjugate in conjugates:
             coefficients = _multiply_by_root(coefficients, conjugate, powers)
-        minimal = sum(coefficient << place for place, coefficient in enumerate(coefficients))
+        # All coefficients of a minimal polynomial are 0 or 1.
+        minimal = sum(coefficient << degree for degree, coefficient in enumerate(coefficients))
         product = _multiply(product, minimal)
     return product
 
 
 def _list_powers() -> list[int]:
-    """Return the powers of x in GF(2^9) from 0 to 510, as bits."""
+    """Return x^0 to x^510 in GF(2^9), as numbers of 9 bits."""
     powers = [1]
     for _ in range(_CYCLE - 1):
-        following = powers[-1] << 1
-        powers.append(following ^ _FIELD if following >> _DEGREE else following)
+        next_power = powers[-1] << 1
+        has_overflow = next_power >> _DEGREE
+        powers.append(next_power ^ _FIELD_POLYNOMIAL if has_overflow else next_power)
     return powers
 
 
 def _multiply_by_root(coefficients: list[int], exponent: int, powers: list[int]) -> list[int]:
-    """Multiply a polynomial over GF(2^9) by z minus this power of x.
+    """Return a polynomial in z over GF(2^9) multiplied by (z - x^exponent).
 
-    `exponent`: of the root x^exponent.
+    Args:
+        coefficients: of the polynomial, the lowest degree first, as numbers of 9 bits.
+        exponent: of the new root.
+        powers: x^0 to x^510 (`_list_powers`).
     """
-    log = {power: place for place, power in enumerate(powers)}
-    scaled = [
-        powers[(log[coefficient] + exponent) % _CYCLE] if coefficient else 0
+    logarithm = {power: degree for degree, power in enumerate(powers)}
+    times_root = [
+        powers[(logarithm[coefficient] + exponent) % _CYCLE] if coefficient else 0
         for coefficient in coefficients
     ]
-    return [low ^ high for low, high in zip([*scaled, 0], [0, *coefficients], strict=True)]
+    times_z = [0, *coefficients]
+    return [left ^ right for left, right in zip([*times_root, 0], times_z, strict=True)]
 
 
 def _multiply(left: int, right: int) -> int:
-    """Multiply two polynomials over GF(2)."""
+    """Return the product of two polynomials over GF(2); bit k is the coefficient of degree k."""
     product = 0
     while right:
-        low = right & -right
-        product ^= left * low
-        right ^= low
+        lowest_term = right & -right
+        product ^= left * lowest_term
+        right ^= lowest_term
     return product
 
 
 def _reduce(value: int, modulus: int) -> int:
-    """Return a polynomial over GF(2) modulo another one."""
+    """Return a polynomial over GF(2) modulo another one; bit k is the coefficient of degree k."""
     length = modulus.bit_length()
     while value.bit_length() >= length:
         value ^= modulus << (value.bit_length() - length)

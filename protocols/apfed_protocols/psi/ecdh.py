@@ -5,7 +5,7 @@ links. Protects from: semi-honest parties that follow the protocol and look at w
 got. A party that lies about its set learns what a set with these IDs would learn.
 
 With a_i the hub's fresh scalar for member i, b_i the member's, and P(x) an ID on the curve
-(`to_curve`), each list in a fresh random order of its sender:
+(`map_to_curve`), each list in a fresh random order of its sender:
 
 1. hub -> i: a_i P(x) for its IDs; i -> hub: b_i P(y) for its IDs (at the same time).
 2. i -> hub: b_i a_i P(x) in the order received, as 16-byte tags. The hub computes
@@ -78,12 +78,12 @@ from apfed_protocols.psi.interface import (
     Script,
     Turn,
     check_parties,
+    count_message_bytes,
     digest_each,
-    message_bytes,
     open_rows,
     parse_opened_rows,
 )
-from apfed_protocols.psi.interface import Desk as AnyDesk
+from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.randomness import derive_key, fresh_key, random_permutation
 
 Rows = NDArray[np.int64]
@@ -107,11 +107,13 @@ _PRIME = mpz(2**255 - 19)
 _CURVE_A = mpz(486662)
 _BELOW_2_255 = mpz(2**255 - 1)
 
-# Takes some 30 ms: that soon a thread ends whose work is called off.
+# A piece takes some 30 ms, after which a thread whose work was cancelled ends.
 _POINTS_OF_A_PIECE = 1_000
 
 
 class Kind(IntEnum):
+    """The kinds of messages of this backend."""
+
     BLINDED = 1
     TAGS = 2
     ROWS = 3
@@ -130,7 +132,9 @@ _ITEM_BYTES: Mapping[int, int] = {
 }
 
 
-class Desk(AnyDesk[Kind]):
+class Endpoint(AnyEndpoint[Kind]):
+    """A party's endpoint of this backend."""
+
     kinds = Kind
     version = _VERSION
     item_bytes = _ITEM_BYTES
@@ -140,7 +144,9 @@ class Desk(AnyDesk[Kind]):
 class _Blinding:
     """The secrets with which one party blinds its IDs for a peer.
 
-    `order` has the own row at each place.
+    Attributes:
+        scalar: by which it multiplies points, 32 bytes.
+        order: the own row at each position of the list that it sends.
     """
 
     scalar: bytes = field(repr=False)
@@ -148,73 +154,83 @@ class _Blinding:
 
 
 class _EcdhRole(Aligner, ABC):
+    """Base of the hub's and the members' roles."""
+
     def __init__(
         self, me: str, peers: Sequence[str], ids: Sequence[bytes], backend: "EcdhIntersection"
     ) -> None:
-        """Make a party's role in the ECDH intersection: hash its IDs, and draw one blinding for
-        each peer.
+        """Make the role of `me`: hash its IDs, and draw secrets to blind them for each peer.
 
-        `peers`: names of the parties that it compares IDs with.
+        Args:
+            me: this party's name.
+            peers: the parties that it compares IDs with.
+            ids: its IDs.
+            backend: the intersection, with this party's own choices.
         """
         agreement = backend.agreement
         self._backend = backend
-        self._desk = Desk(me, agreement)
+        self._endpoint = Endpoint(me, agreement)
         self._size = len(ids)
         self._digests = np.frombuffer(digest_ids(ids, session=agreement.digest), np.uint8)
         self._blindings = {peer: self._make_blinding(me, peer) for peer in peers}
-        # how long messages are, follows from how many items they may have
+        # The endpoint limits the number of items, and so the length, of messages.
         super().__init__(me, peers, agreement.output, self._run_role(), longest=sys.maxsize)
 
     @abstractmethod
     def _run_role(self) -> Script:
-        """Play the role from the first message to the last."""
+        """Run the role from the first message to the last."""
 
     def _make_blinding(self, me: str, peer: str) -> _Blinding:
-        """Return scalar and order for one peer: fresh, or derived from the backend's secret so that
-        a resumed attempt repeats the same messages.
+        """Return the scalar and order with which `me` blinds its IDs for `peer`: fresh, or derived
+        from the backend's secret so that a resumed attempt repeats the same messages.
         """
         secret = self._backend.secret
         if secret is None:
             return _Blinding(fresh_key(), random_permutation(self._size))
-        key = derive_key(secret, b"ecdh", self._desk.agreement.digest, peer.encode())
+        key = derive_key(secret, b"ecdh", self._endpoint.agreement.digest, peer.encode())
         order = random_permutation(self._size, key=derive_key(key, b"order"))
         return _Blinding(derive_key(key, b"scalar"), order)
 
     def _blind_ids(self, awaited: Collection[str] = ()) -> Turn:
-        """Send each peer the own IDs, blinded, with the ID of row `order[k]` at place k.
-
-        `awaited`: peers whose message comes next.
+        """Return the turn that sends each peer this party's blinded IDs, the ID of row `order[k]`
+        at position k, and then waits for the parties in `awaited`.
         """
         digests = self._digests.reshape(-1, POINT_BYTES)
         bodies = {}
         for peer, blinding in self._blindings.items():
             blocks = digests[blinding.order].tobytes()
-            work = partial(blind_digests, blinding.scalar)
-            bodies[peer] = self._map_blocks("blinding its own IDs", work, blocks)
-        return self._desk.make_turn(Kind.BLINDED, bodies, awaited)
+            blind = partial(blind_digests, blinding.scalar)
+            bodies[peer] = self._map_blocks("blinding its own IDs", blind, blocks)
+        return self._endpoint.make_turn(Kind.BLINDED, bodies, awaited)
 
     def _compute_tags(self, inbox: Inbox, sender: str) -> NDArray[np.uint8]:
-        """Return the tags, (n, 16), of the blinded IDs of `sender` under this party's scalar.
-        Raises RemoteProtocolError: bytes that are no points, or one ID blinded in two ways.
+        """Multiply the blinded IDs from `sender`, whose message is in `inbox`, by this party's
+        scalar; return their tags, the first 16 bytes of each, (n, 16), in the order received.
+
+        Raises RemoteProtocolError: they are no points, not as many as expected, or one ID was
+        blinded in two ways.
         """
-        points = self._desk.parse_message(inbox, sender, Kind.BLINDED)
+        points = self._endpoint.parse_message(inbox, sender, Kind.BLINDED)
         self._backend.require_expected_size(sender, len(points) // POINT_BYTES)
         check_points(sender, points)
-        by_scalar = partial(multiply_points, self._blindings[sender].scalar)
-        tags = self._map_blocks(f"blinding the IDs of {sender}", by_scalar, points)
-        if len(set(split_points(tags))) * POINT_BYTES < len(tags):
-            # they differ by points of low order, which multiplying by a scalar takes away
+        multiply = partial(multiply_points, self._blindings[sender].scalar)
+        products = self._map_blocks(f"blinding the IDs of {sender}", multiply, points)
+        if len(set(split_points(products))) * POINT_BYTES < len(products):
+            # Different points with equal products differ by a point of low order.
             raise RemoteProtocolError(
                 f"{sender} sent one blinded ID in two ways; it does not follow the protocol"
             )
-        return np.frombuffer(tags, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
+        return np.frombuffer(products, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
     def _map_blocks(self, subject: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
-        """Apply `work` to 32-byte blocks in threads, and report progress as `subject`."""
+        """Return `map_in_threads` of these 32-byte blocks with the backend's threads, and report
+        progress with this work under the name `subject`.
+        """
         backend = self._backend
         total = len(blocks) // POINT_BYTES
 
         def report_progress(done: int) -> None:
+            """Report that `done` blocks are done, if the caller wants reports."""
             if backend.progress is not None:
                 backend.progress(Progress(self._me, subject, done, total))
 
@@ -222,10 +238,10 @@ class _EcdhRole(Aligner, ABC):
 
 
 class EcdhIntersection(ResumableIntersection):
-    """The backend `ecdh`. Few bytes, no helper party; see `leaks`.
+    """The backend `ecdh`: few bytes and no dealer; what it reveals is in `leaks`.
 
     Args:
-        threads: how many this party blinds with; None means one for each processor.
+        threads: how many this party blinds with; None: one for each processor.
         secret, expected_sizes: see `ResumableIntersection`.
     """
 
@@ -241,22 +257,22 @@ class EcdhIntersection(ResumableIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: each list has as many points as were announced, each of one ID."""
+        """Return the guesses: a list has at most the announced number of points, and each point
+        tests one ID.
+        """
         return Guesses(hub=maximum_ids, member=maximum_ids)
 
     @staticmethod
-    def longest_message(ids: int) -> int:
-        return message_bytes(POINT_BYTES * ids)
+    def compute_longest_message(ids: int) -> int:
+        return count_message_bytes(POINT_BYTES * ids)
 
     @property
     def longest(self) -> int:
-        return self.longest_message(self.agreement.maximum_ids)
+        return self.compute_longest_message(self.agreement.maximum_ids)
 
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
-        """Return the active's side. Raises LocalProtocolError: only the size is to open, of more
-        than two parties.
-
-        `members`: names of all parties but the hub.
+        """Return the hub's role. Raises LocalProtocolError: only the size is to be revealed and
+        there is more than one member; or as `SetIntersection.make_hub`.
         """
         check_parties(me, members)
         if self.agreement.output is Output.SIZE and len(members) > 1:
@@ -279,23 +295,25 @@ class EcdhIntersection(ResumableIntersection):
 
 
 class EcdhHub(_EcdhRole):
+    """The hub's role."""
+
     def __init__(
         self, me: str, members: Sequence[str], ids: Sequence[bytes], backend: EcdhIntersection
     ) -> None:
-        """Make the hub's role; it collects each member's places."""
+        """Make the role of the hub `me`; the arguments are those of `_EcdhRole`."""
         super().__init__(me, members, ids, backend)
-        self._places: dict[str, Rows] = {}
+        self._positions: dict[str, Rows] = {}
 
     @property
     def overlaps(self) -> dict[str, Rows]:
-        """Return the own rows shared with each member, ascending: the hub learns them whatever is
-        opened.
+        """Return, by member, the hub's rows that the member has, ascending; the hub learns them
+        whatever is revealed.
         """
-        return {member: np.flatnonzero(place >= 0) for member, place in self._places.items()}
+        return {member: np.flatnonzero(of_rows >= 0) for member, of_rows in self._positions.items()}
 
     def _run_role(self) -> Script:
-        """Send the blinded IDs, tag those of each member, match the tags that members return, and
-        open.
+        """Send blinded IDs, compute tags of each member's IDs, match them with the tags that the
+        members return, and reveal the agreed output (steps 1 to 3 of the module's docstring).
         """
         own_tags = {}
         members = list(self._blindings)
@@ -305,63 +323,81 @@ class EcdhHub(_EcdhRole):
             own_tags[member] = split_points(self._compute_tags(inbox, member).tobytes(), TAG_BYTES)
         for member in members:
             inbox = yield Turn((), [member])
-            tags = split_points(self._desk.parse_message(inbox, member, Kind.TAGS), TAG_BYTES)
-            self._places[member] = self._match_rows(member, tags, own_tags[member])
-        return (yield from open_rows(self._desk, self._places))
+            tags = split_points(self._endpoint.parse_message(inbox, member, Kind.TAGS), TAG_BYTES)
+            self._positions[member] = self._match_rows(member, tags, own_tags[member])
+        return (yield from open_rows(self._endpoint, self._positions))
 
-    def _match_rows(self, sender: str, tags: list[bytes], own_tags: list[bytes]) -> Rows:
-        """Return, for each own row, its place in the list of `sender`; -1 where it has none."""
-        row_of_tag = dict(zip(tags, self._blindings[sender].order.tolist(), strict=False))
-        if not len(row_of_tag) == len(tags) == self._size:
+    def _match_rows(
+        self, member: str, returned_tags: list[bytes], member_tags: list[bytes]
+    ) -> Rows:
+        """Return, for each of the hub's rows, its position in the member's list; -1 if it has none.
+
+        Args:
+            member: its name.
+            returned_tags: of the hub's IDs, computed by the member, in the order that the hub sent.
+            member_tags: of the member's IDs, computed by the hub, in the member's order.
+
+        Raises RemoteProtocolError: the member returned not one different tag for each ID.
+        """
+        sent_order = self._blindings[member].order.tolist()
+        row_by_tag = dict(zip(returned_tags, sent_order, strict=False))
+        if not len(row_by_tag) == len(returned_tags) == self._size:
             raise RemoteProtocolError(
-                f"{sender} returned {len(row_of_tag)} different tags for the {self._size} "
+                f"{member} returned {len(row_by_tag)} different tags for the {self._size} "
                 f"blinded IDs of {self._me}"
             )
-        rows = np.array([row_of_tag.get(tag, -1) for tag in own_tags], np.int64)
-        places = np.full(self._size, -1, np.int64)
+        rows = np.array([row_by_tag.get(tag, -1) for tag in member_tags], np.int64)
+        positions = np.full(self._size, -1, np.int64)
         shared = np.flatnonzero(rows >= 0)
-        places[rows[shared]] = shared
-        return places
+        positions[rows[shared]] = shared
+        return positions
 
 
 class EcdhMember(_EcdhRole):
+    """A member's role."""
+
     def __init__(self, me: str, hub: str, ids: Sequence[bytes], backend: EcdhIntersection) -> None:
+        """Make the role of the member `me`; the other arguments are those of `_EcdhRole`."""
         super().__init__(me, [hub], ids, backend)
         self._hub = hub
 
     def _run_role(self) -> Script:
-        """Run a member's script: send this party's blinded IDs, return the tags of the hub's IDs
-        (shuffled if only the size is revealed), and read which rows the hub reveals.
+        """Send this party's blinded IDs, return the tags of the hub's IDs (shuffled if only the
+        size is revealed), and parse what the hub reveals (steps 1 to 3 of the module's docstring).
         """
         inbox = yield self._blind_ids([self._hub])
         tags = self._compute_tags(inbox, self._hub)
         if self._output is Output.SIZE:
             tags = tags[random_permutation(len(tags))]
-        inbox = yield self._desk.make_turn(Kind.TAGS, {self._hub: tags.tobytes()}, [self._hub])
+        inbox = yield self._endpoint.make_turn(Kind.TAGS, {self._hub: tags.tobytes()}, [self._hub])
         order = self._blindings[self._hub].order
-        return parse_opened_rows(self._desk, inbox, self._hub, order, len(tags))
+        return parse_opened_rows(self._endpoint, inbox, self._hub, order, len(tags))
 
 
 def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
-    """Return a 32-byte digest of each ID: BLAKE2b keyed with the 32 bytes `session`.
+    """Return a 32-byte digest of each ID, joined: BLAKE2b keyed with the 32 bytes `session`.
 
-    The digests are as secret as the IDs: who sees one can try out guessed IDs.
+    The digests are as secret as the IDs: whoever sees one can test guessed IDs.
     """
     hasher = hashlib.blake2b(key=session, digest_size=POINT_BYTES, person=b"apfed psi ecdh")
     return digest_each(ids, hasher).tobytes()
 
 
 def check_points(sender: str, points: bytes) -> None:
-    """Refuse anything but distinct, canonical points outside the small subgroups."""
+    """Raise RemoteProtocolError, which names `sender`, unless the bytes are distinct, canonical
+    points (u-coordinates) of high order, 32 bytes each.
+    """
     if len(points) % POINT_BYTES:
         raise RemoteProtocolError(
             f"{sender} sent {len(points)} bytes of points, not a multiple of {POINT_BYTES}"
         )
     rows = np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)
-    top = rows[:, -1]
-    lowest = rows[:, 0]
-    not_reduced = (top == 0x7F) & (rows[:, 1:-1] == 0xFF).all(axis=1) & (lowest >= 0xED)
-    if bool(((top > 0x7F) | not_reduced).any()):
+    highest_byte = rows[:, -1]
+    lowest_byte = rows[:, 0]
+    # From 2^255 - 19 on a number below 2^255 has the bytes ED to FF, FF, ..., FF, 7F.
+    is_between = (rows[:, 1:-1] == 0xFF).all(axis=1) & (lowest_byte >= 0xED)
+    is_not_reduced = (highest_byte > 0x7F) | ((highest_byte == 0x7F) & is_between)
+    if bool(is_not_reduced.any()):
         raise RemoteProtocolError(f"{sender} sent a point that is not a number below 2^255 - 19")
     distinct = set(split_points(points))
     if len(distinct) != len(rows):
@@ -374,29 +410,31 @@ def check_points(sender: str, points: bytes) -> None:
 
 
 def split_points(points: bytes, size: int = POINT_BYTES) -> list[bytes]:
-    """Cut points apart, or items of another size; the last one is whole."""
+    """Return the points, or items of another `size`, that these bytes consist of."""
     return cast(list[bytes], np.frombuffer(points, f"V{size}").tolist())
 
 
-def to_curve(digests: bytes) -> list[bytes]:
-    """Map 32-byte digests, read as numbers below 2^255, to points on the curve.
+def map_to_curve(digests: bytes) -> list[bytes]:
+    """Return the points on the curve, 32 bytes each, to which Elligator 2 maps 32-byte digests,
+    read as numbers r below 2^255.
 
-    Six of them give a point of low order, which libsodium refuses to multiply: 0 and the prime
+    Six numbers give a point of low order, which libsodium refuses to multiply: 0 and the prime
     give 0, and the four roots of r^2 = -(A + 1) / 2 and of r^2 = -1 / (2 A + 2) give 1.
     """
-    fractions = []
+    # One inversion for all denominators 1 + 2 r^2 (Montgomery's trick): invert their product, then
+    # go back. `inverse` is that of the product of all denominators up to the current one.
+    products_and_denominators = []
     product = mpz(1)
     for digest in split_points(digests):
         r = mpz(int.from_bytes(digest, "little")) & _BELOW_2_255
-        below = (2 * r * r + 1) % _PRIME  # never 0: -1/2 is no square
-        fractions.append((product, below))
-        product = product * below % _PRIME
-    # one inversion for all (Montgomery's trick): `inverse` inverts the product of those to come
+        denominator = (2 * r * r + 1) % _PRIME  # never 0, since -1/2 is no square
+        products_and_denominators.append((product, denominator))
+        product = product * denominator % _PRIME
     inverse = invert(product, _PRIME)
     points = []
-    for product, below in reversed(fractions):
-        u = -_CURVE_A * (inverse * product % _PRIME) % _PRIME
-        inverse = inverse * below % _PRIME
+    for product_before, denominator in reversed(products_and_denominators):
+        u = -_CURVE_A * (inverse * product_before % _PRIME) % _PRIME
+        inverse = inverse * denominator % _PRIME
         if jacobi(u * (u * (u + _CURVE_A) + 1), _PRIME) != 1:
             u = (-_CURVE_A - u) % _PRIME
         points.append(int(u).to_bytes(POINT_BYTES, "little"))
@@ -405,12 +443,12 @@ def to_curve(digests: bytes) -> list[bytes]:
 
 
 def blind_digests(scalar: bytes, digests: bytes) -> bytes:
-    """Map digests to the curve and multiply them by the scalar."""
-    return b"".join([crypto_scalarmult(scalar, point) for point in to_curve(digests)])
+    """Return digests, mapped to the curve and multiplied by the scalar, 32 bytes each."""
+    return b"".join([crypto_scalarmult(scalar, point) for point in map_to_curve(digests)])
 
 
 def multiply_points(scalar: bytes, points: bytes) -> bytes:
-    """Multiply each point by the scalar."""
+    """Return each point multiplied by the scalar, 32 bytes each."""
     return b"".join([crypto_scalarmult(scalar, point) for point in split_points(points)])
 
 
@@ -421,31 +459,35 @@ def map_in_threads(
     threads: int | None = None,
     report: Callable[[int], None] | None = None,
 ) -> bytes:
-    """Return what `work` makes of blocks of 32 bytes, piece by piece, as many and in order.
+    """Apply `work` to pieces of `blocks` in several threads; return the joined results in order.
 
-    `report` gets the number of blocks done.
-
-    `threads`: None: one for each processor.
+    Args:
+        work: maps 32-byte blocks to as many 32-byte blocks.
+        blocks: of 32 bytes each.
+        threads: how many at most; None: one for each processor.
+        report: called with the number of blocks done; None: not reported.
     """
     count = len(blocks) // POINT_BYTES
     pieces = max(1, math.ceil(count / _POINTS_OF_A_PIECE))
     bounds = [POINT_BYTES * (count * k // pieces) for k in range(pieces + 1)]
     parts = (blocks[bounds[k] : bounds[k + 1]] for k in range(pieces))
-    several = min(pieces, threads or os.cpu_count() or 1)
-    if several == 1:
+    needed_threads = min(pieces, threads or os.cpu_count() or 1)
+    if needed_threads == 1:
         return b"".join(_report_results(map(work, parts), report))
-    with ThreadPoolExecutor(several) as pool:
+    with ThreadPoolExecutor(needed_threads) as pool:
         try:
             return b"".join(_report_results(pool.map(work, parts), report))
         finally:
-            # where this ends early, pieces that no thread has begun are not done any more
+            # After an exception, cancel the pieces that no thread has begun.
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _report_results(
     results: Iterable[bytes], report: Callable[[int], None] | None
 ) -> Iterator[bytes]:
-    """Yield the results, and report after each how many blocks are done."""
+    """Yield results of 32-byte blocks, and after each call `report`, if any, with the number of
+    blocks so far.
+    """
     blocks_done = 0
     for result in results:
         yield result

@@ -1,13 +1,14 @@
 """Private set intersections: the interface of every backend, and the parts that backends share.
 
-Run by: the active as the hub, every passive as a member, for some backends a dealer without IDs.
+Run by: the active as the hub (the party that exchanges messages with every other), every passive
+as a member, and for some backends a dealer, which has no IDs and provides correlated randomness.
 Guarantee asked of every backend: an ID outside the intersection stays unknown to every other
 party; what a backend reveals beyond the M-way intersection, it lists in `leaks`.
 
-Messages are framed (`Desk`): any bytes either parse to a kind and as many items of that kind's
+Messages are framed (`Endpoint`): any bytes either parse to a kind and as many items of that kind's
 size as announced, or raise RemoteProtocolError. A role with many rounds is written top to bottom as
-a `Script`, which reads and writes at a `Desk`. Where the parties agree on sizes, a set may turn out
-smaller.
+a `Script`, which sends and parses messages at an `Endpoint`. Where the parties agree on sizes, a
+set may be smaller than its agreed size.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ __all__ = [
     "Admit",
     "Aligner",
     "DealtIntersection",
-    "Desk",
+    "Endpoint",
     "Guesses",
     "Inbox",
     "IntersectionAgreement",
@@ -49,11 +50,12 @@ __all__ = [
     "SetIntersection",
     "Turn",
     "check_parties",
+    "count_message_bytes",
     "digest_each",
-    "message_bytes",
+    "draw_different_positions",
     "open_rows",
     "parse_opened_rows",
-    "three_different",
+    "require_own_rows",
 ]
 
 _POSITIONS = 2**32
@@ -76,12 +78,12 @@ POSITION_BYTES = 4
 
 
 class IntersectionTooSmallError(LocalProtocolError):
-    """The parties share fewer IDs than they agreed on as a minimum; nothing was opened."""
+    """The parties share fewer IDs than they agreed on as a minimum; nothing was revealed."""
 
     @classmethod
     def for_party(cls, me: str, minimum_rows: int, detail: str = "") -> "IntersectionTooSmallError":
-        """Return the error of one party, with the agreed minimum; `detail` continues its first
-        clause.
+        """Return the error of the party `me`; `detail` is appended to the clause that names the
+        agreed minimum.
         """
         return cls(
             f"{me}: the parties share fewer IDs than the agreed minimum of {minimum_rows}{detail}; "
@@ -91,10 +93,11 @@ class IntersectionTooSmallError(LocalProtocolError):
 
 
 class Output(StrEnum):
-    """The output: what opens at the end, and to whom.
+    """The output of an intersection: what is revealed at the end, and to whom.
 
-    ROWS: the common rows, to all. HUB_ROWS: to the hub alone. SIZE: only how many rows are
-    common, to all. SHARED: nothing; all hold shares of which hub rows are common.
+    ROWS: the common rows, to all parties. HUB_ROWS: the common rows, to the hub alone. SIZE: the
+    number of common rows, to all. SHARED: nothing; all hold secret shares of which of the hub's
+    rows are common.
     """
 
     ROWS = "rows"
@@ -105,7 +108,13 @@ class Output(StrEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of one party with one piece of its work, in IDs or bins."""
+    """The progress of one party with one part of its work.
+
+    Attributes:
+        party: its name.
+        work: the part, in words.
+        done, total: IDs or bins.
+    """
 
     party: str
     work: str
@@ -115,10 +124,12 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """The number of IDs that a party that deviates tries out in one intersection, at most.
+    """The largest number of guessed IDs that a party which deviates from the protocol can test in
+    one intersection.
 
     Attributes:
-        hub: at each member, of which it may try out others at another; member: at the hub.
+        hub: by the hub, at each member; it may test other IDs at another member.
+        member: by a member, at the hub.
     """
 
     hub: int
@@ -129,11 +140,12 @@ class Guesses:
 class Membership:
     """A party's shares of which of the hub's IDs all parties have, for further protocols.
 
-    The exclusive or of all parties' `shares` is True where the hub's ID in a place is common.
+    The hub's IDs stand in bins, some of them empty. The XOR of all parties' `shares` of a bin is
+    True where the hub's ID in it is common.
 
     Attributes:
-        shares: bool, shape (places,); uniformly random to whoever lacks one party's.
-        row_of_place: at the hub the row in each place, -1 for an empty one; else None.
+        shares: bool, shape (bins,); uniformly random to anybody who lacks one party's.
+        row_of_place: at the hub the row in each bin, -1 for an empty one; else None.
     """
 
     shares: NDArray[np.bool_] = field(repr=False)
@@ -142,21 +154,21 @@ class Membership:
 
 @dataclass(frozen=True, kw_only=True)
 class IntersectionAgreement:
-    """The terms that all parties fix before an intersection; public.
+    """The public terms that all parties agree on before an intersection.
 
     Attributes:
         session: names the intersection; non-empty, used once.
-        minimum_rows: below this size no party's rows are opened; 0 or more.
+        minimum_rows: with fewer common rows no party's rows are revealed; 0 or more.
         maximum_ids: the largest set that a party accepts from a peer, 1 to 2^32 - 1. It
-            limits what a party can probe by filling its set with guessed IDs; one that deviates
-            tries out as many as the backend's `max_guesses` says.
+            limits how many guessed IDs a party can test by adding them to its set; one that
+            deviates can test as many as the backend's `max_guesses` says.
         encoding: how records became ID bytes (normalisation), in any canonical text;
             parties that encode differently would find no common ID.
-        dealer: the party that hands out randomness, for backends that need one. It holds no
-            IDs and must not work together with any other party.
-        output: what opens.
+        dealer: the party that provides correlated randomness, for backends that need one. It
+            holds no IDs and must not collude with any other party.
+        output: what is revealed, and to whom.
         sizes: how many IDs the hub and each member announce, by name; a party may have fewer,
-            which stays hidden then. Empty: all announce their true numbers.
+            and the difference stays hidden. Empty: all announce their true numbers.
     """
 
     session: str
@@ -187,7 +199,7 @@ class IntersectionAgreement:
     def digest(self) -> bytes:
         """Return SHA-256 over all fields, each preceded by its length."""
         numbers = (self.minimum_rows.to_bytes(4, "big"), self.maximum_ids.to_bytes(4, "big"))
-        # the empty text stands where a field was, so that the digests of sessions stay
+        # The empty text replaces a field that was removed, so that digests did not change.
         texts = [self.session, self.encoding, self.dealer, self.output.value, ""]
         texts += [f"{size} {party}" for party, size in sorted(self.sizes.items())]
         parts = (*numbers, *(text.encode() for text in texts))
@@ -199,8 +211,10 @@ class IntersectionAgreement:
         """Return the largest agreed size or, without agreed sizes, the largest that is accepted."""
         return max(self.sizes.values(), default=self.maximum_ids)
 
-    def size_of(self, party: str) -> int:
-        """Return how many IDs the party announces; LocalProtocolError if that is not agreed."""
+    def get_size(self, party: str) -> int:
+        """Return how many IDs a party must announce. Raises LocalProtocolError: no size is agreed
+        for it.
+        """
         if party not in self.sizes:
             raise LocalProtocolError(
                 f"no size is agreed for {party}, only for {', '.join(self.sizes) or 'nobody'}"
@@ -208,11 +222,12 @@ class IntersectionAgreement:
         return self.sizes[party]
 
     def compute_announced_size(self, me: str, true_size: int) -> int:
-        """Return how many IDs this party announces if it has `true_size` of them.
+        """Return how many IDs the party `me` announces if it has `true_size` of them: the agreed
+        number, or without agreed sizes the true one.
 
-        Raises LocalProtocolError: it has more than it agreed to announce.
+        Raises LocalProtocolError: it has more than the agreed number.
         """
-        agreed = self.size_of(me) if self.sizes else true_size
+        agreed = self.get_size(me) if self.sizes else true_size
         if true_size > agreed:
             raise LocalProtocolError(
                 f"{me} has {true_size} IDs, the parties agreed that it announces {agreed}"
@@ -222,14 +237,20 @@ class IntersectionAgreement:
     def check_announced_sizes(
         self, sender: str, sizes: Sequence[int], parties: Sequence[str]
     ) -> None:
-        """Refuse sizes of these parties other than the agreed ones, or above the limit."""
+        """Raise RemoteProtocolError unless announced sizes are those agreed, and within the limit.
+
+        Args:
+            sender: the party that announces them.
+            sizes: the announced numbers of IDs, in any order.
+            parties: the parties whose sizes they are.
+        """
         for size in sizes:
             if size > self.maximum_ids:
                 raise RemoteProtocolError(
                     f"{sender} announces {size} IDs, the parties agreed on at most "
                     f"{self.maximum_ids}"
                 )
-        agreed = sorted(map(self.size_of, parties)) if self.sizes else sorted(sizes)
+        agreed = sorted(map(self.get_size, parties)) if self.sizes else sorted(sizes)
         if sorted(sizes) != agreed:
             raise RemoteProtocolError(
                 f"{sender} announces {', '.join(map(str, sizes))} IDs, the parties agreed on "
@@ -238,9 +259,9 @@ class IntersectionAgreement:
 
 
 def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
-    """Refuse an intersection without members or with one party in two roles.
+    """Raise LocalProtocolError for an intersection without members or with one party in two roles.
 
-    `hub`: the hub's name.
+    `others`: the dealer, if there is one.
     """
     parties = (hub, *members, *others)
     if not members or not all(parties) or len(set(parties)) != len(parties):
@@ -253,11 +274,16 @@ def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class IntersectionResult:
-    """The outcome that one party learned; None where it did not.
+    """The result of an intersection at one party; a field is None where this party does not learn
+    it.
 
     Attributes:
-        places: at a hub that compares lists, where each of `rows` is in the list of each member.
-        order: at a member whose list was compared, its own row at each place of that list.
+        rows: this party's common rows, in the order that all parties share.
+        size: the number of common IDs.
+        membership: shares of which of the hub's IDs are common.
+        places: at a hub that compares lists, by member, the position of each of `rows` in the
+            member's list.
+        order: at a member whose list was compared, its own row at each position of the list.
     """
 
     rows: NDArray[np.int64] | None = field(default=None, repr=False)
@@ -269,29 +295,43 @@ class IntersectionResult:
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn: messages to send, and the parties that must each answer with one message."""
+    """A step of a script: messages to send, and then parties to wait for.
+
+    Attributes:
+        outgoing: the messages.
+        awaited: the parties of which the script needs one message each before it continues.
+    """
 
     outgoing: Sequence[Outgoing]
     awaited: Collection[str]
 
 
 Script = Generator[Turn, Mapping[str, bytes], IntersectionResult | IntersectionTooSmallError]
-"""Ends with what its party learned, or with the reason why it is nothing."""
+"""A role as a generator: it yields turns, gets the awaited messages by sender, and returns its
+result or the reason why nothing was revealed."""
 
 
 class Aligner:
-    """A party's side of an intersection: a `Conversation` that drives a script.
+    """A party's role in an intersection: a `Conversation` that runs a script.
 
-    What the agreed output gives is ready when `finished`. Its property raises
-    IntersectionTooSmallError where the intersection is below the agreed minimum, and
-    LocalProtocolError before the end or where it does not open to this party. What the script
-    raises ends the role.
+    The properties return the agreed output once the role is finished. They raise
+    IntersectionTooSmallError if the intersection is below the agreed minimum, and
+    LocalProtocolError before the end or if the output is not revealed to this party. An exception
+    of the script ends the role.
     """
 
     def __init__(
         self, me: str, peers: Collection[str], output: Output, script: Script, *, longest: int
     ) -> None:
-        """Wrap a script that talks to `peers`; `longest` bounds a message in bytes."""
+        """Make the role of the party `me`, not started.
+
+        Args:
+            me: its name.
+            peers: the parties that it exchanges messages with.
+            output: what the parties agreed to reveal, for errors.
+            script: the role.
+            longest: bytes of the longest message that it accepts.
+        """
         self._me = me
         self._output = output
         self._outcome: IntersectionResult | IntersectionTooSmallError | None = None
@@ -303,7 +343,9 @@ class Aligner:
         self._started = self._failed = False
 
     def start(self) -> Iterable[Outgoing]:
-        """Run the script to its first turn and return its messages; called once."""
+        """Run the script to its first turn and return its messages; called once. Raises
+        LocalProtocolError: called twice, or in a forked process.
+        """
         self._fork_check.require_own_process()
         if self._started:
             raise LocalProtocolError(f"{self._me}: an intersection is started once")
@@ -311,10 +353,9 @@ class Aligner:
         return self._run_turn(None)
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Queue one message, and resume the script once all awaited peers have answered. Raises
-        RemoteProtocolError: a stranger, a message that is too long, or too many in advance.
-
-        `body`: the bytes of the message.
+        """Queue one message; once all awaited messages are here, resume the script and return the
+        messages to send. Raises RemoteProtocolError: `sender` takes no part, or sent a message that
+        is too long or too early.
         """
         self._fork_check.require_own_process()
         if not self._started:
@@ -337,25 +378,27 @@ class Aligner:
         return self._run_turn(self._pop_messages())
 
     def _pop_messages(self) -> Mapping[str, bytes]:
-        """Return the next message of each awaited peer."""
+        """Remove and return the next message of each awaited peer."""
         return {peer: self._inbox[peer].popleft() for peer in self._awaited}
 
     def _run_turn(self, messages: Mapping[str, bytes] | None) -> Iterable[Outgoing]:
-        """Run up to the next turn at once; run further turns lazily, as the caller reads the
+        """Resume the script with the awaited messages (None: start it); return the messages to
+        send. Further turns whose messages are here already run as the caller iterates over them.
+        """
+        return itertools.chain(self._resume_script(messages), self._run_further_turns())
+
+    def _run_further_turns(self) -> Iterator[Outgoing]:
+        """Run further turns as long as all messages that they await are here already; yield their
         messages.
         """
-        return itertools.chain(self._resume_script(messages), self._run_rest())
-
-    def _run_rest(self) -> Iterator[Outgoing]:
-        """Yield the messages of further turns while all their awaited messages are here already."""
         while not self.is_finished and all(self._inbox[peer] for peer in self._awaited):
             yield from self._resume_script(self._pop_messages())
 
     def _resume_script(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
-        """Run the script to its next turn or its end; return the messages to send. A script that
-        raises leaves the role failed.
+        """Run the script, with the awaited messages (None: from its start), to its next turn or its
+        end; return the messages to send. If the script raises, the role has failed.
         """
-        self._failed = True  # unless the script gets to its next turn or its end
+        self._failed = True  # reset below unless the script raises
         try:
             turn = next(self._script) if messages is None else self._script.send(messages)
         except StopIteration as end:
@@ -371,9 +414,8 @@ class Aligner:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """Return positions in this party's own ID list, in the order that all parties share.
-
-        `rows[k]` of every party belongs to the same ID, for each k of the intersection.
+        """Return the positions of the common IDs in this party's own list: `rows[k]` of every party
+        belongs to the same ID.
         """
         rows = self._require_result().rows
         if rows is None:
@@ -383,11 +425,11 @@ class Aligner:
     @property
     def size(self) -> int:
         """Return the number of IDs that all parties share."""
-        opened = self._require_result()
-        if opened.size is not None:
-            return opened.size
-        if opened.rows is not None:
-            return len(opened.rows)
+        result = self._require_result()
+        if result.size is not None:
+            return result.size
+        if result.rows is not None:
+            return len(result.rows)
         raise self._make_output_error("size")
 
     @property
@@ -400,8 +442,8 @@ class Aligner:
 
     @property
     def places(self) -> Mapping[str, NDArray[np.int64]]:
-        """Return where each of `rows` is in each member's list; known to a hub that
-        compares lists.
+        """Return, by member, the position of each of `rows` in the member's list; known only to a
+        hub that compares lists.
         """
         places = self._require_result().places
         if places is None:
@@ -410,15 +452,15 @@ class Aligner:
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """Return a member's own row at each place of the list that the hub compared."""
+        """Return this member's own row at each position of the list that the hub compared."""
         order = self._require_result().order
         if order is None:
             raise self._make_output_error("order of its list")
         return order
 
     def _require_result(self) -> IntersectionResult:
-        """Return what this party learned. Raises LocalProtocolError before the end, and
-        IntersectionTooSmallError below the agreed minimum.
+        """Return this party's result. Raises LocalProtocolError before the end, and
+        IntersectionTooSmallError if the intersection is below the agreed minimum.
         """
         if self._outcome is None:
             raise LocalProtocolError(f"{self._me}: the intersection is not finished")
@@ -427,23 +469,28 @@ class Aligner:
         return self._outcome
 
     def _make_output_error(self, subject: str) -> LocalProtocolError:
-        """Return the error for an output that the parties did not agree on; `subject` names it."""
+        """Return the error for an output, called `subject`, that is not revealed to this party."""
         return LocalProtocolError(
             f"{self._me} has no {subject} of this intersection; the parties agreed on the output "
             f"{self._output.value!r}"
         )
 
 
-class Desk(Generic[_Kind]):
-    """A desk that frames one party's messages and reads those of its peers.
+class Endpoint(Generic[_Kind]):
+    """A party's endpoint of one intersection: it frames the party's messages and parses those of
+    its peers.
 
-    `version` names the backend and its version, 0 to 255.
+    Attributes:
+        kinds: the backend's kinds of messages.
+        version: of the backend and its messages, 0 to 255.
+        work: what progress reports call the party's work.
+        item_bytes: for kinds whose messages consist of items, at most one for each ID, the bytes
+            of an item.
     """
 
     kinds: type[_Kind]
     version: ClassVar[int]
     work: ClassVar[str] = ""
-    # Of those kinds whose messages are of items, at most one for each ID.
     item_bytes: ClassVar[Mapping[int, int]] = {}
 
     def __init__(
@@ -454,9 +501,13 @@ class Desk(Generic[_Kind]):
         *,
         version: int | None = None,
     ) -> None:
-        """Make the framing of one party's messages; `version` replaces that of the class.
+        """Make the endpoint of the party `me`.
 
-        `progress`: called while this party works; None: not reported.
+        Args:
+            me: its name.
+            agreement: its digest is part of every message.
+            progress: called with the progress of the party's work; None: it is not reported.
+            version: replaces that of the class; None: it does not.
         """
         self.me = me
         self.agreement = agreement
@@ -466,23 +517,29 @@ class Desk(Generic[_Kind]):
         self._max_ids = agreement.maximum_ids if self.item_bytes else 2**32 - 1
 
     def report_progress(self, done: int, total: int) -> None:
-        """Call the progress callback, if there is one."""
+        """Report that `done` of `total` IDs or bins are done, if the caller wants reports."""
         if self._progress is not None:
             self._progress(Progress(self.me, self.work, done, total))
 
     def make_turn(self, kind: _Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
-        """Frame the bodies by receiver, and wait for a message of each of `awaited`."""
+        """Return the turn that sends messages of this kind, with their bodies by receiver, and then
+        waits for one message of each party in `awaited`.
+        """
         packed = {party: self._pack_message(kind, body) for party, body in bodies.items()}
         return Turn([Outgoing(party, body) for party, body in packed.items()], awaited)
 
-    def kind_of(self, inbox: Inbox, sender: str) -> _Kind:
-        """Return the kind of the message of `sender`."""
+    def get_kind(self, inbox: Inbox, sender: str) -> _Kind:
+        """Return the kind of the message of `sender` in `inbox`. Raises RemoteProtocolError: it is
+        malformed.
+        """
         return self.kinds(self._unpack_message(sender, inbox[sender])[0])
 
     def parse_message(
         self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None
     ) -> bytes:
-        """Return the body of the message of `sender`, of this kind and length."""
+        """Return the body of the message of `sender` in `inbox`. Raises RemoteProtocolError: it is
+        malformed, of another kind, or has not `length` bytes (None: any number).
+        """
         sent_kind, body = self._unpack_message(sender, inbox[sender])
         if sent_kind != kind:
             raise RemoteProtocolError(
@@ -498,13 +555,15 @@ class Desk(Generic[_Kind]):
     def parse_words(
         self, inbox: Inbox, sender: str, kind: _Kind, shape: tuple[int, ...]
     ) -> NDArray[np.uint64]:
-        """Return the 64-bit words of this shape in the message of `sender`."""
+        """Return the 64-bit words in the message of `sender` in `inbox`, as an array of this shape.
+        Raises RemoteProtocolError: it is malformed, of another kind or size.
+        """
         body = self.parse_message(inbox, sender, kind, 8 * int(np.prod(shape)))
         return np.frombuffer(body, "<u8").reshape(shape)
 
     def _pack_message(self, kind: int, items: bytes) -> bytes:
-        """Frame a body: version, kind, digest of the agreement, number of items. Raises
-        LocalProtocolError: more items than a message holds.
+        """Return a message: a header (version, kind, digest of the agreement, number of items), and
+        the items. Raises LocalProtocolError: they are more than a message holds.
         """
         count = len(items) // self._items[kind] if items else 0
         if count > self._max_ids:
@@ -516,8 +575,8 @@ class Desk(Generic[_Kind]):
         return _HEADER.pack(self._version, kind, digest, count) + items
 
     def _unpack_message(self, sender: str, message: bytes) -> tuple[int, bytes]:
-        """Return kind and body of a message. Raises RemoteProtocolError: another version, agreement
-        or size.
+        """Return kind and body of a message. Raises RemoteProtocolError, which names `sender`: it
+        is of another version or agreement, or its size is not the announced one.
         """
         if len(message) < _HEADER.size:
             raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
@@ -546,22 +605,24 @@ class Desk(Generic[_Kind]):
         return kind, items
 
 
-def message_bytes(size: int) -> int:
+def count_message_bytes(size: int) -> int:
     """Return the bytes of a framed message whose body has `size` bytes."""
     return _HEADER.size + size
 
 
 def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.uint8]:
-    """Hash each ID under the key of `keyed`, shape (n, bytes of a digest).
+    """Return the BLAKE2b digest of each ID, shape (n, bytes of a digest).
 
-    They are as secret as the IDs: who has the key can try out guessed IDs.
+    The digests are as secret as the IDs: whoever has the key can test guessed IDs.
+
+    `keyed`: a BLAKE2b object with the key, which has hashed nothing yet.
     """
     digests = np.empty((len(ids), keyed.digest_size), np.uint8)
-    copy = keyed.copy
+    copy_hasher = keyed.copy
     for start in range(0, len(ids), _IDS_OF_A_PIECE):
-        hashes = []  # millions of small objects would crowd the memory
+        hashes = []  # of a piece only, since millions of small objects take much memory
         for identity in ids[start : start + _IDS_OF_A_PIECE]:
-            hasher = copy()
+            hasher = copy_hasher()
             hasher.update(identity)
             hashes.append(hasher.digest())
         rows = np.frombuffer(b"".join(hashes), np.uint8)
@@ -569,15 +630,16 @@ def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.ui
     return digests
 
 
-def three_different(words_n3: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
-    """Return uniform triples of different places below `size`, (n, 3).
+def draw_different_positions(words_n3: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
+    """Return three different numbers in 0..size - 1 for each row of three random words, (n, 3).
 
-    Their bias is at most size / 2^63.
+    They are uniform up to a bias of size / 2^63.
     """
     first, second, third = (
         ((words_n3[:, k] >> np.uint64(1)) % np.uint64(size - k)).astype(np.int64)
         for k in range(PLACES)
     )
+    # The second skips the first; the third skips both, the smaller one first.
     second += second >= first
     low = np.minimum(first, second)
     high = np.maximum(first, second)
@@ -587,112 +649,161 @@ def three_different(words_n3: NDArray[np.uint64], size: int) -> NDArray[np.int64
 
 
 def _find_common_rows(
-    me: str, places: Mapping[str, Rows], minimum: int
+    me: str, positions: Mapping[str, Rows], minimum: int
 ) -> Rows | IntersectionTooSmallError:
-    """Return the hub's rows that all share, in a random order; or why they stay closed.
+    """Return the hub's rows that all parties have, in a random order; or, if they are fewer than
+    `minimum`, the error that says so.
 
-    `places` say for each member where it has each of the hub's rows, -1 for nowhere; shape (n,).
-
-    `minimum`: fewer common rows are not revealed.
+    Args:
+        me: the hub.
+        positions: by member, the position of each of the hub's rows in the member's list, (n,); -1
+            for a row that the member lacks.
+        minimum: the agreed minimum of common rows.
     """
-    shared = {member: place >= 0 for member, place in places.items()}
-    common = np.flatnonzero(np.logical_and.reduce(list(shared.values())))
+    is_shared = {member: of_rows >= 0 for member, of_rows in positions.items()}
+    common = np.flatnonzero(np.logical_and.reduce(list(is_shared.values())))
     if len(common) < minimum:
-        counts = ", ".join(f"{int(with_it.sum())} with {name}" for name, with_it in shared.items())
+        counts = ", ".join(f"{int(flags.sum())} with {name}" for name, flags in is_shared.items())
         detail = f" ({len(common)} in common to all; {counts})"
         return IntersectionTooSmallError.for_party(me, minimum, detail)
     return common[random_permutation(len(common))]
 
 
-def _check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int) -> Rows:
-    """Parse the positions in this party's list that the hub revealed. Raises RemoteProtocolError:
-    too few, repeated, out of range, or more than the hub has IDs.
+def _parse_positions(
+    sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int
+) -> Rows:
+    """Decode the positions in this member's list that the hub revealed as common.
 
-    `items`: the hub's message: one position an item. `minimum`: fewer common rows are not revealed.
+    Args:
+        sender: the hub, for errors.
+        items: positions of four bytes each.
+        minimum: the agreed minimum of common rows.
+        own_size: the number of IDs in this member's list.
+        hub_size: the number of IDs that the hub announced.
+
+    Raises RemoteProtocolError: they are too few, repeated, out of range, or more than the hub has
+    IDs.
     """
     if len(items) % POSITION_BYTES:
         raise RemoteProtocolError(f"{sender} opened rows in {len(items)} bytes, not whole places")
-    places = np.frombuffer(items, ">u4").astype(np.int64)
-    if len(places) < minimum:
+    positions = np.frombuffer(items, ">u4").astype(np.int64)
+    if len(positions) < minimum:
         raise RemoteProtocolError(
-            f"{sender} opened {len(places)} rows, the parties agreed on at least {minimum}"
+            f"{sender} opened {len(positions)} rows, the parties agreed on at least {minimum}"
         )
-    if len(places) and int(places.max()) >= own_size:
+    if len(positions) and int(positions.max()) >= own_size:
         raise RemoteProtocolError(
-            f"{sender} names place {int(places.max())} of a list of {own_size} IDs"
+            f"{sender} names place {int(positions.max())} of a list of {own_size} IDs"
         )
-    if len(np.unique(places)) != len(places) or len(places) > hub_size:
+    if len(np.unique(positions)) != len(positions) or len(positions) > hub_size:
         raise RemoteProtocolError(
-            f"{sender} opened {len(places)} rows, of which {len(np.unique(places))} differ, "
+            f"{sender} opened {len(positions)} rows, of which {len(np.unique(positions))} differ, "
             f"with a set of {hub_size} IDs"
         )
-    return places
+    return positions
 
 
-def open_rows(desk: Desk[_Kind], places: Mapping[str, Rows]) -> Script:
-    """Send the hub's last message to each member: where its list has the common IDs, or a refusal.
+def open_rows(endpoint: Endpoint[_Kind], positions: Mapping[str, Rows]) -> Script:
+    """Run the end of a hub's script: find the common rows, send each member the last message, and
+    return the hub's result.
 
-    The message is empty where the hub alone is to know, and the size where only that is to open.
+    The message holds the positions of the common IDs in the member's list; or, by the agreed
+    output, only their number, or nothing; or a refusal if they are fewer than the agreed minimum.
 
-    `places`: by member, the position of each common row in its list.
+    `positions`: by member, the position of each of the hub's rows in the member's list, (n,); -1
+    for a row that the member lacks.
     """
-    rows = _find_common_rows(desk.me, places, desk.agreement.minimum_rows)
+    rows = _find_common_rows(endpoint.me, positions, endpoint.agreement.minimum_rows)
     if isinstance(rows, IntersectionTooSmallError):
-        yield desk.make_turn(desk.kinds["REFUSAL"], dict.fromkeys(places, b""), ())
+        yield endpoint.make_turn(endpoint.kinds["REFUSAL"], dict.fromkeys(positions, b""), ())
         return rows
-    if desk.agreement.output is Output.SIZE:
+    if endpoint.agreement.output is Output.SIZE:
         size = len(rows).to_bytes(POSITION_BYTES, "big")
-        yield desk.make_turn(desk.kinds["SIZE"], dict.fromkeys(places, size), ())
+        yield endpoint.make_turn(endpoint.kinds["SIZE"], dict.fromkeys(positions, size), ())
         return IntersectionResult(size=len(rows))
-    if desk.agreement.output is Output.HUB_ROWS:
-        yield desk.make_turn(desk.kinds["DONE"], dict.fromkeys(places, b""), ())
+    common_positions = {member: of_rows[rows] for member, of_rows in positions.items()}
+    if endpoint.agreement.output is Output.HUB_ROWS:
+        yield endpoint.make_turn(endpoint.kinds["DONE"], dict.fromkeys(positions, b""), ())
     else:
-        opened = {member: place[rows].astype(">u4").tobytes() for member, place in places.items()}
-        yield desk.make_turn(desk.kinds["ROWS"], opened, ())
-    opened_places = {member: place[rows] for member, place in places.items()}
-    return IntersectionResult(rows=rows, places=opened_places)
+        bodies = {
+            member: of_rows.astype(">u4").tobytes() for member, of_rows in common_positions.items()
+        }
+        yield endpoint.make_turn(endpoint.kinds["ROWS"], bodies, ())
+    return IntersectionResult(rows=rows, places=common_positions)
 
 
 def parse_opened_rows(
-    desk: Desk[_Kind], inbox: Inbox, hub: str, order: Rows, hub_size: int
+    endpoint: Endpoint[_Kind], inbox: Inbox, hub: str, order: Rows, hub_size: int
 ) -> IntersectionResult | IntersectionTooSmallError:
-    """Read the hub's last message; `order` is the own row at each place of the member's list."""
-    minimum = desk.agreement.minimum_rows
-    output = desk.agreement.output
-    if minimum and desk.kind_of(inbox, hub) is desk.kinds["REFUSAL"]:
-        return IntersectionTooSmallError.for_party(desk.me, minimum)
+    """Parse the hub's last message at a member (see `open_rows`); return the member's result.
+
+    Args:
+        endpoint: the member's.
+        inbox: holds the message.
+        hub: the hub's name.
+        order: the member's own row at each position of its list.
+        hub_size: the number of IDs that the hub announced.
+
+    Raises RemoteProtocolError: the message is malformed or impossible.
+    """
+    minimum = endpoint.agreement.minimum_rows
+    output = endpoint.agreement.output
+    if minimum and endpoint.get_kind(inbox, hub) is endpoint.kinds["REFUSAL"]:
+        return IntersectionTooSmallError.for_party(endpoint.me, minimum)
     if output is Output.HUB_ROWS:
-        desk.parse_message(inbox, hub, desk.kinds["DONE"], 0)
+        endpoint.parse_message(inbox, hub, endpoint.kinds["DONE"], 0)
         return IntersectionResult(order=order)
     if output is Output.SIZE:
-        items = desk.parse_message(inbox, hub, desk.kinds["SIZE"])
-        largest = min(len(order), hub_size)
+        items = endpoint.parse_message(inbox, hub, endpoint.kinds["SIZE"])
+        maximum = min(len(order), hub_size)
         size = int.from_bytes(items, "big")
-        if len(items) != POSITION_BYTES or not minimum <= size <= largest:
+        if len(items) != POSITION_BYTES or not minimum <= size <= maximum:
             raise RemoteProtocolError(
-                f"{hub} announces {size} common IDs, expected {minimum} to {largest}"
+                f"{hub} announces {size} common IDs, expected {minimum} to {maximum}"
             )
         return IntersectionResult(size=size)
-    items = desk.parse_message(inbox, hub, desk.kinds["ROWS"])
-    places = _check_places(hub, items, minimum=minimum, own_size=len(order), hub_size=hub_size)
-    return IntersectionResult(rows=order[places], order=order)
+    items = endpoint.parse_message(inbox, hub, endpoint.kinds["ROWS"])
+    positions = _parse_positions(
+        hub, items, minimum=minimum, own_size=len(order), hub_size=hub_size
+    )
+    return IntersectionResult(rows=order[positions], order=order)
+
+
+def require_own_rows(
+    result: IntersectionResult | IntersectionTooSmallError, own_size: int, *, me: str, hub: str
+) -> None:
+    """Raise RemoteProtocolError if the hub revealed a position of a member's list that holds no ID,
+    since the list was filled up to the announced size.
+
+    Args:
+        result: of the member.
+        own_size: the true number of its IDs.
+        me: the member, for the error.
+        hub: the hub, for the error.
+    """
+    if isinstance(result, IntersectionTooSmallError) or result.rows is None:
+        return
+    if (result.rows >= own_size).any():
+        raise RemoteProtocolError(f"{hub} opened a place at which {me} has no ID")
 
 
 class SetIntersection(ABC):
-    """A backend: makes the roles. IDs are bytes, distinct and not empty.
+    """A protocol for private set intersection (backend), which makes the parties' roles. IDs are
+    bytes, distinct and not empty.
 
     Args:
         agreement: equal at all parties.
-        threads: this party's own choice, at least 1; None lets the backend choose. Those on
-            circuits and vectors compute on whole arrays in this process.
-        progress: called while this party works.
-        admit: asked before each role with IDs is made.
+        threads: how many this party computes with, at least 1; None: the backend's own choice.
+            Backends on circuits and vectors compute on whole arrays and ignore it.
+        progress: called with the progress of this party's work.
+        admit: called with this party's name and its peers before each role with IDs is made;
+            raises if the role must not be made.
 
     Attributes:
         name: its key in the table of backends.
-        needs_dealer: whether the party that `agreement.dealer` names must take part;
-            without_dealer: the backend to take where there is none.
-        outputs: what it can be asked for.
+        needs_dealer: whether the party that `agreement.dealer` names must take part.
+        without_dealer: the name of the backend to use if there is no dealer.
+        outputs: the outputs that it supports.
         pairwise: whether the hub learns its intersection with every single member.
         leaks: what it reveals beyond the intersection and the sizes, in sentences.
     """
@@ -712,10 +823,9 @@ class SetIntersection(ABC):
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
     ) -> None:
-        """Describe an intersection, with one party's own choices. Raises LocalProtocolError: an
-        output that this backend cannot give, no dealer where it needs one, or no thread.
-
-        `progress`: called while this party works; None: not reported.
+        """Set up an intersection at one party (for the arguments see the class). Raises
+        LocalProtocolError: the backend does not support the output, or needs a dealer and there is
+        none; or `threads` is below 1.
         """
         if threads is not None and threads < 1:
             raise LocalProtocolError(f"threads is at least 1, got {threads}")
@@ -742,58 +852,65 @@ class SetIntersection(ABC):
     @property
     @abstractmethod
     def longest(self) -> int:
-        """Return the bytes of the longest message that its roles take."""
+        """Return the bytes of the longest message that its roles accept."""
 
     @staticmethod
     @abstractmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return what a party that announces `maximum_ids` and sends what it likes can try out.
+        """Return how many guessed IDs a party can test that announces `maximum_ids` IDs and
+        deviates from the protocol.
 
         IDs found by chance or search do not count: each costs 2^40 hashes or more.
         """
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the memory that a role of `own_size` IDs takes by what a peer announces, at most.
-
-        Messages that came are apart. None is taken where every array is as long as a message.
+        """Return the most bytes of memory that a role allocates because of the number of IDs that a
+        peer announces, beside the messages that arrived; 0 if every array is as long as a message.
 
         Args:
-            size: IDs that are announced; members: in the intersection.
+            size: the announced number of IDs.
+            own_size: the number of this party's own IDs.
+            members: the number of members in the intersection.
         """
         del size, own_size, members
         return 0
 
     @classmethod
     def find_largest_size(cls, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the largest size that may be announced to such a role, 2^32 - 1 at most.
+        """Return the largest number of IDs, 2^32 - 1 at most, that a peer may announce to a role
+        without making it allocate more than `MAX_ANNOUNCED_BYTES`.
 
-        `own_size`: how many IDs this party has. `members`: how many parties there are besides the
-        hub.
+        `own_size`: the number of this party's own IDs. `members`: in the intersection.
         """
 
-        def too_many(size: int) -> bool:
-            return (
-                cls.count_announced_bytes(size, own_size=own_size, members=members)
-                > MAX_ANNOUNCED_BYTES
-            )
+        def takes_too_much(size: int) -> bool:
+            """Return whether this announced size makes the role allocate too much."""
+            needed = cls.count_announced_bytes(size, own_size=own_size, members=members)
+            return needed > MAX_ANNOUNCED_BYTES
 
-        return bisect_left(range(_POSITIONS), True, lo=1, key=too_many) - 1
+        return bisect_left(range(_POSITIONS), True, lo=1, key=takes_too_much) - 1
 
     @abstractmethod
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
-        """Return the active's side."""
+        """Return the role of the active, the hub `me`, with its IDs. Raises LocalProtocolError:
+        names, IDs or sizes that do not fit the agreement.
+        """
 
     @abstractmethod
     def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
-        """Return a passive's side; as `hub`."""
+        """Return the role of the passive `me`, a member, with its IDs. Raises LocalProtocolError:
+        names, IDs or sizes that do not fit the agreement.
+        """
 
     @abstractmethod
     def make_dealer(self, hub: str, members: Sequence[str]) -> Conversation:
-        """Return the dealer's side. Raises LocalProtocolError if the backend needs none."""
+        """Return the dealer's role. Raises LocalProtocolError: the backend has no dealer."""
 
     def _check_inputs(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> None:
-        """Check all that can be checked before the first message."""
+        """Raise LocalProtocolError if this party's IDs do not fit the agreement, or peers may
+        announce sizes that need too much memory; call `admit`.
+        """
         check_ids(me, ids, self.agreement.maximum_ids)
         self.agreement.compute_announced_size(me, len(ids))
         self._require_memory(me, own_size=len(ids), members=len(peers))
@@ -801,10 +918,10 @@ class SetIntersection(ABC):
             self._admit(me, peers)
 
     def _require_memory(self, me: str, *, own_size: int, members: int) -> None:
-        """Refuse an agreement by which a size that is announced takes more than is allowed.
+        """Raise LocalProtocolError if a peer may announce a size that makes a role of `me` allocate
+        more than `MAX_ANNOUNCED_BYTES`.
 
-        `own_size`: how many IDs this party has. `members`: how many parties there are besides the
-        hub.
+        `own_size`: the number of its own IDs. `members`: in the intersection.
         """
         size = self.largest_announced_size
         needed = self.count_announced_bytes(size, own_size=own_size, members=members)
@@ -818,26 +935,28 @@ class SetIntersection(ABC):
 
 
 class ScriptedIntersection(SetIntersection):
-    """A backend whose roles are scripts."""
+    """A backend whose roles are written as scripts."""
 
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
-        """Return the active's side, which runs `_hub_script`."""
+        """Return the hub's role, which runs `_hub_script`."""
         helpers = self._list_helpers()
         check_parties(me, members, *helpers)
         self._check_inputs(me, members, ids)
         return self._make_aligner(me, [*members, *helpers], self._hub_script(me, members, ids))
 
     def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
-        """Return a passive's side, which runs `_member_script`."""
+        """Return a member's role, which runs `_member_script`."""
         helpers = self._list_helpers()
         check_parties(hub, [me], *helpers)
         self._check_inputs(me, [hub], ids)
         return self._make_aligner(me, [hub, *helpers], self._member_script(me, hub, ids))
 
     def _list_helpers(self) -> Sequence[str]:
+        """Return the name of the dealer, if the backend needs one, as a list."""
         return [self.agreement.dealer] if self.needs_dealer else []
 
     def _make_aligner(self, me: str, peers: Sequence[str], script: Script) -> Aligner:
+        """Return the role of `me` that runs a script with these peers."""
         return Aligner(me, peers, self.agreement.output, script, longest=self.longest)
 
     @abstractmethod
@@ -848,22 +967,22 @@ class ScriptedIntersection(SetIntersection):
 
 
 class ResumableIntersection(SetIntersection):
-    """A backend that can repeat a broken-off intersection message by message.
+    """A backend that can repeat an interrupted intersection with the same messages.
 
-    So a session runs it bucket by bucket, see `secure_apfed.alignment.over_links`.
+    A session runs it bucket by bucket, see `secure_apfed.alignment.over_links`.
 
     Args:
-        secret: 32 bytes that all randomness of messages follows from. A party keeps it to itself,
+        secret: 32 bytes from which all randomness of messages is derived. A party keeps it secret,
             uses it with one set of IDs only, and refuses a message that differs from that of the
-            first attempt: else a mask would serve twice. None: it is fresh.
+            first attempt, or a mask would be used twice. None: the randomness is fresh.
         expected_sizes: the number of IDs that a peer must announce, by name. A peer that is not
             named may announce any number up to the agreed one.
 
     Attributes:
-        shows_sizes: whether the sizes of sets show, whatever was agreed.
+        shows_sizes: whether messages reveal the true sizes of sets, whatever sizes are agreed.
 
     Raises:
-        LocalProtocolError: sizes are agreed, and they show.
+        LocalProtocolError: sizes are agreed, but the messages reveal the true ones.
     """
 
     shows_sizes: ClassVar[bool] = False
@@ -878,9 +997,8 @@ class ResumableIntersection(SetIntersection):
         secret: bytes | None = None,
         expected_sizes: Mapping[str, int] | None = None,
     ) -> None:
-        """Describe an intersection that can be resumed, with one party's own choices.
-
-        `progress`: called while this party works; None: not reported.
+        """Set up an intersection at one party (for the arguments see the class and
+        `SetIntersection`).
         """
         super().__init__(agreement, threads=threads, progress=progress, admit=admit)
         if agreement.sizes and self.shows_sizes:
@@ -893,18 +1011,20 @@ class ResumableIntersection(SetIntersection):
 
     @staticmethod
     @abstractmethod
-    def longest_message(ids: int) -> int:
-        """Return the bytes of the longest message where no party announces more IDs."""
+    def compute_longest_message(ids: int) -> int:
+        """Return the bytes of the longest message if no party announces more than `ids` IDs."""
 
     @property
     def largest_announced_size(self) -> int:
-        """Return the most IDs that a peer may announce: the largest expected size, if
-        there is one.
+        """Return the most IDs that a peer may announce: the largest expected size or, without
+        expected sizes, the agreed limit.
         """
         return max(self._expected_sizes.values(), default=self.agreement.largest_size)
 
     def require_expected_size(self, peer: str, size: int) -> None:
-        """Refuse another number of IDs than this peer must announce."""
+        """Raise RemoteProtocolError if `peer` announced `size` IDs and another number
+        is expected.
+        """
         expected = self._expected_sizes.get(peer, size)
         if size != expected:
             raise RemoteProtocolError(
@@ -914,7 +1034,7 @@ class ResumableIntersection(SetIntersection):
 
 
 class DealtIntersection(ScriptedIntersection):
-    """A backend with a dealer."""
+    """A backend that needs a dealer."""
 
     needs_dealer: ClassVar[bool] = True
     without_dealer: ClassVar[str] = "ot"

@@ -1,4 +1,4 @@
-"""Repeated private lookups: one side asks, as often as it likes, which IDs the other side has.
+"""Repeated private lookups: an asker finds out, many times, which of its IDs a holder has.
 
 Run by: the holder of a set, and an asker with one ID or many, over an authenticated and encrypted
 link. Protects from: semi-honest parties (see `psi.ecdh`, whose blinding
@@ -31,24 +31,26 @@ from apfed_protocols.randomness import fresh_key, random_permutation
 
 
 def _truncate_points(points: bytes) -> bytes:
-    """Return the first 16 bytes of each point, its tag."""
+    """Return the tag of each point, its first 16 bytes, joined."""
     return np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES].tobytes()
 
 
 class Holder:
-    """The end of who holds a set.
+    """The role of the party that holds a set of IDs.
 
     Args:
-        ids: distinct, as the bytes that both parties agreed on.
-        session: 32 bytes that both know, of this session alone.
+        ids: distinct, encoded in the way that both parties agreed on.
+        session: 32 bytes that both parties know, used for this session only.
 
     Attributes:
-        order: the own row at each published place.
-        published: what the asker gets first.
+        order: the holder's own row at each position of the published list.
+        published: the blinded IDs, which are sent to the asker first.
     """
 
     def __init__(self, ids: Sequence[bytes], *, session: bytes) -> None:
-        """Blind the set once under a fresh scalar, in a random order."""
+        """Blind the IDs under a fresh scalar, in a random order (for the arguments see
+        the class).
+        """
         self._scalar = fresh_key()
         self.order = random_permutation(len(ids))
         digests = np.frombuffer(digest_ids(ids, session=session), np.uint8)
@@ -56,11 +58,14 @@ class Holder:
         self.published = map_in_threads(lambda piece: blind_digests(self._scalar, piece), shuffled)
 
     def answer(self, question: bytes, *, sender: str, maximum: int) -> bytes:
-        """Return a tag for each blinded ID, in the order received.
+        """Return a tag for each of the asker's blinded IDs, in the order received.
 
-        `question`: the blinded IDs, joined.
+        Args:
+            question: the blinded IDs, joined.
+            sender: the asker, for errors.
+            maximum: how many IDs may be asked about at once.
 
-        Raises RemoteProtocolError: more than `maximum` of them, or no blinded IDs.
+        Raises RemoteProtocolError: there are more, or the bytes are no blinded IDs.
         """
         if len(question) > maximum * POINT_BYTES:
             raise RemoteProtocolError(
@@ -68,26 +73,28 @@ class Holder:
                 f"{maximum} are answered"
             )
         check_points(sender, question)
-        return _truncate_points(
-            map_in_threads(lambda piece: multiply_points(self._scalar, piece), question)
-        )
+        products = map_in_threads(lambda piece: multiply_points(self._scalar, piece), question)
+        return _truncate_points(products)
 
 
 class Asker:
-    """The end of who asks one holder.
+    """The role of the party that asks one holder.
 
     Args:
-        published: what the holder sent first; maximum: IDs that it may have.
+        published: the holder's blinded IDs, which it sent first.
+        holder: its name, for errors.
+        session: 32 bytes that both parties know, used for this session only.
+        maximum: how many IDs the holder may have.
 
-    Raises RemoteProtocolError: no set of blinded IDs, or too large a one.
+    Attributes:
+        size: the number of IDs that the holder has.
+
+    Raises RemoteProtocolError: `published` is no list of blinded IDs, or too long.
     """
 
     def __init__(self, published: bytes, *, holder: str, session: bytes, maximum: int) -> None:
-        """Prepare private look-ups: blind the published points by a fresh scalar, and index their
-        tags.
-
-        `holder`: the party whose points they are. `session`: 32 bytes that identify the session at
-        both parties. `maximum`: IDs that the holder may have.
+        """Multiply the holder's blinded IDs by a fresh scalar, and index their tags (for the
+        arguments see the class).
         """
         if len(published) > maximum * POINT_BYTES:
             raise RemoteProtocolError(
@@ -98,22 +105,22 @@ class Asker:
         self._holder = holder
         self._session = session
         self._scalar = fresh_key()
-        tags = _truncate_points(
-            map_in_threads(lambda piece: multiply_points(self._scalar, piece), published)
-        )
+        products = map_in_threads(lambda piece: multiply_points(self._scalar, piece), published)
+        tags = split_points(_truncate_points(products), TAG_BYTES)
         self.size = len(published) // POINT_BYTES
-        self._place_of = {tag: place for place, tag in enumerate(split_points(tags, TAG_BYTES))}
+        self._position_by_tag = {tag: position for position, tag in enumerate(tags)}
 
     def ask(self, ids: Sequence[bytes]) -> bytes:
-        """Return what the holder is sent about these distinct IDs."""
+        """Return the question to the holder about these distinct IDs: the IDs, blinded."""
         return blind_digests(self._scalar, digest_ids(ids, session=self._session))
 
     def parse_answer(self, answer: bytes, people: int) -> NDArray[np.int64]:
-        """Return the published place of each ID that was asked about; -1: the holder lacks it.
+        """Return the position in the holder's published list of each ID that was asked about, in
+        the order of the question; -1 for an ID that the holder lacks.
 
-        `people`: how many were asked about.
+        `answer`: the holder's tags. `people`: how many IDs were asked about.
 
-        Raises RemoteProtocolError: not one tag for each, or two IDs with one.
+        Raises RemoteProtocolError: there is not one different tag for each.
         """
         tags = split_points(answer, TAG_BYTES) if len(answer) == people * TAG_BYTES else []
         if len(set(tags)) != people:
@@ -121,4 +128,4 @@ class Asker:
                 f"{self._holder} sent {len(answer)} bytes of {len(set(tags))} different tags for "
                 f"{people} blinded IDs"
             )
-        return np.array([self._place_of.get(tag, -1) for tag in tags], np.int64)
+        return np.array([self._position_by_tag.get(tag, -1) for tag in tags], np.int64)

@@ -66,39 +66,39 @@ from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import base_ot, code
 from apfed_protocols.psi.hashing import BITS, transpose_bits
-from apfed_protocols.psi.interface import Desk as AnyDesk
+from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.psi.interface import (
     Guesses,
     Inbox,
     IntersectionAgreement,
-    IntersectionResult,
     Output,
     ResumableIntersection,
     Script,
     ScriptedIntersection,
     Turn,
+    count_message_bytes,
     digest_each,
-    message_bytes,
     open_rows,
     parse_opened_rows,
+    require_own_rows,
 )
 from apfed_protocols.psi.store import (
     Digests,
     Elements,
     Encoder,
     Rows,
-    cells_for,
+    count_cells,
     decode_rows,
     digest_ids,
-    targets_of,
+    extract_targets,
 )
 from apfed_protocols.psi.vole import (
     Tags,
     add_random_tags,
+    count_tag_bytes,
+    count_vector_elements,
     encode_values,
     match_tags,
-    tag_bytes,
-    vector_elements,
 )
 from apfed_protocols.randomness import (
     KEY_BYTES,
@@ -117,17 +117,19 @@ SIZE = struct.Struct(">I")
 CHOICES_BYTES = SIZE.size + 2 * base_ot.POINT_BYTES * code.LENGTH
 HASH_BYTES = 16
 PROOF_BYTES = HASH_BYTES * (code.LENGTH + code.DIMENSION)
-_MASKS = 8 * HASH_BYTES
-"""Rows: random ones after the store, the last block of each column, which hide its hash."""
+_MASK_ROWS = 8 * HASH_BYTES
+"""Random rows after the store: the last block of each column, which hide its hash."""
 
 _VERSION = 151
-_BLOCK = 2**15  # rows that are worked on and sent at once
-_EVALUATED = 2**16
-_WORKING_BYTES = 2**25  # of one block of rows, in all its forms
+_BLOCK = 2**15  # rows that are computed and sent at once
+_IDS_AT_ONCE = 2**16
+_WORKING_BYTES = 2**25  # memory of one block of rows, in all its forms
 _PERSON = b"apfed psi ot"
 
 
 class Kind(IntEnum):
+    """The kinds of messages of this backend."""
+
     HELLO = 1
     CHOICES = 2
     VECTOR = 3
@@ -139,16 +141,17 @@ class Kind(IntEnum):
     REFUSAL = 9
 
 
-class Desk(AnyDesk[Kind]):
+class Endpoint(AnyEndpoint[Kind]):
+    """A party's endpoint of this backend."""
+
     kinds = Kind
     version = _VERSION
     work = "evaluating its IDs"
 
 
 class OtIntersection(ScriptedIntersection, ResumableIntersection):
-    """The backend `ot`: little computing, no helper party, about as many bytes as `ecdh`.
-
-    What it reveals is in `leaks`.
+    """The backend `ot`: little computing, no dealer, about as many bytes as `ecdh`; what it reveals
+    is in `leaks`.
     """
 
     name: ClassVar[str] = "ot"
@@ -162,29 +165,30 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: the hub has one a cell of its store, a member one a tag."""
-        return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
+        """Return the guesses: the hub can test one ID for each cell of its store, a member one for
+        each tag.
+        """
+        return Guesses(hub=count_vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a peer's announced number of IDs makes this party use.
+        """Return the bytes of memory that a role allocates because of a peer's announced number of
+        IDs (for the arguments see `SetIntersection`).
 
-        A member holds the hub's vector as it came, and what it opens it to, each twice at most; the
-        hub takes less to match as many tags.
-
-        `own_size`: how many IDs this party has.
+        A member holds the hub's vector U and the matrix Q, each twice at most; the hub needs less
+        to match as many tags.
         """
         del own_size, members
-        return 4 * vector_bytes(size) + _WORKING_BYTES
+        return 4 * count_vector_bytes(size) + _WORKING_BYTES
 
     @staticmethod
-    def longest_message(ids: int) -> int:
-        tags = tag_bytes(ids, ids) * ids
-        return message_bytes(max(CHOICES_BYTES, PROOF_BYTES, vector_bytes(ids), tags))
+    def compute_longest_message(ids: int) -> int:
+        tags = count_tag_bytes(ids, ids) * ids
+        return count_message_bytes(max(CHOICES_BYTES, PROOF_BYTES, count_vector_bytes(ids), tags))
 
     @property
     def longest(self) -> int:
-        return self.longest_message(self.agreement.largest_size)
+        return self.compute_longest_message(self.agreement.largest_size)
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         raise LocalProtocolError(
@@ -192,36 +196,40 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         )
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
-        """Play the hub: base OTs as the sender, one vector to each member, the proof, and the
-        comparison of tags (steps 1 to 5 of the module's docstring).
+        """Run the hub's role: base OTs as the sender, one vector U to each member, the proof, and
+        the comparison of tags (steps 1 to 5 of the module's docstring).
         """
-        desk = Desk(me, self.agreement, self.progress)
+        endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = self.agreement
         size = agreement.compute_announced_size(me, len(ids))
         secrets = {member: self._derive_secret(member) for member in members}
         own_secret = self._derive_secret("")
-        key = derive_key(own_secret, b"ot key of the hash")
+        hash_key = derive_key(own_secret, b"ot key of the hash")
         senders = {
             member: base_ot.Sender(
                 derive_key(secret, b"ot base"), session=_derive_base_session(agreement, me, member)
             )
             for member, secret in secrets.items()
         }
-        hello = {member: HELLO.pack(key, size, senders[member].message) for member in members}
-        yield Turn(desk.make_turn(Kind.HELLO, hello, ()).outgoing, ())
-        digests = digest_ids(ids, key)  # while the members draw their points
-        rows = Rows.from_digests(digests, cells_for(size))
-        targets = targets_of(digests)
+        hello = {member: HELLO.pack(hash_key, size, senders[member].message) for member in members}
+        yield Turn(endpoint.make_turn(Kind.HELLO, hello, ()).outgoing, ())
+        digests = digest_ids(ids, hash_key)  # meanwhile the members compute their points
+        rows = Rows.from_digests(digests, count_cells(size))
+        targets = extract_targets(digests)
         del digests
-        values = code.keep_message_bits(targets)
+        values = code.mask_message_bits(targets)
         store = encode_values(
             me,
-            Encoder(rows, cells_for(size)),
+            Encoder(rows, count_cells(size)),
             values,
             seed=derive_key(own_secret, b"ot store"),
         )
         inbox = yield Turn((), members)
-        announced = {member: self._parse_size(desk, inbox, member) for member in members}
+        member_sizes = {member: self._parse_size(endpoint, inbox, member) for member in members}
+        tag_lengths = {
+            member: count_tag_bytes(size, member_size)
+            for member, member_size in member_sizes.items()
+        }
         extensions = {}
         own_tags = {}
         for member in members:
@@ -229,37 +237,37 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             masked = add_random_rows(store, derive_key(secrets[member], b"ot masks"))
             extension = HubExtension(senders[member].compute_keys(points, receiver=member), masked)
             vector, known = extension.make_vector()
-            sending = desk.make_turn(Kind.VECTOR, {member: vector}, ())
+            sending = endpoint.make_turn(Kind.VECTOR, {member: vector}, ())
             del vector
             yield Turn(sending.outgoing, ())
             del sending
-            tagger = Tagger(
-                _derive_output_key(agreement, key, member), tag_bytes(size, announced[member])
-            )
-            own_tags[member] = tagger.tag_known_ids(known[: vector_elements(size)], rows, targets)
+            output_key = _derive_output_key(agreement, hash_key, member)
+            tagger = Tagger(output_key, tag_lengths[member])
+            known_store = known[: count_vector_elements(size)]
+            own_tags[member] = tagger.tag_known_ids(known_store, rows, targets)
             extensions[member] = extension
-            del known
+            del known, known_store
         del rows, targets, values, store
         inbox = yield Turn((), members)
         proofs = {}
         for member in members:
-            challenge = desk.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
+            challenge = endpoint.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
             proofs[member] = extensions.pop(member).prove(challenge)
-        inbox = yield desk.make_turn(Kind.PROOF, proofs, members)
-        places = {}
+        inbox = yield endpoint.make_turn(Kind.PROOF, proofs, members)
+        positions = {}
         for member in members:
-            length = tag_bytes(size, announced[member])
-            body = desk.parse_message(inbox, member, Kind.TAGS, length * announced[member])
+            length = tag_lengths[member]
+            body = endpoint.parse_message(inbox, member, Kind.TAGS, length * member_sizes[member])
             member_tags = np.frombuffer(body, np.uint8).reshape(-1, length)
-            places[member] = match_tags(own_tags.pop(member), member_tags, sender=member)
-            desk.report_progress(len(places), len(members))
-        return (yield from open_rows(desk, places))
+            positions[member] = match_tags(own_tags.pop(member), member_tags, sender=member)
+            endpoint.report_progress(len(positions), len(members))
+        return (yield from open_rows(endpoint, positions))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
-        """Play a member: base OTs as the receiver, the check of the hub's vector, the own tags, and
-        what the hub opens (steps 1 to 5 of the module's docstring).
+        """Run a member's role: base OTs as the receiver, the check of the hub's vector, the tags of
+        its IDs, and what the hub reveals (steps 1 to 5 of the module's docstring).
         """
-        desk = Desk(me, self.agreement, self.progress)
+        endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = self.agreement
         size = agreement.compute_announced_size(me, len(ids))
         secret = self._derive_secret(hub)
@@ -270,145 +278,158 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             session=_derive_base_session(agreement, hub, me),
         )
         sent = {hub: SIZE.pack(size) + receiver.message}
-        inbox = yield desk.make_turn(Kind.CHOICES, sent, [hub])
-        key, hub_size, point = HELLO.unpack(desk.parse_message(inbox, hub, Kind.HELLO, HELLO.size))
+        inbox = yield endpoint.make_turn(Kind.CHOICES, sent, [hub])
+        hello = endpoint.parse_message(inbox, hub, Kind.HELLO, HELLO.size)
+        hash_key, hub_size, point = HELLO.unpack(hello)
         self._check_size(hub, hub_size)
         extension = MemberExtension(receiver.compute_keys(point, sender=hub), choices)
-        digests = digest_ids(ids, key)
+        digests = digest_ids(ids, hash_key)
         inbox = yield Turn((), [hub])
-        vector = desk.parse_message(inbox, hub, Kind.VECTOR, vector_bytes(hub_size))
+        vector = endpoint.parse_message(inbox, hub, Kind.VECTOR, count_vector_bytes(hub_size))
         challenge = derive_key(secret, b"ot challenge")
-        yield Turn(desk.make_turn(Kind.CHALLENGE, {hub: challenge}, ()).outgoing, ())
-        extended = extension.open_vector(vector, challenge)[: vector_elements(hub_size)]
+        yield Turn(endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, ()).outgoing, ())
+        extended_store = extension.open_vector(vector, challenge)[: count_vector_elements(hub_size)]
         del inbox, vector
         inbox = yield Turn((), [hub])
-        extension.check_proof(desk.parse_message(inbox, hub, Kind.PROOF, PROOF_BYTES), hub)
-        tagger = Tagger(_derive_output_key(agreement, key, me), tag_bytes(hub_size, size))
-        tags = tagger.tag_ids(digests, extended, extension.choices, desk.report_progress)
-        del digests, extended
+        extension.check_proof(endpoint.parse_message(inbox, hub, Kind.PROOF, PROOF_BYTES), hub)
+        output_key = _derive_output_key(agreement, hash_key, me)
+        tagger = Tagger(output_key, count_tag_bytes(hub_size, size))
+        tags = tagger.tag_ids(digests, extended_store, extension.choices, endpoint.report_progress)
+        del digests, extended_store
         order = random_permutation(size, key=derive_key(secret, b"ot order"))
         tags = add_random_tags(tags, size, seed=derive_key(secret, b"ot filling"))
         sent = {hub: tags.take(order, axis=0).tobytes()}
-        inbox = yield desk.make_turn(Kind.TAGS, sent, [hub])
-        opened = parse_opened_rows(desk, inbox, hub, order, hub_size)
-        if (
-            isinstance(opened, IntersectionResult)
-            and opened.rows is not None
-            and (opened.rows >= len(ids)).any()
-        ):
-            raise RemoteProtocolError(f"{hub} opened a place at which {me} has no ID")
-        return opened
+        inbox = yield endpoint.make_turn(Kind.TAGS, sent, [hub])
+        result = parse_opened_rows(endpoint, inbox, hub, order, hub_size)
+        require_own_rows(result, len(ids), me=me, hub=hub)
+        return result
 
     def _derive_secret(self, peer: str) -> bytes:
-        """Return the secret for the messages with one peer; with "" that of this party's
-        own set.
+        """Return 32 bytes from which the randomness of messages with one peer is derived ("": that
+        of the store of the hub's own set): fresh, or the same in a resumed attempt.
         """
         if self.secret is None:
             return fresh_key()
         return derive_key(self.secret, b"ot", self.agreement.digest, peer.encode())
 
-    def _parse_size(self, desk: Desk, inbox: Inbox, member: str) -> int:
-        """Return the size that a member announces; checked."""
-        (size,) = SIZE.unpack_from(desk.parse_message(inbox, member, Kind.CHOICES, CHOICES_BYTES))
+    def _parse_size(self, endpoint: Endpoint, inbox: Inbox, member: str) -> int:
+        """Return the number of IDs that a member announces at the start of its CHOICES. Raises
+        RemoteProtocolError: it is not the agreed or expected one.
+        """
+        choices = endpoint.parse_message(inbox, member, Kind.CHOICES, CHOICES_BYTES)
+        (size,) = SIZE.unpack_from(choices)
         self._check_size(member, size)
         return int(size)
 
     def _check_size(self, peer: str, size: int) -> None:
-        """Raise RemoteProtocolError for a size other than agreed or expected."""
+        """Raise RemoteProtocolError if the number of IDs that `peer` announces is not the agreed or
+        expected one.
+        """
         self.agreement.check_announced_sizes(peer, [size], [peer])
         self.require_expected_size(peer, size)
 
 
-def vector_bytes(hub_size: int) -> int:
-    """Return the bytes of U: 64 a row of D."""
-    return extension_bytes(vector_elements(hub_size))
+def count_vector_bytes(hub_size: int) -> int:
+    """Return the bytes of U for a hub's set of this size: 64 for each row of D."""
+    return count_extension_bytes(count_vector_elements(hub_size))
 
 
-def extension_bytes(cells: int) -> int:
-    """Return the bytes of U for a store, or another list of messages, of so many rows."""
+def count_extension_bytes(cells: int) -> int:
+    """Return the bytes of U for a store, or another list of messages of the code, of this number of
+    rows.
+    """
     return _count_rows(cells) * code.LENGTH // 8
 
 
 def _count_rows(cells: int) -> int:
-    """Return the rows of D: the store in whole blocks of a hash, and one block that hides it."""
-    return _MASKS * (-(-cells // _MASKS) + 1)
+    """Return the number of rows of D for a store of this number of cells: the store, filled up to
+    whole blocks of the hash, and one block of random rows that hides the hash.
+    """
+    return _MASK_ROWS * (-(-cells // _MASK_ROWS) + 1)
 
 
 def add_random_rows(store: Elements, seed: bytes) -> Elements:
-    """Return the messages of the code: the store and random rows after it, 85 bits each."""
+    """Return D, the messages of the code, 85 bits each: the rows of a store and, after them, random
+    rows expanded from a secret seed.
+    """
     count = _count_rows(len(store)) - len(store)
     random_rows = np.frombuffer(keystream(seed, length=16 * count), "<u8").reshape(-1, 2)
-    return code.keep_message_bits(np.concatenate([store, random_rows]))
+    return code.mask_message_bits(np.concatenate([store, random_rows]))
 
 
 def _derive_base_session(agreement: IntersectionAgreement, hub: str, member: str) -> bytes:
-    """Return the 32 bytes that name the base OTs of one pair."""
+    """Return the 32 bytes that identify the base OTs of the hub with one member at both."""
     return derive_key(agreement.digest, b"ot base session", hub.encode(), member.encode())
 
 
-def _derive_output_key(agreement: IntersectionAgreement, key: bytes, member: str) -> bytes:
-    """Return the key of the hash F for one member."""
-    return derive_key(key, b"ot output", agreement.digest, member.encode())
+def _derive_output_key(agreement: IntersectionAgreement, hash_key: bytes, member: str) -> bytes:
+    """Return the key of the hash F for one member, derived from the hub's `hash_key`."""
+    return derive_key(hash_key, b"ot output", agreement.digest, member.encode())
 
 
 class HubExtension:
-    """The hub's end of the extension with one member: it knows T0, and chooses D.
+    """The hub's part in the OT extension with one member: it knows T0 and T1, and chooses D.
 
     Args:
-        keys: two for each column; messages: D, (rows, 2), of which 85 bits count.
+        keys: of the base transfers, two for each column.
+        messages: D, (rows, 2), of which 85 bits count.
     """
 
     def __init__(self, keys: Sequence[tuple[bytes, bytes]], messages: Elements) -> None:
-        self._zeros = [pair[0] for pair in keys]
-        self._keys_of_one = [pair[1] for pair in keys]
+        """Keep the keys of T0 and of T1, and D."""
+        self._keys_of_t0 = [pair[0] for pair in keys]
+        self._keys_of_t1 = [pair[1] for pair in keys]
         self._messages = messages
 
     def make_vector(self) -> tuple[bytes, Elements]:
-        """Return U, block by block and in each column by column, and T0, (rows, 8)."""
-        count = len(self._messages)
-        vector = np.empty(count * code.WORDS, "<u8")
-        known = np.empty((count, code.WORDS), np.uint64)
-        streams = (expand_columns(keys, count) for keys in (self._zeros, self._keys_of_one))
-        for block, zeros, ones in zip(split_blocks(count), *streams, strict=True):
-            masked = rows_to_columns(code.encode_words(self._messages[block]))
-            masked ^= zeros
-            masked ^= ones
-            vector[slice_words(block)] = masked.ravel()
-            known[block] = columns_to_rows(zeros)
-        return vector.tobytes(), known
-
-    def prove(self, challenge: bytes) -> bytes:
-        """Return the hash of each column of T0, and of each that counts of D.
-
-        `challenge`: random bytes from the member, drawn after D was sent.
+        """Return U = T0 + T1 + C(D) as bytes, block by block and column by column within a block;
+        and T0, (rows, 8).
         """
         count = len(self._messages)
-        known = ColumnHash(challenge, code.LENGTH)
-        chosen = ColumnHash(challenge, code.DIMENSION)
-        columns = expand_columns(self._zeros, count)
-        for block, zeros in zip(split_blocks(count), columns, strict=True):
-            known.update(zeros)
-            chosen.update(rows_to_columns(self._messages[block])[: code.DIMENSION])
-        return known.finish().tobytes() + chosen.finish().tobytes()
+        vector = np.empty(count * code.WORDS, "<u8")
+        t0 = np.empty((count, code.WORDS), np.uint64)
+        t0_blocks = expand_columns(self._keys_of_t0, count)
+        t1_blocks = expand_columns(self._keys_of_t1, count)
+        for block, t0_columns, t1_columns in zip(
+            split_blocks(count), t0_blocks, t1_blocks, strict=True
+        ):
+            u_columns = transpose_to_columns(code.encode_words(self._messages[block]))
+            u_columns ^= t0_columns
+            u_columns ^= t1_columns
+            vector[slice_words(block)] = u_columns.ravel()
+            t0[block] = transpose_to_rows(t0_columns)
+        return vector.tobytes(), t0
+
+    def prove(self, challenge: bytes) -> bytes:
+        """Return the proof of step 3: the hash of each of the 512 columns of T0, and of each of the
+        85 columns of D.
+
+        `challenge`: the key of the hash, which the member named after it had received U.
+        """
+        count = len(self._messages)
+        t0_hash = ColumnHash(challenge, code.LENGTH)
+        message_hash = ColumnHash(challenge, code.DIMENSION)
+        t0_blocks = expand_columns(self._keys_of_t0, count)
+        for block, t0_columns in zip(split_blocks(count), t0_blocks, strict=True):
+            t0_hash.update(t0_columns)
+            message_hash.update(transpose_to_columns(self._messages[block])[: code.DIMENSION])
+        return t0_hash.finish().tobytes() + message_hash.finish().tobytes()
 
 
 class MemberExtension:
-    """The member's end: it knows one key a column, and with U the matrix Q = T0 + C(D) * s.
+    """A member's part in the OT extension: it knows one key for each column, from which it computes
+    the matrix Q = T0 + C(D) * s once it has U.
 
     Args:
-        keys: one for each column; choices: s, 64 bytes.
+        keys: of the base transfers, one for each column.
+        choices: s, the member's secret bits, 64 bytes.
 
     Attributes:
         choices: s as words, (8,).
     """
 
     def __init__(self, keys: Sequence[bytes], choices: bytes) -> None:
-        """Prepare the member's end of the OT extension: one 64-bit mask a column, all ones where s
-        is 1.
-
-        `keys`: of the base transfers, one for each column. `choices`: s, the member's secret bits,
-        64 bytes.
-        """
+        """Keep the keys, and a 64-bit mask for each column: all ones where its bit of s is 1."""
         self._keys = keys
         self.choices = np.frombuffer(choices, "<u8")
         bits = np.unpackbits(self.choices.view(np.uint8), bitorder="little")
@@ -416,33 +437,35 @@ class MemberExtension:
         self._hashed: Columns | None = None
 
     def open_vector(self, vector: bytes, challenge: bytes) -> Elements:
-        """Return Q, (rows, 8); its columns are hashed for `check_proof`.
+        """Return Q, (rows, 8), and hash its columns for `check_proof`.
 
-        `vector`: D, which the hub sent. `challenge`: random bytes from the member, drawn after D
-        was sent.
+        `vector`: U, as the hub sent it. `challenge`: the key of the hash, named to the hub only
+        after U had arrived.
         """
         words = np.frombuffer(vector, "<u8")
         count = len(words) // code.WORDS
-        opened = np.empty((count, code.WORDS), np.uint64)
-        hashed = ColumnHash(challenge, code.LENGTH)
-        columns = expand_columns(self._keys, count)
-        for block, own in zip(split_blocks(count), columns, strict=True):
-            own ^= words[slice_words(block)].reshape(own.shape) & self._choice_masks
-            hashed.update(own)
-            opened[block] = columns_to_rows(own)
-        self._hashed = hashed.finish()
-        return opened
+        q = np.empty((count, code.WORDS), np.uint64)
+        q_hash = ColumnHash(challenge, code.LENGTH)
+        own_blocks = expand_columns(self._keys, count)
+        for block, columns in zip(split_blocks(count), own_blocks, strict=True):
+            columns ^= words[slice_words(block)].reshape(columns.shape) & self._choice_masks
+            q_hash.update(columns)
+            q[block] = transpose_to_rows(columns)
+        self._hashed = q_hash.finish()
+        return q
 
     def check_proof(self, proof: bytes, hub: str) -> None:
-        """Check hash(Q) = hash(T0) + C(hash(D)) * s. Raises RemoteProtocolError: it is not so.
+        """Check that hash(Q) = hash(T0) + C(hash(D)) * s, so that U is T0 + T1 + C(D) for some D.
+        Raises RemoteProtocolError, which names `hub`: it is not.
 
-        `proof`: the hub's hashes. `hub`: named in the error.
+        `proof`: from `HubExtension.prove`.
         """
         assert self._hashed is not None
         hashes = np.frombuffer(proof, "<u8").reshape(-1, HASH_BYTES // 8)
-        chosen = np.zeros((2 * BITS, hashes.shape[1]), np.uint64)
-        chosen[: code.DIMENSION] = hashes[code.LENGTH :]
-        encoded = rows_to_columns(code.encode_words(columns_to_rows(chosen)))
+        # The hashes of D's 85 columns, as columns of 128 bits, are encoded row by row.
+        message_hashes = np.zeros((2 * BITS, hashes.shape[1]), np.uint64)
+        message_hashes[: code.DIMENSION] = hashes[code.LENGTH :]
+        encoded = transpose_to_columns(code.encode_words(transpose_to_rows(message_hashes)))
         expected = hashes[: code.LENGTH] ^ (encoded & self._choice_masks)
         if not hmac.compare_digest(expected.tobytes(), self._hashed.tobytes()):
             raise RemoteProtocolError(
@@ -452,25 +475,30 @@ class MemberExtension:
 
 
 class ColumnHash:
-    """A hash of columns to 128 bits each that is linear over GF(2), by GHASH under a public key.
+    """A hash of columns to 128 bits each that is linear over GF(2): GHASH under a public key.
 
-    Two different columns of b blocks of 16 bytes have one hash under at most b + 1 of 2^128 keys.
-    AES-GCM authenticates a column by GHASH plus a constant, which is the tag of zeros.
+    Two different columns of b blocks of 16 bytes have the same hash under at most b + 1 of 2^128
+    keys. GHASH is computed by AES-GCM: the tag of a column, as associated data, is its GHASH plus a
+    constant, which is the tag of zeros.
     """
 
     def __init__(self, key: bytes, count: int) -> None:
+        """Start the hash of `count` columns under a key of 32 bytes."""
         mode = modes.GCM(bytes(12))  # no secret is encrypted: key and nonce are public
         self._columns = [Cipher(algorithms.AES(key), mode).encryptor() for _ in range(count + 1)]
 
     def update(self, columns: Columns) -> None:
-        """Continue each column by so many rows, a multiple of 128 unless they are the last."""
-        *hashers, constant = self._columns
+        """Append further rows to each column, a multiple of 128 rows unless they are the last.
+
+        `columns`: (columns, rows / 64).
+        """
+        *hashers, zeros_hasher = self._columns
         for hasher, column in zip(hashers, columns.view(np.uint8), strict=True):
             hasher.authenticate_additional_data(column.data)
-        constant.authenticate_additional_data(bytes(columns[0].nbytes))
+        zeros_hasher.authenticate_additional_data(bytes(columns[0].nbytes))
 
     def finish(self) -> Columns:
-        """Return the hashes, (columns, 2)."""
+        """Return the hash of each column, (columns, 2); the object must not be used afterwards."""
         for hasher in self._columns:
             hasher.finalize()
         tags = np.frombuffer(b"".join(hasher.tag for hasher in self._columns), "<u8")
@@ -480,66 +508,83 @@ class ColumnHash:
 
 
 class Tagger:
-    """The hash of F: BLAKE2b under a key of this intersection and member, random oracle here."""
+    """The hash that gives the tags of F, modelled as a random oracle: BLAKE2b under a key for this
+    intersection and member.
+    """
 
     def __init__(self, key: bytes, length: int) -> None:
+        """Make the hash under a key of 32 bytes, with tags of `length` bytes."""
         self._keyed = hashlib.blake2b(key=key, digest_size=length, person=_PERSON)
 
     def tag_known_ids(self, known: Elements, rows: Rows, targets: Elements) -> Tags:
-        """Return the tags of the hub's own IDs, from T0."""
-        return np.concatenate(
-            [
-                self.hash_rows(decode_rows(known, rows[chunk]), targets[chunk])
-                for chunk in _split_ids(len(rows))
-            ]
-        )
+        """Return the tags of the hub's own IDs, hash(Decode(T0, x), H(x)).
+
+        Args:
+            known: T0 of the store's cells, (cells, 8).
+            rows: of the IDs in the store.
+            targets: H(x) of the IDs, (n, 2).
+        """
+        tags = [
+            self.hash_rows(decode_rows(known, rows[chunk]), targets[chunk])
+            for chunk in _split_ids(len(rows))
+        ]
+        return np.concatenate(tags)
 
     def tag_ids(
         self,
         digests: Digests,
-        extended: Elements,
+        q: Elements,
         choices: NDArray[np.uint64],
         report: Callable[[int, int], None],
     ) -> Tags:
-        """Return the tags of a member's IDs, from Q and s.
+        """Return the tags of a member's IDs, hash(Decode(Q, y) + C(H(y)) * s, H(y)).
 
-        `choices`: s as words. `report`: called with (IDs done, all).
+        Args:
+            digests: of the IDs.
+            q: Q of the store's cells, (cells, 8).
+            choices: s as words, (8,).
+            report: called with the number of IDs done and of all IDs.
         """
-        cells = cells_for(0) + len(extended) - vector_elements(0)
+        cells = count_cells(0) + len(q) - count_vector_elements(0)
         tags = []
         for chunk in _split_ids(len(digests)):
             part = digests[chunk]
-            targets = targets_of(part)
-            values = decode_rows(extended, Rows.from_digests(part, cells))
-            values ^= code.encode_words(code.keep_message_bits(targets)) & choices
+            targets = extract_targets(part)
+            values = decode_rows(q, Rows.from_digests(part, cells))
+            values ^= code.encode_words(code.mask_message_bits(targets)) & choices
             tags.append(self.hash_rows(values, targets))
             report(min(chunk.stop, len(digests)), len(digests))
         return np.concatenate(tags)
 
     def hash_rows(self, values: Elements, targets: Elements) -> Tags:
-        """Return the tags of rows of words, joined with their targets."""
-        hashed = np.concatenate([values, targets], axis=1).astype("<u8", copy=False)
-        blocks: list[bytes] = hashed.view(f"V{hashed.itemsize * hashed.shape[1]}")[:, 0].tolist()
-        return digest_each(blocks, self._keyed)
+        """Return hash(value, target) for each value, (n, 8), and its target H(x), (n, 2)."""
+        words = np.concatenate([values, targets], axis=1).astype("<u8", copy=False)
+        row_bytes = words.itemsize * words.shape[1]
+        inputs: list[bytes] = words.view(f"V{row_bytes}")[:, 0].tolist()
+        return digest_each(inputs, self._keyed)
 
 
 def _split_ids(count: int) -> Iterator[slice]:
-    """Split so many IDs into pieces, one at least."""
-    return (slice(start, start + _EVALUATED) for start in range(0, max(count, 1), _EVALUATED))
+    """Return slices of at most `_IDS_AT_ONCE` that cover this number of IDs, at least one slice."""
+    return (slice(start, start + _IDS_AT_ONCE) for start in range(0, max(count, 1), _IDS_AT_ONCE))
 
 
 def split_blocks(rows: int) -> Iterator[slice]:
-    """Split the rows into blocks that are computed and sent together."""
+    """Return slices of at most `_BLOCK` that cover this number of rows; the rows of a slice are
+    computed and sent together.
+    """
     return (slice(start, min(start + _BLOCK, rows)) for start in range(0, rows, _BLOCK))
 
 
 def slice_words(block: slice) -> slice:
-    """Return where a block of rows is in U."""
+    """Return the slice of U's words that belongs to a block of rows."""
     return slice(block.start * code.WORDS, block.stop * code.WORDS)
 
 
 def expand_columns(keys: Sequence[bytes], rows: int) -> Iterator[Columns]:
-    """Yield what the keys expand to, block by block, a column for each key."""
+    """Yield pseudorandom columns, one expanded from each key, in blocks of at most `_BLOCK` rows:
+    (keys, rows of the block / 64).
+    """
     streams = [
         keystream_chunks(key, b"ot column", length=rows // 8, piece=_BLOCK // 8) for key in keys
     ]
@@ -547,10 +592,9 @@ def expand_columns(keys: Sequence[bytes], rows: int) -> Iterator[Columns]:
         yield np.stack([np.frombuffer(piece, "<u8") for piece in pieces])
 
 
-def rows_to_columns(rows_Rw: Elements) -> Columns:
-    """Turn rows of w words into columns, (64 w, R / 64).
-
-    Bit q of word k of a column is of row 64 k + q.
+def transpose_to_columns(rows_Rw: Elements) -> Columns:
+    """Return R rows of w words as bit columns, (64 w, R / 64): bit q of word k of a column belongs
+    to row 64 k + q.
     """
     count, words = rows_Rw.shape
     groups = np.ascontiguousarray(rows_Rw.reshape(count // BITS, BITS, words).transpose(1, 2, 0))
@@ -558,8 +602,10 @@ def rows_to_columns(rows_Rw: Elements) -> Columns:
     return np.ascontiguousarray(groups.swapaxes(0, 1)).reshape(BITS * words, count // BITS)
 
 
-def columns_to_rows(columns: Columns) -> Elements:
-    """Turn columns, (64 w, R / 64), into rows of w words, (R, w)."""
+def transpose_to_rows(columns: Columns) -> Elements:
+    """Return bit columns, (64 w, R / 64), as rows of w words, (R, w); undoes
+    `transpose_to_columns`.
+    """
     words = len(columns) // BITS
     groups = np.ascontiguousarray(columns.reshape(words, BITS, -1).swapaxes(0, 1))
     transpose_bits(groups.reshape(BITS, -1))

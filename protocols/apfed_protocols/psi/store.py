@@ -1,16 +1,17 @@
-"""An oblivious key-value store over GF(2^128): a system with three ones and few dense bits a row.
+"""An oblivious key-value store over GF(2^128): a linear system with three ones and few dense bits
+in each row.
 
-Run by: whoever encodes, and whoever decodes, with one public key of the hash. Cell 0..m-1 of the
-sparse part and 48 dense cells; the value of an ID is the sum of its three sparse cells and of the
-dense cells that its 48 bits name. Encoding peels: a cell that one ID alone uses takes whatever this
-ID still lacks, round after round; the few IDs that are left are solved by elimination. Cells that
-nobody needs are random, so the store shows how many IDs it may hold and nothing of them, where
-their values are random.
+Run by: the party that encodes IDs, and the one that decodes them, with one public key of the hash.
+A store has m sparse cells and 48 dense cells; the value of an ID is the sum of three sparse cells
+and of the dense cells that 48 bits of the ID's hash select. Encoding peels: a cell that only one ID
+uses is set to what this ID still lacks, round after round; the few IDs that remain are solved by
+elimination. Cells that no ID needs are random, so if values are random the store reveals only how
+many IDs it may hold.
 
 Encoding fails where the rows are linearly dependent. For a random key that has probability at most
 2^-48 times the expected number of sets of rows whose sparse parts add up to nothing (the empty one
-included), which `cells_for` keeps below 2, as its test computes: below 2^-47.
-Who hit upon such a key takes another one; that this happened is all that it tells.
+included), which `count_cells` keeps below 2, as its test computes: below 2^-47.
+The encoding party then takes another key; others learn no more than that this happened.
 
 Elements of the field are two 64-bit words, low one first; addition is exclusive or. The field is
 that of AES-GCM, modulo x^128 + x^7 + x^2 + x + 1, bits in the order of their weights.
@@ -27,10 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.psi.interface import digest_each, three_different
+from apfed_protocols.psi.interface import digest_each, draw_different_positions
 from apfed_protocols.randomness import fresh_key, keystream_chunks
 
-Places = NDArray[np.signedinteger]
+Indices = NDArray[np.signedinteger]
 Digests = NDArray[np.uint64]
 """Shape (n, 6)."""
 
@@ -38,12 +39,13 @@ DENSE = 48
 _ONES = 3
 _DIGEST_BYTES = 8 * _ONES + DENSE // 8 + 2 + 16
 _EXPANSION = 1.3
-_LEAST = 40
+_MIN_CELLS = 40
+# While rows are peeled, one word for each cell holds the number of rows that use it, above 40 bits
+# with the sum of their numbers.
 _SUM_BITS = 40
 _ONE_USER = 1 << _SUM_BITS
 _PERSON = b"apfed psi store"
-# rows that are worked on at once: what that takes stays in the cache, and is no memory to speak of
-_CHUNK = 2**15
+_CHUNK = 2**15  # rows that are computed at once, to stay in the cache
 
 Elements = NDArray[np.uint64]
 """Shape (n, 2)."""
@@ -53,70 +55,80 @@ _WORDS = np.dtype("<u8")
 _MODULUS = 0x87
 _TOP = 1 << 127
 _PIECE = 2**12
-# numbers of these widths are moved faster than bytes without a meaning
+# By words of an item, a type of its width: numpy moves numbers faster than raw bytes.
 _ITEMS = {1: np.dtype(np.uint64), 2: np.dtype(np.complex128)}
 
 
 class DependentRowsError(ArithmeticError):
-    """The rows of these IDs under this key are linearly dependent; take another key."""
+    """The rows of these IDs under this key are linearly dependent, so that no store exists; another
+    key is needed.
+    """
 
 
-def cells_for(ids: int) -> int:
-    """Return the sparse cells of a store for so many IDs."""
-    return math.ceil(_EXPANSION * ids) + _LEAST
+def count_cells(ids: int) -> int:
+    """Return the number of sparse cells of a store for this number of IDs."""
+    return math.ceil(_EXPANSION * ids) + _MIN_CELLS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The rows of a set of IDs under one key.
+    """The rows of a store's linear system for a set of IDs: which cells add up to the value of each
+    ID.
 
     Attributes:
         cells: their three sparse cells, all different, shape (n, 3).
         dense: the bits of the dense part, shape (n, 1), the lowest 48 of each word.
     """
 
-    cells: Places
+    cells: Indices
     dense: NDArray[np.uint64]
 
     @classmethod
     def from_digests(cls, digests: Digests, size: int) -> "Rows":
-        """Return the rows that follow from digests, in a store with `size` sparse cells."""
-        narrow = np.int32 if size <= np.iinfo(np.int32).max else np.int64
-        cells = np.empty((len(digests), _ONES), narrow)
+        """Return the rows of the IDs with these digests, in a store with `size` sparse cells."""
+        cell_type = np.int32 if size <= np.iinfo(np.int32).max else np.int64
+        cells = np.empty((len(digests), _ONES), cell_type)
         for chunk in _split_chunks(len(digests)):
-            cells[chunk] = three_different(digests[chunk, :_ONES], size)
+            cells[chunk] = draw_different_positions(digests[chunk, :_ONES], size)
         return cls(cells=cells, dense=digests[:, _ONES : _ONES + 1] & np.uint64((1 << DENSE) - 1))
 
     def __getitem__(self, chunk: slice) -> "Rows":
         return Rows(cells=self.cells[chunk], dense=self.dense[chunk])
 
-    def pick_rows(self, places: Places) -> "Rows":
-        """Return the rows at these places."""
-        return Rows(cells=self.cells.take(places, axis=0), dense=self.dense.take(places, axis=0))
+    def pick_rows(self, indices: Indices) -> "Rows":
+        """Return the rows with these indices."""
+        return Rows(cells=self.cells.take(indices, axis=0), dense=self.dense.take(indices, axis=0))
 
     def __len__(self) -> int:
         return len(self.cells)
 
 
 def digest_ids(ids: Sequence[bytes], key: bytes) -> Digests:
-    """Return the digest of each ID under a key, as six words."""
+    """Return the BLAKE2b digest of each ID under a key as six words, (n, 6): three for its sparse
+    cells, one for its dense cells, two for the value that intersections encode.
+    """
     keyed = hashlib.blake2b(key=key, digest_size=_DIGEST_BYTES, person=_PERSON)
     return digest_each(ids, keyed).view("<u8")
 
 
-def targets_of(digests: Digests) -> Elements:
-    """Return 128 bits of each ID, shape (n, 2): the values that the intersections encode."""
+def extract_targets(digests: Digests) -> Elements:
+    """Return H(x) of each ID from its digest, 128 bits, shape (n, 2): the values that intersections
+    encode.
+    """
     return np.ascontiguousarray(digests[:, _ONES + 1 :])
 
 
 def _split_chunks(rows: int) -> Iterator[slice]:
-    """Split so many rows into chunks that fit the cache."""
+    """Return slices of at most `_CHUNK` that cover this number of rows."""
     return (slice(start, start + _CHUNK) for start in range(0, rows, _CHUNK))
 
 
 def decode_rows(store: Elements, rows: Rows) -> Elements:
-    """Return the value of each row, of as many words as a cell of the store; shape (n, w)."""
-    dense = subset_sums(store[-DENSE:])
+    """Return the value of each row in a store, (n, w), of as many words as a cell has.
+
+    `store`: sparse cells, then the 48 dense cells, (m + 48, w).
+    """
+    dense = compute_subset_sums(store[-DENSE:])
     values = np.empty((len(rows), store.shape[1]), np.uint64)
     for chunk in _split_chunks(len(rows)):
         values[chunk] = _sum_cells(store, dense, rows[chunk])
@@ -124,17 +136,23 @@ def decode_rows(store: Elements, rows: Rows) -> Elements:
 
 
 def _sum_cells(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
-    """Return, for each row, the sum of its three sparse cells and of its dense cells."""
+    """Return, for each row, the sum of its three sparse cells and of its dense cells, (n, w).
+
+    `dense`: the tables of `compute_subset_sums` of the dense cells.
+    """
     sums = gather_sums(dense, rows.dense)
-    for place in range(_ONES):
-        sums ^= store.take(rows.cells[:, place], axis=0)
+    for which in range(_ONES):
+        sums ^= store.take(rows.cells[:, which], axis=0)
     return sums
 
 
 class Encoder:
-    """An encoder of values for one set of rows; what rows decide is computed when it is made."""
+    """An encoder of values for one set of rows. The order in which cells are solved depends on the
+    rows alone, and is computed when the encoder is made.
+    """
 
     def __init__(self, rows: Rows, cells: int) -> None:
+        """Compute the order for these rows, in a store with `cells` sparse cells."""
         self._rows = rows
         self._cells = cells
         self._rounds, self._unpeeled = _peel_rows(rows.cells, cells)
@@ -142,129 +160,150 @@ class Encoder:
     def encode(self, values: Elements, *, seed: bytes | None = None) -> Elements:
         """Return a store in which each row has its value, (cells + DENSE, w).
 
-        `seed`: 32 bytes for cells that nobody needs, used once; None: fresh ones.
-        Raises DependentRowsError: rows that could not be peeled are linearly dependent.
+        Args:
+            values: of the rows, (n, w).
+            seed: 32 secret bytes, used once, from which cells that no row needs are drawn; None:
+                they are random.
+
+        Raises DependentRowsError: the rows are linearly dependent.
         """
         rows = self._rows
         cells = self._cells
         store = _expand_rows(seed or fresh_key(), b"store", (cells + DENSE, values.shape[1]))
         _solve_cells(store, rows, values, self._unpeeled)
-        dense = subset_sums(store[-DENSE:])
-        for all_peeled, places in reversed(self._rounds):
-            # no row of a round has the cell of another, so that they may go one after the other
-            for chunk in _split_chunks(len(places)):
-                peeled = all_peeled[chunk]
-                cells_here = places[chunk]
-                value = values.take(peeled, axis=0) ^ _sum_cells(
-                    store, dense, rows.pick_rows(peeled)
-                )
-                value ^= store.take(
-                    cells_here, axis=0
-                )  # what was there, which its row has summed up, too
-                view_as_items(store)[cells_here] = view_as_items(value)
+        dense = compute_subset_sums(store[-DENSE:])
+        for peeled_rows, own_cells in reversed(self._rounds):
+            # A row of a round does not use the own cell of another, so chunks are independent.
+            for chunk in _split_chunks(len(own_cells)):
+                chunk_rows = peeled_rows[chunk]
+                chunk_cells = own_cells[chunk]
+                sums = _sum_cells(store, dense, rows.pick_rows(chunk_rows))
+                # The sums include the present content of the own cells, which is replaced.
+                sums ^= store.take(chunk_cells, axis=0)
+                new_content = values.take(chunk_rows, axis=0) ^ sums
+                view_as_items(store)[chunk_cells] = view_as_items(new_content)
         return store
 
 
-def _peel_rows(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Places]:
-    """Take away rows that have a cell of their own, round after round.
+def _peel_rows(cells_n3: Indices, cells: int) -> tuple[list[tuple[Indices, Indices]], Indices]:
+    """Remove rows that have a cell of their own, which no other remaining row uses, round after
+    round.
 
-    Returns for each round the rows, and the cell of each; and the rows that are left.
+    Args:
+        cells_n3: the three sparse cells of each row.
+        cells: the number of sparse cells.
 
-    `cells`: how many cells the store has.
+    Returns:
+        For each round, the rows that are removed and the own cell of each; and the rows that
+        remain.
     """
-    numbered = np.arange(len(cells_n3)) + _ONE_USER
-    # of each cell how many rows use it, above 40 bits that hold the sum of these rows
-    users = np.zeros(cells, np.int64)
-    for place in range(_ONES):
-        counted = np.bincount(cells_n3[:, place], numbered, cells)
-        np.add(users, counted, out=users, casting="unsafe")
-    is_unpeeled = np.ones(len(cells_n3), np.bool_)
+    # A row's number plus one user: added to the word of each of its cells (see `_SUM_BITS`).
+    row_words = np.arange(len(cells_n3)) + _ONE_USER
+    cell_words = np.zeros(cells, np.int64)
+    for which in range(_ONES):
+        added = np.bincount(cells_n3[:, which], row_words, cells)
+        np.add(cell_words, added, out=cell_words, casting="unsafe")
+    is_remaining = np.ones(len(cells_n3), np.bool_)
     rounds = []
     scratch = np.empty(max(cells, len(cells_n3)), np.int64)
-    single = np.flatnonzero(users >> _SUM_BITS == 1)
-    while len(single):
-        peeled, first = _find_unique(users[single] - _ONE_USER, scratch)
-        rounds.append((peeled, single[first]))
-        is_unpeeled[peeled] = False
-        touched = cells_n3[peeled].ravel()
-        np.subtract.at(users, touched, np.repeat(numbered[peeled], _ONES))
-        single, _ = _find_unique(touched[users[touched] >> _SUM_BITS == 1], scratch)
-    return rounds, np.flatnonzero(is_unpeeled)
+    single_user_cells = np.flatnonzero(cell_words >> _SUM_BITS == 1)
+    while len(single_user_cells):
+        # With one user the sum of the users' numbers is the row; it may have several such cells.
+        peeled, first = _find_unique(cell_words[single_user_cells] - _ONE_USER, scratch)
+        rounds.append((peeled, single_user_cells[first]))
+        is_remaining[peeled] = False
+        touched_cells = cells_n3[peeled].ravel()
+        np.subtract.at(cell_words, touched_cells, np.repeat(row_words[peeled], _ONES))
+        has_single_user = cell_words[touched_cells] >> _SUM_BITS == 1
+        single_user_cells, _ = _find_unique(touched_cells[has_single_user], scratch)
+    return rounds, np.flatnonzero(is_remaining)
 
 
-def _find_unique(numbers: Places, scratch: Places) -> tuple[Places, Places]:
-    """Return each of these numbers once, and where it is, without sorting."""
-    index = np.arange(len(numbers))
-    scratch[numbers] = index
-    unique = np.flatnonzero(scratch[numbers] == index)
+def _find_unique(numbers: Indices, scratch: Indices) -> tuple[Indices, Indices]:
+    """Return each of these numbers once, and an index at which it stands, without sorting.
+
+    `scratch`: memory, longer than the largest number.
+    """
+    indices = np.arange(len(numbers))
+    scratch[numbers] = indices
+    unique = np.flatnonzero(scratch[numbers] == indices)
     return numbers[unique], unique
 
 
-def _solve_cells(store: Elements, rows: Rows, values: Elements, unpeeled: Places) -> None:
-    """Set the cells that the rows which could not be peeled need, by elimination."""
-    sparse = len(store) - DENSE
+def _solve_cells(store: Elements, rows: Rows, values: Elements, remaining: Indices) -> None:
+    """Set, in place, the cells that give the rows which could not be peeled their values, by
+    Gaussian elimination.
+
+    `values`: of all rows. `remaining`: the indices of the rows to solve.
+
+    Raises DependentRowsError: these rows are linearly dependent.
+    """
+    sparse_cells = len(store) - DENSE
+    # Pivot cell, row as a bit pattern of cells, and value of each solved equation.
     pivots: list[tuple[int, int, int]] = []
-    for row in unpeeled.tolist():
-        pattern = int(rows.dense[row, 0]) << sparse
+    for row in remaining.tolist():
+        pattern = int(rows.dense[row, 0]) << sparse_cells
         for cell in rows.cells[row].tolist():
             pattern |= 1 << cell
         value = _read_int(values[row])
-        for bit, other, known in pivots:
-            if pattern >> bit & 1:
-                pattern = pattern ^ other
-                value = value ^ known
+        for pivot_cell, pivot_pattern, pivot_value in pivots:
+            if (pattern >> pivot_cell) & 1:
+                pattern ^= pivot_pattern
+                value ^= pivot_value
         if not pattern:
-            raise DependentRowsError(f"{len(unpeeled)} rows are linearly dependent")
+            raise DependentRowsError(f"{len(remaining)} rows are linearly dependent")
         pivots.append((pattern.bit_length() - 1, pattern, value))
-    # a pivot's row has no cell of an earlier pivot, so the last is solved first
-    for bit, pattern, value in reversed(pivots):
-        for cell in _list_bits(pattern ^ (1 << bit)):
-            value ^= _read_int(store[cell])
-        store[bit] = np.frombuffer(value.to_bytes(8 * store.shape[1], "little"), "<u8")
+    # An equation does not contain the cells of earlier pivots, so the last one is solved first.
+    for pivot_cell, pattern, value in reversed(pivots):
+        content = value
+        for cell in _list_bits(pattern ^ (1 << pivot_cell)):
+            content ^= _read_int(store[cell])
+        store[pivot_cell] = np.frombuffer(content.to_bytes(8 * store.shape[1], "little"), "<u8")
 
 
 def _read_int(element: NDArray[np.uint64]) -> int:
-    """Return the words of one value as a number, low word first."""
+    """Return one element, whose words are little-endian, low word first, as an integer."""
     return int.from_bytes(element.astype(_WORDS).tobytes(), "little")
 
 
 def _list_bits(pattern: int) -> list[int]:
-    """Return the positions of the set bits, lowest first.
-
-    `pattern`: read as a mask of bits.
-    """
-    bits = []
+    """Return the positions of the bits that are set in an integer, lowest first."""
+    positions = []
     while pattern:
-        low = pattern & -pattern
-        bits.append(low.bit_length() - 1)
-        pattern ^= low
-    return bits
+        lowest_bit = pattern & -pattern
+        positions.append(lowest_bit.bit_length() - 1)
+        pattern ^= lowest_bit
+    return positions
 
 
 def from_bytes(content: bytes | memoryview) -> Elements:
-    """Read elements, (n, 2), of 16 bytes each."""
+    """Decode elements of 16 bytes each, (n, 2)."""
     return np.frombuffer(content, _WORDS).reshape(-1, 2)
 
 
 def to_bytes(elements: Elements) -> bytes:
-    """Write elements as 16 bytes each."""
+    """Encode elements, (n, 2), in 16 bytes each."""
     return elements.astype(_WORDS, copy=False).tobytes()
 
 
-def random_elements(seed: bytes, purpose: bytes, count: int) -> Elements:
-    """Expand a seed into elements; one (seed, purpose) is used once."""
+def expand_elements(seed: bytes, purpose: bytes, count: int) -> Elements:
+    """Return `count` pseudorandom elements expanded from a secret seed; the same seed and purpose
+    give the same elements, so each pair is used once.
+    """
     return _expand_rows(seed, purpose, (count, 2))
 
 
 def _expand_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray[np.uint64]:
-    """Expand a seed into random words of this shape."""
+    """Return pseudorandom words of this shape, expanded from a seed for one purpose."""
     rows = np.zeros(shape, _WORDS)
-    add_random(rows, seed, purpose)
+    add_random_words(rows, seed, purpose)
     return rows
 
 
-def add_random(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
-    """Add the words of `_expand_rows` in place, without a second array of that size."""
+def add_random_words(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
+    """XOR to `rows`, in place, the words that `_expand_rows` returns for this seed, purpose and
+    shape, without a second array of that size.
+    """
     content = rows.reshape(-1).view(np.uint8)
     start = 0
     for part in keystream_chunks(seed, purpose, length=len(content)):
@@ -273,21 +312,25 @@ def add_random(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
 
 
 class Multiplier:
-    """A multiplier by one element, of 16 bytes.
+    """A multiplier of elements of GF(2^128) by one secret factor.
 
-    Sixteen tables say what each byte of the other factor adds. Which entries are read follows from
-    the other factor alone, so time tells nothing of this one where the other is public.
+    Sixteen tables hold what each byte of the other factor contributes. Which entries are read
+    depends on the other factor alone, so if that is public the running time reveals nothing about
+    this one.
     """
 
     def __init__(self, factor: bytes) -> None:
-        """Compute the factor times each power of x, and tables of all sums of eight of these."""
-        power = int.from_bytes(factor, "little")
-        powers = []
+        """Compute the tables for a factor, an element of 16 bytes: of the sums of any of eight
+        consecutive multiples factor * x^k.
+        """
+        multiple = int.from_bytes(factor, "little")
+        multiples = []
         for _ in range(8 * ELEMENT_BYTES):
-            powers.append(power)
-            power = (power ^ _TOP) << 1 ^ _MODULUS if power & _TOP else power << 1
-        content = b"".join(power.to_bytes(ELEMENT_BYTES, "little") for power in powers)
-        self._tables = subset_sums(from_bytes(content))
+            multiples.append(multiple)
+            has_overflow = multiple & _TOP
+            multiple = ((multiple ^ _TOP) << 1) ^ _MODULUS if has_overflow else multiple << 1
+        content = b"".join(multiple.to_bytes(ELEMENT_BYTES, "little") for multiple in multiples)
+        self._tables = compute_subset_sums(from_bytes(content))
 
     def multiply_elements(self, elements: Elements) -> Elements:
         """Return the product of each element with the factor, (n, 2)."""
@@ -295,20 +338,19 @@ class Multiplier:
 
 
 def view_as_items(elements: NDArray[np.uint64]) -> NDArray[Any]:
-    """View rows of words as one item each, which numpy moves as a whole.
-
-    Rows are put in place several times as fast so. Nothing is computed with these items.
+    """Return a view of rows of words, (n, w), as n items, which numpy copies several times as fast
+    by index. The items are for copying only, not for arithmetic.
     """
     words = elements.shape[-1]
-    kind = _ITEMS.get(words, np.dtype((np.void, words * _WORDS.itemsize)))
-    items: NDArray[Any] = np.ascontiguousarray(elements).view(kind)[..., 0]
+    item_type = _ITEMS.get(words, np.dtype((np.void, words * _WORDS.itemsize)))
+    items: NDArray[Any] = np.ascontiguousarray(elements).view(item_type)[..., 0]
     return items
 
 
-def subset_sums(elements: Elements) -> NDArray[np.uint64]:
-    """Return tables of all sums of eight rows of w words each, shape (n / 8, 256, w).
+def compute_subset_sums(elements: Elements) -> NDArray[np.uint64]:
+    """Return tables of all subset sums of each eight consecutive rows of w words, (n / 8, 256, w).
 
-    Entry b of a table is the sum of those of its elements whose bits are set in b.
+    Entry b of a table is the sum of those of its eight rows whose bits are set in b.
     """
     tables = np.zeros((len(elements) // 8, 256, elements.shape[1]), np.uint64)
     for bit in range(8):
@@ -318,12 +360,17 @@ def subset_sums(elements: Elements) -> NDArray[np.uint64]:
 
 
 def gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> Elements:
-    """Sum, for each row, the entries of `subset_sums` that its selector's first bytes name."""
-    chosen = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)
+    """Return, for each row of selectors, the sum of the rows that its bits select, (n, w).
+
+    Args:
+        tables: of `compute_subset_sums`, for 8 t rows of w words.
+        selectors: words whose first t bytes select the rows: bit k of byte b selects row 8 b + k.
+    """
+    selector_bytes = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)
     sums = np.zeros((len(selectors), tables.shape[2]), np.uint64)
-    for start in range(0, len(sums), _PIECE):  # what is worked on stays in the cache
+    for start in range(0, len(sums), _PIECE):  # in pieces that stay in the cache
         part = sums[start : start + _PIECE]
-        entries = chosen[start : start + _PIECE, : len(tables)].T.astype(np.int64)
-        for table, places in zip(tables, entries, strict=True):
-            part ^= table.take(places, axis=0)
+        entries = selector_bytes[start : start + _PIECE, : len(tables)].T.astype(np.int64)
+        for table, entries_of_table in zip(tables, entries, strict=True):
+            part ^= table.take(entries_of_table, axis=0)
     return sums

@@ -48,9 +48,9 @@ from apfed_protocols.psi.ot import (
     HASH_BYTES,
     ColumnHash,
     Columns,
-    columns_to_rows,
     expand_columns,
     split_blocks,
+    transpose_to_rows,
 )
 from apfed_protocols.psi.store import ELEMENT_BYTES, Elements, from_bytes
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
@@ -63,76 +63,82 @@ BATCH_WORDS = 2**15
 Numbers = NDArray[np.uint32]
 """Array of one 32-bit number per transfer, (R,)."""
 
-_MASK_WORDS = COLUMNS // BITS  # of random choices after the others, the last block of a column
-_HASHED = 2**12
+_MASK_WORDS = COLUMNS // BITS  # words of random choices at the end, the last block of a column
+_ROWS_HASHED_AT_ONCE = 2**12
 
 
 class ExtensionReceiver:
-    """The hub's end of the transfers with one member.
+    """The hub's part in the transfers with one member: it chooses bits, and gets one number for
+    each.
 
     Args:
-        keys: two for each column, of transfers that serve for nothing else.
-        hash_key: 32 bytes that both know, fresh in each session.
+        keys: of the base transfers, two for each column; used for nothing else.
+        hash_key: 32 bytes that both parties know, fresh in each session.
     """
 
     def __init__(self, keys: Sequence[tuple[bytes, bytes]], hash_key: bytes) -> None:
+        """Keep the keys; no batch was made yet."""
         self._keys = keys
         self._hash_key = hash_key
         self._batches = 0
-        self._zeros: list[bytes] = []
+        self._keys_of_t0: list[bytes] = []
         self._choices: Words = np.empty(0, np.uint64)
 
     def extend(self, choices: Words) -> tuple[bytes, Numbers]:
-        """Return the vector U of one batch, and the number of each transfer.
+        """Return the vector U = T0 + T1 + r of the next batch, as bytes, and the hub's number of
+        each transfer, H(T0_k) for transfer k.
 
-        `choices` has 64 transfers a word, `BATCH_WORDS` at most.
+        `choices`: r, 64 transfers a word, at most `BATCH_WORDS` words.
         """
-        number = self._batches
+        batch = self._batches
         self._batches += 1
         masks = np.frombuffer(keystream(fresh_key(), length=WORD.itemsize * _MASK_WORDS), WORD)
         padding = np.zeros(-len(choices) % _MASK_WORDS, np.uint64)
         self._choices = np.concatenate([choices, padding, masks])
-        self._zeros = _derive_batch_keys([zero for zero, _ in self._keys], number)
-        ones = _derive_batch_keys([one for _, one in self._keys], number)
+        self._keys_of_t0 = _derive_batch_keys([first for first, _ in self._keys], batch)
+        keys_of_t1 = _derive_batch_keys([second for _, second in self._keys], batch)
         rows = BITS * len(self._choices)
         vector = np.empty((rows // BITS) * COLUMNS, "<u8")
         numbers = np.empty(rows, np.uint32)
-        hashes = TransferHash(self._hash_key, number)
-        streams = (expand_columns(keys, rows) for keys in (self._zeros, ones))
-        for block, zeros, others in zip(split_blocks(rows), *streams, strict=True):
-            others ^= zeros
-            others ^= self._choices[_words_of(block)]
-            vector[_part_of(block)] = others.ravel()
-            numbers[block] = hashes.hash_rows(columns_to_rows(zeros), block.start)
+        transfer_hash = TransferHash(self._hash_key, batch)
+        t0_blocks = expand_columns(self._keys_of_t0, rows)
+        t1_blocks = expand_columns(keys_of_t1, rows)
+        for block, t0_columns, u_columns in zip(
+            split_blocks(rows), t0_blocks, t1_blocks, strict=True
+        ):
+            u_columns ^= t0_columns
+            u_columns ^= self._choices[_slice_choices(block)]
+            vector[_slice_vector(block)] = u_columns.ravel()
+            numbers[block] = transfer_hash.hash_rows(transpose_to_rows(t0_columns), block.start)
         return vector.tobytes(), numbers[: BITS * len(choices)]
 
     def prove(self, challenge: bytes) -> bytes:
-        """Return the hash of each column of T0, and of the choices, of the batch before.
+        """Return the proof about the last batch: the hash of each column of T0, and of the choices
+        r.
 
-        `challenge`: random bytes from the other party, drawn after the batch was sent.
+        `challenge`: the key of the hash, which the member named after it had received U.
         """
         rows = BITS * len(self._choices)
-        known = ColumnHash(challenge, COLUMNS)
-        chosen = ColumnHash(challenge, 1)
-        for block, zeros in zip(split_blocks(rows), expand_columns(self._zeros, rows), strict=True):
-            known.update(zeros)
-            chosen.update(self._choices[None, _words_of(block)])
-        return known.finish().tobytes() + chosen.finish().tobytes()
+        t0_hash = ColumnHash(challenge, COLUMNS)
+        choices_hash = ColumnHash(challenge, 1)
+        t0_blocks = expand_columns(self._keys_of_t0, rows)
+        for block, t0_columns in zip(split_blocks(rows), t0_blocks, strict=True):
+            t0_hash.update(t0_columns)
+            choices_hash.update(self._choices[None, _slice_choices(block)])
+        return t0_hash.finish().tobytes() + choices_hash.finish().tobytes()
 
 
 class ExtensionSender:
-    """The member's end of the transfers.
+    """A member's part in the transfers: it gets two numbers for each.
 
     Args:
-        keys: one for each column; choices: s, 16 bytes; hash_key: as of `ExtensionReceiver`.
+        keys: of the base transfers, one for each column.
+        choices: s, the member's secret bits in the base transfers, 16 bytes.
+        hash_key: 32 bytes that both parties know, fresh in each session.
     """
 
     def __init__(self, keys: Sequence[bytes], choices: bytes, hash_key: bytes) -> None:
-        """Prepare the sender of the OT extension: one 64-bit mask a column, all ones where s is 1.
-
-        `keys`: of the base transfers, for each column. `choices`: s, the secret bits of the base
-        transfers, 16 bytes. `hash_key`: 32 bytes that both know, new in each session.
-        """
+        """Keep the keys, and a 64-bit mask for each column: all ones where its bit of s is 1."""
         self._keys = keys
         self._secret = from_bytes(choices)
         self._hash_key = hash_key
@@ -142,34 +148,36 @@ class ExtensionSender:
         self._hashed: Columns = np.empty((0, 2), np.uint64)
 
     def open_vector(self, vector: bytes, words: int, challenge: bytes) -> tuple[Numbers, Numbers]:
-        """Return both numbers of each transfer of a batch of 64 `words` transfers.
+        """Return the member's two numbers of each transfer of the next batch: H(Q_k) and
+        H(Q_k + s), each (64 words,). They must not be used before `check_proof` has passed.
 
-        They serve for nothing before `check_proof` passed.
-
-        `challenge`: random bytes from the other party, drawn after the batch was sent.
+        Args:
+            vector: U, as the hub sent it.
+            words: of the hub's choices, 64 transfers each.
+            challenge: the key of the hash of columns, named to the hub only after U had arrived.
         """
-        number = self._batches
+        batch = self._batches
         self._batches += 1
-        sent = np.frombuffer(vector, "<u8")
-        rows = BITS * len(sent) // COLUMNS
+        u_words = np.frombuffer(vector, "<u8")
+        rows = BITS * len(u_words) // COLUMNS
         numbers = np.empty((2, rows), np.uint32)
-        hashed = ColumnHash(challenge, COLUMNS)
-        hashes = TransferHash(self._hash_key, number)
-        columns = expand_columns(_derive_batch_keys(self._keys, number), rows)
-        for block, own in zip(split_blocks(rows), columns, strict=True):
-            own ^= sent[_part_of(block)].reshape(own.shape) & self._choice_masks
-            hashed.update(own)
-            opened = columns_to_rows(own)
-            numbers[0, block] = hashes.hash_rows(opened, block.start)
-            numbers[1, block] = hashes.hash_rows(opened ^ self._secret, block.start)
-        self._hashed = hashed.finish()
+        q_hash = ColumnHash(challenge, COLUMNS)
+        transfer_hash = TransferHash(self._hash_key, batch)
+        own_blocks = expand_columns(_derive_batch_keys(self._keys, batch), rows)
+        for block, columns in zip(split_blocks(rows), own_blocks, strict=True):
+            columns ^= u_words[_slice_vector(block)].reshape(columns.shape) & self._choice_masks
+            q_hash.update(columns)
+            q_rows = transpose_to_rows(columns)
+            numbers[0, block] = transfer_hash.hash_rows(q_rows, block.start)
+            numbers[1, block] = transfer_hash.hash_rows(q_rows ^ self._secret, block.start)
+        self._hashed = q_hash.finish()
         return numbers[0, : BITS * words], numbers[1, : BITS * words]
 
     def check_proof(self, proof: bytes, hub: str) -> None:
-        """Check that each column is of one choice of bits. Raises RemoteProtocolError: it is not
-        so.
+        """Check that hash(Q) = hash(T0) + hash(r) * s, so that the hub used the same choices r in
+        all columns of U. Raises RemoteProtocolError, which names `hub`: it did not.
 
-        `proof`: the hub's hashes. `hub`: named in the error.
+        `proof`: from `ExtensionReceiver.prove`.
         """
         hashes = np.frombuffer(proof, "<u8").reshape(-1, HASH_BYTES // 8)
         expected = hashes[:COLUMNS] ^ (hashes[COLUMNS:] & self._choice_masks)
@@ -181,24 +189,27 @@ class ExtensionSender:
 
 
 class TransferHash:
-    """H of one batch: E(E(v) + k) + E(v) for row v of transfer k, of which 32 bits are kept.
-
-    E is AES-256 under a key of this session and batch.
+    """The hash H of the transfers of one batch: 32 bits of E(E(v) + k) + E(v) for row v of transfer
+    k, where E is AES-256 under a key of this session and batch.
     """
 
     def __init__(self, key: bytes, batch: int) -> None:
-        """Derive the AES key of one batch."""
-        # blocks are independent of each other on purpose: each is hashed for itself
+        """Derive the AES key from the session's hash key and the number of the batch."""
+        # ECB, since each block is hashed independently of the others.
         mode = modes.ECB()  # noqa: S305
         batch_key = derive_key(key, b"transfers", batch.to_bytes(4, "big"))
         self._cipher = Cipher(algorithms.AES(batch_key), mode).encryptor()
-        self._buffer = np.empty(ELEMENT_BYTES * (_HASHED + 1), np.uint8).data
+        self._buffer = np.empty(ELEMENT_BYTES * (_ROWS_HASHED_AT_ONCE + 1), np.uint8).data
 
     def hash_rows(self, rows_R2: Elements, first: int) -> Numbers:
-        """Return the number of each row, (R,); that of the first one is of transfer `first`."""
+        """Return the number of each row, (R,).
+
+        `rows_R2`: of consecutive transfers, 128 bits each. `first`: the number of the first
+        transfer.
+        """
         numbers = np.empty(len(rows_R2), np.uint32)
-        for start in range(0, len(rows_R2), _HASHED):  # what is worked on stays in the cache
-            once = self._encrypt(rows_R2[start : start + _HASHED])
+        for start in range(0, len(rows_R2), _ROWS_HASHED_AT_ONCE):  # in pieces that stay in cache
+            once = self._encrypt(rows_R2[start : start + _ROWS_HASHED_AT_ONCE])
             begin = first + start
             tweaked = once.copy()
             tweaked[:, 0] ^= np.arange(begin, begin + len(once), dtype=np.uint64)
@@ -207,45 +218,53 @@ class TransferHash:
         return numbers
 
     def _encrypt(self, rows: Elements) -> Elements:
-        """Return the cipher's block for each row."""
+        """Return the AES encryption of each row, a block of 128 bits."""
         size = self._cipher.update_into(rows.tobytes(), self._buffer)
         return from_bytes(bytes(self._buffer[:size]))
 
 
-def vector_bytes(words: int) -> int:
-    """Return the bytes of U for so many words of choices: 16 a transfer, and one block of masks."""
-    return WORD.itemsize * COLUMNS * (_MASK_WORDS * -(-words // _MASK_WORDS) + _MASK_WORDS)
+def count_vector_bytes(words: int) -> int:
+    """Return the bytes of U for this number of words of choices: 16 for each transfer, filled up to
+    whole blocks of the hash, and one block of random choices.
+    """
+    padded_words = _MASK_WORDS * -(-words // _MASK_WORDS)
+    return WORD.itemsize * COLUMNS * (padded_words + _MASK_WORDS)
 
 
 def split_triples(count: int, *, more: int = 0) -> list[int]:
-    """Split this number of words of triples into batches, of two transfers a triple.
+    """Return the words of 64 triples in each batch of transfers, two transfers for a triple, that
+    `count` words are split into; then those of `more` further words.
 
-    `more` words follow in batches that are no larger, so that no vector is.
-
-    `count`: how many words of 64 triples.
+    The further batches are at most as large as the first, so that no vector is longer.
     """
-    most = BATCH_WORDS // 2
-    batches = [min(most, count - start) for start in range(0, count, most)]
-    largest = min(most, count)
+    max_words = BATCH_WORDS // 2
+    batches = [min(max_words, count - start) for start in range(0, count, max_words)]
+    largest = min(max_words, count)
     return batches + [min(largest, more - start) for start in range(0, more, largest)]
 
 
 def choose_triples(choices: Words, numbers: Numbers) -> tuple[Words, Words, Words]:
-    """Return the hub's shares of a, b and c from its choices, the a first, and its numbers."""
+    """Return the hub's shares of triples (a, b, c).
+
+    `choices`: its bits, first those that are its shares of a, then those of b. `numbers`: its
+    numbers of these transfers.
+    """
     a, b = choices.reshape(2, -1)
     first, second = _pack_bits(numbers).reshape(2, -1)
     return a, b, (a & b) ^ first ^ second
 
 
 def derive_triples(zeros: Numbers, ones: Numbers) -> tuple[Words, Words, Words]:
-    """Return the member's shares of a, b and c from both of its numbers."""
+    """Return a member's shares of triples (a, b, c) from its numbers of the transfers for choice 0
+    and for choice 1.
+    """
     first, second = _pack_bits(zeros).reshape(2, -1)
     b, a = _pack_bits(zeros ^ ones).reshape(2, -1)
     return a, b, (a & b) ^ first ^ second
 
 
 def join_triples(parts: Sequence[tuple[Words, Words, Words]]) -> TripleShares:
-    """Return the shares of several batches as those of one."""
+    """Return the shares (a, b, c) of several batches, at least one, joined."""
     a, b, c = (
         np.concatenate([np.empty(0, np.uint64), *words]) for words in zip(*parts, strict=True)
     )
@@ -253,23 +272,25 @@ def join_triples(parts: Sequence[tuple[Words, Words, Words]]) -> TripleShares:
 
 
 def _pack_bits(numbers: Numbers) -> Words:
-    """Return the lowest bit of each number, 64 a word."""
+    """Return the lowest bit of each number, packed in words of 64 bits."""
     bits = (numbers & np.uint32(1)).astype(np.uint8)
     return np.packbits(bits, bitorder="little").view(WORD)
 
 
 def _derive_batch_keys(keys: Sequence[bytes], batch: int) -> list[bytes]:
-    """Return a key for each column of one batch."""
-    number = batch.to_bytes(4, "big")
-    return [derive_key(key, b"transfers", number) for key in keys]
+    """Return the key of each column for one batch, derived from its base key and the batch's
+    number.
+    """
+    batch_bytes = batch.to_bytes(4, "big")
+    return [derive_key(key, b"transfers", batch_bytes) for key in keys]
 
 
-def _words_of(block: slice) -> slice:
-    """Return where the choices of a block of transfers are."""
+def _slice_choices(block: slice) -> slice:
+    """Return the slice of the words of choices that belongs to a block of transfers."""
     return slice(block.start // BITS, block.stop // BITS)
 
 
-def _part_of(block: slice) -> slice:
-    """Return where a block of transfers is in U."""
-    words = _words_of(block)
+def _slice_vector(block: slice) -> slice:
+    """Return the slice of U's words that belongs to a block of transfers."""
+    words = _slice_choices(block)
     return slice(words.start * COLUMNS, words.stop * COLUMNS)

@@ -1,7 +1,7 @@
-"""Two lists in two processes: each party calls `align_with` over its link to the other.
+"""Alignment of two parties in two processes: each calls `align_with` over its link to the other.
 
 Run by: both parties, on the same terms. Protects from: a peer on other terms, or another peer than
-expected: both are told before any message says anything of an ID. The link must authenticate the
+expected: both parties notice before any message depends on an ID. The link must authenticate the
 peer and encrypt.
 """
 
@@ -20,24 +20,28 @@ from apfed_protocols.conversation import Outgoing, take_part
 from apfed_protocols.errors import DataError, LocalProtocolError, RemoteProtocolError
 from apfed_protocols.ids import MAX_IDS, IdColumn, IdNormalisation, encode_ids
 from apfed_protocols.psi.ecdh import EcdhIntersection
-from apfed_protocols.psi.interface import IntersectionAgreement, IntersectionTooSmallError
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
 from apfed_protocols.randomness import fresh_key
 
 __all__ = ["Link", "align_with"]
 
-_MAX_TERMS = 2**14  # bytes
+_MAX_TERMS_BYTES = 2**14
 _AS_WRITTEN = IdNormalisation()
 
 
 class Link(Protocol):
-    """A link that keeps messages whole and in order.
+    """A link to one peer that keeps messages whole and in order.
 
-    It may have `me`, `peer` and `hub`, names of parties.
+    It may have the attributes `me`, `peer` and `hub`, names of parties.
     """
 
-    def send(self, body: bytes, /) -> None: ...
+    def send(self, body: bytes, /) -> None:
+        """Send the bytes of one message to the peer."""
+        ...
 
-    def receive(self, timeout_s: float, /) -> bytes: ...
+    def receive(self, timeout_s: float, /) -> bytes:
+        """Return the bytes of the next message; raise TimeoutError if none comes in time."""
+        ...
 
 
 def align_with(
@@ -53,39 +57,40 @@ def align_with(
     threads: int | None = None,
     patience_s: float = 60.0,
 ) -> NDArray[np.int64]:
-    """Find the rows that this party shares with `peer`, who calls this in its own process.
+    """Find the rows that this party shares with `peer`, which calls this in its own process.
 
-    By `ecdh`, for which two parties need no third. Each learns how many IDs the other has, and
-    which of its own are common; the hub also where these are too few. A link serves one call after
-    another.
+    The protocol is `ecdh`, which needs no third party. Each party learns how many IDs the other
+    has, and which of its own are common; the hub even if these are too few. A link can be used for
+    one call after another.
 
     Args:
         peer: the other party's name.
-        ids: distinct, in any iterable (row k is the k-th of it), of the kinds of
-            `apfed_protocols.ids`; of a set in the order of this very object. What is returned
-            are positions, so an index with such numbers at other rows is refused.
-        link: as of `secure_apfed.open_link`; or (send, receive) of another that authenticates the
-            peer and encrypts: send(body) delivers bytes, receive(timeout_s) returns the peer's
-            next, or raises TimeoutError, or another OSError or EOFError where it broke.
-        me: this party's name; by default as the link says.
-        hub: which of the two compares the lists; by default the end of the link that listens.
+        ids: distinct IDs in any iterable (row k is the k-th of it), of the kinds of
+            `apfed_protocols.ids`; a set counts in its iteration order. The result is positions,
+            so an index that has such numbers as labels of other rows is refused.
+        link: from `secure_apfed.open_link`; or (send, receive) of another link that authenticates
+            the peer and encrypts: send(body) delivers bytes, receive(timeout_s) returns the
+            peer's next message, or raises TimeoutError, or another OSError or EOFError if the
+            link broke.
+        me: this party's name; None: the one that the link has.
+        hub: which of the two compares the lists; None: the end of the link that listens.
         normalisation: how IDs become bytes.
-        minimum_rows: fewer common rows are not revealed. Under 0, none in common is a result.
-        maximum_ids: the largest set that each may have.
+        minimum_rows: fewer common rows are not revealed; with 0 an empty result is possible.
+        maximum_ids: the largest number of IDs that each party may have.
         threads: how many this party computes with; None: one for each processor.
-        patience_s: how long the peer may send nothing: longer than it computes, about 40 us for
-            each ID of both, divided by its processors.
+        patience_s: seconds to wait for the peer's next message; must exceed the time that it
+            computes, about 40 us for each ID of both parties, divided by its processors.
 
     Returns:
         This party's row positions, int64, shape (common rows,), in a random order that is the same
         at both: row k of both is the same ID.
 
     Raises:
-        DataError: unfit IDs, of which the peer is told no more, or fewer common rows than
-            `minimum_rows`.
-        LocalProtocolError: no link, or names or terms that cannot be.
-        RemoteProtocolError: the peer holds other terms (says which), is another party, fell
-            silent, or sent what the protocol does not allow.
+        DataError: this party's IDs are unfit (the peer learns no more than that), or there are
+            fewer common rows than `minimum_rows`.
+        LocalProtocolError: `link` is no link, or names or terms are invalid.
+        RemoteProtocolError: the peer has other terms (the error says which), is another party,
+            fell silent, or sent what the protocol does not allow.
 
     Examples:
         >>> from queue import Queue
@@ -103,11 +108,11 @@ def align_with(
     send, receive = _find_ends(link)
     me = me or getattr(link, "me", None)
     hub = hub or getattr(link, "hub", None)
-    leads = (getattr(link, "me", me), getattr(link, "peer", peer))
-    if me is None or hub not in (me, peer) or leads != (me, peer):
+    ends_of_link = (getattr(link, "me", me), getattr(link, "peer", peer))
+    if me is None or hub not in (me, peer) or ends_of_link != (me, peer):
         raise LocalProtocolError(
             "align_with needs the two names of the link's ends, me= and peer, and hub=, one of "
-            f"them; got me={me!r}, peer={peer!r}, hub={hub!r}; the link says {leads}"
+            f"them; got me={me!r}, peer={peer!r}, hub={hub!r}; the link says {ends_of_link}"
         )
     require_names("set intersection", "session", (me, peer))
     agreed = IntersectionAgreement(
@@ -119,7 +124,7 @@ def align_with(
     shared = {"hub": hub, "normalisation": agreed.encoding}
     shared |= {name: getattr(agreed, name) for name in ("minimum_rows", "maximum_ids")}
     terms = {"me": me, "peer": peer, "fit": True, "fresh": fresh_key().hex()} | shared
-    carry: dict[str, Any] = {
+    transport: dict[str, Any] = {
         "send": lambda _, body: send(body),
         "receive": lambda timeout_s: (peer, _require_bytes(receive(timeout_s))),
         "patience_s": patience_s,
@@ -127,18 +132,17 @@ def align_with(
     try:
         own_ids = encode_ids(me, ids, normalisation, maximum_ids=maximum_ids)
     except DataError:
-        with contextlib.suppress(RemoteProtocolError):  # who is gone already needs no telling
-            take_part(_Terms(terms | {"fit": False}, shared), **carry)
+        with contextlib.suppress(RemoteProtocolError):  # the peer may be gone already
+            take_part(_Terms(terms | {"fit": False}, shared), **transport)
         raise
-    compared = _Terms(terms, shared)
-    take_part(compared, **carry)
-    protocol = EcdhIntersection(replace(agreed, session=compared.session), threads=threads)
-    role = (
-        protocol.make_hub(me, [peer], own_ids)
-        if hub == me
-        else protocol.make_member(me, peer, own_ids)
-    )
-    take_part(role, **carry)
+    exchange = _Terms(terms, shared)
+    take_part(exchange, **transport)
+    protocol = EcdhIntersection(replace(agreed, session=exchange.session), threads=threads)
+    if hub == me:
+        role: Aligner = protocol.make_hub(me, [peer], own_ids)
+    else:
+        role = protocol.make_member(me, peer, own_ids)
+    take_part(role, **transport)
     try:
         return role.rows
     except IntersectionTooSmallError as error:
@@ -147,8 +151,8 @@ def align_with(
 
 
 def _find_ends(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], Any]]:
-    """Return the send and receive functions of a link or a pair. Raises LocalProtocolError: it has
-    none.
+    """Return the send and receive functions of a link, which is an object with these methods or a
+    pair of functions. Raises LocalProtocolError: it is neither.
     """
     names = ("send", "receive")
     pair: Any = link
@@ -176,13 +180,21 @@ def _require_bytes(body: object) -> bytes:
 
 
 class _Terms:
-    """A conversation that tells the peer this party's terms, and compares them with the peer's.
+    """A party's role in the exchange of terms before an intersection: both send theirs and compare
+    them with the peer's.
 
-    Both then know a fresh session.
+    Attributes:
+        session: a fresh name that both parties derive from the two messages; "" before.
     """
 
     def __init__(self, terms: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
-        """Take the terms to send and those of them that must be equal at both parties."""
+        """Make the role.
+
+        Args:
+            terms: this party's terms, which are sent: "me", "peer", "fit" (whether its IDs are
+                usable), "fresh" (random), and those of `shared`.
+            shared: the terms that must be equal at both parties.
+        """
         self._terms = terms
         self._shared = shared
         self.session = ""
@@ -196,10 +208,9 @@ class _Terms:
         return bool(self.session) or not self._terms["fit"]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Compare the peer's terms with the own ones, and derive the session from both messages.
-        Raises RemoteProtocolError: another peer, other terms, or unfit IDs at the peer.
-
-        `body`: the peer's message.
+        """Compare the peer's terms with this party's, and derive the session from both messages;
+        answer nothing. Raises RemoteProtocolError: it is another peer, has other terms or unfit
+        IDs.
         """
         peer_terms = self._parse_terms(sender, body)
         me = self._terms["me"]
@@ -209,15 +220,15 @@ class _Terms:
                 f"{peer_terms['me']!r:.80}, who aligns with {peer_terms['peer']!r:.80}; correct "
                 "the names, or take the link to the right one"
             )
-        other = [
+        differences = [
             f"{name} is {own_value!r} at {me} and {peer_terms[name]!r:.200} at {sender}"
             for name, own_value in self._shared.items()
             if own_value != peer_terms[name]
         ]
-        if other:
+        if differences:
             raise RemoteProtocolError(
-                f"the two parties call align_with on other terms: {'; '.join(other)}; agree on "
-                "one, and call it again at both"
+                f"the two parties call align_with on other terms: {'; '.join(differences)}; agree "
+                "on one, and call it again at both"
             )
         if not peer_terms["fit"]:
             raise RemoteProtocolError(
@@ -231,20 +242,18 @@ class _Terms:
         return ()
 
     def _parse_terms(self, sender: str, body: bytes) -> dict[str, Any]:
-        """Parse terms with the same fields, of the same types, as this party's own.
-
-        `body`: the peer's message.
+        """Decode the peer's terms. Raises RemoteProtocolError: they are no JSON object with the
+        same fields, of the same types, as this party's terms.
         """
+        own_types = {name: type(value) for name, value in self._terms.items()}
         terms = dict[str, Any]()
-        fits = False
+        is_valid = False
         try:
-            terms = json.loads(body) if len(body) <= _MAX_TERMS else {}
-            fits = {name: type(terms[name]) for name in terms} == {
-                name: type(own_value) for name, own_value in self._terms.items()
-            }
+            terms = json.loads(body) if len(body) <= _MAX_TERMS_BYTES else {}
+            is_valid = {name: type(terms[name]) for name in terms} == own_types
         except (ValueError, TypeError, LookupError, RecursionError):
             pass
-        if not fits:
+        if not is_valid:
             raise RemoteProtocolError(
                 f"{sender} sent {len(body)} bytes that are no terms of align_with; call it at both "
                 "ends of the link, with nothing else on it, in the same release"

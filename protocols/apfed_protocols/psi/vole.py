@@ -56,11 +56,12 @@ from apfed_protocols.psi.interface import (
     Script,
     Turn,
     check_parties,
-    message_bytes,
+    count_message_bytes,
     open_rows,
     parse_opened_rows,
+    require_own_rows,
 )
-from apfed_protocols.psi.interface import Desk as AnyDesk
+from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.psi.store import (
     DENSE,
     ELEMENT_BYTES,
@@ -70,13 +71,13 @@ from apfed_protocols.psi.store import (
     Encoder,
     Multiplier,
     Rows,
-    add_random,
-    cells_for,
+    add_random_words,
+    count_cells,
     decode_rows,
     digest_ids,
+    expand_elements,
+    extract_targets,
     from_bytes,
-    random_elements,
-    targets_of,
     to_bytes,
 )
 from apfed_protocols.randomness import (
@@ -88,8 +89,8 @@ from apfed_protocols.randomness import (
 )
 
 _CHUNK = 2**12
-_EVALUATED = 2**16
-_MATCHED = 2**21
+_IDS_AT_ONCE = 2**16
+_TAGS_MATCHED_AT_ONCE = 2**21
 Tags = NDArray[np.uint8]
 """Shape (n, bytes of a tag), 8 to 16."""
 
@@ -106,6 +107,8 @@ _MATCHED_TAG_BYTES = 80  # of one tag, beside the message, while it is matched; 
 
 
 class Kind(IntEnum):
+    """The kinds of messages of this backend."""
+
     HELLO = 1
     COMMIT = 2
     DEAL = 3
@@ -120,14 +123,18 @@ class Kind(IntEnum):
 AnyKind = TypeVar("AnyKind", bound=IntEnum)
 
 
-class Desk(AnyDesk[Kind]):
+class Endpoint(AnyEndpoint[Kind]):
+    """A party's endpoint of this backend."""
+
     kinds = Kind
     version = _VERSION
     work = "evaluating its IDs"
 
 
 class VoleIntersection(DealtIntersection):
-    """The backend `vole`: little computing, few bytes, a dealer; see `leaks`."""
+    """The backend `vole`: little computing and few bytes, but a dealer; what it reveals is in
+    `leaks`.
+    """
 
     name: ClassVar[str] = "vole"
     pairwise: ClassVar[bool] = True
@@ -140,142 +147,138 @@ class VoleIntersection(DealtIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: how many IDs the hub can try out (one for each cell of its store),
-        and a member (one for each announced ID).
+        """Return the guesses: the hub can test one ID for each cell of its store, a member one for
+        each announced ID.
 
         The hub's store solves as many equations as it has cells; a member's tag is of one ID. So an
-        announced n lets the hub try out about 1.3 n + 88 IDs at each member, with a store for each.
-        A store of n cells alone would be a polynomial of degree n - 1, which takes n log^2 n
-        multiplications to find.
-
-        `maximum_ids`: the largest number of IDs that a party may have.
+        announced n lets the hub test about 1.3 n + 88 IDs at each member, with a store for each.
+        Only a store of n cells would be tighter: a polynomial of degree n - 1, which takes
+        n log^2 n multiplications to find.
         """
-        return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
+        return Guesses(hub=count_vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a peer's announced number of IDs makes this party use.
+        """Return the bytes of memory that a role allocates because of a peer's announced number of
+        IDs (for the arguments see `SetIntersection`).
 
-        The dealer makes a vector for as many IDs as the hub orders, for one member at once; the hub
+        The dealer makes a vector for as many IDs as the hub orders, one member at a time; the hub
         matches as many tags as a member has IDs.
-
-        `own_size`: how many IDs this party has.
         """
         del own_size, members
-        return max(DEALING_ELEMENT_BYTES * vector_elements(size), _MATCHED_TAG_BYTES * size)
+        return max(DEALING_ELEMENT_BYTES * count_vector_elements(size), _MATCHED_TAG_BYTES * size)
 
     @property
     def longest(self) -> int:
-        return longest_message(self.agreement)
+        return compute_longest_message(self.agreement)
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
-        """Play the hub: name the key, order one vector OLE for each member, send the masked store,
-        and compare tags (steps 1 to 4 of the module's docstring).
+        """Run the hub's role: name the hash key, order one vector OLE for each member, send the
+        masked store, and compare tags (steps 1 to 4 of the module's docstring).
         """
-        desk = Desk(me, self.agreement, self.progress)
-        agreement = desk.agreement
-        key = fresh_key()
-        size = agreement.compute_announced_size(desk.me, len(ids))
-        hello = desk.make_turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)
-        order = _DEALING.make_order(desk, size)
+        endpoint = Endpoint(me, self.agreement, self.progress)
+        agreement = endpoint.agreement
+        hash_key = fresh_key()
+        size = agreement.compute_announced_size(endpoint.me, len(ids))
+        hellos = dict.fromkeys(members, HELLO.pack(hash_key, size))
+        hello = endpoint.make_turn(Kind.HELLO, hellos, members)
+        order = _DEALING.make_order(endpoint, size)
         yield Turn([*hello.outgoing, *order.outgoing], ())
-        rows, store = _encode_ids(desk.me, ids, key, cells_for(size))  # while the dealer works
+        # Meanwhile the dealer works.
+        rows, store = _encode_ids(endpoint.me, ids, hash_key, count_cells(size))
         inbox = yield Turn((), [*members, *order.awaited])
         commits = {
-            m: COMMIT.unpack(desk.parse_message(inbox, m, Kind.COMMIT, COMMIT.size))
-            for m in members
+            member: COMMIT.unpack(endpoint.parse_message(inbox, member, Kind.COMMIT, COMMIT.size))
+            for member in members
         }
         for member, (_, announced) in commits.items():
             agreement.check_announced_sizes(member, [announced], [member])
-        shares = yield from _DEALING.hub_shares(desk, size, members, inbox)
-        parts = {member: fresh_key() for member in members}
-        sending = desk.make_turn(
-            Kind.VECTOR, {m: shares[m].mask_vector(store, head=parts[m]) for m in members}, members
-        )
-        del store
+        shares = yield from _DEALING.receive_hub_shares(endpoint, size, members, inbox)
+        key_parts = {member: fresh_key() for member in members}
+        vectors = {
+            member: shares[member].mask_vector(store, head=key_parts[member]) for member in members
+        }
+        sending = endpoint.make_turn(Kind.VECTOR, vectors, members)
+        del store, vectors
         yield Turn(sending.outgoing, ())
         del sending
-        # while the members work; from here on C serves for nothing else
-        known = {member: evaluate_rows(shares.pop(member).c, rows) for member in members}
+        # Meanwhile the members work; C is needed for nothing else afterwards.
+        values = {member: evaluate_rows(shares.pop(member).c, rows) for member in members}
         del shares, rows
         inbox = yield Turn((), members)
-        places = {}
+        positions = {}
         for member, (commitment, announced) in commits.items():
-            length = tag_bytes(size, announced)
-            body = desk.parse_message(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
-            part = _parse_key_part(member, body, commitment)
-            output = _derive_output_key(agreement, member, parts[member], part)
-            own_tags = hash_values(known.pop(member), output, length)
+            length = count_tag_bytes(size, announced)
+            body = endpoint.parse_message(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
+            member_part = _parse_key_part(member, body, commitment)
+            output_key = _derive_output_key(agreement, member, key_parts[member], member_part)
+            own_tags = hash_values(values.pop(member), output_key, length)
             member_tags = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
-            places[member] = match_tags(own_tags, member_tags, sender=member)
-            desk.report_progress(len(places), len(members))
+            positions[member] = match_tags(own_tags, member_tags, sender=member)
+            endpoint.report_progress(len(positions), len(members))
             del body, member_tags, own_tags
         del inbox
-        return (yield from open_rows(desk, places))
+        return (yield from open_rows(endpoint, positions))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
-        """Play a member: commit to a key part, unmask the hub's store, send the own tags in a
-        random order, and read what the hub opens (steps 1 to 4 of the module's docstring).
+        """Run a member's role: commit to its part of the key, compute K from the hub's masked
+        store, send tags in a random order, and parse what the hub reveals (steps 1 to 4 of the
+        module's docstring).
         """
-        desk = Desk(me, self.agreement, self.progress)
-        agreement = desk.agreement
-        part = fresh_key()
-        size = agreement.compute_announced_size(desk.me, len(ids))
-        commit = COMMIT.pack(hashlib.sha256(part).digest(), size)
-        inbox = yield desk.make_turn(Kind.COMMIT, {hub: commit}, [hub])
-        key, hub_size = HELLO.unpack(desk.parse_message(inbox, hub, Kind.HELLO, HELLO.size))
+        endpoint = Endpoint(me, self.agreement, self.progress)
+        agreement = endpoint.agreement
+        key_part = fresh_key()
+        size = agreement.compute_announced_size(endpoint.me, len(ids))
+        commit = COMMIT.pack(hashlib.sha256(key_part).digest(), size)
+        inbox = yield endpoint.make_turn(Kind.COMMIT, {hub: commit}, [hub])
+        hello = endpoint.parse_message(inbox, hub, Kind.HELLO, HELLO.size)
+        hash_key, hub_size = HELLO.unpack(hello)
         agreement.check_announced_sizes(hub, [hub_size], [hub])
-        digests = digest_ids(ids, key)
+        digests = digest_ids(ids, hash_key)
         inbox = yield Turn((), [hub, agreement.dealer])
-        share = _DEALING.member_share(desk, inbox)
-        body = desk.parse_message(
-            inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(vector_elements(hub_size))
+        share = _DEALING.parse_member_share(endpoint, inbox)
+        body = endpoint.parse_message(
+            inbox, hub, Kind.VECTOR, KEY_BYTES + count_vector_bytes(count_vector_elements(hub_size))
         )
         store = share.unmask_vector(hub, memoryview(body)[KEY_BYTES:])
-        output = _derive_output_key(agreement, desk.me, body[:KEY_BYTES], part)
+        output_key = _derive_output_key(agreement, endpoint.me, body[:KEY_BYTES], key_part)
         del inbox, body
-        length = tag_bytes(hub_size, size)
+        length = count_tag_bytes(hub_size, size)
         tags = _compute_member_tags(
-            digests, store, share.delta, output, length, report=desk.report_progress
+            digests, store, share.delta, output_key, length, report=endpoint.report_progress
         )
         del digests, store
         order = random_permutation(size)
         tags = add_random_tags(tags, size).take(order, axis=0)
-        inbox = yield desk.make_turn(Kind.TAGS, {hub: part + tags.tobytes()}, [hub])
-        opened = parse_opened_rows(desk, inbox, hub, order, hub_size)
-        if (
-            isinstance(opened, IntersectionResult)
-            and opened.rows is not None
-            and (opened.rows >= len(ids)).any()
-        ):
-            raise RemoteProtocolError(f"{hub} opened a place at which {desk.me} has no ID")
-        return opened
+        inbox = yield endpoint.make_turn(Kind.TAGS, {hub: key_part + tags.tobytes()}, [hub])
+        result = parse_opened_rows(endpoint, inbox, hub, order, hub_size)
+        require_own_rows(result, len(ids), me=endpoint.me, hub=hub)
+        return result
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
-        """Return the dealer's side, which receives from the hub alone.
-
-        `members`: names of all parties but the hub.
+        """Return the dealer's role, which receives messages from the hub only. Raises
+        LocalProtocolError: names or sizes that do not fit the agreement.
         """
         me = self.agreement.dealer
         check_parties(hub, members, me)
         self._require_memory(me, own_size=0, members=len(members))
-        return self._make_aligner(
-            me, [hub], self._dealer_script(Desk(me, self.agreement), hub, members)
-        )
+        script = self._dealer_script(Endpoint(me, self.agreement), hub, members)
+        return self._make_aligner(me, [hub], script)
 
-    def _dealer_script(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
-        """Deal one vector OLE for each member."""
-        yield from _DEALING.deal_shares(desk, hub, members)
+    def _dealer_script(self, endpoint: Endpoint, hub: str, members: Sequence[str]) -> Script:
+        """Run the dealer's role: deal one vector OLE for each member (step 1)."""
+        yield from _DEALING.deal_shares(endpoint, hub, members)
         return IntersectionResult()
 
 
 @dataclass(frozen=True)
 class HubShare:
-    """A and C of one member, shape (m, 2).
+    """The hub's share of the vector OLE with one member: vectors A and C of m elements.
 
     Attributes:
-        dealing: names what was dealt at once, and tells nothing.
-        seed: which A is expanded from each time that it is asked for; it is long, and used once.
+        dealing: a random name of this vector OLE, the same in both shares.
+        seed: from which A is expanded when it is needed.
+        c: C, (m, 2).
     """
 
     dealing: bytes
@@ -284,34 +287,38 @@ class HubShare:
 
     @classmethod
     def from_message(cls, dealt: bytes | memoryview) -> "HubShare":
-        """Read what the dealer sent the hub for one member."""
+        """Decode the dealer's message to the hub for one member."""
         dealing, seed, c = _split_message(dealt)
         return cls(dealing, seed, from_bytes(c))
 
     def mask_vector(self, store: Elements, *, head: bytes = b"") -> bytes:
-        """Return the message with `head`, the dealing's name and A + P, which A hides."""
+        """Return the message to the member: `head`, the name of the vector OLE, and A + P for the
+        store P, which A hides.
+        """
         vector = store.copy()
-        add_random(vector, self.seed, b"a")
+        add_random_words(vector, self.seed, b"a")
         return b"".join((head, self.dealing, vector.data.cast("B")))
 
 
 def _parse_key_part(member: str, body: bytes, commitment: bytes) -> bytes:
-    """Return the key part that precedes a member's tags. Raises RemoteProtocolError: it is not the
-    one that the member committed to.
-
-    `body`: the dealer's or hub's message.
+    """Return the member's part of the key, with which the body of its TAGS begins. Raises
+    RemoteProtocolError: its SHA-256 is not the `commitment` that the member sent before.
     """
-    part = body[:KEY_BYTES]
-    if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
+    key_part = body[:KEY_BYTES]
+    if not hmac.compare_digest(hashlib.sha256(key_part).digest(), commitment):
         raise RemoteProtocolError(f"{member} showed another key part than it committed to")
-    return part
+    return key_part
 
 
-def _encode_ids(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
-    """Return the rows of the hub's IDs and the store P in which each decodes to H(x)."""
-    digests = digest_ids(ids, key)
+def _encode_ids(
+    me: str, ids: Sequence[bytes], hash_key: bytes, cells: int
+) -> tuple[Rows, Elements]:
+    """Return the rows of the IDs of the hub `me`, in a store with this number of sparse cells, and
+    the store P in which each ID x decodes to H(x).
+    """
+    digests = digest_ids(ids, hash_key)
     rows = Rows.from_digests(digests, cells)
-    targets = targets_of(digests)
+    targets = extract_targets(digests)
     del digests
     return rows, encode_values(me, Encoder(rows, cells), targets)
 
@@ -319,8 +326,11 @@ def _encode_ids(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[
 def encode_values(
     me: str, encoder: Encoder, values: Elements, *, seed: bytes | None = None
 ) -> Elements:
-    """Return a store in which each row has its value. Raises LocalProtocolError: the rows are
-    linearly dependent under this key, which happens once in 2^47 intersections.
+    """Return `encoder.encode(values)`, a store in which each row has its value. Raises
+    LocalProtocolError, which names the party `me`: the rows are linearly dependent under this key,
+    which happens once in 2^47 intersections.
+
+    `seed`: 32 secret bytes, used once, for cells that no row needs; None: they are random.
     """
     try:
         return encoder.encode(values, seed=seed)
@@ -332,22 +342,31 @@ def encode_values(
 
 
 def add_random_tags(tags: Tags, size: int, *, seed: bytes | None = None) -> Tags:
-    """Fill tags up to `size` with random ones, fresh or by a seed of 32 bytes that is used once."""
+    """Return tags, filled up to `size` of them with random ones.
+
+    `seed`: 32 secret bytes, used once, from which they are expanded; None: they are fresh.
+    """
     count, length = tags.shape
-    missing = keystream(seed or fresh_key(), length=length * (size - count))
-    return np.concatenate([tags, np.frombuffer(missing, np.uint8).reshape(-1, length)])
+    filling = keystream(seed or fresh_key(), length=length * (size - count))
+    return np.concatenate([tags, np.frombuffer(filling, np.uint8).reshape(-1, length)])
 
 
 def _derive_output_key(
     agreement: IntersectionAgreement, member: str, hub_part: bytes, member_part: bytes
 ) -> bytes:
-    """Return the key of the hash F for one member, from the key parts of both ends."""
+    """Return the key of the hash F for one member, derived from the hub's and the member's part."""
     return derive_key(hub_part, b"vole output", member_part, agreement.digest, member.encode())
 
 
 @dataclass(frozen=True)
 class MemberShare:
-    """A member's share: the seed that B is expanded from, and the multiplier by Delta."""
+    """A member's share of the vector OLE: the vector B and the factor Delta.
+
+    Attributes:
+        dealing: a random name of this vector OLE, the same in both shares.
+        seed: from which B is expanded.
+        delta: the multiplier by Delta.
+    """
 
     dealing: bytes
     seed: bytes = field(repr=False)
@@ -355,10 +374,8 @@ class MemberShare:
 
     @classmethod
     def from_message(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
-        """Read what the dealer sent a member. Raises RemoteProtocolError: Delta is zero, so that
-        nothing would be hidden.
-
-        `dealt`: the dealer's message.
+        """Decode the dealer's message to a member. Raises RemoteProtocolError, which names
+        `dealer`: Delta is zero, so that nothing would be hidden.
         """
         dealing, seed, delta = _split_message(dealt)
         if not any(delta):
@@ -369,7 +386,9 @@ class MemberShare:
         return cls(dealing, seed, Multiplier(bytes(delta)))
 
     def unmask_vector(self, hub: str, sent: bytes | memoryview) -> Elements:
-        """Return K = B + (A + P) Delta from the masked vector A + P that the hub sent."""
+        """Return K = B + (A + P) Delta from the hub's message: the name of the vector OLE and the
+        masked vector A + P. Raises RemoteProtocolError: the name is another.
+        """
         content = memoryview(sent)
         if content[:DEALING_BYTES] != self.dealing:
             raise RemoteProtocolError(
@@ -377,21 +396,22 @@ class MemberShare:
                 "deal again to all parties, under a new session"
             )
         store = self.delta.multiply_elements(from_bytes(content[DEALING_BYTES:]))
-        add_random(store, self.seed, b"b")
+        add_random_words(store, self.seed, b"b")
         return store
 
 
 def _split_message(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
-    """Return the dealing's name, the seed, and the rest (C at the hub, Delta at a member)."""
+    """Return the parts of a dealer's message: the name of the vector OLE, the seed, and the rest,
+    which is C at the hub and Delta at a member.
+    """
     content = memoryview(dealt)
     end = DEALING_BYTES + KEY_BYTES
     return bytes(content[:DEALING_BYTES]), bytes(content[DEALING_BYTES:end]), content[end:]
 
 
 def deal_vector_ole(elements: int) -> tuple[bytes, bytes]:
-    """Make one vector OLE so long; return what the hub gets, and what the member gets.
-
-    `elements`: its length.
+    """Make one vector OLE of this number of elements; return the dealer's messages to the hub and
+    to the member.
     """
     dealing = fresh_key()[:DEALING_BYTES]
     seed_a = fresh_key()
@@ -399,42 +419,43 @@ def deal_vector_ole(elements: int) -> tuple[bytes, bytes]:
     delta = bytes(ELEMENT_BYTES)
     while not any(delta):
         delta = fresh_key()[:ELEMENT_BYTES]
-    c = Multiplier(delta).multiply_elements(random_elements(seed_a, b"a", elements))
-    add_random(c, seed_b, b"b")
+    c = Multiplier(delta).multiply_elements(expand_elements(seed_a, b"a", elements))
+    add_random_words(c, seed_b, b"b")
     return dealing + seed_a + to_bytes(c), dealing + seed_b + delta
 
 
 def _parse_order(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
-    """Return for how many IDs the hub orders a vector. Raises RemoteProtocolError: not the agreed
-    number.
+    """Return for how many IDs the hub orders a vector in its message to the dealer. Raises
+    RemoteProtocolError: not for the agreed number, or for more than the agreed limit.
     """
     (size,) = DEAL.unpack(order)
-    sizes = agreement.sizes
-    largest = agreement.size_of(hub) if sizes else agreement.maximum_ids
-    if size > largest or (sizes and size != largest):
+    has_agreed_sizes = bool(agreement.sizes)
+    largest = agreement.get_size(hub) if has_agreed_sizes else agreement.maximum_ids
+    if size > largest or (has_agreed_sizes and size != largest):
         raise RemoteProtocolError(
             f"{hub} orders a vector for {size} IDs, the parties agreed on "
-            f"{'' if sizes else 'at most '}{largest}"
+            f"{'' if has_agreed_sizes else 'at most '}{largest}"
         )
     return int(size)
 
 
 def hash_values(values: Elements, key: bytes, length: int) -> Tags:
-    """Return the first `length` bytes of the hash of each value."""
+    """Return tags: the first `length` bytes of `hash_elements` of each value, (n, length)."""
     return np.ascontiguousarray(hash_elements(values, key).view(np.uint8)[:, :length])
 
 
 def hash_elements(values: Elements, key: bytes) -> Elements:
-    """Return E(s(v)) + s(v), where E is AES-256 under `key`; shape (n, 2).
+    """Return the hash E(s(v)) + s(v) of each element v, (n, 2), where E is AES-256 under `key` and
+    s(v) has the upper word of v as its lower word, and the sum of both words as its upper word.
 
-    s adds the upper half of v to the lower one and swaps them. With E an ideal cipher this hash is
-    circular correlation robust (Guo, Katz, Wang and Yu, IEEE S&P 2020, section 7.3).
+    With E an ideal cipher this hash is circular correlation robust (Guo, Katz, Wang and Yu, IEEE
+    S&P 2020, section 7.3).
     """
-    # blocks are independent of each other on purpose: each is hashed for itself
+    # ECB, since each block is hashed independently of the others.
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
     hashed = np.empty(values.shape, "<u8")
     buffer = np.empty(ELEMENT_BYTES * (_CHUNK + 1), np.uint8).data
-    for start in range(0, len(values), _CHUNK):  # what is worked on stays in the cache
+    for start in range(0, len(values), _CHUNK):  # in pieces that stay in the cache
         part = values[start : start + _CHUNK]
         shuffled = hashed[start : start + _CHUNK]
         shuffled[:, 0] = part[:, 1]
@@ -445,10 +466,10 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
 
 
 def evaluate_rows(store: Elements, rows: Rows) -> Elements:
-    """Return what the store holds for each of these rows, shape (n, 2)."""
+    """Return the value of each row in a store, (n, 2), computed in pieces."""
     values = np.empty((len(rows), 2), "<u8")
-    for start in range(0, len(rows), _EVALUATED):
-        chunk = slice(start, start + _EVALUATED)
+    for start in range(0, len(rows), _IDS_AT_ONCE):
+        chunk = slice(start, start + _IDS_AT_ONCE)
         values[chunk] = decode_rows(store, rows[chunk])
     return values
 
@@ -462,175 +483,202 @@ def _compute_member_tags(
     *,
     report: Callable[[int, int], None],
 ) -> Tags:
-    """Return the tag of each of a member's IDs: hash(Decode(K, y) + Delta H(y)).
+    """Return the tag of each of a member's IDs y: hash(Decode(K, y) + Delta H(y)), (n, length).
 
-    `length`: number of the member's IDs. `report`: called with (IDs done, all).
+    Args:
+        digests: of the IDs.
+        store: K.
+        delta: the multiplier by Delta.
+        key: of the hash.
+        length: bytes of a tag.
+        report: called with the number of IDs done and of all IDs.
     """
     count = len(digests)
     cells = len(store) - DENSE
     tags = np.empty((count, length), np.uint8)
-    for start in range(0, count, _EVALUATED):
-        part = digests[start : start + _EVALUATED]
-        values = decode_rows(store, Rows.from_digests(part, cells)) ^ delta.multiply_elements(
-            targets_of(part)
-        )
+    for start in range(0, count, _IDS_AT_ONCE):
+        part = digests[start : start + _IDS_AT_ONCE]
+        values = decode_rows(store, Rows.from_digests(part, cells))
+        values ^= delta.multiply_elements(extract_targets(part))
         tags[start : start + len(part)] = hash_values(values, key, length)
         report(start + len(part), count)
     return tags
 
 
 def match_tags(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
-    """Return where each own tag is among those of `sender`, -1 for nowhere; shape (n,)."""
-    place = np.full(len(own), -1, np.int64)
-    parts = 1 + (len(own) + len(theirs)) // _MATCHED
+    """Return the position of each own tag among the tags of `sender`, (n,); -1 if it is not there.
+    Raises RemoteProtocolError: `sender` sent a tag twice.
+    """
+    positions = np.full(len(own), -1, np.int64)
+    parts = 1 + (len(own) + len(theirs)) // _TAGS_MATCHED_AT_ONCE
     for part in range(parts):  # equal tags are in the same part, whose sorting takes little memory
         own_positions = _select_part(own, part, parts)
         their_positions = _select_part(theirs, part, parts)
         matches = _match_part(
             own.take(own_positions, axis=0), theirs.take(their_positions, axis=0), sender
         )
-        place[own_positions] = np.append(their_positions, -1)[matches]
-    return place
+        # The appended -1 is what a match of -1, none, selects.
+        positions[own_positions] = np.append(their_positions, -1)[matches]
+    return positions
 
 
 def _select_part(tags: Tags, part: int, parts: int) -> NDArray[np.int64]:
-    """Return the positions of the tags that belong to one of `parts` groups; a tag's first two
-    bytes decide, so that equal tags share a group.
+    """Return the positions of the tags in group `part` of `parts`. The first two bytes of a tag
+    decide its group, so that equal tags are in the same one.
     """
     if parts == 1:
         return np.arange(len(tags))
-    first = tags[:, 0].astype(np.uint16) << np.uint16(8) | tags[:, 1]
-    return np.flatnonzero(first % np.uint16(parts) == part)
+    first_bytes = (tags[:, 0].astype(np.uint16) << np.uint16(8)) | tags[:, 1]
+    return np.flatnonzero(first_bytes % np.uint16(parts) == part)
 
 
 def _match_part(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
-    """Return where each own tag is among theirs, -1 for nowhere. Raises RemoteProtocolError:
-    `sender` sent a tag twice.
+    """Return the position of each own tag among `theirs`, -1 if it is not there, by sorting all
+    tags. Raises RemoteProtocolError: `sender` sent a tag twice.
     """
     words = from_bytes(_widen_tags(own) + _widen_tags(theirs))
     order = np.argsort(words[:, 0], kind="stable")
-    first_word_equal = words[order[1:], 0] == words[order[:-1], 0]
-    if (
-        first_word_equal[1:] & first_word_equal[:-1]
-    ).any():  # three that begin alike: look at the rest of them, too
+    begins_like_next = words[order[:-1], 0] == words[order[1:], 0]
+    three_begin_alike = (begins_like_next[1:] & begins_like_next[:-1]).any()
+    if three_begin_alike:  # then equal tags are adjacent only after sorting by both words
         order = np.lexsort((words[:, 1], words[:, 0]))
-        first_word_equal = words[order[1:], 0] == words[order[:-1], 0]
-    first = order[:-1][first_word_equal]
-    second = order[1:][first_word_equal]
-    equal = words[first, 1] == words[second, 1]
-    low = np.minimum(first, second)[equal]
-    high = np.maximum(first, second)[equal]
-    if (low >= len(own)).any():
+        begins_like_next = words[order[:-1], 0] == words[order[1:], 0]
+    first = order[:-1][begins_like_next]
+    second = order[1:][begins_like_next]
+    is_equal = words[first, 1] == words[second, 1]
+    # Indices of two equal tags: own tags come first.
+    lower = np.minimum(first, second)[is_equal]
+    higher = np.maximum(first, second)[is_equal]
+    if (lower >= len(own)).any():
         raise RemoteProtocolError(
             f"{sender} sent a tag twice; its set has duplicates, or it does not follow the protocol"
         )
-    place = np.full(len(own), -1, np.int64)
-    across = high >= len(own)  # two own IDs may have one tag, too
-    place[low[across]] = high[across] - len(own)
-    return place
+    positions = np.full(len(own), -1, np.int64)
+    is_match = higher >= len(own)  # else two own tags are equal
+    positions[lower[is_match]] = higher[is_match] - len(own)
+    return positions
 
 
 def _widen_tags(tags: Tags) -> bytes:
-    """Pad each tag with zeros to 16 bytes."""
+    """Return the tags, each padded with zeros to 16 bytes, joined."""
     wide = np.zeros((len(tags), ELEMENT_BYTES), np.uint8)
     wide[:, : tags.shape[1]] = tags
     return wide.tobytes()
 
 
-def vector_elements(hub_size: int) -> int:
-    """Return the length of the vector for so many IDs: sparse and dense cells of a store."""
-    return cells_for(hub_size) + DENSE
+def count_vector_elements(hub_size: int) -> int:
+    """Return the elements of a vector for this number of the hub's IDs: the sparse and dense cells
+    of a store.
+    """
+    return count_cells(hub_size) + DENSE
 
 
 @dataclass(frozen=True)
 class Dealing(Generic[AnyKind]):
-    """The way a backend's vectors are ordered and dealt, and their length for so many IDs."""
+    """The exchange of a backend by which the hub orders vector OLEs and the dealer deals them.
+
+    Attributes:
+        order: the kind of the hub's message to the dealer.
+        dealt: the kind of the dealer's messages.
+        elements: returns the length of a vector for a number of the hub's IDs.
+    """
 
     order: AnyKind
     dealt: AnyKind
     elements: Callable[[int], int]
 
-    def make_order(self, desk: AnyDesk[AnyKind], size: int) -> Turn:
-        """Return the turn with the hub's order for one member."""
-        dealer = desk.agreement.dealer
-        return desk.make_turn(self.order, {dealer: DEAL.pack(size)}, [dealer])
-
-    def hub_shares(
-        self, desk: AnyDesk[AnyKind], size: int, members: Sequence[str], inbox: Inbox
-    ) -> Generator[Turn, Inbox, dict[str, HubShare]]:
-        """Order and receive the hub's share for each member, one after another.
-
-        `inbox` answers the first order.
+    def make_order(self, endpoint: AnyEndpoint[AnyKind], size: int) -> Turn:
+        """Return the hub's turn that orders a vector OLE for `size` IDs with one member, and waits
+        for the dealer.
         """
-        dealer = desk.agreement.dealer
-        length = hub_dealt_bytes(self.elements(size))
+        dealer = endpoint.agreement.dealer
+        return endpoint.make_turn(self.order, {dealer: DEAL.pack(size)}, [dealer])
+
+    def receive_hub_shares(
+        self, endpoint: AnyEndpoint[AnyKind], size: int, members: Sequence[str], inbox: Inbox
+    ) -> Generator[Turn, Inbox, dict[str, HubShare]]:
+        """Receive the hub's share for each member, ordering one after another; return them by
+        member.
+
+        `size`: the number of IDs that the hub announces. `inbox`: holds the dealer's answer to the
+        first order, which was sent already.
+        """
+        dealer = endpoint.agreement.dealer
+        length = count_hub_dealt_bytes(self.elements(size))
         shares = dict[str, HubShare]()
         for member in members:
             if shares:
-                inbox = yield self.make_order(desk, size)
-            shares[member] = HubShare.from_message(
-                desk.parse_message(inbox, dealer, self.dealt, length)
-            )
+                inbox = yield self.make_order(endpoint, size)
+            dealt = endpoint.parse_message(inbox, dealer, self.dealt, length)
+            shares[member] = HubShare.from_message(dealt)
         return shares
 
-    def member_share(self, desk: AnyDesk[AnyKind], inbox: Inbox) -> MemberShare:
-        """Read a member's share from the dealer's message."""
-        dealer = desk.agreement.dealer
-        dealing = desk.parse_message(inbox, dealer, self.dealt, member_dealt_bytes())
-        return MemberShare.from_message(dealing, dealer=dealer)
+    def parse_member_share(self, endpoint: AnyEndpoint[AnyKind], inbox: Inbox) -> MemberShare:
+        """Return a member's share from the dealer's message in `inbox`."""
+        dealer = endpoint.agreement.dealer
+        dealt = endpoint.parse_message(inbox, dealer, self.dealt, count_member_dealt_bytes())
+        return MemberShare.from_message(dealt, dealer=dealer)
 
     def deal_shares(
-        self, desk: AnyDesk[AnyKind], hub: str, members: Sequence[str]
+        self, endpoint: AnyEndpoint[AnyKind], hub: str, members: Sequence[str]
     ) -> Generator[Turn, Inbox, int]:
-        """Answer the hub's order for each member; return for how many IDs they are."""
+        """Answer the hub's order for each member, at the dealer; return the number of IDs that all
+        of them are for. Raises RemoteProtocolError: they are for different or too large numbers.
+        """
         size = 0
         sizes = set[int]()
         for member in members:
             inbox = yield Turn((), [hub])
-            order = desk.parse_message(inbox, hub, self.order, DEAL.size)
-            sizes.add(_parse_order(desk.agreement, hub, order))
+            order = endpoint.parse_message(inbox, hub, self.order, DEAL.size)
+            sizes.add(_parse_order(endpoint.agreement, hub, order))
             if len(sizes) > 1:
                 several = ", ".join(map(str, sorted(sizes)))
                 raise RemoteProtocolError(f"{hub} orders for sets of {several} IDs, it has one")
             (size,) = sizes
-            hubs, members_own = deal_vector_ole(self.elements(size))
-            yield desk.make_turn(self.dealt, {hub: hubs, member: members_own}, ())
+            to_hub, to_member = deal_vector_ole(self.elements(size))
+            yield endpoint.make_turn(self.dealt, {hub: to_hub, member: to_member}, ())
         return size
 
 
-_DEALING = Dealing(Kind.DEAL, Kind.DEALT, vector_elements)
+_DEALING = Dealing(Kind.DEAL, Kind.DEALT, count_vector_elements)
 
 
-def vector_bytes(elements: int) -> int:
-    """Return the bytes that the hub sends a member: the name of the dealing, a masked vector."""
+def count_vector_bytes(elements: int) -> int:
+    """Return the bytes that the hub sends a member: the name of the vector OLE, and a masked vector
+    of this number of elements.
+    """
     return DEALING_BYTES + ELEMENT_BYTES * elements
 
 
-def hub_dealt_bytes(elements: int) -> int:
-    """Return the bytes that the hub is dealt for one member: name of the dealing, a seed, and C."""
+def count_hub_dealt_bytes(elements: int) -> int:
+    """Return the bytes of the dealer's message to the hub for one member: the name of the vector
+    OLE, a seed, and C of this number of elements.
+    """
     return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES * elements
 
 
-def member_dealt_bytes() -> int:
-    """Return the bytes that a member is dealt: the name of the dealing, a seed, and Delta."""
+def count_member_dealt_bytes() -> int:
+    """Return the bytes of the dealer's message to a member: the name of the vector OLE, a seed, and
+    Delta.
+    """
     return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES
 
 
-def tag_bytes(hub_size: int, member_size: int) -> int:
-    """Return the bytes of a tag.
-
-    They are so many that, except with probability 2^-40, no ID of a member has the tag of another
-    ID of the hub, nor of another ID of the member, which would be refused.
+def count_tag_bytes(hub_size: int, member_size: int) -> int:
+    """Return the bytes of a tag for sets of these sizes: enough that, except with probability
+    2^-40, no ID of a member has the tag of another ID of the hub (a false match) or of the member
+    (which would be refused).
     """
     pairs = max(hub_size, member_size, 1) * max(member_size, 1)
     return max(_MIN_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(pairs)) / 8))
 
 
-def longest_message(agreement: IntersectionAgreement) -> int:
-    """Return the bytes of the longest message: of the tags, what is dealt to the hub, or the
-    vector.
+def compute_longest_message(agreement: IntersectionAgreement) -> int:
+    """Return the bytes of the longest message under an agreement: that with the tags, the dealer's
+    to the hub, or the hub's to a member.
     """
     largest = agreement.largest_size
-    tags = KEY_BYTES + tag_bytes(largest, largest) * largest
-    elements = vector_elements(largest)
-    return message_bytes(max(tags, hub_dealt_bytes(elements), KEY_BYTES + vector_bytes(elements)))
+    elements = count_vector_elements(largest)
+    tags = KEY_BYTES + count_tag_bytes(largest, largest) * largest
+    vector = KEY_BYTES + count_vector_bytes(elements)
+    return count_message_bytes(max(tags, count_hub_dealt_bytes(elements), vector))
