@@ -55,7 +55,7 @@ def make_pattern(text: str) -> str:
     """Return the pattern of one ID: its punctuation, with each run of letters and digits replaced
     by marks (see `LEGEND`), as "A-9" of "DE-1234567".
     """
-    return " & ".join(_pattern_of_part(part) for part in text.split(JOINT))
+    return " & ".join(_make_part_pattern(part) for part in text.split(JOINT))
 
 
 def count_patterns(texts: Sequence[str]) -> dict[str, int]:
@@ -204,7 +204,7 @@ def find_unmatched_patterns(
     }
 
 
-def _pattern_of_part(part: str) -> str:
+def _make_part_pattern(part: str) -> str:
     """Return the pattern of one column of an ID; a number with leading zeros becomes 09."""
     padded = _PADDED.fullmatch(part)
     if padded:

@@ -957,7 +957,11 @@ def encode_ids(
     An ID is the number of its columns and the length and bytes of each, so that
     ("ab", "c") and ("a", "bc") differ.
 
-    `maximum_ids`: the largest number of IDs that the parties agreed on.
+    Args:
+        party: whose IDs they are, for errors.
+        ids: of the kinds of `KINDS`, one a row, or rows of several columns.
+        normalisation: the rules that all parties agreed on.
+        maximum_ids: the largest number of IDs that the parties agreed on.
 
     Raises:
         DataError: IDs are missing, empty, repeated (also if only after normalisation), too

@@ -25,7 +25,7 @@ INSTALL_CRYPTEN = f"{_PIP} --no-deps crypten==0.4.1"
 
 def install_checkout(*extras: str, editable: bool = False) -> str:
     """Return the command that installs both distributions, with these extras, run in the root of a
-    checkout.
+    checkout; with `editable` so that changes of the sources take effect.
     """
     checkout = f".[{','.join(extras)}]" if extras else "."
     flag = "--editable " if editable else ""

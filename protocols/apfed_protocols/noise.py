@@ -103,7 +103,7 @@ def discrete_gaussian(
 
 
 class _RandomBits:
-    """A source of pseudo-random numbers under one secret key."""
+    """The source of randomness of all draws below: pseudo-random numbers under one secret key."""
 
     def __init__(self, key: bytes) -> None:
         """Start the source; the same 32-byte key gives the same numbers again."""

@@ -220,9 +220,9 @@ class SumOfProducts(DescribedSum):
         deviation = self.products.noise or 0
         passives = len(self.products.contributors)
         variance = 2 * math.pi * math.e * passives * deviation**2
-        added = self.headroom.smudging_bits + (math.log2(variance) / 2 if deviation else 0)
-        bits = self.headroom.modulus_bits - added
-        return self.products.columns * max(0.0, bits)
+        added_entropy = self.headroom.smudging_bits + (math.log2(variance) / 2 if deviation else 0)
+        capacity = self.headroom.modulus_bits - added_entropy
+        return self.products.columns * max(0.0, capacity)
 
     @property
     def answer_bits(self) -> int:
@@ -394,8 +394,8 @@ def encrypt_labels(secure_sum: SumOfProducts, root: bytes, bits_nK: IntArray) ->
     step_bits = ring.bits - secure_sum.headroom.plain_bits  # q / t is 2^step_bits
 
     def encrypt_zero(uniform_LN: Digits, position: int) -> Digits:
-        """Return -a s + e for the polynomial a = `uniform_LN`, with the error e of this number:
-        0 for the key, j + 1 for label j.
+        """Return -a s + e for the polynomial a = `uniform_LN`, with the error e for `position`: 0
+        for the key, j + 1 for label j.
         """
         a_LH = transform_polynomials(ring.centre_digits(uniform_LN))
         product_LN = invert_transform(a_LH * secret_H)
@@ -534,7 +534,7 @@ class Candidates(KeepsSecrets):
 
         Raises RemoteProtocolError: the passives do not all choose the same candidate.
         """
-        self._frames.require_own_process()  # before the lock, which a fork may have copied shut
+        self._frames.require_own_process()  # before the lock, which a forked copy may hold forever
         described = self._sum_of_products
         chosen = _parse_challenges(described, self._frames, challenges, self._hashes)
         with self._open_lock:

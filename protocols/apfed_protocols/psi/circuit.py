@@ -204,7 +204,8 @@ class CircuitIntersection(DealtIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: the hub can test one ID for each bin, a member one for each slot.
+        """Return how many guessed IDs a deviating party can test: the hub one ID for each bin, a
+        member one for each slot.
 
         A member that deviates may put an ID into only one of its three bins; a common ID is then
         found with probability 1/3.
@@ -1157,8 +1158,8 @@ class OpprfIntersection(CircuitIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: the hub can test one ID for each bin, a member three for each cell of
-        its store.
+        """Return how many guessed IDs a deviating party can test: the hub one ID for each bin, a
+        member three for each cell of its store.
 
         A member's store solves three equations for each cell. An ID takes three equations, or one
         to be found with probability 1/3.

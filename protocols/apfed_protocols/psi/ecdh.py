@@ -257,8 +257,8 @@ class EcdhIntersection(ResumableIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: a list has at most the announced number of points, and each point
-        tests one ID.
+        """Return how many guessed IDs a deviating party can test: a list has at most the announced
+        number of points, and each point tests one ID.
         """
         return Guesses(hub=maximum_ids, member=maximum_ids)
 

@@ -165,8 +165,8 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: the hub can test one ID for each cell of its store, a member one for
-        each tag.
+        """Return how many guessed IDs a deviating party can test: the hub one ID for each cell of
+        its store, a member one for each tag.
         """
         return Guesses(hub=count_vector_elements(maximum_ids), member=maximum_ids)
 

@@ -254,12 +254,12 @@ def choose_triples(choices: Words, numbers: Numbers) -> tuple[Words, Words, Word
     return a, b, (a & b) ^ first ^ second
 
 
-def derive_triples(zeros: Numbers, ones: Numbers) -> tuple[Words, Words, Words]:
-    """Return a member's shares of triples (a, b, c) from its numbers of the transfers for choice 0
-    and for choice 1.
+def derive_triples(of_zero: Numbers, of_one: Numbers) -> tuple[Words, Words, Words]:
+    """Return a member's shares of triples (a, b, c) from its numbers of the transfers: those for
+    choice 0 and those for choice 1.
     """
-    first, second = _pack_bits(zeros).reshape(2, -1)
-    b, a = _pack_bits(zeros ^ ones).reshape(2, -1)
+    first, second = _pack_bits(of_zero).reshape(2, -1)
+    b, a = _pack_bits(of_zero ^ of_one).reshape(2, -1)
     return a, b, (a & b) ^ first ^ second
 
 

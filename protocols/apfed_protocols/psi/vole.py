@@ -147,8 +147,8 @@ class VoleIntersection(DealtIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return the guesses: the hub can test one ID for each cell of its store, a member one for
-        each announced ID.
+        """Return how many guessed IDs a deviating party can test: the hub one ID for each cell of
+        its store, a member one for each announced ID.
 
         The hub's store solves as many equations as it has cells; a member's tag is of one ID. So an
         announced n lets the hub test about 1.3 n + 88 IDs at each member, with a store for each.

@@ -261,7 +261,7 @@ class CryptenReceiver(SumReceiver):
     @staticmethod
     def _parse_share(name: str, body: bytes, shape: tuple[int, int]) -> Shares:
         """Decode a share of the sum, an array of `shape` of 64-bit words. Raises
-        RemoteProtocolError, which names the contributor: it has another size.
+        RemoteProtocolError, which names the contributor `name`: it has another size.
         """
         if len(body) != shape[0] * shape[1] * _WORD.itemsize:
             raise RemoteProtocolError(f"{name} sealed {len(body)} bytes of a share of {shape}")

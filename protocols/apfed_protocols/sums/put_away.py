@@ -50,7 +50,7 @@ class BookInMemory:
         """Yield the database of the record to one thread at a time. Raises LocalProtocolError: this
         is a forked process.
         """
-        self._require_own_process()  # before the lock, which a fork may have copied shut
+        self._require_own_process()  # before the lock, which a forked copy may hold forever
         with self._lock:
             yield self._roles
 

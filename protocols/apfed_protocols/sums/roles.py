@@ -310,7 +310,7 @@ class SumContributor(Role, ABC):
         """
         refuse_gradients(values, self.me)
         flat = flatten_tree(values)
-        self._frames.require_own_process()  # before the lock, which a fork may have copied shut
+        self._frames.require_own_process()  # before the lock, which a forked copy may hold forever
         with self._contribution_lock:
             answered = binding or self._frames.next_binding(flat)
             return self._make_contribution(flat, answered, noise_BD)
@@ -354,7 +354,7 @@ class SumContributor(Role, ABC):
 
         Only `apfed_protocols.sums.put_away` calls this.
         """
-        self._frames.require_own_process()  # before the lock, which a fork may have copied shut
+        self._frames.require_own_process()  # before the lock, which a forked copy may hold forever
         with self._contribution_lock:
             self._frames.require_usable()
             secrets = self._export_secrets()  # or it refuses, and the role stays
@@ -533,7 +533,7 @@ class SumReceiver(Role, ABC):
             RemoteProtocolError: a frame of another step or shape, or a sum out of range.
         """
         flat, shape = make_template(template)
-        self._frames.require_own_process()  # before the lock, which a fork may have copied shut
+        self._frames.require_own_process()  # before the lock, which a forked copy may hold forever
         with self._decode_lock:
             answered = binding or self._frames.next_binding(flat)
             sum_BD = self._decode_sum(combined, flat, answered)
