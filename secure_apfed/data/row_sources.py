@@ -13,6 +13,7 @@ width.
 
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -27,7 +28,7 @@ from torch import Tensor
 from apfed_protocols.installing import install_extra
 from secure_apfed.base.files import PathLike
 from secure_apfed.data.lazy_rows import LazyRows, MappedRows
-from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.errors import ApfedError, ConfigError, DataError
 
 ARRAY_FILES = (".npy", ".npz", ".safetensors")
 """Suffixes of files that contain arrays."""
@@ -291,22 +292,23 @@ def make_code_rows(
     """Return the rows that a party's own code makes.
 
     Args:
-        make: given `ids`, returns their rows in this order; without them, returns the IDs and rows
-            as a tuple, and at a party with labels the labels, too.
+        make: given `ids`, returns their rows in this order; if it takes no `ids`, those of the
+            table's lines in their order. Without a table it returns the IDs and rows as a tuple,
+            and at a party with labels the labels, too.
         ids: of the party's table; None: it has none.
 
-    Raises DataError: it returns something else.
+    Raises DataError: it fails, or returns something else.
     """
     if ids is not None:
         takes_ids = "ids" in inspect.signature(make).parameters
-        rows = make(ids=ids) if takes_ids else make()
+        rows = _call_code(make, party, ids=ids) if takes_ids else _call_code(make, party)
         if isinstance(rows, tuple):
             raise DataError(
                 f"{party}: {_name_of(make)} returns a tuple beside a table, which has the IDs; "
                 f"return the rows alone, or leave data.parties.{party}.file out"
             )
         return OwnRows(features=make_features(rows, party=party))
-    result = make()
+    result = _call_code(make, party)
     expected = ("ids", "rows", "labels") if has_labels else ("ids", "rows")
     if not isinstance(result, tuple) or len(result) != len(expected):
         got = (
@@ -324,6 +326,20 @@ def make_code_rows(
         ids=list_cells(own_ids),
         labels=list_cells(labels[0]) if labels else None,
     )
+
+
+def _call_code(make: MakeRows, party: str, **arguments: Sequence[str]) -> Any:
+    """Call a party's own code. Raises DataError: it raises another error; says which and where."""
+    try:
+        return make(**arguments)
+    except ApfedError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{party}: {_name_of(make)} fails in line {place.lineno} of {Path(place.filename).name}"
+            f": {type(error).__name__}: {error}"
+        ) from error
 
 
 def load_images(folder: Path, names: Sequence[Any], *, column: str, party: str) -> LazyRows:

@@ -172,6 +172,9 @@ class OwnCode:
             for key, name in settings
             if isinstance(name, str) and key not in ("rows", "scheduler_every")
         }
+        # A run trains copies of modules: the next run in this process starts from the same weights.
+        modules = {key: code for key, code in code_by_key.items() if isinstance(code, nn.Module)}
+        code_by_key |= copy.deepcopy(modules)
         return cls(
             encoder=code_by_key.get("network"),
             head=code_by_key.get("head_network"),

@@ -19,12 +19,14 @@ import importlib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import AfterValidator, Field
@@ -83,6 +85,7 @@ GROUPS: Mapping[PluginKind, str] = {kind: f"secure_apfed.{kind}" for kind in get
 """The group of entry points under which an installed package declares plug-ins of a kind."""
 
 _VARIABLE = "SECURE_APFED_CODE"
+_MAX_LISTED = 10  # names of a module, in an error
 _EntryT = TypeVar("_EntryT")
 _is_own: ContextVar[bool] = ContextVar("is_own", default=True)
 _named: set[str] = set()
@@ -123,8 +126,9 @@ def require_owner(code: str, *, key: str, noted: bool = False) -> None:
     trusted = {name.strip() for name in os.environ.get(_VARIABLE, "").split(",")} | _named
     if code not in trusted and (noted or not _is_own.get()):
         raise ConfigError(
-            f"{key}: {code!r} names code, and only the party that runs code may name it; if you "
-            f"trust it, set the environment variable {_VARIABLE}={code}"
+            f"{key}: {code!r} names code, and only the party that runs code may name it; read "
+            "your own file by load_config(path, own=True), or, if you trust another's, set the "
+            f"environment variable {_VARIABLE}={code}"
         )
 
 
@@ -255,8 +259,8 @@ def import_code(name: str, *, key: str, code_folder: Path | None = None) -> Any:
     code_object = import_name(name, key=key, code_folder=code_folder)
     if not callable(code_object):
         raise ConfigError(
-            f"{key}: {name} is a {type(code_object).__name__}; expected a class, a function or a "
-            "module"
+            f"{key}: {name} is of type {type(code_object).__name__}; expected a class, a function "
+            "or a module"
         )
     return code_object
 
@@ -277,21 +281,63 @@ def import_name(name: str, *, key: str, code_folder: Path | None = None) -> Any:
     try:
         with _importing_from(folder):
             code_object: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and one that it imports is not
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and _is_part_of(error.name, module_name):
+            raise ConfigError(_describe_missing_module(module_name, key, folder)) from error
         raise ConfigError(
-            f"{key}: there is no module {module_name!r}; put {module_name.partition('.')[0]}.py "
-            f"into {folder}, or install its package"
+            f"{key}: {module_name} cannot be imported: {_describe_import_error(error)}"
         ) from error
     for part in attribute.split("."):
         if not hasattr(code_object, part):
-            suggestion = did_you_mean(
-                part, [name for name in dir(code_object) if not name.startswith("_")]
+            known = _list_own_names(code_object)
+            guess = did_you_mean(part, known) or f"it has {', '.join(known[:_MAX_LISTED])}"
+            raise ConfigError(
+                f"{key}: {module_name} has no {attribute!r}{f'; {guess}' if known else ''}"
             )
-            raise ConfigError(f"{key}: {module_name} has no {attribute!r}{suggestion}")
         code_object = getattr(code_object, part)
     return code_object
+
+
+def _list_own_names(code_object: Any) -> list[str]:
+    """Return the public names of a module or class that are defined there, not imported."""
+    home = getattr(code_object, "__name__", "")
+    return [
+        name
+        for name, value in vars(code_object).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and getattr(value, "__module__", home) == home
+    ]
+
+
+def _is_part_of(missing: str | None, module_name: str) -> bool:
+    """Return whether the module that was not found is the wanted one, or a package that holds
+    it.
+    """
+    return missing is not None and f"{module_name}.".startswith(f"{missing}.")
+
+
+def _describe_missing_module(module_name: str, key: str, folder: Path) -> str:
+    """Return the error for a module that is nowhere, with advice."""
+    first, _, rest = module_name.partition(".")
+    if rest == "py":
+        return f"{key}: a module is named without .py: write {first}:NAME, not {module_name}:NAME"
+    return (
+        f"{key}: there is no module {module_name!r}; put {first}.py into {folder}, or install its "
+        "package"
+    )
+
+
+def _describe_import_error(error: Exception) -> str:
+    """Return an error that a module of one's own raised when it was imported, and where."""
+    if isinstance(error, SyntaxError):
+        path, line = error.filename, error.lineno
+    else:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        path, line = place.filename, place.lineno
+    where = f" (line {line} of {Path(path).name})" if path and "importlib" not in path else ""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {text}{where}"
 
 
 @contextmanager

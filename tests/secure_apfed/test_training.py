@@ -448,8 +448,10 @@ def test_nobody_names_code_for_another(beside: Path) -> None:
     ("name", "advice"),
     [
         ("nowhere:encode", "no module 'nowhere'; put nowhere.py into"),
-        ("my_own_nets:absent", "my_own_nets has no 'absent'"),
-        ("my_own_nets:NUMBER", "is a int; expected a class, a function or a module"),
+        ("my_own_nets:absent", "my_own_nets has no 'absent'; it has .*encode"),
+        ("my_own_nets:encoed", "my_own_nets has no 'encoed'; did you mean 'encode'?"),
+        ("my_own_nets.py:encode", "write my_own_nets:NAME, not my_own_nets.py:NAME"),
+        ("my_own_nets:NUMBER", "is of type int; expected a class, a function or a module"),
         ("my_own_nets", "expected code as package.module:Name"),
         ("os; rm:x", "expected code as package.module:Name"),
         ("../x:y", "expected code as package.module:Name"),
@@ -460,10 +462,36 @@ def test_a_name_that_names_no_code_is_refused(beside: Path, name: str, advice: s
         import_code(name, key="network")
 
 
-def test_an_import_that_fails_inside_says_its_own_error(beside: Path) -> None:
-    (beside / "broken_nets.py").write_text("import no_such_library_at_all")
-    with pytest.raises(ModuleNotFoundError, match="no_such_library_at_all"):
-        import_code("broken_nets:encode", key="network")
+BROKEN = {
+    "it needs a library": ("import no_such_library_at_all", "No module named 'no_such_library"),
+    "it is not Python": ("x = 1\ndef encode(:\n", r"SyntaxError: .*\(line 2 of broken_nets"),
+    "it fails": ("1 / 0", r"ZeroDivisionError: division by zero \(line 1 of broken_nets"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_an_import_that_fails_inside_says_its_own_error(case: str, beside: Path) -> None:
+    text, expected = BROKEN[case]
+    module = f"broken_nets_{list(BROKEN).index(case)}"
+    (beside / f"{module}.py").write_text(text)
+    with pytest.raises(ConfigError, match=f"network: {module} cannot be imported: .*{expected}"):
+        import_code(f"{module}:encode", key="network")
+
+
+def test_a_named_module_is_not_trained_in_place(beside: Path) -> None:
+    (beside / "shared_nets.py").write_text(
+        "from torch import nn\nencoder = nn.Linear(3, 3)\n"
+        "head = nn.Linear(3, 2)\nhead.encoder = encoder\n"
+    )
+    settings = CodeSettings(network="shared_nets:encoder", head_network="shared_nets:head")
+    first, second = (OwnCode.from_file(settings, code_folder=beside) for _ in range(2))
+    assert isinstance(first.encoder, nn.Linear)
+    assert isinstance(first.head, nn.Linear)
+    assert isinstance(second.encoder, nn.Linear)
+    assert first.head.encoder is first.encoder, "weights that they share stay shared"
+    with torch.no_grad():
+        first.encoder.weight += 1
+    assert not torch.equal(first.encoder.weight, second.encoder.weight)
 
 
 def test_a_partys_own_file_names_its_code(beside: Path) -> None:
