@@ -105,12 +105,17 @@ class IdFile:
         import pyarrow
         from pyarrow import csv, dataset, input_stream
 
-        from secure_apfed.data.frames import files_of, kind_of, load_csv_head, open_packed_files
+        from secure_apfed.data.frames import (
+            infer_file_kind,
+            list_files,
+            load_csv_head,
+            open_packed_files,
+        )
 
         if not isinstance(self._source, Path):
             return dataset.dataset(self._source), None
-        files = files_of(self._source, source=self._party)
-        if kind_of(files[0]) != "CSV":
+        files = list_files(self._source, source=self._party)
+        if infer_file_kind(files[0]) != "CSV":
             return open_packed_files(files, self._source, self._party), None
         options = csv.ConvertOptions(
             column_types=dict.fromkeys(self._columns, pyarrow.string()),

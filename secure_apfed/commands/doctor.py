@@ -18,7 +18,7 @@ from apfed_protocols.installing import install_extra, install_requirement
 from secure_apfed.base.seeds import usable_cores
 from secure_apfed.commands import Finding, State
 from secure_apfed.data.catalogue import DATASETS
-from secure_apfed.data.files import default_folder, file_path
+from secure_apfed.data.files import default_folder, find_dataset_file
 from secure_apfed.errors import DataError
 from secure_apfed.settings.plugins import GROUPS, list_declared
 

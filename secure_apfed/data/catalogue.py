@@ -26,7 +26,7 @@ from secure_apfed.data.files import (
     load_handwritten,
     load_idx,
     load_sklearn_table,
-    number_columns,
+    make_column_names,
 )
 from secure_apfed.data.sessions import SYNTHETIC_KEYSTROKES
 from secure_apfed.errors import ConfigError, DataError
@@ -147,7 +147,7 @@ def _make_handwritten_set(
         shape=f"2000 rows of {sum(widths.values())} columns",
         classes=_TEN,
         views=len(views),
-        natural_views={view: number_columns(view, width) for view, width in widths.items()},
+        natural_views={view: make_column_names(view, width) for view, width in widths.items()},
         files=tuple(DataFile(f"mfeat-{view}.csv", *_MFEAT[view][1:]) for view in views),
         subfolders=subfolders,
         read=load_handwritten,

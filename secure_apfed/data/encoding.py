@@ -46,16 +46,16 @@ from secure_apfed.data.frames import (
     FEW_CATEGORIES,
     TRUTHS,
     are_padded_codes,
-    days_of,
     is_csv,
     is_date,
     is_duration,
     is_empty,
-    numbers_of,
-    only_columns,
-    plain_text,
-    spans_of,
-    texts_of,
+    normalise_spelling,
+    read_days,
+    read_durations,
+    read_numbers,
+    read_texts,
+    select_columns,
 )
 from secure_apfed.data.lazy_rows import read_column
 from secure_apfed.errors import DataError, UnseenCellsWarning
@@ -74,7 +74,7 @@ _ROUNDING = 8 * np.finfo(np.float64).eps
 _SAME = 1e-6  # of a number that a file has in float32, too
 RawFeatures: TypeAlias = pd.DataFrame | NDArray[np.generic]
 # The reader of the standardised numbers of each kind; dates are read by `_numbers`.
-_READ = MappingProxyType({"numeric": numbers_of, "duration": spans_of})
+_READ = MappingProxyType({"numeric": read_numbers, "duration": read_durations})
 
 
 class _Encoded(NamedTuple):
@@ -149,7 +149,7 @@ def _parse_numbers(
     `kind`: "numeric", "date" or "duration". `formats`: date formats besides ISO 8601.
     """
     if kind == "date":
-        numbers = days_of(column, source=source, formats=formats)
+        numbers = read_days(column, source=source, formats=formats)
     else:
         numbers = _READ[kind](column, source=source)
     if infinite := int(np.count_nonzero(np.isinf(numbers))):
@@ -207,7 +207,7 @@ class CategoricalColumn(Settings):
     def _normalise_text(self, text: str) -> str:
         """Return the canonical text of a cell: equal for spellings of one number or truth value."""
         truth = _parse_truth(text) if self._are_truths else None
-        return plain_text(column_name(text)) if truth is None else str(truth)
+        return normalise_spelling(column_name(text)) if truth is None else str(truth)
 
     @property
     def _are_truths(self) -> bool:
@@ -219,7 +219,7 @@ class CategoricalColumn(Settings):
         number.
         """
         yield from (unicodedata.normalize(form, category) for form in ("NFC", "NFD"))
-        plain = [plain_text(category)]
+        plain = [normalise_spelling(category)]
         if self._are_truths:
             truth = _parse_truth(category)
             yield from (text for text, value in TRUTHS.items() if value == truth)
@@ -235,7 +235,7 @@ class CategoricalColumn(Settings):
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
         """Return one-hot features, (N, number of categories); zeros for empty and unknown cells."""
         own = {category: index for index, category in enumerate(self.categories)}
-        texts = texts_of(column, words=self.texts)
+        texts = read_texts(column, words=self.texts)
         distinct = {text for text in texts if text is not None}
         places = {text: own[category] for text, category in self.match_categories(distinct).items()}
         empty_N = np.array([text is None for text in texts], dtype=bool)
@@ -249,7 +249,7 @@ class CategoricalColumn(Settings):
 
 def _parse_truth(text: str) -> bool | None:
     """Return the truth value that a text denotes; None: it denotes none."""
-    return TRUTHS.get(text, {"0": False, "1": True}.get(plain_text(text)))
+    return TRUTHS.get(text, {"0": False, "1": True}.get(normalise_spelling(text)))
 
 
 Column = Annotated[NumericColumn | CategoricalColumn, Field(discriminator="kind")]
@@ -379,7 +379,7 @@ class ColumnEncoding(Settings):
                 f"{source}: {len(absent)} of {len(names)} columns are missing: "
                 f"{', '.join(absent)}; the model was trained with them, so add them"
             )
-        selected = only_columns(raw, [places[column_name(name)] for name in names])
+        selected = select_columns(raw, [places[column_name(name)] for name in names])
         return selected if list(selected.columns) == names else selected.set_axis(names, axis=1)
 
 
@@ -425,7 +425,7 @@ def fit_columns(
     *,
     categorical: Sequence[str] = (),
     missing: Missing = "error",
-    maximum: int | None = None,
+    max_categories: int | None = None,
     source: str,
     formats: Sequence[str] = (),
     advice: Advice | None = None,
@@ -433,10 +433,18 @@ def fit_columns(
     """Return the encoding of all columns of `frame`, with statistics of all its rows.
 
     The standard deviation is the population's; of equally frequent categories the first are kept.
+
     Raises TableError: names the faults of every column, and the settings that solve them.
 
-    `maximum`: most categories of one column; None: no limit. `formats`: date formats besides ISO
-    8601. `advice`: proposes settings for errors; None: no proposals.
+    Args:
+        frame: the columns, (N, number of columns).
+        categorical: names of those that are encoded one-hot; the others are numbers or dates.
+        missing: how empty cells are treated; "error" and "drop" refuse them here.
+        max_categories: how many of the most frequent categories a column keeps; None: all, of
+            which there may be `MAX_CATEGORIES`.
+        source: the party's name, for errors.
+        formats: date formats besides ISO 8601.
+        advice: proposes settings for errors; None: an Advice without known lists.
     """
     advice = advice or Advice(source)
     if not frame.shape[1]:
@@ -449,7 +457,7 @@ def fit_columns(
     for name in frame.columns:
         with faults.gather_faults():
             if name in categorical:
-                columns.append(_fit_categories(frame[name], maximum, advice=advice))
+                columns.append(_fit_categories(frame[name], max_categories, advice=advice))
             else:
                 columns.append(_fit_numbers(frame[name], formats, advice=advice))
     faults.raise_faults()
@@ -493,16 +501,16 @@ def _fit_numbers(
 
 
 def _fit_categories(
-    column: "pd.Series", maximum: int | None, *, advice: Advice
+    column: "pd.Series", max_categories: int | None, *, advice: Advice
 ) -> CategoricalColumn:
-    """Return the encoding of a column of texts, with its `maximum` most frequent categories.
+    """Return the encoding of a column of texts, with its `max_categories` most frequent categories.
 
     Raises TableError: it has too many categories, and the settings give no limit.
     """
-    texts = texts_of(column, words=EMPTY)
+    texts = read_texts(column, words=EMPTY)
     counts = Counter(text for text in texts if text is not None)
     _check_any(len(counts), column, advice)
-    if len(counts) > MAX_CATEGORIES and maximum is None:
+    if len(counts) > MAX_CATEGORIES and max_categories is None:
         name = str(column.name)
         remedies: list[Remedy] = [
             (advice.set_value("rare_categories", {"most": FEW_CATEGORIES}),),
@@ -521,7 +529,9 @@ def _fit_categories(
                 )
             ]
         )
-    categories = sorted(counts, key=lambda text: (-counts[text], text))[: maximum or MAX_CATEGORIES]
+    categories = sorted(counts, key=lambda text: (-counts[text], text))[
+        : max_categories or MAX_CATEGORIES
+    ]
     return CategoricalColumn(
         name=str(column.name),
         categories=tuple(sorted(categories)),
@@ -562,26 +572,25 @@ def fit_views(
     *,
     categorical: Sequence[str] = (),
     missing: Missing = "error",
-    maximum: int | None = None,
+    max_categories: int | None = None,
     source: str,
     formats: Sequence[str] = (),
     advice: Advice | None = None,
 ) -> ColumnEncoding:
     """Return the encoding of all columns of the views, concatenated; see `fit_columns`.
 
-    `categorical`: columns that are encoded one-hot. `maximum`: most categories of one column; None:
-    no limit. `formats`: date formats besides ISO 8601. `advice`: proposes settings for errors;
-    None: no proposals.
+    `views`: the columns of each view by its name; those of a sequence are divided by each channel's
+    root mean square, the others are encoded by `fit_columns` with the other arguments.
     """
     columns: list[Column] = []
     for view in views.values():
-        part = only_columns(frame, view.columns)
+        part = select_columns(frame, view.columns)
         if view.sequence is None:
             fitted = fit_columns(
                 part,
                 categorical=categorical,
                 missing=missing,
-                maximum=maximum,
+                max_categories=max_categories,
                 source=source,
                 formats=formats,
                 advice=advice,
@@ -597,7 +606,7 @@ def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str
 
     The number of steps, the first column, stays as it is.
     """
-    numbers_NF = np.stack([numbers_of(frame[name], source=source) for name in frame], axis=1)
+    numbers_NF = np.stack([read_numbers(frame[name], source=source) for name in frame], axis=1)
     used_N = numbers_NF[:, 0]
     steps_NTC = numbers_NF[:, 1:].reshape(-1, steps, channels)
     used_NT = np.arange(steps) < used_N[:, None]
@@ -730,7 +739,7 @@ class ImageEncoding(Settings):
     def _parse_pixels(self, raw: RawFeatures, source: str) -> NDArray[np.generic]:
         """Return raw pixels as an array of numbers; a frame becomes one flat image a row."""
         if isinstance(raw, pd.DataFrame):
-            columns = [numbers_of(raw[name], source=source) for name in raw.columns]
+            columns = [read_numbers(raw[name], source=source) for name in raw.columns]
             return np.stack(columns, axis=1) if columns else np.empty((len(raw), 0))
         if not (np.issubdtype(raw.dtype, np.integer) or np.issubdtype(raw.dtype, np.floating)):
             raise DataError(f"{source}: images hold whole numbers or floats, got {raw.dtype}")

@@ -40,12 +40,12 @@ from numpy.typing import NDArray
 from secure_apfed.base.files import write_atomically
 from secure_apfed.errors import DataError
 
-_VARIABLE = "SECURE_APFED_DATA"
+_FOLDERS_VARIABLE = "SECURE_APFED_DATA"
 # (file, bytes so far, bytes in all or None where the server does not say)
 Progress = Callable[[str, int, int | None], None]
 _TIMEOUT_SECONDS = 30.0
 _CHUNK = 2**16
-_ELSE = "it sends other bytes, of which none were kept"
+_KEPT_NOTHING = "it sends other bytes, of which none were kept"
 
 _SHIPPED = Path(__file__).parent
 """The folder of data sets that ship with this package, each in a folder of its name."""
@@ -69,9 +69,12 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Download:
-    """A file to download. A gzip file is stored uncompressed, and its name and hash are of the
-    uncompressed content; of a .tar.gz archive, with its own name and hash, only the members are
-    stored. Addresses are tried in order.
+    """A file to download: one gzip file, or a .tar.gz archive of several files.
+
+    Attributes:
+        file: the uncompressed content of a gzip file, or the archive as it is sent.
+        addresses: URLs, tried in this order.
+        members: the archive's files that are stored, instead of the archive; empty for a gzip file.
     """
 
     file: DataFile
@@ -80,15 +83,17 @@ class Download:
 
 
 def default_folder() -> Path:
-    """Return the first of `data_folders(None)`, to which downloads go by default."""
-    return data_folders(None)[0]
+    """Return the first of `list_data_folders(None)`, to which downloads go by default."""
+    return list_data_folders(None)[0]
 
 
-def data_folders(folder: Path | None) -> tuple[Path, ...]:
+def list_data_folders(folder: Path | None) -> tuple[Path, ...]:
     """Return the folders to search: `folder`, else SECURE_APFED_DATA's, else the user's cache."""
     if folder is not None:
         return (folder.expanduser(),)
-    listed = [Path(part) for part in os.environ.get(_VARIABLE, "").split(os.pathsep) if part]
+    listed = [
+        Path(part) for part in os.environ.get(_FOLDERS_VARIABLE, "").split(os.pathsep) if part
+    ]
     return tuple(path.expanduser() for path in listed or [Path("~/.cache/secure-apfed")])
 
 
@@ -106,13 +111,17 @@ def load_file(path: Path, *, maximum: int | None = None) -> bytes:
 
 
 def _decompress_file(file: BinaryIO, source: object, *, maximum: int | None, packed: bool) -> bytes:
-    """Read at most `maximum` bytes, decompressed if `packed`. Raises DataError: damaged or
-    longer.
+    """Return the content of an open file. Raises DataError: it is damaged or too long.
+
+    Args:
+        file: the open file.
+        source: its path or address, for errors.
+        maximum: largest allowed number of uncompressed bytes; None: no limit.
+        packed: whether the file is gzip-compressed.
     """
+    stream = gzip.GzipFile(fileobj=file) if packed else file
     try:
-        content: bytes = (gzip.GzipFile(fileobj=file) if packed else file).read(
-            -1 if maximum is None else maximum + 1
-        )
+        content: bytes = stream.read(-1 if maximum is None else maximum + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{source}: truncated or damaged gzip file ({error}); get it again"
@@ -125,10 +134,13 @@ def _decompress_file(file: BinaryIO, source: object, *, maximum: int | None, pac
 
 
 def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: str) -> None:
-    """Compare size and SHA-256 with the catalogue. Raises DataError: names the file
-    and a remedy.
+    """Raise DataError if a file has another size or SHA-256 than the catalogue says.
 
-    `content`: the file's bytes.
+    Args:
+        content: the file's uncompressed bytes.
+        file: its entry in the catalogue.
+        path: what the error calls the file.
+        remedy: what the error advises.
     """
     if not file.exact:
         return
@@ -146,9 +158,9 @@ def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: st
 
 
 def load_checked_file(path: Path, file: DataFile, *, remedy: str) -> bytes:
-    """Read a file of the catalogue, no further than its size, and check its digest.
+    """Return the uncompressed bytes of a catalogue's file, after a check of size and SHA-256.
 
-    `remedy`: what the error advises.
+    Raises DataError: it is missing or another file; `remedy` is what the error advises.
     """
     try:
         content = load_file(path, maximum=file.size)
@@ -161,15 +173,22 @@ def load_checked_file(path: Path, file: DataFile, *, remedy: str) -> bytes:
 def fetch_file(
     download: Download, folder: Path, *, dataset: str, progress: Progress | None = None
 ) -> list[Path]:
-    """Download one file, or one archive with its members, into `folder`; return the paths.
+    """Download one file, or one archive's members, into `folder`, unless they are there; return
+    the paths.
 
-    `progress`: called with (file, bytes so far, bytes in all).
+    Args:
+        download: the file and its addresses.
+        folder: where files are written.
+        dataset: the data set's name, for errors.
+        progress: called with (file, bytes so far, bytes in all); None: not called.
+
+    Raises DataError: no address sends the right bytes, or the folder cannot be written.
     """
     file = download.file
     members = {folder / member.name: member for member in download.members}
     place = folder / (file.name if members else f"{file.name}.gz")
     targets = members or {place: file}
-    if all(_is_right(path, wanted) for path, wanted in targets.items()):
+    if all(_is_correct(path, wanted) for path, wanted in targets.items()):
         return list(targets)
     failures: list[str] = []
     for address in download.addresses:
@@ -178,7 +197,7 @@ def fetch_file(
             plain = _decompress_file(
                 io.BytesIO(content), address, maximum=file.size, packed=not members
             )
-            check_digest(plain, file, path=address, remedy=_ELSE)
+            check_digest(plain, file, path=address, remedy=_KEPT_NOTHING)
             contents = _extract_members(content, members, address) if members else {place: content}
         except DataError as error:
             failures.append(str(error))
@@ -198,7 +217,7 @@ def fetch_file(
     )
 
 
-def _is_right(path: Path, file: DataFile) -> bool:
+def _is_correct(path: Path, file: DataFile) -> bool:
     """Return whether this file exists and has the catalogue's size and digest."""
     try:
         load_checked_file(path, file, remedy="get it again")
@@ -208,11 +227,14 @@ def _is_right(path: Path, file: DataFile) -> bool:
 
 
 def _download_file(address: str, file: DataFile, progress: Progress | None) -> bytes:
-    """Download a catalogue file from an address, and no more bytes than it may have.
+    """Return the bytes that an address sends. Raises DataError: it fails, or sends too many.
 
-    `progress`: called with (file, bytes so far, bytes in all).
+    Args:
+        address: a URL of the catalogue.
+        file: the expected file, which limits the number of bytes.
+        progress: called with (file, bytes so far, bytes in all); None: not called.
     """
-    # What gzip may take, at its worst, for what does not compress.
+    # The largest gzip file of incompressible content of this size.
     max_bytes = file.size + file.size // 100 + 2**12
     content = bytearray()
     request = Request(address, headers={"Accept-Encoding": "identity"})  # noqa: S310  # catalogue
@@ -239,9 +261,17 @@ def _download_file(address: str, file: DataFile, progress: Progress | None) -> b
 def _extract_members(
     archive: bytes, targets: dict[Path, DataFile], address: str
 ) -> dict[Path, bytes]:
-    """Return exactly the targets' bytes from a checked archive; paths in it are never followed.
+    """Return the checked content of the wanted members of an archive, by target path.
 
-    `address`: of the archive, for errors.
+    Members are found by file name; directories in the archive's paths are ignored, so that no
+    path leads out of the target folder.
+
+    Args:
+        archive: the bytes of a .tar.gz file.
+        targets: the wanted members by the path where each will be written.
+        address: of the archive, for errors.
+
+    Raises DataError: a member is missing, or has other bytes than the catalogue says.
     """
     wanted = {path.name: path for path in targets}
     contents = dict[Path, bytes]()
@@ -252,9 +282,9 @@ def _extract_members(
             if stream is not None:
                 path = wanted.pop(name)
                 contents[path] = stream.read()
-                check_digest(contents[path], targets[path], path=name, remedy=_ELSE)
+                check_digest(contents[path], targets[path], path=name, remedy=_KEPT_NOTHING)
     if wanted:
-        raise DataError(f"{address}: lacks {', '.join(wanted)}; {_ELSE}")
+        raise DataError(f"{address}: lacks {', '.join(wanted)}; {_KEPT_NOTHING}")
     return contents
 
 
@@ -279,7 +309,7 @@ class ImagePool:
     official_train: int | None = None
 
     def select_rows(self, rows: NDArray[np.int64]) -> "ImagePool":
-        """Return these rows as a pool, with the recomputed size of its official training split."""
+        """Return the pool of these rows (ascending), its official training split counted anew."""
         train = self.official_train
         train = None if train is None else int((rows < train).sum())
         return ImagePool(self.pixels[rows], self.labels[rows], self.maximum, train)
@@ -304,8 +334,8 @@ class TablePool:
 Pool: TypeAlias = ImagePool | TablePool
 
 
-def number_columns(name: str, count: int) -> tuple[str, ...]:
-    """Return names for columns that have none of their own."""
+def make_column_names(name: str, count: int) -> tuple[str, ...]:
+    """Return `count` names for columns that have none: "name-0", "name-1", ..."""
     return tuple(f"{name}-{index}" for index in range(count))
 
 
@@ -385,34 +415,41 @@ def load_sklearn_table(dataset: DataSet, folder: Path | None) -> TablePool:
 def load_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
     """Read MNIST or Fashion-MNIST: `files` are train images, train labels, test images, test
     labels.
+
+    `folder`: where the files lie; None: as configured in the environment.
     """
-    parts = [file_content(dataset, file, folder) for file in dataset.files]
     arrays = [
-        parse_idx(content, dimensions=dimensions, source=file.name)
-        for content, dimensions, file in zip(parts, (3, 1, 3, 1), dataset.files, strict=True)
+        parse_idx(load_dataset_file(dataset, file, folder), dimensions=dimensions, source=file.name)
+        for file, dimensions in zip(dataset.files, (3, 1, 3, 1), strict=True)
     ]
-    images = arrays[::2]
-    labels = arrays[1::2]
-    for image, label, file in zip(images, labels, dataset.files[::2], strict=True):
-        if len(image) != len(label):
+    train_images_NHW, train_labels_N, test_images_NHW, test_labels_N = arrays
+    images = (train_images_NHW, test_images_NHW)
+    labels = (train_labels_N, test_labels_N)
+    for images_NHW, split_labels_N, file in zip(images, labels, dataset.files[::2], strict=True):
+        if len(images_NHW) != len(split_labels_N):
             raise DataError(
-                f"{file.name}: {len(image)} images, but {len(label)} labels beside them"
+                f"{file.name}: {len(images_NHW)} images, but {len(split_labels_N)} labels beside "
+                "them"
             )
-        if image.shape[1] != dataset.height:
+        if images_NHW.shape[1] != dataset.height:
             raise DataError(
-                f"{file.name}: images of {image.shape[1]} rows, {dataset.name}'s have "
+                f"{file.name}: images of {images_NHW.shape[1]} rows, {dataset.name}'s have "
                 f"{dataset.height}"
             )
     labels_N = check_labels(dataset, np.concatenate(labels))
-    return ImagePool(np.concatenate(images)[:, None], labels_N, 255, official_train=len(images[0]))
+    pixels_NCHW = np.concatenate(images)[:, None]
+    return ImagePool(pixels_NCHW, labels_N, 255, official_train=len(train_images_NHW))
 
 
 def load_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
-    """Read CIFAR-10 or CIFAR-100, binary version: the last of `files` is the test split."""
+    """Read CIFAR-10 or CIFAR-100, binary version: the last of `files` is the test split.
+
+    `folder`: where the files lie; None: as configured in the environment.
+    """
     classes = len(dataset.classes)
     parts = [
         parse_cifar(
-            file_content(dataset, file, folder),
+            load_dataset_file(dataset, file, folder),
             label_bytes=1 if classes == 10 else 2,
             classes=classes,
             source=file.name,
@@ -425,8 +462,9 @@ def load_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
 
 
 def load_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
-    """Read UCI's multiple features: one CSV file for each view, with the label in
-    the last column.
+    """Read UCI's multiple features: one CSV file for each view, with the label in the last column.
+
+    `folder`: where the files lie; None: as configured in the environment.
     """
     frames: list[pd.DataFrame] = []
     labels: list[NDArray[np.int64]] = []
@@ -435,7 +473,7 @@ def load_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
         view = file.name.removeprefix("mfeat-").removesuffix(".csv")
         labels.append(frame.iloc[:, -1].to_numpy(dtype=np.int64))
         frame = frame.iloc[:, :-1]
-        frames.append(frame.set_axis(number_columns(view, frame.shape[1]), axis=1))
+        frames.append(frame.set_axis(make_column_names(view, frame.shape[1]), axis=1))
         if not np.array_equal(labels[0], labels[-1]):
             raise DataError(f"{file.name}: its labels differ from those of {dataset.files[0].name}")
     return TablePool(pd.concat(frames, axis=1), check_labels(dataset, labels[0]))
@@ -448,20 +486,20 @@ def load_credit_card(dataset: DataSet, folder: Path | None) -> TablePool:
     return TablePool(frame.iloc[:, 1:-1], labels_N, categorical=("SEX", "EDUCATION", "MARRIAGE"))
 
 
-def file_content(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes:
+def load_dataset_file(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes:
     """Return the uncompressed bytes of one file of a set, found and checked."""
-    path = file_path(dataset, file, folder)
-    return load_checked_file(path, file, remedy=f"remove it and {_how_to_get(dataset)}")
+    path = find_dataset_file(dataset, file, folder)
+    return load_checked_file(path, file, remedy=f"remove it and {_describe_how_to_get(dataset)}")
 
 
-def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
+def find_dataset_file(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
     """Return the path of one file of a set, compressed or not.
 
-    Each folder of `data_folders(folder)` is searched: first the set's own sub-folders, then those
-    that system packages use, then the folder itself, where file names of several sets may clash.
-    The files of this package come last.
+    Searched in this order: the set's sub-folders of each folder of `list_data_folders(folder)`, the
+    folders of system packages, these folders themselves (where file names of several sets may
+    clash), and the files of this package. Raises DataError: the file is in none.
     """
-    roots = data_folders(folder)
+    roots = list_data_folders(folder)
     subfolders = dataset.subfolders
     prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, "/usr/local", "/usr"))
     places = [root / sub for root in roots for sub in (dataset.name, *subfolders)]
@@ -474,17 +512,17 @@ def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
                 return path
     raise DataError(
         f"{dataset.name}: neither {file.name} nor {file.name}.gz is in any of "
-        f"{', '.join(map(str, places))}; {_how_to_get(dataset)}, or name the folder that holds it "
-        "in data.folder or SECURE_APFED_DATA"
+        f"{', '.join(map(str, places))}; {_describe_how_to_get(dataset)}, or name the folder that "
+        "holds it in data.folder or SECURE_APFED_DATA"
     )
 
 
-def _how_to_get(dataset: DataSet) -> str:
+def _describe_how_to_get(dataset: DataSet) -> str:
     return f"run `secure-apfed data fetch {dataset.name}`" if dataset.downloads else dataset.how
 
 
 def _load_csv(dataset: DataSet, file: DataFile, folder: Path | None) -> pd.DataFrame:
-    return pd.read_csv(io.BytesIO(file_content(dataset, file, folder)))
+    return pd.read_csv(io.BytesIO(load_dataset_file(dataset, file, folder)))
 
 
 def check_labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -505,7 +543,12 @@ def is_idx(content: bytes) -> bool:
 def parse_idx(content: bytes, *, dimensions: int, source: str) -> NDArray[np.uint8]:
     """Return the array in the bytes of an uncompressed IDX file.
 
-    `content`: the file's bytes. `dimensions`: number of axes that the array must have.
+    Args:
+        content: the file's bytes.
+        dimensions: number of axes that the array must have.
+        source: what errors call the file.
+
+    Raises DataError: another format or number of axes, or another length than its header says.
     """
     header = 4 + 4 * dimensions
     if not is_idx(content) or content[3:4] != bytes([dimensions]):
@@ -532,9 +575,15 @@ def parse_cifar(
     """Return images (N, 3, 32, 32) and labels (N,) from fixed-length records of labels and pixels.
 
     A record begins with one label byte (CIFAR-10), or with a coarse and a fine one (CIFAR-100), of
-    which the last is used.
+    which the fine one is used.
 
-    `content`: the file's bytes. `label_bytes`: bytes before the pixels; the last one is the label.
+    Args:
+        content: the file's bytes.
+        label_bytes: number of label bytes before the pixels, of which the last one is used.
+        classes: number of classes; a label is below it.
+        source: what errors call the file.
+
+    Raises DataError: the length or a label does not fit.
     """
     record = label_bytes + _CIFAR_PIXELS
     if not content or len(content) % record:

@@ -59,25 +59,28 @@ BLANK = frozenset({""})
 """Texts that mark an empty cell in every column, also where words such as NA are categories."""
 
 LINES = "lines of the file"
-"""Attribute of a frame whose rows are lines of CSV files: of each its first row, its name where
-there are several, and how many lines stand above the names of its columns.
+"""Key in `attrs` of a frame that was read from CSV files: for each file a tuple of its first row's
+number, its name ("" if there is one file), and how many lines stand above its header.
 """
 
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ][\d:.]+(Z|[+-]\d{2}:?\d{2})?)?", re.ASCII)
 # As pandas writes durations.
-_SPAN = re.compile(r"-?\d+ days?( [+-]?\d{1,2}:\d{2}:\d{2}(\.\d+)?)?", re.ASCII)
+_DURATION = re.compile(r"-?\d+ days?( [+-]?\d{1,2}:\d{2}:\d{2}(\.\d+)?)?", re.ASCII)
+# A leading zero before another digit, as of codes.
 _PADDED = r"[+-]?0[0-9]"
-_FIRST = 1000
-_PLAIN = r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?$"
+# Rows that are examined first, since most columns are decided by them.
+_SAMPLE_ROWS = 1000
+_PLAIN_NUMBER = r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?$"
 # What programs write in several ways: numbers with a fraction or an exponent, times and moments.
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]{1,3})?"
 _TIME = r"[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]+"
 _MOMENT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.]+(Z|[+-][0-9]{2}:?[0-9]{2})?"
 RESPELT = rf"-?(0|[1-9][0-9]*)((\.[0-9]+)?e[+-][0-9]{{1,3}}|\.[0-9]*0)|-0(\.0+)?|{_TIME}|{_MOMENT}"
-"""Pattern of the texts that `plain_text` may change."""
+"""Pattern of the texts that `normalise_spelling` may change."""
 
 _DAY = datetime.timedelta(days=1)
-_MOSTLY = 0.5
+# Share of cells above which a column counts as numbers, dates and the like with faults.
+_MAJORITY = 0.5
 # Forms of numbers and dates that are not read as such, and the form to write instead.
 _LOOK_ALIKES: Mapping[str, tuple[re.Pattern[str], str]] = {
     "numbers with commas, or thousands apart": (
@@ -112,14 +115,17 @@ FEW_CATEGORIES = 64
 """Number of most frequent categories that errors propose to keep where a column has too many."""
 
 # As texts, of which a blank one alone is empty.
-_TEXTS: Any = {"dtype": str, "keep_default_na": False, "na_values": [""], "index_col": False}
+_AS_TEXTS: Any = {"dtype": str, "keep_default_na": False, "na_values": [""], "index_col": False}
 # Whole numbers would become floats, which lack digits, where one is empty.
-_WHOLE: Mapping[Any, Any] = {pyarrow.int64(): pd.Int64Dtype(), pyarrow.uint64(): pd.UInt64Dtype()}
+_INTEGER_TYPES: Mapping[Any, Any] = {
+    pyarrow.int64(): pd.Int64Dtype(),
+    pyarrow.uint64(): pd.UInt64Dtype(),
+}
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 _SEPARATOR = re.compile(r"sep=(?P<sign>.*)", re.IGNORECASE)
 _MAX_HEAD_LINES = 200
-_LINES_BEHIND = 5  # a title that they stand behind
-_WIDEST = 2**20  # of a line that is looked at above the names
+_MAX_LINES_BELOW_TITLE = 5  # that are compared with a possible title above the header
+_MAX_LINE_CHARACTERS = 2**20  # that are read of a line above the header
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ class CsvHead:
     """The part of a CSV file above the column names.
 
     Attributes:
-        lines: so many lines are no part of the table: comments, and one that names the separator.
+        lines: number of lines above the header: comments, and one that names the separator.
         separator: the character between two cells.
     """
 
@@ -136,7 +142,10 @@ class CsvHead:
 
 
 def collect_frame(frame: Any, *, party: str) -> Any:
-    """Return the frame itself, or the computed rows of a lazy one."""
+    """Return the frame itself, or the computed rows of a lazy one (polars and others).
+
+    Raises DataError: it is no frame, or sparse, or its computation fails.
+    """
     import narwhals.stable.v2 as nw
 
     require_dense(frame, party=party)
@@ -184,7 +193,12 @@ def require_dense(frame: Any, *, party: str) -> None:
 
 
 def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
-    """Return the rows as a pandas frame with text column names; the caller's frame is unchanged."""
+    """Return a copy of the frame in pandas, with column names as text and a named index as column.
+
+    `frame`: of pandas, polars or pyarrow, lazy or not. `party`: whose it is, for errors.
+
+    Raises DataError: sparse or unsupported columns, or several of one name.
+    """
     import narwhals.stable.v2 as nw
 
     repeated = DataError(
@@ -199,29 +213,38 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
     if not named.columns.is_unique:  # 1 and "1", or one name in two forms of Unicode
         raise repeated
     if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
-        named = named.reset_index() if str(frame.index.name) not in named.columns else named
+        is_column_too = str(frame.index.name) in named.columns
+        named = named if is_column_too else named.reset_index()
     _require_plain_columns(named, party=party)
     return named
 
 
 def _require_plain_columns(frame: pd.DataFrame, *, party: str) -> None:
-    """Refuse columns of types that no file has; sparse columns were refused before."""
+    """Raise DataError for columns of intervals, periods or complex numbers."""
     faults = FaultList()
     for name, dtype in frame.dtypes.items():
-        inner = dtype.categories.dtype if isinstance(dtype, pd.CategoricalDtype) else dtype
-        for kind, (holds, remedy) in _STRANGE_TYPES.items():
-            if isinstance(inner, kind) if isinstance(kind, type) else inner.kind == kind:
-                faults.add_error(DataError(f"{party}: column {name!r} holds {holds}; {remedy}"))
+        cell_type = dtype.categories.dtype if isinstance(dtype, pd.CategoricalDtype) else dtype
+        for kind, (contents, remedy) in _STRANGE_TYPES.items():
+            by_class = isinstance(kind, type) and isinstance(cell_type, kind)
+            by_letter = isinstance(kind, str) and cell_type.kind == kind
+            if by_class or by_letter:
+                faults.add_error(DataError(f"{party}: column {name!r} holds {contents}; {remedy}"))
     faults.raise_faults()
 
 
 def is_table(path: Path) -> bool:
+    """Return whether a path is a folder or, by its name, a CSV, Parquet or Arrow file."""
     name = path.with_suffix("") if path.suffix in _PACKINGS else path
     return path.is_dir() or name.suffix.lower() in (".csv", *PARQUET, *ARROW)
 
 
-def files_of(path: Path, *, source: str) -> list[Path]:
-    """Return the file itself, or all files in a folder (at any depth) or of a pattern, by name."""
+def list_files(path: Path, *, source: str) -> list[Path]:
+    """Return the file itself, or all files of a folder (at any depth) or a pattern, sorted by name.
+
+    Hidden files, and those that begin with an underscore, are left out of a folder.
+
+    Raises DataError: `path` is a workbook, or has no table files, or files of several formats.
+    """
     if path.suffix.lower() in (".xls", ".xlsx", ".ods"):
         raise DataError(
             f"{source}: {path} is a workbook, and tables are CSV or Parquet; export its sheet as "
@@ -229,13 +252,17 @@ def files_of(path: Path, *, source: str) -> list[Path]:
         )
     if path.is_dir():
         candidates = ((file, file.relative_to(path).parts) for file in path.rglob("*"))
-        matches = [file for file, parts in candidates if not any(part[0] in "._" for part in parts)]
+        matches = [
+            file
+            for file, parts in candidates
+            if not any(part.startswith((".", "_")) for part in parts)
+        ]
     elif path.exists() or not set(path.name) & set("*?["):
         return [path]
     else:
         matches = list(path.parent.glob(path.name))
     files = sorted(file for file in matches if file.is_file())
-    kinds = {kind_of(file) if is_table(file) else file.name: file for file in files}
+    kinds = {infer_file_kind(file) if is_table(file) else file.name: file for file in files}
     if len(kinds) != 1 or not is_table(files[0]):
         holdings = " and ".join(list(kinds)[:3]) if kinds else "no file"
         raise DataError(
@@ -245,14 +272,14 @@ def files_of(path: Path, *, source: str) -> list[Path]:
     return files
 
 
-def kind_of(path: Path) -> str:
+def infer_file_kind(path: Path) -> str:
     """Return "Parquet", "Arrow" or "CSV", by the file's name."""
     kinds = {**dict.fromkeys(PARQUET, "Parquet"), **dict.fromkeys(ARROW, "Arrow")}
     return kinds.get(path.suffix.lower(), "CSV")
 
 
 def is_csv_path(path: Path) -> bool:
-    return kind_of(path) == "CSV"
+    return infer_file_kind(path) == "CSV"
 
 
 def is_csv(frame: pd.DataFrame) -> bool:
@@ -270,16 +297,20 @@ def load_frame(
 ) -> pd.DataFrame:
     """Return the rows of a file, of several files, or of a table; column names are in Unicode NFC.
 
-    Columns of a CSV file in `texts` are read as text, so that "007" keeps its zeros; the others as
-    numbers or truth values where all their cells are. IDs among `texts` that are "NA", "None" or
-    similar count as empty; columns in `words` keep such cells. `called`: the table's name for
-    errors.
+    Args:
+        source_table: the path of files, or a query's result.
+        texts: columns that stay text, so that "007" keeps its zeros; others become numbers or truth
+            values where all their cells are such.
+        words: those of `texts` in which "NA", "None" and the like are ordinary texts; in the
+            others, which are IDs, they count as empty.
+        source: the party's name, for errors.
+        called: the table's name, for errors; a path replaces it.
     """
     if isinstance(source_table, Path):
         called = str(source_table)
-        files = files_of(source_table, source=source)
+        files = list_files(source_table, source=source)
         with translate_read_errors(source_table, files[0], source):
-            if kind_of(files[0]) == "CSV":
+            if infer_file_kind(files[0]) == "CSV":
                 frame = _join_blocks(list(read_text_blocks(files, source)))
             else:
                 frame = load_packed_columns(open_packed_files(files, source_table, source), texts)
@@ -301,8 +332,8 @@ def convert_cells(
     _refuse_nested_cells(frame, called, source)
     if not is_csv(frame):
         ids = [name for name in texts if name not in words]
-        return plain_cells(frame, except_for=texts, ids=ids, source=source)
-    for name in frame.columns:  # in place: of a long table there is no second copy
+        return convert_number_cells(frame, except_for=texts, ids=ids, source=source)
+    for name in frame.columns:  # in place, since a second copy of a long table would need memory
         if name not in texts:
             frame[name] = convert_text_column(frame[name])
         elif name not in words:
@@ -311,7 +342,7 @@ def convert_cells(
 
 
 def _join_blocks(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of CSV files, one after another."""
+    """Return the rows of CSV files, one after another, with the source lines of all."""
     joined = blocks[0] if len(blocks) == 1 else pd.concat(blocks, ignore_index=True)
     joined.attrs[LINES] = tuple(line for block in blocks for line in block.attrs[LINES])
     return joined
@@ -320,35 +351,41 @@ def _join_blocks(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def load_packed_columns(
     rows: "Dataset", texts: Sequence[str], *, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Read Parquet or Arrow rows; columns in `texts` are read again as text.
+    """Return Parquet or Arrow rows as a frame.
 
-    Whole numbers become floats where one is empty. `columns`: those to read; None: all.
+    Args:
+        rows: the opened files.
+        texts: columns whose whole numbers keep all digits even if a cell is empty; in others pandas
+            makes floats of them.
+        columns: those to read; None: all.
     """
     frame = convert_to_pandas(rows.to_table(columns=columns))
-    # else the compressed and the decompressed file would stay in memory together with the frame
+    # Otherwise the compressed and the decompressed file would stay in memory beside the frame.
     default_memory_pool().release_unused()
     for name in texts:
-        floats = name in frame and frame[name].dtype.kind == "f"
-        if floats and pyarrow.types.is_integer(rows.schema.field(name).type):
+        is_float = name in frame and frame[name].dtype.kind == "f"
+        if is_float and pyarrow.types.is_integer(rows.schema.field(name).type):
             column = rows.to_table(columns=[name]).column(0)
             frame[name] = column.to_pandas(integer_object_nulls=True).to_numpy()
     return frame
 
 
 def convert_to_pandas(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
+    """Return the rows as a frame in which a stored index is a column, unless it has no name."""
     frame: pd.DataFrame = rows.to_pandas(**options)
     return frame.reset_index(drop=frame.index.names == [None])
 
 
 def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Dataset":
-    """Open Parquet or Arrow files, whose columns may have different kinds of numbers.
+    """Open Parquet or Arrow files as one data set; numbers of different types are widened.
 
-    Files below a folder such as country=de get that column.
+    `files`: those of `path`, which is one file, a folder or a pattern. Files below a folder named
+    country=de get a column country (Hive partitioning).
     """
     from pyarrow import dataset  # slow to import
 
     packed = "ipc"
-    if kind_of(files[0]) == "Parquet":
+    if infer_file_kind(files[0]) == "Parquet":
         scan = dataset.ParquetFragmentScanOptions(pre_buffer=False)
         packed = dataset.ParquetFileFormat(default_fragment_scan_options=scan)
     options: dict[str, Any] = {"format": packed}
@@ -367,49 +404,52 @@ def read_text_blocks(
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of CSV files as frames of texts, at most `rows` at a time (None: a file).
 
-    Each frame notes the source lines of its rows, for error messages.
+    Each frame has in its `attrs` the source lines of its rows (`LINES`), for error messages.
     """
     heads = [load_csv_head(path, source=source) for path in files]
     names_of_files = list(map(_load_names, files, heads))
     _check_names(files, names_of_files, source, heads)
-    first = 0
+    first_row = 0
     for path, head, names in zip(files, heads, names_of_files, strict=True):
-        lines = ((first, path.name if len(files) > 1 else "", head.lines),)
-        if rows is None and (table := _read_plain_csv(path, names, head)) is not None:
-            table.attrs[LINES], first = lines, first + len(table)
-            yield table
+        lines = ((first_row, path.name if len(files) > 1 else "", head.lines),)
+        whole_file = _read_plain_csv(path, names, head) if rows is None else None
+        if whole_file is not None:
+            whole_file.attrs[LINES] = lines
+            first_row += len(whole_file)
+            yield whole_file
             continue
-        options = {**_TEXTS, "sep": head.separator}
+        options = {**_AS_TEXTS, "sep": head.separator}
         with (
-            _open_below(path, head) as file,
+            _open_at_header(path, head) as file,
             pd.read_csv(file, iterator=True, chunksize=rows, **options) as blocks,
         ):
             for frame in blocks:
                 frame.attrs[LINES] = lines
-                first += len(frame)
+                first_row += len(frame)
                 yield frame
 
 
 def _load_names(path: Path, head: CsvHead) -> list[Any]:
     """Return a file's column names unchanged: pandas would rename repeated ones."""
-    with _open_below(path, head) as file:
-        row = pd.read_csv(file, header=None, nrows=1, sep=head.separator, **_TEXTS).iloc[0]
+    with _open_at_header(path, head) as file:
+        row = pd.read_csv(file, header=None, nrows=1, sep=head.separator, **_AS_TEXTS).iloc[0]
     return list(row)
 
 
 def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> CsvHead:
-    """Read the lines above the column names: comments that begin with #, and `sep=;` of
-    spreadsheets.
+    """Read the lines above a CSV file's header: comments that begin with #, and a spreadsheet's
+    `sep=;`, which names the separator.
 
-    A line such as #id,age is the header if it has as many cells as the next line that is not a
-    comment; a comment has a blank after #, or another number of cells.
+    A line such as #id,age is the header itself if it has as many cells as the next line that is
+    not a comment; a comment has a blank after #, or another number of cells.
 
     `refuses_titles`: whether a title above the header is an error.
 
-    Raises DataError: a line there is neither, or names no separator; names the line.
+    Raises DataError: a separator is not one character, too many lines are comments, or there is
+    a title.
     """
     with _open_text(path, errors="replace") as file:
-        read_line = partial(file.readline, _WIDEST)
+        read_line = partial(file.readline, _MAX_LINE_CHARACTERS)
         lines = [line.rstrip("\r\n") for line in islice(iter(read_line, ""), _MAX_HEAD_LINES)]
     if lines:
         lines[0] = lines[0].removeprefix("\ufeff")
@@ -442,9 +482,9 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
 
 
 def _parse_separator(sign: str, *, where: str) -> str:
-    """Return a separator of one character. Raises DataError: it could occur within cells.
+    """Return the separator that a file declares. Raises DataError: it could occur within cells.
 
-    `sign`: what the file declares. `where`: file and line, for the error.
+    `sign`: the declared text; a backslash and t is a tab. `where`: file and line, for the error.
     """
     sign = "\t" if sign == "\\t" else sign
     # What stands in numbers, words or around texts cannot stand between cells.
@@ -457,11 +497,14 @@ def _parse_separator(sign: str, *, where: str) -> str:
 
 
 def _is_hash_header(lines: Sequence[str], number: int, separator: str) -> bool:
-    """Return whether a line that begins with # is the header; `number` counts from 1.
+    """Return whether a line that begins with # is the header.
 
-    It is where a name follows the # at once, and the next line has as many cells.
+    So it is if a name follows the # at once, and the next line has as many cells.
 
-    `lines`: the first lines of the file. `separator`: the character between two cells.
+    Args:
+        lines: the first lines of the file.
+        number: that of the line, from 1.
+        separator: the character between two cells.
     """
     if lines[number - 1][1:2] in ("#", " ", "\t"):
         return False
@@ -477,25 +520,33 @@ def _refuse_titles(
 ) -> None:
     """Raise DataError for a title above the header: a line of one cell above lines of several.
 
-    `separator`: the character between two cells.
+    Args:
+        lines: the first lines of the file.
+        lines_above: how many of them are comments or declare the separator.
+        separator: the character between two cells.
+        path: the file, for the error.
+        source: the party's name, for the error.
     """
-    title = next(
-        (title for title in range(lines_above, len(lines)) if lines[title].strip()), len(lines)
-    )
-    first = lines[title] if title < len(lines) else ""
-    separators = {sign for sign in ";\t|" if separator == ","}
-    if not first or '"' in first or not separators.isdisjoint(first):
+    filled = (index for index in range(lines_above, len(lines)) if lines[index].strip())
+    title_index = next(filled, None)
+    if title_index is None:
         return
-    if sum(bool(cell.strip()) for cell in _split_line(first, separator)) > 1:
+    title = lines[title_index]
+    other_separators = {sign for sign in ";\t|" if separator == ","}
+    if '"' in title or not other_separators.isdisjoint(title):
         return
-    for number, line in enumerate(lines[title + 1 : title + 1 + _LINES_BEHIND], title + 2):
+    if sum(bool(cell.strip()) for cell in _split_line(title, separator)) > 1:
+        return
+    first_below = title_index + 1
+    below = lines[first_below : first_below + _MAX_LINES_BELOW_TITLE]
+    for number, line in enumerate(below, first_below + 1):
         cells = len(_split_line(line, separator))
         if cells == 1:  # of a table with another separator
-            cells = max((len(_split_line(line, sign)) for sign in separators), default=1)
+            cells = max((len(_split_line(line, sign)) for sign in other_separators), default=1)
             cells = cells if cells > 2 else 1
         if cells > 1:
             raise DataError(
-                f"{source}: line {title + 1} of {path} has one cell, and line {number} has "
+                f"{source}: line {title_index + 1} of {path} has one cell, and line {number} has "
                 f"{cells}; remove what stands above the names of the columns, or begin these "
                 "lines with #"
             )
@@ -527,8 +578,8 @@ def _open_text(path: Path, *, errors: str = "strict") -> Any:
 
 
 @contextmanager
-def _open_below(path: Path, head: CsvHead) -> Iterator[Any]:
-    """Open a CSV file for pandas, positioned at its header."""
+def _open_at_header(path: Path, head: CsvHead) -> Iterator[Any]:
+    """Yield a CSV file for pandas: its path, or the file opened below the lines of `head`."""
     if not head.lines:
         yield path
         return
@@ -540,10 +591,10 @@ def _open_below(path: Path, head: CsvHead) -> Iterator[Any]:
 
 
 def _read_plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataFrame | None:
-    """Return the cells of a whole file as texts, equal to pandas' and much faster.
+    """Return all cells of a CSV file as texts, as pandas would read them but much faster.
 
-    None for files that only pandas can read, or refuses with a reason: rows of different lengths,
-    an open quote.
+    None for files that must be read by pandas, or that it refuses with a reason, such as rows of
+    different lengths or an open quote.
 
     `names`: of the columns.
     """
@@ -562,11 +613,12 @@ def _read_plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataF
         )
     except (ArrowException, OSError):
         return None
-    ends = content[-1:].to_pybytes() in (b"\n", b"\r")
-    last = table.column(-1)[-1].as_py() if len(table) else None
-    if table.column_names != names or not ends or str(last).endswith(("\n", "\r")):
+    has_final_line_end = content[-1:].to_pybytes() in (b"\n", b"\r")
+    last_cell = table.column(-1)[-1].as_py() if len(table) else None
+    is_inside_quotes = str(last_cell).endswith(("\n", "\r"))
+    if table.column_names != names or not has_final_line_end or is_inside_quotes:
         return None
-    del content  # of a long table there is no second copy
+    del content  # before the conversion, so that a long table is not twice in memory
     frame: pd.DataFrame = table.to_pandas()
     del table
     default_memory_pool().release_unused()
@@ -581,7 +633,11 @@ def _check_names(
 ) -> None:
     """Raise DataError unless column names are valid and equal in all files of one table.
 
-    `heads`: one of each file.
+    Args:
+        files: the table's files.
+        names: the column names of each file.
+        source: the party's name, for errors.
+        heads: the part above the header of each file; empty for files that are not CSV.
     """
     for path, file_names, head in zip(files, names, heads or [CsvHead()] * len(files), strict=True):
         refuse_names(file_names, path, source, separator=head.separator)
@@ -595,12 +651,17 @@ def _check_names(
 def stream_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]:
     """Yield the rows of one or several files, `rows` at a time, with a continuing index.
 
-    Cells of a CSV file are texts: the fitted encoding decides what they mean, not their neighbours.
-    Column names are in Unicode NFC.
+    Cells of a CSV file stay texts, since the fitted encoding alone decides what they mean. Column
+    names are in Unicode NFC.
+
+    Args:
+        path: a file, a folder, or a pattern of names.
+        source: what errors call the table.
+        rows: largest number of rows of one frame.
     """
-    files = files_of(path, source=source)
+    files = list_files(path, source=source)
     first = 0
-    kind = kind_of(files[0])
+    kind = infer_file_kind(files[0])
     read = read_text_blocks if kind == "CSV" else partial(_stream_packed_blocks, path)
     blocks = read(files, source, rows)
     while True:
@@ -619,23 +680,31 @@ def stream_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFram
 def _stream_packed_blocks(
     path: Path, files: Sequence[Path], source: str, rows: int
 ) -> Iterator[pd.DataFrame]:
-    """Yield the rows of Parquet or Arrow files as frames."""
+    """Yield the rows of Parquet or Arrow files as frames of at most `rows` rows.
+
+    `files`: those of `path`. Whole numbers stay whole where a cell is empty.
+    """
     rows_of_files = open_packed_files(files, path, source)
     for batch in rows_of_files.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
-        yield convert_to_pandas(pyarrow.Table.from_batches([batch]), types_mapper=_WHOLE.get)
+        yield convert_to_pandas(
+            pyarrow.Table.from_batches([batch]), types_mapper=_INTEGER_TYPES.get
+        )
 
 
 @contextmanager
 def translate_read_errors(path: Path, file: Path, source: str) -> Iterator[None]:
-    """Turn errors of the readers in this block into a DataError with the cause and a remedy.
+    """Turn errors of readers in the `with` block into a DataError with the cause and a remedy.
 
-    `file`: one of the files of `path`.
+    Args:
+        path: what is read, for the error.
+        file: one of its files, whose format the error names.
+        source: the party's name, for the error.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             yield
-    except pd.errors.ParserWarning as error:  # it would leave the last cells of rows out
+    except pd.errors.ParserWarning as error:  # pandas would drop the last cells of these rows
         raise DataError(
             f"{source}: the rows of {path} have more cells than its first line has names; name "
             "every column there, that of row names, too"
@@ -652,8 +721,8 @@ def translate_read_errors(path: Path, file: Path, source: str) -> Iterator[None]
     except (ValueError, ArrowException) as error:
         # pandas' parser errors and UnicodeDecodeError are ValueErrors.
         raise DataError(
-            f"{source}: {path} is not a readable {kind_of(file)} file ({str(error).strip()}); save "
-            "it again"
+            f"{source}: {path} is not a readable {infer_file_kind(file)} file "
+            f"({str(error).strip()}); save it again"
         ) from error
 
 
@@ -681,18 +750,20 @@ def refuse_names(
         )
 
 
-def plain_cells(
+def convert_number_cells(
     frame: pd.DataFrame,
     *,
     except_for: Sequence[str] = (),
     ids: Sequence[str] = (),
     source: str = "the input",
 ) -> pd.DataFrame:
-    """Return the frame with number-like cells as floats, and other objects as categories.
+    """Return the frame with decimals and number objects as floats, float16 as float32.
 
-    Decimals and columns of number objects become floats, half precision becomes single precision.
-    Columns in `except_for` stay as they are, since a number as an ID needs every digit. `ids`:
-    those of them that keep half precision, too, so that their few digits can be noticed.
+    Args:
+        frame: as read; other cells stay as they are.
+        except_for: columns that are not converted, since a number as an ID needs every digit.
+        ids: those of them that stay even float16, so that the lack of digits can be reported.
+        source: what errors call the table.
     """
     plain = {}
     for name in frame.columns:
@@ -714,9 +785,7 @@ def plain_cells(
 
 
 def _infer_kind(column: "pd.Series") -> str:
-    """Return the kind that pandas infers for cells that may be decimals or other
-    numbers; else "".
-    """
+    """Return "decimal", or the kind that pandas infers for a column of objects; "" for others."""
     if str(column.dtype).startswith("decimal"):
         return "decimal"
     if column.dtype != object:
@@ -735,34 +804,34 @@ def _refuse_nested_cells(frame: pd.DataFrame, path: Path | str, source: str) -> 
         column = frame[name]
         if column.dtype == object:
             cells = column.tolist()
-            nested = any(isinstance(cell, list | dict | tuple | np.ndarray) for cell in cells)
-            is_nested = any(isinstance(cell, str) and "\0" in cell for cell in cells)
+            has_nested = any(isinstance(cell, list | dict | tuple | np.ndarray) for cell in cells)
+            has_nul = any(isinstance(cell, str) and "\0" in cell for cell in cells)
         elif holds_texts(column):
-            nested = False
-            is_nested = bool(column.str.contains("\0", regex=False).any())
+            has_nested = False
+            has_nul = bool(column.str.contains("\0", regex=False).any())
         else:
             continue
-        if nested:
+        if has_nested:
             raise DataError(
                 f"{source}: column {name!r} of {path} holds lists or records, and a feature is "
                 "one number or text; write its parts into columns of their own"
             )
-        if is_nested:
+        if has_nul:
             raise DataError(
                 f"{source}: column {name!r} of {path} holds NUL bytes, so it is no text; save "
                 "the file again"
             )
 
 
-def only_columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+def select_columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return these columns in this order; the frame itself if it has no others."""
     return frame if list(frame.columns) == list(names) else frame[list(names)]
 
 
-def to_texts(column: "pd.Series") -> list[str | None]:
-    """Return a column as texts, None where a cell is empty; see `cell_text`."""
+def convert_to_texts(column: "pd.Series") -> list[str | None]:
+    """Return a column's cells by `format_cell`, None where null; no word counts as empty here."""
     if not holds_texts(column):
-        return [None if empty else cell_text(cell) for cell, empty in _iter_cells(column)]
+        return [None if empty else format_cell(cell) for cell, empty in _iter_cells(column)]
     codes_N, distinct = pd.factorize(column)
     texts = [*map(str.strip, distinct), None]  # each is stored once, however long the column
     return [texts[code] for code in codes_N.tolist()]
@@ -771,7 +840,7 @@ def to_texts(column: "pd.Series") -> list[str | None]:
 # What cells hold
 
 
-def cell_text(cell: object) -> str:
+def format_cell(cell: object) -> str:
     """Return a non-empty cell as text; whole numbers without a decimal point.
 
     A column of whole numbers is read as floats as soon as one cell is empty, so "7.0" must equal
@@ -783,19 +852,23 @@ def cell_text(cell: object) -> str:
 
 
 def holds_texts(column: "pd.Series") -> bool:
+    """Return whether a column has pandas' text type, not objects that may be texts."""
     return column.dtype != object and pd.api.types.is_string_dtype(column.dtype)
 
 
-def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
-    """Return in words where a user finds a row: the line of a CSV file, else the row from 0.
+def describe_row(column: "pd.Series | pd.DataFrame", row: int) -> str:
+    """Return in words where a user finds a row: the line of a CSV file, else its number from 0.
 
-    Blank lines of the file, and line breaks within cells, are not counted.
+    `column`: of the table, with its index. `row`: a position in it. Blank lines of the file, and
+    line breaks within cells, are not counted.
     """
     number = column.index[row]
-    if lines := column.attrs.get(LINES):
-        first, file, lines_above = max(line for line in lines if line[0] <= number)
-        return f"line {number - first + 2 + lines_above}{file and f' of {file}'}"
-    return f"row {number} (from 0)"
+    files = column.attrs.get(LINES)
+    if not files:
+        return f"row {number} (from 0)"
+    first_row, file_name, lines_above = max(file for file in files if file[0] <= number)
+    line = lines_above + 1 + (number - first_row) + 1  # below the header, counted from 1
+    return f"line {line} of {file_name}" if file_name else f"line {line}"
 
 
 def is_numeric(column: "pd.Series") -> bool:
@@ -804,8 +877,11 @@ def is_numeric(column: "pd.Series") -> bool:
     return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
 
 
-def numbers_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-    """Return numbers (N,), NaN where a cell is empty; true is 1 and false 0."""
+def read_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+    """Return a column as numbers (N,), NaN where a cell is empty; true is 1 and false 0.
+
+    Raises DataError: a non-empty cell is no number; `source` is the party's name for it.
+    """
     kind = column.dtype.kind
     if kind in "biuf" and not isinstance(column.dtype, pd.CategoricalDtype):
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -817,32 +893,38 @@ def numbers_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
         values[unread] = cells.iloc[unread].map(TRUTHS).to_numpy(np.float64, na_value=np.nan)
     else:
         known, values = _parse_cells(column, _parse_number)
-    _require_all(column, known, values, "is numeric", "not numbers", "mend them", source=source)
+    _require_all_parsed(
+        column, known, values, "is numeric", "not numbers", "mend them", source=source
+    )
     return values
 
 
-def _require_all(
+def _require_all_parsed(
     column: "pd.Series",
     known_N: NDArray[np.bool_],
     values_N: NDArray[np.float64],
-    holds: str,
-    none: str,
+    expectation: str,
+    complaint: str,
     remedy: str,
     *,
     source: str,
 ) -> None:
-    """Raise DataError if a non-empty cell has no value of the column's kind; names the first.
+    """Raise DataError if a non-empty cell could not be parsed; it names the first such cell.
 
-    `holds`, `none`: parts of the error message: what the column contains, and what the cells are
-    not.
-
-    `known_N`: which cells are not empty. `remedy`: what the error advises.
+    Args:
+        column: the cells.
+        known_N: which of them are not empty.
+        values_N: what they were parsed to; NaN: empty, or not parsed.
+        expectation: the message's words on the column, such as "holds dates".
+        complaint: the message's words on the wrong cells, such as "not numbers".
+        remedy: what the message advises.
+        source: the party's name.
     """
     wrong = np.flatnonzero(known_N & np.isnan(values_N))
     if wrong.size:
         raise DataError(
-            f"{source}: column {column.name!r} {holds}, but {wrong.size} cells are {none}, first "
-            f"in {place_of(column, wrong[0])}; {remedy}"
+            f"{source}: column {column.name!r} {expectation}, but {wrong.size} cells are "
+            f"{complaint}, first in {describe_row(column, wrong[0])}; {remedy}"
         )
 
 
@@ -856,12 +938,14 @@ def _parse_number(cell: Any) -> float:
     return np.nan
 
 
-def days_of(
+def read_days(
     column: "pd.Series", *, source: str, formats: Sequence[str] = ()
 ) -> NDArray[np.float64]:
     """Return dates as days (N,) since 1970-01-01, with fractions; NaN where a cell is empty.
 
-    A time without zone is in UTC. `formats`: of dates besides 2026-01-31.
+    A time without zone is in UTC. `formats`: accepted besides ISO 8601, as for `strptime`.
+
+    Raises DataError: a non-empty cell is no date; `source` is the party's name for it.
     """
     if isinstance(column.dtype, np.dtype | pd.DatetimeTZDtype) and column.dtype.kind == "M":
         moments = column
@@ -869,14 +953,14 @@ def days_of(
     else:
         cells, empty = _list_cells(column)
         known = ~empty
-        fit = [_normalise_date(cell, formats) for cell in cells]
-        moments = pd.Series(fit, index=column.index, dtype=object)
+        dates = [_normalise_date(cell, formats) for cell in cells]
+        moments = pd.Series(dates, index=column.index, dtype=object)
     moments = pd.to_datetime(moments, format="ISO8601", errors="coerce", utc=True)
     # In microseconds: nanoseconds end in 2262, before the 9999-12-31 of an open end.
     elapsed = moments.dt.tz_convert(None).dt.as_unit("us").to_numpy() - np.datetime64(0, "us")
     days = np.asarray(elapsed / np.timedelta64(1, "D"), dtype=np.float64)
     remedy = f"write them as {' or '.join(('2026-01-31', *formats))}"
-    _require_all(column, known, days, "holds dates", "none", remedy, source=source)
+    _require_all_parsed(column, known, days, "holds dates", "none", remedy, source=source)
     return days
 
 
@@ -888,62 +972,69 @@ def _normalise_date(cell: Any, formats: Sequence[str]) -> Any:
     return cell if _is_date(cell) else None
 
 
-def spans_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-    """Return durations (N,) in days; NaN where a cell is empty."""
+def read_durations(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+    """Return durations (N,) in days; NaN where a cell is empty.
+
+    Raises DataError: a non-empty cell is no duration; `source` is the party's name for it.
+    """
     known, days = _parse_cells(column, _parse_days)
     remedy = "write them as 3 days 12:00:00"
-    _require_all(column, known, days, "holds durations", "none", remedy, source=source)
+    _require_all_parsed(column, known, days, "holds durations", "none", remedy, source=source)
     return days
 
 
 def _parse_days(cell: Any) -> float:
     """Return a duration in days; NaN if the cell is not one."""
-    if isinstance(cell, str) and _SPAN.fullmatch(cell):
+    if isinstance(cell, str) and _DURATION.fullmatch(cell):
         cell = pd.to_timedelta(cell, errors="coerce")
     if isinstance(cell, np.timedelta64):
         cell = pd.Timedelta(cell)
     return cell / _DAY if isinstance(cell, datetime.timedelta) else np.nan
 
 
-def texts_of(column: "pd.Series", *, words: Set[str] = frozenset()) -> list[str | None]:
+def read_texts(column: "pd.Series", *, words: Set[str] = frozenset()) -> list[str | None]:
     """Return a column as texts in Unicode NFC, None where a cell is empty.
 
-    `words`: which mean an empty cell elsewhere, and are ordinary texts here. Whole numbers have no
-    decimal point, midnights no time.
+    Whole numbers get no decimal point, midnights no time.
+
+    `words`: texts such as "NA" that are categories of this column and so do not count as empty.
     """
     if holds_texts(column):
         codes_N, distinct = pd.factorize(column)
         if len(distinct) < len(column):  # each text is read once, and stored once
-            known = [*texts_of(pd.Series(distinct, dtype=column.dtype), words=words), None]
+            known = [*read_texts(pd.Series(distinct, dtype=column.dtype), words=words), None]
             return [known[code] for code in codes_N.tolist()]
         texts = column.str.strip().tolist()
     elif column.dtype.kind == "f":  # a number in float32 has fewer digits than as Python's float
-        texts = [cell_text(cell) for cell in column.to_numpy(na_value=np.nan)]
+        texts = [format_cell(cell) for cell in column.to_numpy(na_value=np.nan)]
     else:
-        texts = [_format_cell(cell) for cell in column.tolist()]
-    empty = is_empty(column, (EMPTY - words) | BLANK).tolist()
-    return [None if none else column_name(text) for text, none in zip(texts, empty, strict=True)]
+        texts = [_format_typed_cell(cell) for cell in column.tolist()]
+    are_empty = is_empty(column, (EMPTY - words) | BLANK).tolist()
+    return [
+        None if empty else column_name(text) for text, empty in zip(texts, are_empty, strict=True)
+    ]
 
 
-def _format_cell(cell: Any) -> str:
-    """Return one non-empty cell as text, in one spelling for equal values."""
+def _format_typed_cell(cell: Any) -> str:
+    """Return one non-empty cell of any type as text; equal values get equal texts."""
     if isinstance(cell, bytes):
         return cell.decode(errors="backslashreplace").strip()
     if isinstance(cell, decimal.Decimal) and cell.is_finite():
-        return plain_text(format(cell, "f"))
+        return normalise_spelling(format(cell, "f"))
     if isinstance(cell, datetime.datetime) and cell is not pd.NaT:
         return _format_moment(cell)
-    return cell_text(cell)
+    return format_cell(cell)
 
 
-def plain_text(text: str) -> str:
+def normalise_spelling(text: str) -> str:
     """Return a number, time or moment in one canonical spelling, and any other text unchanged.
 
     Digits after leading zeros, or with an exponent without sign, are codes and not numbers. Moments
     are in UTC if they have a time zone; a midnight without one becomes its date.
 
     Examples:
-        >>> [plain_text(one) for one in ("1.50", "-0.0", "1e-07", "007", "2026-01-31T00:00:00.000")]
+        >>> texts = ("1.50", "-0.0", "1e-07", "007", "2026-01-31T00:00:00.000")
+        >>> [normalise_spelling(text) for text in texts]
         ['1.5', '0', '0.0000001', '007', '2026-01-31']
     """
     if not re.fullmatch(RESPELT, text):
@@ -957,7 +1048,7 @@ def plain_text(text: str) -> str:
     try:
         moment = datetime.datetime.fromisoformat(text)
         return _format_moment(moment.astimezone(datetime.UTC) if moment.tzinfo else moment)
-    except (ValueError, OverflowError):  # none that there is, or beyond the years that have one
+    except (ValueError, OverflowError):  # no existing date, or in no year from 1 to 9999
         return text
 
 
@@ -968,7 +1059,7 @@ def _format_moment(moment: datetime.datetime) -> str:
 
 
 def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
-    """Return a mask (N,) of cells that are null, or a text among these words."""
+    """Return a mask (N,) of the cells that are null, or a text that `words` count as empty."""
     nulls: NDArray[np.bool_] = column.isna().to_numpy(dtype=bool, copy=True)
     if holds_texts(column):
         nulls |= column.str.strip().isin(words).to_numpy(dtype=bool)
@@ -978,17 +1069,17 @@ def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
 
 
 def is_date(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
-    """Return whether a column is of dates: by its type, or all texts in ISO 8601 or in one of
-    `formats`.
+    """Return whether a column has dates: by its type, or as all its texts are in ISO 8601 or in one
+    of `formats`.
     """
     if column.dtype.kind == "M":
         return True
-    return _has_only(column, lambda cell: _normalise_date(cell, formats) is not None)
+    return _all_cells_satisfy(column, lambda cell: _normalise_date(cell, formats) is not None)
 
 
 def is_duration(column: "pd.Series") -> bool:
     """Return whether a column is of durations: by its type, or all texts like 3 days 12:00:00."""
-    return column.dtype.kind == "m" or _has_only(column, _is_duration)
+    return column.dtype.kind == "m" or _all_cells_satisfy(column, _is_duration)
 
 
 def has_measures(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
@@ -1003,19 +1094,20 @@ def are_padded_codes(column: "pd.Series") -> bool:
     """
     if column.dtype.kind not in "OUT" and not holds_texts(column):
         return False
-    known = pd.Series([text for text in texts_of(column) if text is not None], dtype=str)
+    known = pd.Series([text for text in read_texts(column) if text is not None], dtype=str)
     padded = known.str.match(_PADDED).any()
     return bool(padded and pd.to_numeric(known, errors="coerce").notna().all())
 
 
 def convert_text_column(column: "pd.Series") -> "pd.Series":
-    """Return a column of texts as numbers or truth values if it has nothing else.
+    """Return a column of texts as numbers or truth values if all its non-empty cells are such.
 
-    Numbers of which one has a leading zero stay texts. So do, among texts, words that mean an empty
-    cell.
+    If one number has a leading zero, all stay texts. A column that stays text is unchanged: its
+    words for an empty cell remain.
     """
-    if (plain := _parse_numbers_at_once(column)) is not None:
-        return plain
+    plain_numbers = _cast_plain_numbers(column)
+    if plain_numbers is not None:
+        return plain_numbers
     texts = column.str.strip()
     known = ~is_empty(column)
     filled = texts[known]
@@ -1024,21 +1116,21 @@ def convert_text_column(column: "pd.Series") -> "pd.Series":
     values = filled.map(TRUTHS)
     if values.isna().any():
         values = pd.to_numeric(filled, errors="coerce")
-        if values.isna().any() or filled.str.match(_PADDED).any():  # what are numbers is ASCII
+        if values.isna().any() or filled.str.match(_PADDED).any():
             return column
     elif not known.all():
         values = values.astype(object)
     return values.infer_objects() if known.all() else values.reindex(column.index)
 
 
-def _parse_numbers_at_once(column: "pd.Series") -> "pd.Series | None":
-    """Return a column as numbers, parsed at once; None if a cell is anything else."""
+def _cast_plain_numbers(column: "pd.Series") -> "pd.Series | None":
+    """Return a column of plainly written numbers as numbers; None if a cell is anything else."""
     cells = pyarrow.array(column.array)
-    if not compute.all(compute.match_substring_regex(cells, _PLAIN)).as_py():
+    if not compute.all(compute.match_substring_regex(cells, _PLAIN_NUMBER)).as_py():
         return None
     is_integer = not cells.null_count and not any(
         compute.any(compute.match_substring_regex(block, "[.eE]")).as_py()
-        for block in (cells[:_FIRST], cells)  # most columns show it in the first few rows
+        for block in (cells[:_SAMPLE_ROWS], cells)  # most columns show it in the first few rows
     )
     numbers = compute.cast(cells, pyarrow.int64() if is_integer else pyarrow.float64())
     return pd.Series(numbers.to_pandas().to_numpy(), index=column.index, name=column.name)
@@ -1054,68 +1146,66 @@ def _is_date(cell: Any) -> bool:
 def _is_duration(cell: Any) -> bool:
     """Return whether a cell is a duration, or a text like 3 days 12:00:00."""
     if isinstance(cell, str):
-        return _SPAN.fullmatch(cell) is not None
+        return _DURATION.fullmatch(cell) is not None
     return isinstance(cell, datetime.timedelta | np.timedelta64)
 
 
-def _has_only(column: "pd.Series", holds: Callable[[Any], bool]) -> bool:
-    """Return whether `holds` is true of every cell that is not empty, and there is one."""
+def _all_cells_satisfy(column: "pd.Series", condition: Callable[[Any], bool]) -> bool:
+    """Return whether there are non-empty cells, and all of them meet the condition."""
     if column.dtype.kind in "biufcm":
         return False
     if holds_texts(column):
         column = column.drop_duplicates()
-    cells, empty = _list_cells(column)
-    known = [cell for cell, none in zip(cells, empty.tolist(), strict=True) if not none]
-    return bool(known) and all(map(holds, known))
+    cells, are_empty = _list_cells(column)
+    known = [cell for cell, empty in zip(cells, are_empty.tolist(), strict=True) if not empty]
+    return bool(known) and all(map(condition, known))
 
 
 def _list_cells(column: "pd.Series") -> tuple[list[Any], NDArray[np.bool_]]:
-    """Return the cells, texts without outer blanks, and a mask (N,) of the empty ones."""
-    cells = [
-        cell.strip()
-        if isinstance(cell, str)
-        else _format_cell(cell)
-        if isinstance(cell, bytes)
-        else cell
-        for cell in column.tolist()
-    ]
+    """Return the cells, texts and bytes as texts without outer blanks, and which (N,) are empty."""
+    cells = column.tolist()
+    for row, cell in enumerate(cells):
+        if isinstance(cell, str):
+            cells[row] = cell.strip()
+        elif isinstance(cell, bytes):
+            cells[row] = _format_typed_cell(cell)
     return cells, is_empty(column)
 
 
 def _parse_cells(
-    column: "pd.Series", read: Callable[[Any], float]
+    column: "pd.Series", parse_cell: Callable[[Any], float]
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return a mask of non-empty cells, and each cell as a number; NaN if it is empty or not a
-    number.
+    """Return which cells (N,) are not empty, and the parsed cells (N,), NaN where empty.
 
-    `read`: parses one cell; NaN if it cannot.
+    `parse_cell`: returns the value of one cell, NaN if it has none.
     """
-    cells, empty = _list_cells(column)
-    pairs = zip(cells, empty.tolist(), strict=True)
-    return ~empty, np.array([np.nan if none else read(cell) for cell, none in pairs], np.float64)
+    cells, are_empty = _list_cells(column)
+    pairs = zip(cells, are_empty.tolist(), strict=True)
+    values = [np.nan if empty else parse_cell(cell) for cell, empty in pairs]
+    return ~are_empty, np.array(values, np.float64)
 
 
 def find_look_alike(
-    column: "pd.Series", *, advice: Advice, maximum: int | None = None
+    column: "pd.Series", *, advice: Advice, max_categories: int | None = None
 ) -> Fault | None:
     """Return a fault if texts would become categories though most look like numbers or dates.
 
     Args:
-        column: its cells; a column declared categorical does not come here.
+        column: one that the settings do not declare categorical.
         advice: proposes settings of the party whose table it is.
-        maximum: the largest number of categories that the party accepts, if set.
+        max_categories: the party's limit of categories in one column; None: none is set.
     """
     if isinstance(column.dtype, pd.CategoricalDtype):
         return None
-    texts = texts_of(column)
+    texts = read_texts(column)
     counts = Counter(text for text in texts if text is not None)
     known = counts.total()
     numbers = pd.to_numeric(pd.Series(list(counts), dtype=str), errors="coerce")
     strange_texts = {text for text, number in zip(counts, numbers, strict=True) if np.isnan(number)}
     strange_cells = sum(counts[text] for text in strange_texts)
     name = str(column.name)
-    if 0 < strange_cells < (1 - _MOSTLY) * known:
-        remedies = category_remedies(column, advice=advice, maximum=maximum)
+    if 0 < strange_cells < (1 - _MAJORITY) * known:
+        remedies = propose_categories(column, advice=advice, max_categories=max_categories)
         return Fault(
             f"{advice.party}: {strange_cells} of {known} cells of column {name!r} are text and the "
             f"rest are numbers, first in {_locate_first(texts, strange_texts, column)}; mend them, "
@@ -1125,10 +1215,10 @@ def find_look_alike(
     for description, (pattern, instead) in _LOOK_ALIKES.items():
         matches = {text for text in counts if pattern.fullmatch(text)}
         cells = sum(counts[text] for text in matches)
-        if cells > _MOSTLY * known:
+        if cells > _MAJORITY * known:
             remedies = (
                 *_propose_date_formats(list(counts), advice=advice),
-                *category_remedies(column, advice=advice, maximum=maximum),
+                *propose_categories(column, advice=advice, max_categories=max_categories),
             )
             return Fault(
                 f"{advice.party}: {cells} of {known} cells of column {name!r} look like "
@@ -1139,38 +1229,40 @@ def find_look_alike(
     return None
 
 
-def category_remedies(
-    column: "pd.Series", *, advice: Advice, maximum: int | None = None
+def propose_categories(
+    column: "pd.Series", *, advice: Advice, max_categories: int | None = None
 ) -> tuple[Remedy, ...]:
-    """Return the settings that make a column categorical, and those that leave it out.
+    """Return two remedies: settings that make a column categorical, or that leave it out.
 
-    `maximum`: the largest number of categories that the party accepts, if set.
+    The first also limits the categories if the column has too many.
+
+    `max_categories`: the party's limit of categories in one column; None: none is set.
     """
     name = str(column.name)
     declared: Remedy = (advice.add_to_list("categorical", name),)
-    if maximum is None and len({*texts_of(column, words=EMPTY)} - {None}) > MAX_CATEGORIES:
+    if max_categories is None and len({*read_texts(column, words=EMPTY)} - {None}) > MAX_CATEGORIES:
         declared = (*declared, advice.set_value("rare_categories", {"most": FEW_CATEGORIES}))
     return declared, (advice.add_to_list("ignore", name),)
 
 
 def _propose_date_formats(texts: Sequence[str], *, advice: Advice) -> list[Remedy]:
-    """Return, as settings, the date formats that all these texts have."""
+    """Return the settings of each date format in which all these texts can be read.
+
+    If several fit, each setting has a remark that says whether day or month comes first.
+    """
     fitting = [
         form
         for form in _DATE_FORMATS
         if all(_ISO.fullmatch(text) or parse_date(text, [form]) for text in texts)
     ]
     orders = {"%d": "the day comes first", "%m": "the month comes first"}
-    return [
-        (
-            advice.add_to_list(
-                "date_formats", form, remark=orders.get(form[:2], "") if len(fitting) > 1 else ""
-            ),
-        )
-        for form in fitting
-    ]
+    remedies = list[Remedy]()
+    for form in fitting:
+        remark = orders.get(form[:2], "") if len(fitting) > 1 else ""
+        remedies.append((advice.add_to_list("date_formats", form, remark=remark),))
+    return remedies
 
 
 def _locate_first(texts: Sequence[str | None], wanted: Set[str], column: "pd.Series") -> str:
     """Return the place, for an error, of the first cell whose text is among the wanted."""
-    return place_of(column, next(row for row, text in enumerate(texts) if text in wanted))
+    return describe_row(column, next(row for row, text in enumerate(texts) if text in wanted))

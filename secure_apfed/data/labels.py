@@ -223,7 +223,7 @@ def _parse_meaning(text: str, words: set[str]) -> object:
     return _BETWEEN_WORDS.sub("", _BETWEEN_NUMBERS.sub("\0", text))
 
 
-def class_labels(
+def encode_class_labels(
     labels: Sequence[str | None], listed: tuple[str, ...] | None, *, party: str, column: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return each row's class (N,), `UNLABELLED` without a label, and the names of the classes.

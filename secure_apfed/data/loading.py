@@ -31,9 +31,9 @@ from secure_apfed.data.partition import (
     deal_clients,
     deal_people,
     draw_people,
+    draw_person_ids,
     make_generator,
     passive_labels,
-    person_ids,
     split_rows,
 )
 from secure_apfed.data.records import PartyTable, VerticalData
@@ -55,16 +55,16 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     dataset = find_dataset(settings.dataset)
     pool = dataset.read(dataset, settings.folder)
     chosen = draw_people(
-        _sampling_classes(pool),
+        _group_for_sampling(pool),
         rows=settings.rows,
         rows_per_class=settings.rows_per_class,
         seed=seed,
     )
     pool = pool if chosen is None else pool.select_rows(chosen)
-    ids = person_ids(len(pool.labels), seed=seed)
-    classes_N = _sampling_classes(pool)
+    ids = draw_person_ids(len(pool.labels), seed=seed)
+    classes_N = _group_for_sampling(pool)
     people = _People(pool, classes_N, settings, seed)
-    targets = people.scale_of(pool.labels) if labels_are_numbers(settings) else None
+    targets = people.fit_target_scale(pool.labels) if labels_are_numbers(settings) else None
     tables: list[PartyTable] = []
     for name, rows, features, encoding, located in _encode_parties(pool, dataset, settings, people):
         labels = None
@@ -73,7 +73,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
             labels = labels if targets is None else targets.encode(pool.labels[rows], party=name)
         own_ids = tuple(ids[rows].tolist())
         tables.append(PartyTable(name, own_ids, features, labels, encoding, located))
-    train_rows, test_rows, labelled = people.active_split()
+    train_rows, test_rows, labelled = people.split_active_rows()
     classes = dataset.classes
     if settings.positive is not None:
         where = f"data.positive of {dataset.name}"
@@ -96,7 +96,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     )
 
 
-def _sampling_classes(pool: Pool) -> Rows:
+def _group_for_sampling(pool: Pool) -> Rows:
     """Return the classes by which rows are sampled; numeric labels all count as one class."""
     numbers = np.issubdtype(pool.labels.dtype, np.floating)
     return np.zeros(len(pool.labels), np.int64) if numbers else pool.labels
@@ -152,7 +152,7 @@ class _People:
         choice = self._settings.split
         return passive_labels(labels_N, labelled, seed=self._seed, choice=choice, party=party)
 
-    def active_split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def split_active_rows(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the training rows, the test rows and the labelled rows of the active's table.
 
         The labelled rows are None if all training rows have a label.
@@ -168,11 +168,11 @@ class _People:
         known = None if labelled is None else torch.from_numpy(train[labelled])
         return torch.from_numpy(train), test, known
 
-    def scale_of(self, numbers_N: NDArray[Any]) -> TargetScale:
+    def fit_target_scale(self, numbers_N: NDArray[Any]) -> TargetScale:
         """Return the scale of the active's labelled training rows; `numbers_N`: the pool's
         labels.
         """
-        train, _, labelled = self.active_split()
+        train, _, labelled = self.split_active_rows()
         known = (train if labelled is None else labelled).numpy()
         return TargetScale.from_targets(
             numbers_N[self.list_rows(self._active)][known], party=self._active

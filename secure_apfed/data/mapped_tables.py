@@ -34,8 +34,8 @@ from secure_apfed.data.frames import (
     LINES,
     convert_cells,
     convert_to_pandas,
-    files_of,
     is_csv_path,
+    list_files,
     load_packed_columns,
     open_packed_files,
     read_text_blocks,
@@ -54,7 +54,7 @@ LARGE_FILE = 2**30
 BLOCK_ROWS = 2**18
 """Rows that are encoded, and stored, together."""
 
-_IDS_OF_A_PIECE = 2**16
+_IDS_PER_BLOCK = 2**16
 _FEATURE = np.dtype("<f4")
 _FOLDER = "/var/tmp"  # noqa: S108  # its files have no names
 _LAST = "reading, features"
@@ -62,11 +62,11 @@ _LAST = "reading, features"
 
 def is_mapped(settings: DataSettings, name: str) -> bool:
     """Return whether a party's table is read by columns and blocks, and not as a whole."""
-    party = (settings.parties or {})[name]
-    if settings.memory_map != "auto" or party.file is None:
+    party_settings = (settings.parties or {})[name]
+    if settings.memory_map != "auto" or party_settings.file is None:
         return settings.memory_map == "always"
-    path = (settings.folder or Path()).expanduser() / party.file.expanduser()
-    files = files_of(path, source=name)
+    path = (settings.folder or Path()).expanduser() / party_settings.file.expanduser()
+    files = list_files(path, source=name)
     return sum(file.stat().st_size for file in files if file.is_file()) >= LARGE_FILE
 
 
@@ -146,14 +146,14 @@ class MappedIds(Sequence[str]):
 
     def pieces(self) -> Iterator[list[str]]:
         """Yield the IDs in blocks of some thousand."""
-        for start in range(0, len(self), _IDS_OF_A_PIECE):
-            yield self._texts[start : start + _IDS_OF_A_PIECE].to_pylist()
+        for start in range(0, len(self), _IDS_PER_BLOCK):
+            yield self._texts[start : start + _IDS_PER_BLOCK].to_pylist()
 
     def select_rows(self, rows: NDArray[np.int64]) -> "MappedIds":
         """Return the IDs of these rows, in this order."""
         pieces = (
-            self._texts.take(pyarrow.array(rows[start : start + _IDS_OF_A_PIECE])).to_pylist()
-            for start in range(0, len(rows), _IDS_OF_A_PIECE)
+            self._texts.take(pyarrow.array(rows[start : start + _IDS_PER_BLOCK])).to_pylist()
+            for start in range(0, len(rows), _IDS_PER_BLOCK)
         )
         return MappedIds(pieces, party=self._party)
 
@@ -325,7 +325,7 @@ class ColumnFiles:
         cls, path: Path, *, texts: Sequence[str], words: Sequence[str], source: str
     ) -> "ColumnFiles":
         """Open a file, or several, as `load_frame` does. Raises DataError: they are unreadable."""
-        files = files_of(path, source=source)
+        files = list_files(path, source=source)
         with translate_read_errors(path, files[0], source):
             if is_csv_path(files[0]):
                 return cls(_TextColumns(files, texts, words, source, str(path)), party=source)

@@ -109,7 +109,7 @@ def passive_labels(
     return known_N
 
 
-def person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
+def draw_person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
     """Return a random ID for each row of the pool, which reveals neither its position nor its
     class.
     """

@@ -304,7 +304,7 @@ def make_code_rows(
         rows = _call_code(make, party, ids=ids) if takes_ids else _call_code(make, party)
         if isinstance(rows, tuple):
             raise DataError(
-                f"{party}: {_name_of(make)} returns a tuple beside a table, which has the IDs; "
+                f"{party}: {_name_code(make)} returns a tuple beside a table, which has the IDs; "
                 f"return the rows alone, or leave data.parties.{party}.file out"
             )
         return OwnRows(features=make_features(rows, party=party))
@@ -317,7 +317,7 @@ def make_code_rows(
             else f"a {type(result).__name__}"
         )
         raise DataError(
-            f"{party}: {_name_of(make)} returns {got}; without a table it returns "
+            f"{party}: {_name_code(make)} returns {got}; without a table it returns "
             f"({', '.join(expected)}); name a table that has the IDs as data.parties.{party}.file"
         )
     own_ids, rows, *labels = result
@@ -376,5 +376,5 @@ def _pick_rows(arrays: Mapping[str, Any], path: Path, *, party: str) -> Any:
     return arrays[others[0]]
 
 
-def _name_of(make: MakeRows) -> str:
+def _name_code(make: MakeRows) -> str:
     return getattr(make, "__qualname__", type(make).__name__)

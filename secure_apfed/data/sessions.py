@@ -1,10 +1,11 @@
-"""Synthetic sessions of typing as three sequences each, as of BiAffect, whose own are not public.
+"""Synthetic sessions of typing on a phone, in the form of BiAffect's data, which are not public.
 
-`alphanum` has of each key press its duration, the time since the last one, and the distance to the
-last key along two axes; `special` of each special key press a one in one of six places; `accel`
-readings along three axes. A row of a table is flat, so a session becomes, view by view, the number
-of its steps and then 100 steps, zeros behind the last (`secure_apfed.data.encoding`). Letters: T
-steps, C channels.
+A session has three views, each a sequence of steps. A step of `alphanum` is a key press: its
+duration, the time since the last one, and the distance to the last key along two axes. A step of
+`special` is a special key press, one-hot among six keys. A step of `accel` is an accelerometer
+reading along three axes. A row of a table is flat, so a session becomes, view by view, the number
+of its steps and then 100 steps, padded with zeros (`secure_apfed.data.encoding`). Letters: T
+steps, C channels, N sessions.
 
 Source: FedMV, sections 8.1 and 8.2.
 """
@@ -38,28 +39,33 @@ _VIEWS = {
 
 
 def synthetic_sessions(rows: int, *, seed: int) -> TablePool:
-    """Make flat sessions; label 0 for a Hamilton score of the person's week up to 7, else 1.
+    """Return `rows` flat sessions with labels: 1 if the Hamilton depression score of the person's
+    week is above 7, else 0.
 
-    Only the order of steps separates the classes: mean and spread of single steps are alike. A
-    session's rhythm is drawn around its class, in `alphanum` nearest and in `special` farthest, so
-    that the views are worth what they are in FedMV's Table 1, roughly.
+    Only the order of steps separates the classes: mean and spread of single steps are alike. Each
+    view of a session is generated from one number, its dependence: how strongly a step depends on
+    the step before. Its mean is plus or minus the view's class separation, by the label. The three
+    separations roughly reproduce the worth of the views in FedMV's Table 1.
     """
-    draw = np.random.default_rng(derive_seed(seed, "synthetic sessions"))
-    positive_N = draw.permutation(np.arange(rows) % 2)
-    score_N = np.where(positive_N, draw.integers(8, 26, rows), draw.integers(0, 8, rows))
+    generator = np.random.default_rng(derive_seed(seed, "synthetic sessions"))
+    is_positive_N = generator.permutation(np.arange(rows) % 2)
+    high_scores_N = generator.integers(8, 26, rows)
+    low_scores_N = generator.integers(0, 8, rows)
+    score_N = np.where(is_positive_N, high_scores_N, low_scores_N)
     parts = []
-    for make, separation in _MADE.values():
-        rhythm_N = draw.normal(separation * (2 * positive_N - 1), 1.0)
-        parts.append(np.stack([_flatten_steps(make(rhythm, draw)) for rhythm in rhythm_N]))
+    for draw_steps, separation in _VIEW_GENERATORS.values():
+        dependence_N = generator.normal(separation * (2 * is_positive_N - 1), 1.0)
+        sessions = [draw_steps(dependence, generator) for dependence in dependence_N]
+        parts.append(np.stack([_flatten_steps(steps_TC) for steps_TC in sessions]))
     names = [name for columns in _VIEWS.values() for name in columns]
     frame = pd.DataFrame(np.concatenate(parts, axis=1), columns=names)
     return TablePool(frame, (score_N > 7).astype(np.int64))
 
 
 def _flatten_steps(steps_TC: _Floats) -> NDArray[np.float32]:
-    """Return the steps of one session as a flat row, which begins with their number.
+    """Return the steps (T, C) of one session as a flat row (1 + 100 * C,): first their number.
 
-    Of more than 100 steps, 100 at even distances are taken.
+    Fewer than 100 steps are padded with zeros; of more, 100 at even distances are taken.
     """
     if len(steps_TC) > _STEPS:
         steps_TC = steps_TC[np.linspace(0, len(steps_TC) - 1, _STEPS).round().astype(np.int64)]
@@ -69,48 +75,64 @@ def _flatten_steps(steps_TC: _Floats) -> NDArray[np.float32]:
     return flat
 
 
-def _draw_autoregressive(steps: int, memory: float, draw: np.random.Generator) -> _Floats:
-    """Return (T,) of mean 0 and variance 1: each step is `memory` times the last one plus noise."""
-    noise_T = draw.normal(size=steps)
+def _draw_autoregressive(steps: int, coefficient: float, generator: np.random.Generator) -> _Floats:
+    """Return a first-order autoregressive series (T,) of mean 0 and variance 1.
+
+    `coefficient`: the AR(1) coefficient, in (-1, 1).
+    """
+    noise_T = generator.normal(size=steps)
+    noise_scale = np.sqrt(1 - coefficient**2)
     values_T = np.array(noise_T)
     for step in range(1, steps):
-        values_T[step] = memory * values_T[step - 1] + np.sqrt(1 - memory**2) * noise_T[step]
+        values_T[step] = coefficient * values_T[step - 1] + noise_scale * noise_T[step]
     return values_T
 
 
-def _draw_key_presses(rhythm: float, draw: np.random.Generator) -> _Floats:
-    """Return key presses (T, 4), which are long or late in runs where the rhythm is large."""
-    steps = int(draw.integers(15, 90))
-    memory = float(np.tanh(0.8 * rhythm))
-    duration_T, gap_T = (_draw_autoregressive(steps, memory, draw) for _ in range(2))
-    distance_TC = draw.normal(0, 2.5, (steps, 2))
+def _draw_key_presses(dependence: float, generator: np.random.Generator) -> _Floats:
+    """Return 15 to 89 key presses (T, 4): duration and gap in seconds, distance in x and y.
+
+    Log-durations and log-gaps are AR(1) series, so that long presses and late ones come in runs.
+
+    `dependence`: any number; its scaled tanh is the AR coefficient of both series.
+    """
+    steps = int(generator.integers(15, 90))
+    coefficient = float(np.tanh(0.8 * dependence))
+    duration_T = _draw_autoregressive(steps, coefficient, generator)
+    gap_T = _draw_autoregressive(steps, coefficient, generator)
+    distance_TC = generator.normal(0, 2.5, (steps, 2))
     times_TC = np.stack([0.09 * np.exp(0.3 * duration_T), 0.25 * np.exp(0.5 * gap_T)], axis=1)
     return np.concatenate([times_TC, distance_TC], axis=1)
 
 
-def _draw_special_keys(rhythm: float, draw: np.random.Generator) -> _Floats:
-    """Return special keys (T, 6), of which the same follow each other where the rhythm is large."""
-    steps = int(draw.integers(10, 40))
+def _draw_special_keys(dependence: float, generator: np.random.Generator) -> _Floats:
+    """Return 10 to 39 special key presses (T, 6), one-hot by key.
+
+    `dependence`: any number; its logistic function is the probability that a key is repeated.
+    """
+    steps = int(generator.integers(10, 40))
     shares = np.array([0.06, 0.25, 0.5, 0.07, 0.04, 0.08])
-    keys_T = draw.choice(6, size=steps, p=shares)
-    repeats_T = draw.random(steps) < 1 / (1 + np.exp(-rhythm))
+    keys_T = generator.choice(6, size=steps, p=shares)
+    repeats_T = generator.random(steps) < 1 / (1 + np.exp(-dependence))
     for step in range(1, steps):
         if repeats_T[step]:
             keys_T[step] = keys_T[step - 1]
     return np.eye(6)[keys_T]
 
 
-def _draw_accelerations(rhythm: float, draw: np.random.Generator) -> _Floats:
-    """Return readings (T, 3) of a hand that shakes faster where the rhythm is large."""
-    steps = int(draw.integers(80, 140))
-    turn = 0.5 + 0.12 * rhythm
-    phase_C = draw.uniform(0, 2 * np.pi, 3)
-    waves_TC = np.sin(turn * np.arange(steps)[:, None] + phase_C)
-    return 0.7 * waves_TC + draw.normal(0, 0.7, (steps, 3))
+def _draw_accelerations(dependence: float, generator: np.random.Generator) -> _Floats:
+    """Return 80 to 139 accelerometer readings (T, 3): a sine wave in each axis, plus noise.
+
+    `dependence`: any number; the wave's frequency rises linearly with it.
+    """
+    steps = int(generator.integers(80, 140))
+    radians_per_step = 0.5 + 0.12 * dependence
+    phase_C = generator.uniform(0, 2 * np.pi, 3)
+    waves_TC = np.sin(radians_per_step * np.arange(steps)[:, None] + phase_C)
+    return 0.7 * waves_TC + generator.normal(0, 0.7, (steps, 3))
 
 
-# How each view is made, and how far from each other the classes lie in it.
-_MADE: dict[str, tuple[Callable[[float, np.random.Generator], _Floats], float]] = {
+# By view: the function that draws a session's steps, and the distance of the classes from zero.
+_VIEW_GENERATORS: dict[str, tuple[Callable[[float, np.random.Generator], _Floats], float]] = {
     "alphanum": (_draw_key_presses, 1.2),
     "special": (_draw_special_keys, 0.5),
     "accel": (_draw_accelerations, 0.9),

@@ -53,24 +53,24 @@ from secure_apfed.data.encoding import (
 from secure_apfed.data.frames import (
     BLANK,
     are_padded_codes,
-    category_remedies,
-    files_of,
+    convert_to_texts,
+    describe_row,
     find_look_alike,
     has_measures,
     is_csv,
     is_empty,
     is_numeric,
+    list_files,
     load_frame,
-    numbers_of,
-    only_columns,
-    place_of,
-    to_texts,
+    propose_categories,
+    read_numbers,
+    select_columns,
 )
 from secure_apfed.data.labels import (
     UNLABELLED,
     TargetScale,
     choose_positive,
-    class_labels,
+    encode_class_labels,
     move_positive_last,
     parse_numbers,
     warn_of_empty_words,
@@ -101,10 +101,13 @@ from secure_apfed.errors import CheckpointError, ConfigError, DataError, Suspect
 from secure_apfed.settings.data import OWN_ROWS, TABLES, DataSettings, ViewColumns
 from secure_apfed.settings.plugins import import_code, require_owner
 
+# Fewer rows are not searched for suspect columns: small tables match by chance.
 _MIN_ROWS = 20
+# Share of distinct values from which on a categorical column looks like an ID.
 _DISTINCT = 0.5
+# Rows that are examined first, since most columns are cleared by them.
 _SAMPLE = 1000
-_IDS_OF_A_PIECE = 2**16
+_IDS_PER_BLOCK = 2**16
 _NAMELESS = "Unnamed: "  # as pandas calls columns without a name, and numbers them from 0
 # The one view of parties that all hold the same columns.
 _ALL = "all"
@@ -113,10 +116,13 @@ _ALL = "all"
 def _warn_of_id_columns(
     features: pd.DataFrame, categorical: Sequence[str], *, advice: Advice
 ) -> None:
-    """Warn of columns that look like IDs: nearly all texts differ, or whole numbers
-    without a gap.
+    """Warn of columns that look like IDs: more than half of their texts differ, or they are whole
+    numbers without a gap.
 
-    `categorical`: columns listed as categorical.
+    Args:
+        features: the party's feature columns.
+        categorical: names of those that are encoded one-hot.
+        advice: proposes the setting that ignores such a column.
     """
     if len(features) < _MIN_ROWS:
         return
@@ -144,6 +150,7 @@ def _is_row_counter(column: "pd.Series") -> bool:
 
 
 def _warn_of_column(message: str) -> None:
+    """Issue a SuspectColumnWarning at the line of the caller's caller."""
     warnings.warn(message, SuspectColumnWarning, stacklevel=3)
 
 
@@ -156,13 +163,18 @@ def warn_of_labels(
     numbers: bool = False,
     advice: Advice | None = None,
 ) -> None:
-    """Warn of a single column that predicts every known label, by its values or by thresholds.
+    """Warn of each column that alone predicts every known label, by its values or by thresholds.
 
-    A column with as many values as rows predicts them by chance, and is judged by its order only;
-    `numbers`: labels are numeric, and rise or fall in that order. An empty cell counts as a value,
-    or its row is left out.
+    A column of mostly different values predicts labels by chance, so only its order is examined.
+    Each column is tested twice: with an empty cell as a value, and without rows of empty cells.
 
-    `advice`: proposes settings for errors; None: no proposals.
+    Args:
+        features: the party's feature columns, one row for each label.
+        labels: one for each row; None: unknown.
+        source: the party's name, for the warning.
+        label: the name of the label column, for the warning.
+        numbers: whether labels are numeric; then they must rise or fall with the column.
+        advice: proposes the setting that ignores the column; None: an Advice without known lists.
     """
     known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
     if len(known) < _MIN_ROWS:
@@ -191,7 +203,12 @@ def warn_of_labels(
 def _can_separate_classes(column: "pd.Series", truth: "pd.Series") -> bool:
     """Return whether the column's values, or thresholds between them, separate the classes.
 
-    Empty cells come last.
+    With repeated values, each value must occur in one class only. With mostly different numbers,
+    the rows in their order must form one run for each class; empty cells come last.
+
+    Args:
+        column: N cells of one feature.
+        truth: the N labels as class numbers.
     """
     classes = truth.nunique()
     if not 1 < classes <= len(truth) / 2:
@@ -204,13 +221,21 @@ def _can_separate_classes(column: "pd.Series", truth: "pd.Series") -> bool:
     targets = truth.to_numpy()
     for rows in (slice(_SAMPLE), slice(None)):  # most columns show it in the first few rows
         in_order = targets[rows][np.argsort(numbers[rows], kind="stable")]
-        if np.count_nonzero(in_order[1:] != in_order[:-1]) >= classes:
+        class_changes = np.count_nonzero(in_order[1:] != in_order[:-1])
+        if class_changes >= classes:  # K classes in one run each change K - 1 times
             return False
     return True
 
 
 def _can_order_labels(column: "pd.Series", truth: "pd.Series") -> bool:
-    """Return whether numeric labels rise or fall monotonically with the column."""
+    """Return whether numeric labels rise or fall monotonically with the column.
+
+    False if the column or the labels have an empty cell, or at most half as many values as rows.
+
+    Args:
+        column: N cells of one feature.
+        truth: the N labels as numbers.
+    """
     if not is_numeric(column):
         return False
     numbers = column.to_numpy(np.float64, na_value=np.nan)
@@ -222,48 +247,53 @@ def _can_order_labels(column: "pd.Series", truth: "pd.Series") -> bool:
             return False
         if min(len(np.unique(values)), len(np.unique(labels))) <= len(values) / 2:
             return False
-        orders = (sign * labels[np.lexsort((sign * labels, values))] for sign in (1.0, -1.0))
-        if not any((np.diff(in_order) >= 0).all() for in_order in orders):
+        rises, falls = (
+            bool((np.diff(signed[np.lexsort((signed, values))]) >= 0).all())
+            for signed in (labels, -labels)  # labels of equal values are sorted among themselves
+        )
+        if not (rises or falls):
             return False
     return True
 
 
 @dataclass(frozen=True, eq=False)
 class RawTable:
-    """A party's rows as read; labels as texts if it has labels, None for an empty cell.
+    """A party's rows as read, before encoding.
 
     Attributes:
-        features: columns, or rows that are taken as they are.
-        suspects: columns with a fault, which no encoding can be fitted to.
+        ids: one text for each row.
+        features: columns to encode, or rows that are taken as they are.
+        categorical: names of the columns that are encoded one-hot.
+        labels: one text for each row, None for an empty cell or at a party without labels.
+        faulty_columns: columns with a fault, which no encoding can be fitted to.
     """
 
     ids: Sequence[str]
     features: pd.DataFrame | Features
     categorical: tuple[str, ...]
     labels: tuple[str | None, ...] = ()
-    suspects: frozenset[str] = frozenset()
+    faulty_columns: frozenset[str] = frozenset()
 
     def select_rows(self, rows: NDArray[np.int64]) -> "RawTable":
-        """Return these rows of the table."""
-        features = self.features
-        ids = self.ids
-        return RawTable(
-            ids.select_rows(rows)
-            if isinstance(ids, MappedIds)
-            else tuple(ids[row] for row in rows),
-            features.iloc[rows]
-            if _has_columns(features)
-            else select_rows(features, torch.from_numpy(rows)),
-            self.categorical,
-            tuple(self.labels[row] for row in rows),
-            self.suspects,
-        )
+        """Return the table of these rows, (M,) ascending positions."""
+        features: pd.DataFrame | Features
+        if _has_columns(self.features):
+            features = self.features.iloc[rows]
+        else:
+            features = select_rows(self.features, torch.from_numpy(rows))
+        ids: Sequence[str]
+        if isinstance(self.ids, MappedIds):
+            ids = self.ids.select_rows(rows)
+        else:
+            ids = tuple(self.ids[row] for row in rows)
+        labels = tuple(self.labels[row] for row in rows)
+        return RawTable(ids, features, self.categorical, labels, self.faulty_columns)
 
 
 def _has_columns(features: pd.DataFrame | Features) -> TypeGuard[pd.DataFrame]:
     """Return whether features are columns to encode, and not rows that are taken as they are.
 
-    A mapped table reads like a frame, for all that is done with frames here.
+    A mapped table (`ColumnFiles`) offers the methods of a frame that are used here, and counts.
     """
     return isinstance(features, pd.DataFrame | ColumnFiles)
 
@@ -273,12 +303,12 @@ class _ColumnChoice:
     """The columns that are features: numeric ones, including dates, and categorical ones.
 
     Attributes:
-        suspects: those of them with a fault.
+        faulty_columns: those of them with a fault.
     """
 
     numeric: tuple[str, ...]
     categorical: tuple[str, ...]
-    suspects: frozenset[str]
+    faulty_columns: frozenset[str]
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -286,7 +316,7 @@ class _ColumnChoice:
 
 
 def load_raw_table(settings: DataSettings, name: str) -> RawTable:
-    """Read the table of this party, with labels if the settings say that it has labels.
+    """Read the table of the party `name`, with labels if the settings say that it has labels.
 
     Raises TableError: all faults of the table at once.
     """
@@ -299,39 +329,45 @@ def load_raw_table(settings: DataSettings, name: str) -> RawTable:
 def _load_raw_table(
     settings: DataSettings, name: str, faults: FaultList, make_rows: MakeRows | None = None
 ) -> RawTable:
-    """Read a table and add its faults to `faults`; with faults its rows must not be used.
+    """Read one party's table, and add its faults to a list.
 
-    `make_rows`: code that the party's own file names; None: none.
+    Args:
+        settings: the data settings of the run, of all parties.
+        name: the party's name.
+        faults: receives the faults; if it receives any, the returned table must not be used.
+        make_rows: a function, named in the party's own file, that makes its rows; None: there is
+            none.
 
     Raises DataError: a fault after which the table cannot be examined further.
     """
-    party = (settings.parties or {})[name]
-    if party.rows is not None:
+    party_settings = (settings.parties or {})[name]
+    if party_settings.rows is not None:
         return _load_rows(settings, name, faults, make_rows)
     label_column = settings.label_column if settings.holds_labels(name) else None
     id_columns = settings.id_columns(name)
     frame = _open_frame(settings, name)
     advice = _make_advice(settings, name)
     labels = () if label_column is None else (label_column,)
-    chosen = _choose_columns(frame, settings, name, taken=(*id_columns, *labels), faults=faults)
+    not_features = (*id_columns, *labels)
+    chosen = _choose_columns(frame, settings, name, not_features=not_features, faults=faults)
     for column in chosen.categorical:
-        listed = column in (party.categorical or ())
-        if is_csv(frame) and party.encoding is None and not listed:
+        listed = column in (party_settings.categorical or ())
+        if is_csv(frame) and party_settings.encoding is None and not listed:
             frame[column] = _mask_empty_words(frame[column], advice=advice)
     if settings.missing_at(name) == "drop":
-        frame = _drop_empty(frame, chosen, advice=advice, called=party.table_name)
+        frame = _drop_empty(frame, chosen, advice=advice, called=party_settings.table_name)
     label_texts: tuple[str | None, ...] = (None,) * len(frame)
     with faults.gather_faults():
         label_texts = _extract_labels(frame, label_column, settings, party=name)
     ids: Sequence[str] = tuple(map(str, range(len(frame))))
     with faults.gather_faults():
-        ids = _extract_ids(frame, id_columns, file=party.table_name, party=name)
-        check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
+        ids = _extract_ids(frame, id_columns, file=party_settings.table_name, party=name)
+        check_distinct(ids, party=name, place=lambda row: describe_row(frame, row))
     for column in {*frame.columns} - {*chosen.all}:
-        del frame[column]  # in place: of a long table there is no second copy
-    features = only_columns(frame, chosen.all)
-    sound = [column for column in features.columns if column not in chosen.suspects]
-    _warn_of_id_columns(only_columns(features, sound), chosen.categorical, advice=advice)
+        del frame[column]  # in place, since a second copy of a long table would need its memory
+    features = select_columns(frame, chosen.all)
+    sound = [column for column in features.columns if column not in chosen.faulty_columns]
+    _warn_of_id_columns(select_columns(features, sound), chosen.categorical, advice=advice)
     if label_column is not None:
         warn_of_labels(
             features,
@@ -341,24 +377,30 @@ def _load_raw_table(
             numbers=labels_are_numbers(settings),
             advice=advice,
         )
-    return RawTable(ids, features, chosen.categorical, label_texts, chosen.suspects)
+    return RawTable(ids, features, chosen.categorical, label_texts, chosen.faulty_columns)
 
 
 def _open_frame(settings: DataSettings, name: str) -> pd.DataFrame:
-    """Read a party's table, which must have all columns that the settings name."""
-    party = (settings.parties or {})[name]
+    """Read the table of the party `name` as a frame, in memory or mapped from disk.
+
+    Raises DataError: it has no rows, or lacks a column that the settings name.
+    """
+    party_settings = (settings.parties or {})[name]
     labels = (settings.label_column,) if settings.holds_labels(name) else ()
-    words = (*labels, *(party.categorical or ()))
+    # Cells such as "NA" may be categories or labels here, but count as empty among IDs.
+    words = (*labels, *(party_settings.categorical or ()))
     texts = (*settings.id_columns(name), *words)
     table = open_table(settings, name)
     if not is_mapped(settings, name):
-        frame = load_frame(table, texts=texts, words=words, source=name, called=party.table_name)
+        frame = load_frame(
+            table, texts=texts, words=words, source=name, called=party_settings.table_name
+        )
     else:
         open_columns = ColumnFiles.from_files if isinstance(table, Path) else ColumnFiles.from_query
         columns = open_columns(table, texts=texts, words=words, source=name)
-        frame = cast(pd.DataFrame, columns)  # reads like a frame for all that is done with it here
+        frame = cast(pd.DataFrame, columns)  # it has the methods of a frame that are used here
     if not len(frame):
-        raise DataError(f"{name}: {party.table_name} has no rows")
+        raise DataError(f"{name}: {party_settings.table_name} has no rows")
     _require_columns(frame, settings, name)
     return frame
 
@@ -366,17 +408,24 @@ def _open_frame(settings: DataSettings, name: str) -> pd.DataFrame:
 def _load_rows(
     settings: DataSettings, name: str, faults: FaultList, make_rows: MakeRows | None
 ) -> RawTable:
-    """Read rows that are not columns, with IDs and labels from the party's table or with the rows.
+    """Read rows that are not columns of a table, such as arrays or images.
+
+    IDs and labels come from the party's table if it has one, else with the rows.
 
     Args:
-        make_rows: the code that the party names in its own file, where `rows` is own.
+        settings: the data settings of the run.
+        name: the party's name.
+        faults: receives the faults of IDs and labels.
+        make_rows: the function that makes the rows, where the setting `rows` is own.
+
+    Raises DataError: labels are missing, or IDs, rows and labels differ in number.
     """
-    party = (settings.parties or {})[name]
+    party_settings = (settings.parties or {})[name]
     has_labels = settings.holds_labels(name)
-    called = party.table_name if party.has_table else str(party.rows)
-    table: _Identified | None = None
+    called = party_settings.table_name if party_settings.has_table else str(party_settings.rows)
+    table: _IdsAndLabels | None = None
     frame: pd.DataFrame | None = None
-    if party.has_table:
+    if party_settings.has_table:
         frame = _open_frame(settings, name)
         table = _identify_rows(frame, settings, name, faults)
     rows = _open_rows(settings, name, make_rows, frame=frame, table=table)
@@ -386,7 +435,7 @@ def _load_rows(
         labels = tuple(
             None if pd.isna(label) else str(label).strip() or None for label in rows.labels or ()
         )
-        table = _Identified(tuple(ids), labels)
+        table = _IdsAndLabels(tuple(ids), labels)
         with faults.gather_faults():
             check_distinct(table.ids, party=name)
     if has_labels and not table.labels:
@@ -401,8 +450,8 @@ def _load_rows(
 
 
 @dataclass(frozen=True)
-class _Identified:
-    """The IDs of rows, and their labels as texts at a party with labels."""
+class _IdsAndLabels:
+    """The IDs of rows, and one label text for each at a party with labels; None: unknown."""
 
     ids: Sequence[str]
     labels: tuple[str | None, ...] = ()
@@ -410,19 +459,21 @@ class _Identified:
 
 def _identify_rows(
     frame: pd.DataFrame, settings: DataSettings, name: str, faults: FaultList
-) -> _Identified:
-    """Return IDs and labels of a table whose rows are stored separately; other
-    columns are a fault.
+) -> _IdsAndLabels:
+    """Return IDs and labels from the table of the party `name`, whose features lie elsewhere.
+
+    Other columns are a fault, unless one of them names image files. Faults are added to `faults`.
     """
-    party = (settings.parties or {})[name]
+    party_settings = (settings.parties or {})[name]
     id_columns = settings.id_columns(name)
     label_column = settings.label_column if settings.holds_labels(name) else None
     unused = _list_further_columns(frame, settings, name)
     if unused and not _are_images(settings, name):
         remedy: Remedy = (_make_advice(settings, name).add_to_list("ignore", *unused),)
         message = (
-            f"{name}: its rows are {party.rows}, so columns of {party.table_name} are no features: "
-            f"{', '.join(unused)}; say {describe_remedies([remedy])}"
+            f"{name}: its rows are {party_settings.rows}, so columns of "
+            f"{party_settings.table_name} are no features: {', '.join(unused)}; say "
+            f"{describe_remedies([remedy])}"
         )
         faults.add_error(TableError([Fault(message, (remedy,))]))
     labels: tuple[str | None, ...] = (None,) * len(frame)
@@ -430,13 +481,13 @@ def _identify_rows(
         labels = _extract_labels(frame, label_column, settings, party=name)
     ids: Sequence[str] = tuple(map(str, range(len(frame))))
     with faults.gather_faults():
-        ids = _extract_ids(frame, id_columns, file=party.table_name, party=name)
-        check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
-    return _Identified(ids, labels)
+        ids = _extract_ids(frame, id_columns, file=party_settings.table_name, party=name)
+        check_distinct(ids, party=name, place=lambda row: describe_row(frame, row))
+    return _IdsAndLabels(ids, labels)
 
 
 def _list_further_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> list[str]:
-    """Return the columns that are neither IDs nor labels nor ignored by the party."""
+    """Return the columns that the party `name` neither ignores nor uses as IDs or labels."""
     used = {*settings.id_columns(name), *(settings.parties or {})[name].ignore}
     if settings.holds_labels(name):
         used.add(settings.label_column)
@@ -445,8 +496,11 @@ def _list_further_columns(frame: pd.DataFrame, settings: DataSettings, name: str
 
 def _are_images(settings: DataSettings, name: str) -> bool:
     """Return whether a party's rows are a folder of images."""
-    party = (settings.parties or {})[name]
-    return party.rows_code is None and party_path(settings, Path(party.rows or "")).is_dir()
+    party_settings = (settings.parties or {})[name]
+    return (
+        party_settings.rows_code is None
+        and resolve_party_path(settings, Path(party_settings.rows or "")).is_dir()
+    )
 
 
 def _open_rows(
@@ -455,14 +509,22 @@ def _open_rows(
     make_rows: MakeRows | None,
     *,
     frame: pd.DataFrame | None,
-    table: _Identified | None,
+    table: _IdsAndLabels | None,
 ) -> OwnRows:
-    """Return a party's rows as configured; large ones are not read yet.
+    """Return the rows of the party `name`: images, an array file, or the result of its own code.
 
-    `make_rows`: code that the party's own file names; None: none.
+    Large arrays and images are not read yet.
+
+    Args:
+        settings: the data settings of the run.
+        name: the party's name.
+        make_rows: the function that makes the rows, from the party's own file; None: imported
+            from the path in the setting `rows`.
+        frame: the party's table, whose one further column names the images; None: no table.
+        table: the IDs and labels of that table; None: they come with the rows.
     """
-    party = (settings.parties or {})[name]
-    source = party.rows
+    party_settings = (settings.parties or {})[name]
+    source = party_settings.rows
     has_labels = settings.holds_labels(name)
     assert source is not None
     if _are_images(settings, name):
@@ -474,12 +536,12 @@ def _open_rows(
                 f"table as data.parties.{name}.file, and other columns under ignore"
             )
         cells = frame[columns[0]].tolist()
-        folder = party_path(settings, Path(source))
+        folder = resolve_party_path(settings, Path(source))
         images = load_images(folder, cells, column=columns[0], party=name)
         return OwnRows(features=images)
     key = f"data.parties.{name}.rows"
-    if party.rows_code is None:
-        path = party_path(settings, Path(source))
+    if party_settings.rows_code is None:
+        path = resolve_party_path(settings, Path(source))
         return load_array_rows(path, party=name, has_table=table is not None, has_labels=has_labels)
     if make_rows is None:
         if source == OWN_ROWS:
@@ -494,26 +556,29 @@ def _open_rows(
 
 
 def _make_advice(settings: DataSettings, name: str) -> Advice:
-    """Return an object that proposes settings of this party in addition to those it has."""
-    party = (settings.parties or {})[name]
+    """Return an object that proposes changes to the settings of the party `name`."""
+    party_settings = (settings.parties or {})[name]
     lists = {
-        "numeric": party.numeric or (),
-        "categorical": party.categorical or (),
-        "ignore": party.ignore,
+        "numeric": party_settings.numeric or (),
+        "categorical": party_settings.categorical or (),
+        "ignore": party_settings.ignore,
         "date_formats": settings.date_formats_at(name),
     }
     return Advice(name, lists)
 
 
 def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> None:
-    """Raise an error if the table lacks a column that the settings name; suggest the nearest."""
-    party = (settings.parties or {})[name]
+    """Raise DataError if the party's table lacks a column that its settings name.
+
+    If a column has a similar name, a TableError is raised that proposes it as a setting.
+    """
+    party_settings = (settings.parties or {})[name]
     named = {
         "id_column": settings.id_columns(name),
         "label_column": (settings.label_column,) if settings.holds_labels(name) else (),
-        "categorical": party.categorical or (),
-        "numeric": party.numeric or (),
-        "ignore": party.ignore,
+        "categorical": party_settings.categorical or (),
+        "numeric": party_settings.numeric or (),
+        "ignore": party_settings.ignore,
     }
     required = dict.fromkeys(column for columns in named.values() for column in columns)
     absent = [column for column in required if column not in frame.columns]
@@ -533,7 +598,7 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
         else:
             remedy.append(advice.set_value(key, value))
     message = (
-        f"{name}: {party.table_name} lacks the columns {', '.join(absent)}; it has "
+        f"{name}: {party_settings.table_name} lacks the columns {', '.join(absent)}; it has "
         f"{', '.join(map(str, frame.columns))}"
     )
     if not guesses:
@@ -556,13 +621,19 @@ def _drop_empty(
 ) -> pd.DataFrame:
     """Return the rows without an empty cell among the features. Raises TableError: none is left.
 
-    `called`: what errors call the columns.
+    Args:
+        frame: the party's table.
+        chosen: its feature columns.
+        advice: proposes settings for the error.
+        called: the table's name, for the error.
     """
     empty = {column: is_empty(frame[column]) for column in chosen.numeric}
     empty |= {column: is_empty(frame[column], BLANK) for column in chosen.categorical}
-    is_left = ~np.any(list(empty.values()), axis=0) if empty else np.ones(len(frame), dtype=bool)
-    if is_left.any():
-        return frame[is_left]
+    is_complete = np.ones(len(frame), dtype=bool)
+    for cells in empty.values():
+        is_complete &= ~cells
+    if is_complete.any():
+        return frame[is_complete]
     empty_columns = [column for column, cells in empty.items() if cells.all()]
     empty_cells = [cells for column, cells in empty.items() if column not in empty_columns]
     remedy: Remedy = (advice.add_to_list("ignore", *empty_columns),) if empty_columns else ()
@@ -582,10 +653,13 @@ def _drop_empty(
 def _extract_labels(
     frame: pd.DataFrame, column: str | None, settings: DataSettings, *, party: str
 ) -> tuple[str | None, ...]:
-    """Return each row's label, or None; "NA" and the like are labels only if listed as classes."""
+    """Return each row's label as text; None where the cell is empty, or `column` is None.
+
+    In a CSV file, words such as "NA" count as empty unless the settings list them as classes.
+    """
     if column is None:
         return (None,) * len(frame)
-    texts = to_texts(frame[column])
+    texts = convert_to_texts(frame[column])
     if labels_are_numbers(settings):
         empty = EMPTY if is_csv(frame) else frozenset[str]()
     else:
@@ -600,21 +674,24 @@ def _extract_labels(
 
 
 def open_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
-    """Return the path of this party's table, or the current rows of its database query."""
-    party = (settings.parties or {})[name]
-    if party.database is None:
-        if party.file is None:
+    """Return the path of the table of the party `name`, or the current rows of its database query.
+
+    Raises ConfigError: the settings name neither a file nor a database of it.
+    """
+    party_settings = (settings.parties or {})[name]
+    if party_settings.database is None:
+        if party_settings.file is None:
             key = f"data.parties.{name}.file"
             raise ConfigError(
                 f"{key} is not set here, so only {name} can read its table: add --set {key}=FILE, "
                 f"set it in the run's file, or run this command at {name}; a forecast without "
                 "others' tables is secure-apfed plan --config PARTY.yaml"
             )
-        return party_path(settings, party.file)
-    return query_table(party.database, partial(party_path, settings), party=name)
+        return resolve_party_path(settings, party_settings.file)
+    return query_table(party_settings.database, partial(resolve_party_path, settings), party=name)
 
 
-def party_path(settings: DataSettings, file: Path) -> Path:
+def resolve_party_path(settings: DataSettings, file: Path) -> Path:
     """Return the path of a party's file; relative ones start at `data.folder`, or the working
     directory.
     """
@@ -626,54 +703,68 @@ def _choose_columns(
     settings: DataSettings,
     name: str,
     *,
-    taken: tuple[str, ...],
+    not_features: tuple[str, ...],
     faults: FaultList,
 ) -> _ColumnChoice:
     """Choose the features: columns in the party's lists, and the others by their type.
 
-    `taken`: columns of IDs and labels, which are no features.
+    Args:
+        frame: the table.
+        settings: the data settings of the run.
+        name: the table's party.
+        not_features: columns of IDs and labels.
+        faults: receives the faults of columns.
     """
-    party = (settings.parties or {})[name]
+    party_settings = (settings.parties or {})[name]
     advice = _make_advice(settings, name)
     formats = settings.date_formats_at(name)
-    lists = {"numeric": party.numeric or (), "categorical": party.categorical or ()}
-    listed = {*lists["numeric"], *lists["categorical"]} - {*party.ignore}
+    lists = {
+        "numeric": party_settings.numeric or (),
+        "categorical": party_settings.categorical or (),
+    }
+    listed = {*lists["numeric"], *lists["categorical"]} - {*party_settings.ignore}
     if contrary := [
-        column for names in lists.values() for column in names if column in party.ignore
+        column for names in lists.values() for column in names if column in party_settings.ignore
     ]:
         _warn_of_column(
             f"{name}: {', '.join(contrary)} is left out, since data.parties.{name}.ignore names "
             "it beside another list"
         )
-    suspects = set[str]()
+    faulty_columns = set[str]()
     if settings.holds_labels(name) and settings.label_column in listed:
         listed.remove(settings.label_column)
-        suspects.add(settings.label_column)
-        faults.add_error(_label_as_feature(settings.label_column, lists, advice=advice))
-    candidates = [
-        column for column in frame.columns if column not in (*taken, *party.ignore, *listed)
-    ]
+        faulty_columns.add(settings.label_column)
+        faults.add_error(_make_label_as_feature_error(settings.label_column, lists, advice=advice))
+    excluded = (*not_features, *party_settings.ignore, *listed)
+    candidates = [column for column in frame.columns if column not in excluded]
     if nameless := [column for column in candidates if column.startswith(_NAMELESS)]:
-        suspects.update(nameless)
-        faults.add_error(_make_nameless_error(nameless, called=party.table_name, advice=advice))
+        faulty_columns.update(nameless)
+        faults.add_error(
+            _make_nameless_error(nameless, called=party_settings.table_name, advice=advice)
+        )
     measured = [column for column in candidates if has_measures(frame[column], formats)]
     numeric = [*(column for column in lists["numeric"] if column in listed), *measured]
     categorical = [column for column in lists["categorical"] if column in listed]
-    most = party.rare_categories.most
-    if party.encoding is None:
+    max_categories = party_settings.rare_categories.most
+    if party_settings.encoding is None:
         texts = [column for column in lists["numeric"] if column in listed]
         if wrong := _list_non_numeric(frame, texts, formats, party=name):
-            suspects.update(wrong)
-            faults.add_error(_numeric_texts_error(frame, wrong, advice=advice, maximum=most))
+            faulty_columns.update(wrong)
+            error = _make_numeric_texts_error(
+                frame, wrong, advice=advice, max_categories=max_categories
+            )
+            faults.add_error(error)
     text_columns = [column for column in candidates if column not in measured]
     categorical += text_columns
-    if party.encoding is None:
-        checked = [column for column in text_columns if column not in suspects]
-        suspects |= _check_categories(frame, checked, advice=advice, maximum=most, faults=faults)
+    if party_settings.encoding is None:
+        checked = [column for column in text_columns if column not in faulty_columns]
+        faulty_columns |= _check_categories(
+            frame, checked, advice=advice, max_categories=max_categories, faults=faults
+        )
     if not settings.holds_labels(name) and settings.label_column in (*numeric, *categorical):
-        suspects.add(settings.label_column)
-        faults.add_error(_label_at_passive(settings.label_column, advice=advice))
-    return _ColumnChoice(tuple(numeric), tuple(categorical), frozenset(suspects))
+        faulty_columns.add(settings.label_column)
+        faults.add_error(_make_label_at_passive_error(settings.label_column, advice=advice))
+    return _ColumnChoice(tuple(numeric), tuple(categorical), frozenset(faulty_columns))
 
 
 def _check_categories(
@@ -681,14 +772,19 @@ def _check_categories(
     columns: Sequence[str],
     *,
     advice: Advice,
-    maximum: int | None,
+    max_categories: int | None,
     faults: FaultList,
 ) -> set[str]:
-    """Return the columns that do not look like categories, and add their faults.
+    """Return those of the text columns that look like numbers or dates, and add their faults.
 
-    `maximum`: most categories of one column; None: no limit.
+    Args:
+        frame: the table.
+        columns: those of texts, which would be encoded one-hot.
+        advice: proposes settings for errors.
+        max_categories: the party's limit of categories in one column; None: none is set.
+        faults: receives the faults.
     """
-    suspects = set[str]()
+    faulty_columns = set[str]()
     for column in columns:
         if are_padded_codes(frame[column]):
             _warn_of_column(
@@ -696,14 +792,14 @@ def _check_categories(
                 f"taken as a category; say {advice.add_to_list('categorical', column)} if it is "
                 f"one, or {advice.add_to_list('numeric', column)} if its cells are numbers"
             )
-        # What a stray text among numbers must not silently do is to make each a category.
-        elif fault := find_look_alike(frame[column], advice=advice, maximum=maximum):
-            suspects.add(column)
+        # A stray text among numbers must not silently make each number a category.
+        elif fault := find_look_alike(frame[column], advice=advice, max_categories=max_categories):
+            faulty_columns.add(column)
             faults.add_error(TableError([fault]))
-    return suspects
+    return faulty_columns
 
 
-def _label_as_feature(
+def _make_label_as_feature_error(
     column: str, lists: Mapping[str, Sequence[str]], *, advice: Advice
 ) -> TableError:
     """Return the error for a label column that is listed as a feature.
@@ -724,7 +820,7 @@ def _label_as_feature(
     )
 
 
-def _label_at_passive(column: str, *, advice: Advice) -> TableError:
+def _make_label_at_passive_error(column: str, *, advice: Advice) -> TableError:
     """Return the error for a passive's column with the name of the active's labels."""
     remedy: Remedy = (advice.add_to_list("ignore", column),)
     return TableError(
@@ -739,9 +835,9 @@ def _label_at_passive(column: str, *, advice: Advice) -> TableError:
 
 
 def _make_nameless_error(columns: Sequence[str], *, called: str, advice: Advice) -> TableError:
-    """Return the error for columns without a name, by their position.
+    """Return the error for columns without a name; it gives their positions.
 
-    `called`: what errors call the columns.
+    `columns`: as pandas numbers them. `called`: the table's name, for the error.
     """
     places = ", ".join(str(int(column.removeprefix(_NAMELESS)) + 1) for column in columns)
     remedy: Remedy = (advice.add_to_list("ignore", *columns),)
@@ -768,24 +864,30 @@ def _list_non_numeric(
         if has_measures(frame[column], formats):
             continue
         try:
-            numbers_of(frame[column], source=party)
+            read_numbers(frame[column], source=party)
         except DataError:
             wrong.append(column)
     return wrong
 
 
-def _numeric_texts_error(
-    frame: pd.DataFrame, columns: Sequence[str], *, advice: Advice, maximum: int | None
+def _make_numeric_texts_error(
+    frame: pd.DataFrame, columns: Sequence[str], *, advice: Advice, max_categories: int | None
 ) -> TableError:
     """Return the error for columns that are listed as numeric and contain texts.
 
-    `maximum`: most categories of one column; None: no limit.
+    Args:
+        frame: the table.
+        columns: the wrong ones.
+        advice: proposes settings for the error.
+        max_categories: the party's limit of categories in one column; None: none is set.
     """
-    rare_categories = [
-        line
-        for column in columns
-        for line in category_remedies(frame[column], advice=advice, maximum=maximum)[0][1:]
-    ]
+    rare_categories = list[SettingLine]()
+    for column in columns:
+        remedies_of_column = propose_categories(
+            frame[column], advice=advice, max_categories=max_categories
+        )
+        # The first remedy declares the column categorical; its further lines limit categories.
+        rare_categories += remedies_of_column[0][1:]
     remedies: tuple[Remedy, ...] = (
         (
             advice.drop_from_list("numeric", *columns),
@@ -796,7 +898,7 @@ def _numeric_texts_error(
     )
     reason = ""
     try:
-        numbers_of(frame[columns[0]], source=advice.party)
+        read_numbers(frame[columns[0]], source=advice.party)
     except DataError as error:
         reason = str(error)
     return TableError(
@@ -810,6 +912,7 @@ def _numeric_texts_error(
 
 
 def _mention_columns(columns: Sequence[str]) -> str:
+    """Return the part of an error that names further columns; "" for none."""
     return f" (so are cells of {', '.join(columns)})" if columns else ""
 
 
@@ -833,7 +936,7 @@ def _extract_ids(
     readers = {
         name: IdReader(
             f"{party}: column {name!r} of {file}",
-            place=lambda row: place_of(frame, row),
+            place=lambda row: describe_row(frame, row),
             strip=True,
             part=len(columns) > 1,
             key=f"data.parties.{party}.id_column",
@@ -847,14 +950,16 @@ def _extract_ids(
 
 
 def _iterate_ids(frame: pd.DataFrame, readers: Mapping[str, IdReader]) -> Iterator[list[str]]:
-    """Yield the IDs some thousand at a time, those of several columns joined.
+    """Yield the IDs in blocks; an ID of several columns is their texts joined.
 
-    Raises DataError: a cell is no ID; says so of all cells of the first such column.
+    `readers`: an ID reader for each ID column.
+
+    Raises DataError: cells are no IDs; names all such cells of the first column that has any.
     """
     columns = {name: frame[name] for name in readers}
-    for start in range(0, len(frame), _IDS_OF_A_PIECE):
+    for start in range(0, len(frame), _IDS_PER_BLOCK):
         parts = [
-            reader.convert_column(columns[name].iloc[start : start + _IDS_OF_A_PIECE])
+            reader.convert_column(columns[name].iloc[start : start + _IDS_PER_BLOCK])
             for name, reader in readers.items()
         ]
         if all(reader.all_taken for reader in readers.values()):
@@ -906,53 +1011,68 @@ def find_table_faults(settings: DataSettings, name: str, *, seed: int) -> tuple[
 
 
 def has_table_here(settings: DataSettings, name: str) -> bool:
-    """Return whether the settings name a file of this party that is on this machine."""
-    party = (settings.parties or {}).get(name)
-    if settings.dataset != TABLES or party is None or not party.is_here:
+    """Return whether the settings name a file of the party `name` that is on this machine."""
+    party_settings = (settings.parties or {}).get(name)
+    if settings.dataset != TABLES or party_settings is None or not party_settings.is_here:
         return False
-    path = party_path(settings, party.file or Path(str(party.rows)))
-    return path.exists() or bool(set(path.name) & set("*?[") and [*path.parent.glob(path.name)])
+    path = resolve_party_path(settings, party_settings.file or Path(str(party_settings.rows)))
+    if path.exists():
+        return True
+    is_pattern = not set(path.name).isdisjoint("*?[")
+    return is_pattern and any(path.parent.glob(path.name))
 
 
 def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> str:
     """Return the SHA-256 (hex) of parties' own files, and of the current rows of their queries.
 
-    It prevents the reuse of figures that belong to other tables. Empty for a built-in data set,
-    which never changes. `of`: the parties; None: all.
+    Stored figures are reused only if it is unchanged. Empty for a built-in data set, which never
+    changes.
+
+    Args:
+        settings: the data settings of the run.
+        of: names of the parties whose files count; None: all.
     """
     if settings.parties is None:
         return ""
     digest = hashlib.sha256()
-    parties = {name: party for name, party in settings.parties.items() if of is None or name in of}
-    for name, party in sorted(parties.items()):
-        encoding = party.encoding and party_path(settings, party.encoding)
-        table = open_table(settings, name) if party.has_table or party.rows is None else None
+    parties = {name: own for name, own in settings.parties.items() if of is None or name in of}
+    for name, party_settings in sorted(parties.items()):
+        encoding = party_settings.encoding and resolve_party_path(settings, party_settings.encoding)
+        table = (
+            open_table(settings, name)
+            if party_settings.has_table or party_settings.rows is None
+            else None
+        )
         for source in (table, encoding):
             digest.update(repr((name, _compute_digests(source, name))).encode())
-        if party.rows is not None:
+        if party_settings.rows is not None:
             digest.update(repr((name, _describe_rows(settings, name))).encode())
     return digest.hexdigest()
 
 
 def _describe_rows(settings: DataSettings, name: str) -> list[str]:
-    """Return what identifies rows that are not columns: digests of files, or the name of code.
+    """Return texts that identify the rows of the party `name`, which are not columns of a table.
 
-    For images these are names, sizes and times.
+    They are the file's SHA-256 for arrays, each file's name, size and time for images, and the
+    import path for code.
     """
-    party = (settings.parties or {})[name]
+    party_settings = (settings.parties or {})[name]
     if _are_images(settings, name):
-        folder = party_path(settings, Path(party.rows or ""))
+        folder = resolve_party_path(settings, Path(party_settings.rows or ""))
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         facts = ((file.relative_to(folder), file.stat()) for file in files)
         return [f"{file} {fact.st_size} {fact.st_mtime_ns}" for file, fact in facts]
-    if party.rows_code is not None:
-        return [party.rows_code]
-    return _compute_digests(party_path(settings, Path(party.rows or "")), name) or []
+    if party_settings.rows_code is not None:
+        return [party_settings.rows_code]
+    return (
+        _compute_digests(resolve_party_path(settings, Path(party_settings.rows or "")), name) or []
+    )
 
 
 def _compute_digests(source: Path | pyarrow.Table | None, party: str) -> list[str] | None:
-    """Return digests of a file, of all files of a folder or pattern, or of a query's columns and
-    rows.
+    """Return what identifies a table: the SHA-256 (hex) of each of its files.
+
+    For a query's result, the column names and the SHA-256 of its rows; for None, None.
     """
     if source is None:
         return None
@@ -960,7 +1080,7 @@ def _compute_digests(source: Path | pyarrow.Table | None, party: str) -> list[st
         rows = pd.util.hash_pandas_object(source.to_pandas(), index=False).to_numpy().tobytes()
         return [*source.column_names, hashlib.sha256(rows).hexdigest()]
     digests = []
-    for path in files_of(source, source=party):
+    for path in list_files(source, source=party):
         try:
             with path.open("rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
@@ -976,7 +1096,10 @@ def _load_active(
 
     Rows with an empty label are training rows without a label, never test rows.
 
-    `make_rows`: code that the party's own file names; None: none.
+    Args:
+        settings: the data settings of the run.
+        seed: of the split and of the choice of labelled rows.
+        make_rows: the function that makes the active's rows; None: there is none.
     """
     name = settings.active
     faults = FaultList()
@@ -1024,9 +1147,12 @@ def _load_active(
 def _prepare_labels(
     settings: DataSettings, raw: RawTable, *, party: str
 ) -> tuple[NDArray[Any], NDArray[np.int64], tuple[str, ...]]:
-    """Return the labels to learn, the classes by which rows are sampled, and the class names.
+    """Return the labels to learn (N,), the sampling group of each row (N,), and the class names.
 
-    Numeric labels all count as one class for sampling.
+    Rows are sampled for test and training separately by group: a row's class, `UNLABELLED`
+    without a label. Numeric labels all are one group, and have no class names.
+
+    Raises DataError: no row has a label, or all have the same.
     """
     column = settings.label_column
     if labels_are_numbers(settings):
@@ -1044,7 +1170,7 @@ def _prepare_labels(
             "add rows of another one"
         )
     listed = settings.explicit_classes or None
-    labels, classes = class_labels(raw.labels, listed, party=party, column=column)
+    labels, classes = encode_class_labels(raw.labels, listed, party=party, column=column)
     positive = settings.positive
     if positive is None and listed is None and len(classes) == 2 and settings.split == "by_class":
         positive = choose_positive(labels, classes)
@@ -1057,10 +1183,17 @@ def _prepare_labels(
 def load_own_tables(
     settings: DataSettings, name: str, *, seed: int, make_rows: MakeRows | None = None
 ) -> OwnData:
-    """Return one party's data, read from its own file alone.
+    """Return the data of the party `name`, read from its own file alone.
 
     Args:
-        make_rows: code that the party's own file names, where `rows` of its table is own.
+        settings: the data settings of the run.
+        name: the party.
+        seed: of the split and of the choice of labelled rows.
+        make_rows: the function that makes its rows, where its setting `rows` is own.
+
+    Raises:
+        ConfigError: the settings name no file of the party.
+        DataError: the table has faults.
     """
     if name not in (settings.parties or {}):
         raise ConfigError(
@@ -1079,11 +1212,15 @@ def load_own_tables(
 def _load_passive(
     settings: DataSettings, name: str, *, seed: int, make_rows: MakeRows | None = None
 ) -> tuple[PartyTable, tuple[str, ...]]:
-    """Read one passive's table, and its classes if it has labels.
+    """Return the table of the passive `name`, and the class names if it has labels.
 
     Its labels may include people whom the active tests: only the active can leave them out.
 
-    `make_rows`: code that the party's own file names; None: none.
+    Args:
+        settings: the data settings of the run.
+        name: the passive.
+        seed: of the choice of labelled rows.
+        make_rows: the function that makes its rows; None: there is none.
     """
     faults = FaultList()
     raw = _load_raw_table(settings, name, faults, make_rows)
@@ -1091,7 +1228,7 @@ def _load_passive(
     classes = settings.explicit_classes
     with faults.gather_faults():
         if settings.holds_labels(name):
-            encoded_labels, classes = class_labels(
+            encoded_labels, classes = encode_class_labels(
                 raw.labels, classes, party=name, column=settings.label_column
             )
             encoded_labels, classes = move_positive_last(
@@ -1112,24 +1249,27 @@ def _load_passive(
 def _gather_column_faults(
     settings: DataSettings, name: str, raw: RawTable, faults: FaultList
 ) -> None:
-    """Add the faults of the columns in a table that has other faults already."""
-    party = (settings.parties or {})[name]
+    """Add the faults of the feature columns of `raw`, which has other faults already, to `faults`.
+
+    They are the faults that fitting an encoding would find, so that a user sees all at once.
+    """
+    party_settings = (settings.parties or {})[name]
     advice = _make_advice(settings, name)
     if not _has_columns(raw.features):
         return
-    if party.encoding is not None or not raw.features.shape[1]:
+    if party_settings.encoding is not None or not raw.features.shape[1]:
         return
     if settings.missing_at(name) == "error":
         with faults.gather_faults():
             refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
-    columns = [column for column in raw.features.columns if column not in raw.suspects]
+    columns = [column for column in raw.features.columns if column not in raw.faulty_columns]
     if columns:
         with faults.gather_faults():
             fit_columns(
-                only_columns(raw.features, columns),
+                select_columns(raw.features, columns),
                 categorical=raw.categorical,
                 missing="mean",
-                maximum=party.rare_categories.most,
+                max_categories=party_settings.rare_categories.most,
                 source=name,
                 formats=settings.date_formats_at(name),
                 advice=advice,
@@ -1139,22 +1279,28 @@ def _gather_column_faults(
 def _encode_table(
     settings: DataSettings, name: str, raw: RawTable, *, rows: NDArray[np.int64]
 ) -> tuple[Any, ColumnEncoding | ArrayEncoding, dict[str, View]]:
-    """Return the features of all rows, their encoding, and the positions of the party's views.
+    """Return the features of all rows (N, ...), their encoding, and the party's views by name.
 
-    A configured encoding is used unchanged; otherwise one is fitted to `rows`. Rows that are not
-    columns are features as they are.
+    A configured encoding is used unchanged; otherwise one is fitted. Rows that are not columns
+    are features as they are.
+
+    Args:
+        settings: the data settings of the run.
+        name: the table's party.
+        raw: its table.
+        rows: positions of the rows whose statistics the fitted encoding uses.
     """
     if not _has_columns(raw.features):
         shape = tuple(int(size) for size in raw.features.shape[1:])
         return raw.features, ArrayEncoding(row_shape=shape), {}
-    party = (settings.parties or {})[name]
+    party_settings = (settings.parties or {})[name]
     advice = _make_advice(settings, name)
     views = _locate_views(settings, name, raw.features)
     counts = CellCounts()
-    if party.encoding is None:
+    if party_settings.encoding is None:
         missing = settings.missing_at(name)
         faults = FaultList()
-        if missing == "error":  # of all rows, and not alone of those that it is fitted to
+        if missing == "error":  # checked in all rows, not only in those that it is fitted to
             with faults.gather_faults():
                 refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
         with faults.gather_faults():
@@ -1163,14 +1309,16 @@ def _encode_table(
                 views,
                 categorical=raw.categorical,
                 missing="mean" if faults else missing,
-                maximum=party.rare_categories.most,
+                max_categories=party_settings.rare_categories.most,
                 source=name,
                 formats=settings.date_formats_at(name),
                 advice=advice,
             )
         faults.raise_faults()
     else:
-        encoding = _load_encoding(party_path(settings, party.encoding), party.encoding, name)
+        encoding = _load_encoding(
+            resolve_party_path(settings, party_settings.encoding), party_settings.encoding, name
+        )
         columns = tuple(column.name for column in encoding.columns)
         if settings.view_columns is None:
             views = {view: ViewColumns(columns=columns) for view in views}
@@ -1180,20 +1328,22 @@ def _encode_table(
         features = columns_on_disk.encode_rows(encoding, source=name, counts=counts)
     else:
         features = encoding.encode(raw.features, source=name, counts=counts)
-    if party.encoding is not None:
+    if party_settings.encoding is not None:
         counts.warn_of_unseen_cells(source=name)
         known = {column.name for column in encoding.columns}
         if unused := [column for column in raw.features.columns if column not in known]:
             _warn_of_column(
-                f"{name}: {party.encoding} does not know the columns {', '.join(unused)}, which "
-                f"are left out; if that is right, say {advice.add_to_list('ignore', *unused)}"
+                f"{name}: {party_settings.encoding} does not know the columns "
+                f"{', '.join(unused)}, which are left out; if that is right, say "
+                f"{advice.add_to_list('ignore', *unused)}"
             )
     return features, encoding, located
 
 
 def _load_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
-    """Return the column encoding in a JSON file. Raises DataError: it has none, or
-    one of images.
+    """Return the column encoding in a JSON file. Raises DataError: it has none, or one of images.
+
+    `path`: the file. `called`: the path as the settings write it, for errors.
     """
     try:
         content = load_json(path, dict[str, Any])
@@ -1208,7 +1358,11 @@ def _load_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
 def _locate_views(
     settings: DataSettings, name: str, features: pd.DataFrame
 ) -> dict[str, ViewColumns]:
-    """Return the party's views by its columns; one view of all columns if none are named."""
+    """Return the columns of each view of the party `name`; one view of all its columns if the
+    settings name none.
+
+    Raises DataError: a feature column is in no view, or in several, or a view lacks a column.
+    """
     columns = tuple(map(str, features.columns))
     if not columns:
         raise DataError(NO_FEATURES.format(source=name))

@@ -40,7 +40,7 @@ from secure_apfed.config.nested import (
 )
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.encoding import fit_columns
-from secure_apfed.data.frames import as_pandas, has_measures, plain_cells, require_dense
+from secure_apfed.data.frames import as_pandas, convert_number_cells, has_measures, require_dense
 from secure_apfed.data.labels import TargetScale, require_one_spelling, warn_of_empty_words
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.measures.tasks import TASKS, Classification, Regression
@@ -523,7 +523,7 @@ def _build_table(
 ) -> PartyTable:
     """Return one party's table, with an encoding fitted to its frame."""
     require_dense(frame, party=name)
-    frame = plain_cells(frame) if frame.columns.is_unique else frame
+    frame = convert_number_cells(frame) if frame.columns.is_unique else frame
     texts = [str(name) for name, cells in frame.items() if not has_measures(cells)]
     encoding = fit_columns(frame, categorical=texts, missing="mean", source=name)
     features = encoding.encode(frame, source=name)

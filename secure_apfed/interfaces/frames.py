@@ -34,7 +34,7 @@ from secure_apfed.base.files import PathLike, make_private
 from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
-from secure_apfed.data.frames import as_pandas, cell_text, collect_frame
+from secure_apfed.data.frames import as_pandas, collect_frame, format_cell
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.measures.intervals import Estimate, estimate_measures
 from secure_apfed.measures.table import MEASURES, Measure
@@ -457,7 +457,7 @@ def _map_labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
     """Return the labels as in the frame, by the text that names the class in a run."""
     labels = frame[label].dropna().unique().tolist()
     # If texts differ only in surrounding blanks, the one without blanks names the class.
-    texts = ((cell_text(value), value) for value in labels)
+    texts = ((format_cell(value), value) for value in labels)
     return dict(sorted(texts, key=lambda pair: pair[0] == pair[1]))
 
 

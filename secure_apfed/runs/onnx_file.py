@@ -9,7 +9,7 @@ An empty number is NaN, an empty category one of the texts that mean so in a fil
 refuse a row: if `secure_apfed.data.ColumnEncoding` refuses it, the outputs are NaN and the label is
 the empty text. The same holds for a text that a graph cannot convert to the learnt form: one with
 blanks at its ends, or an unknown one with a mark that form NFC composes, or whose number, time or
-moment `secure_apfed.data.frames.plain_text` may write otherwise.
+moment `secure_apfed.data.frames.normalise_spelling` may write otherwise.
 """
 
 import functools

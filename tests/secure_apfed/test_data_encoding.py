@@ -35,7 +35,7 @@ from secure_apfed.data.encoding import (
     fit_columns,
     parse_encoding,
 )
-from secure_apfed.data.frames import as_pandas, convert_text_column, texts_of
+from secure_apfed.data.frames import as_pandas, convert_text_column, read_texts
 from secure_apfed.data.inputs import MIN_ROWS, ColumnDrift, DriftMeter
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
@@ -410,7 +410,7 @@ def test_every_reader_says_the_same(
     given = given.dropna(axis=1, how="all")
     names = map(str, given)
     categorical = [name for name in names if column_name(name) in ("größe", *CATEGORIES)]
-    blank = [name for name in categorical if not any(texts_of(given[name], words=EMPTY))]
+    blank = [name for name in categorical if not any(read_texts(given[name], words=EMPTY))]
     given = given.drop(columns=blank)
     encoding = fit_columns(given, categorical=categorical, missing="mean", source="p")
     expected = encoding.encode(given)

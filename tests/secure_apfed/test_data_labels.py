@@ -21,7 +21,7 @@ from secure_apfed import run_frames
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
-from secure_apfed.data.labels import class_labels
+from secure_apfed.data.labels import encode_class_labels
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, FewRowsWarning, SuspectColumnWarning
 from secure_apfed.interfaces.estimator import VerticalClassifier
@@ -149,7 +149,7 @@ def name_labels(labels: Any) -> str:
 @pytest.mark.parametrize("labels", ALIKE, ids=name_labels)
 def test_spellings_of_one_label_are_refused(labels: tuple[str, ...]) -> None:
     with pytest.raises(DataError, match=r"in several ways") as refused:
-        class_labels((*labels, "other") * 8, None, party="bank", column="y")
+        encode_class_labels((*labels, "other") * 8, None, party="bank", column="y")
     assert re.findall(r"\((\d+) rows\)", str(refused.value)) == ["8", "8"]
     assert len(str(refused.value)) < 500
 
@@ -173,7 +173,7 @@ def test_labels_that_name_nothing_are_told_wherever_they_enter(
 
 @pytest.mark.parametrize("labels", CLASSES, ids=name_labels)
 def test_labels_that_differ_are_classes(labels: tuple[str, ...]) -> None:
-    assert set(class_labels(labels * 8, None, party="bank", column="y")[1]) == set(labels)
+    assert set(encode_class_labels(labels * 8, None, party="bank", column="y")[1]) == set(labels)
 
 
 @pytest.mark.parametrize("enter", [from_csv, from_estimator])
