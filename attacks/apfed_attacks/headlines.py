@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from apfed_attacks.interface import AttackResult, Target
-from secure_apfed.exchange.secure_sums import ciphertexts_of, sum_kind
+from secure_apfed.exchange.secure_sums import explain_unreadable, find_sum_class
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
@@ -117,7 +117,7 @@ def list_directions(config: RunSettings) -> dict[Direction, str]:
         reasons[direction] = "" if facts & method_facts else nothing_sent
     through_aggregator = Direction(reader="aggregator", target="features")
     if config.method.sums:
-        reasons[through_aggregator] = ciphertexts_of(sum_kind(config.secure_sum))
+        reasons[through_aggregator] = explain_unreadable(find_sum_class(config.secure_sum))
     elif "tables are decomposed" in method_facts:
         reasons[through_aggregator] = ""
     return reasons

@@ -17,7 +17,7 @@ from apfed_experiments.solo import LEFT_OUT, OTHER_ROWS
 from apfed_experiments.summary import Interval
 from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.data.catalogue import view_count
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.runs.outcome import count_measured_rows
 from secure_apfed.settings.promises import FIGURES, Promise, epsilon_words, figure_title
 from secure_apfed.settings.run import RunSettings
@@ -119,7 +119,7 @@ def _describe_sum(config: RunSettings) -> str:
     """Return a sentence on whether the sum hides single contributions; empty: nothing is summed."""
     if "contributions are summed" not in config.method.facts:
         return ""
-    kind = sum_kind(config.secure_sum)
+    kind = find_sum_class(config.secure_sum)
     if kind.unsafe:
         return f"The sum ({kind.name}) hides nothing from the aggregator. "
     if not config.data.horizontal and view_count(config.data) == 2:

@@ -272,13 +272,13 @@ def show_certificates(
     as_json: AsJson = False,
 ) -> None:
     """Show who the certificates belong to, how long they are valid, and their fingerprints."""
-    from secure_apfed.exchange.certificates import certificate_names, hash_certificate
+    from secure_apfed.exchange.certificates import hash_certificate, list_dns_names
 
     now = dt.datetime.now(dt.UTC)
     described = [
         {
             "file": str(file),
-            "names": ", ".join(certificate_names(certificate)),
+            "names": ", ".join(list_dns_names(certificate)),
             "valid_until": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
             "days_left": (certificate.not_valid_after_utc - now).days,
             "issuer": certificate.issuer.rfc4514_string(),

@@ -10,7 +10,7 @@ from typing import Any
 from secure_apfed.alignment import check_alignment
 from secure_apfed.data.catalogue import check_data, labels_are_numbers, take_dataset
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.labellers import take_labeller
 from secure_apfed.measures.table import MEASURES, names_of
 from secure_apfed.measures.tasks import TASKS, Classification, Regression
@@ -52,7 +52,7 @@ CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "measure": _find_measure,
     "alignment": _return_after_check(check_alignment),
     "data": _check_data,
-    "secure_sum": _return_after_check(sum_kind),
+    "secure_sum": _return_after_check(find_sum_class),
     "guard": _return_after_check(lambda guard: GUARDS.take_name(guard.mechanism, key="mechanism")),
     "defences": _return_after_check(lambda choices: [*map(take_defence, choices)]),
 }

@@ -23,8 +23,8 @@ from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS, Env
 from secure_apfed.exchange.links import Links
 
 _KEY_BYTES = 32
-_MAX_HELD = 16  # steps; a party keeps the two newest
-_MAX_ANSWERED = 2**16  # stretches of steps since the oldest of these
+_MAX_CHECKPOINTS = 16  # in a greeting; a party keeps the two newest
+_MAX_ANSWERED = 2**16  # ranges of answered steps in a greeting
 _PURPOSE = b"contract v1"
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, ValidationError, RecursionError)
 
@@ -38,8 +38,8 @@ class Greeting:
         offer: the terms of the representations that it sends; None: it sends none.
         resumes: at the active, the step from which it can resume; None: from the start.
         holds: the steps for which it has a checkpoint.
-        answered: at a passive, the steps since the oldest of these that it answered, and among
-            which passives.
+        answered: at a passive, the ranges of steps since its oldest checkpoint in which it
+            contributed to a sum, each with the passives that did.
     """
 
     identity: bytes
@@ -75,8 +75,9 @@ class Greeting:
                 if type(key) is not bytes or len(key) != _KEY_BYTES:
                     raise ValueError("a key of another size")
             terms = None if offer is None else RepresentationTerms.model_validate(offer)
-            onward = None if resumes is None else Resumption.model_validate(resumes)
-            if len(holds) > _MAX_HELD or not all(type(s) is int and s >= 0 for s in holds):
+            resumption = None if resumes is None else Resumption.model_validate(resumes)
+            are_steps = all(type(step) is int and step >= 0 for step in holds)
+            if len(holds) > _MAX_CHECKPOINTS or not are_steps:
                 raise ValueError("no steps")
             answered = _parse_answered_steps(*optional)
         except _MALFORMED as error:
@@ -91,18 +92,21 @@ class Greeting:
             identity=identity,
             run_key=run_key,
             offer=terms,
-            resumes=onward,
+            resumes=resumption,
             holds=tuple(holds),
             answered=answered,
         )
 
 
-def _parse_answered_steps(stretches: Any = ()) -> tuple[AnsweredSteps, ...]:
-    """Parse the steps that a passive answered. Raises ValueError, TypeError: malformed."""
-    if len(stretches) > _MAX_ANSWERED:
+def _parse_answered_steps(ranges: Any = ()) -> tuple[AnsweredSteps, ...]:
+    """Parse the ranges of steps that a passive answered, untrusted (first, last, passives).
+
+    Raises ValueError, TypeError: they are malformed, or too many.
+    """
+    if len(ranges) > _MAX_ANSWERED:
         raise ValueError("too many stretches of steps")
     return tuple(
-        AnsweredSteps(first=first, last=last, passives=names) for first, last, names in stretches
+        AnsweredSteps(first=first, last=last, passives=names) for first, last, names in ranges
     )
 
 
@@ -121,16 +125,19 @@ async def agree_on_contract(
     known: Mapping[str, bytes],
     active: str,
     session: str | None,
-    greeting: Callable[[RunKey], Greeting],
-    draw: Callable[[str, Mapping[str, Greeting]], Contract],
+    make_greeting: Callable[[RunKey], Greeting],
+    make_contract: Callable[[str, Mapping[str, Greeting]], Contract],
 ) -> SignedContract:
     """Exchange greetings, build the contract, exchange signatures, and encrypt the links.
 
     Args:
-        identity: this party's key pair; known: the public identities of all parties, by name.
+        links: this party's, not encrypted yet.
+        identity: this party's key pair.
+        known: the public identities of all parties, by name.
+        active: the active's name.
         session: the session's name at the active, None elsewhere.
-        greeting: makes this party's greeting from the key of its links in this session.
-        draw: makes the contract from the session's name and all greetings.
+        make_greeting: makes this party's greeting from the key of its links in this session.
+        make_contract: makes the contract from the session's name and all greetings by party.
 
     Raises RemoteProtocolError: another party than expected, another contract, or no signature.
     """
@@ -140,7 +147,7 @@ async def agree_on_contract(
         )
     run_key = fresh_run_key()
     peers = [name for name in known if name != links.me]
-    greetings = {links.me: greeting(run_key)}
+    greetings = {links.me: make_greeting(run_key)}
     for peer in peers:
         links.send(peer, Kind.GREETING, BEFORE_TRAINING, greetings[links.me].to_bytes())
     for peer in peers:
@@ -154,7 +161,7 @@ async def agree_on_contract(
     else:
         for peer in peers:
             links.send(peer, Kind.SESSION, BEFORE_TRAINING, session.encode())
-    contract = draw(session, {name: greetings[name] for name in known})
+    contract = make_contract(session, {name: greetings[name] for name in known})
     digest = contract.digest
     seals = {
         peer: SealedLink(me=links.me, peer=peer, run_key=run_key, contract_hash=digest)
@@ -177,18 +184,18 @@ async def agree_on_contract(
 
 
 def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
-    """Refuse two parties that share a key, for example the aggregator and the active.
+    """Raise RemoteProtocolError if two parties share an identity or a run key.
 
     `greetings`: by party.
     """
-    for keys in (
-        [greeting.identity for greeting in greetings.values()],
-        [greeting.run_key for greeting in greetings.values()],
-    ):
-        if len(set(keys)) < len(keys):
-            twice = [name for name, key in zip(greetings, keys, strict=True) if keys.count(key) > 1]
+    identities = [greeting.identity for greeting in greetings.values()]
+    run_keys = [greeting.run_key for greeting in greetings.values()]
+    for keys in (identities, run_keys):
+        owners = zip(greetings, keys, strict=True)
+        sharing = [name for name, key in owners if keys.count(key) > 1]
+        if sharing:
             raise RemoteProtocolError(
-                f"{' and '.join(twice)} came with one key; each party has keys of its own"
+                f"{' and '.join(sharing)} came with one key; each party has keys of its own"
             )
 
 
@@ -209,9 +216,12 @@ def _parse_session_name(message: Envelope) -> str:
 
 
 def _parse_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes]:
-    """Return the signature and the link's hello of a party that built the same contract.
+    """Return a peer's signature, and its hello for the encrypted link to this party.
 
-    Raises RemoteProtocolError: it built another; names the keys that differ.
+    The signature is verified by the caller. `contract`: as this party built it.
+
+    Raises RemoteProtocolError: the peer built another contract (names the keys that differ), or
+        the message is malformed.
     """
     try:
         signature, hello, document = msgpack.unpackb(message.payload)
@@ -236,9 +246,10 @@ def _parse_signature(message: Envelope, contract: Contract) -> tuple[bytes, byte
 def find_differences(
     ours: dict[str, Any], theirs: dict[str, Any], prefix: str = ""
 ) -> Iterator[str]:
-    """Yield the dotted keys of this party's own fields whose value differs at the peer.
+    """Yield the dotted paths of this party's fields whose value differs at the peer.
 
-    `ours`: this party's fields; `theirs`: the peer's. `prefix`: dotted key of these fields.
+    `ours`, `theirs`: the nested fields of this party and the peer. `prefix`: the dotted path that
+    leads to them, with a final dot.
     """
     for key, mine in ours.items():
         their_value = theirs.get(key)

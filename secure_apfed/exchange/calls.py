@@ -28,32 +28,40 @@ from secure_apfed.exchange.sealed_connection import (
 )
 
 Carry = Callable[[str, bytes, int, bytes], bool]
-"""Calls `Calls.take_frame` at a peer: its name, then name of the connection, number and frame.
+"""A remote call of `Calls.take_frame` at a peer. Arguments: the peer's name, the connection's name,
+the frame's number, and the frame.
 
-Returns what that returned; raises ConnectionAbortedError where the job is over, OSError where the
-call failed."""
+Returns what `take_frame` returned there. Raises ConnectionAbortedError: the job is over; OSError:
+the call failed."""
 
 _NAME_BYTES = 32
-_AT_ONCE = 4  # frames under way on a connection; one at a time took half as long again
-_MAX_COMING = 4  # connections in one peer's name that have not proved yet; then the oldest goes
-_ROOM_S = 10.0
+_AT_ONCE = 4  # calls under way on a connection; with one at a time a run took half as long again
+_MAX_INCOMING = 4  # unproven connections in one peer's name; then the oldest is closed
+_ROOM_S = 10.0  # that a call waits until its frame is taken
 
 
 class Calls:
-    """A party's connections to all its peers; of two parties, the one with the later name dials."""
+    """A party's connections to all its peers, over remote calls.
+
+    Of two parties, the one whose name sorts later dials.
+    """
 
     def __init__(self, me: LocalEnd, carry: Carry) -> None:
-        """Prepare connections to all peers; those with a later name dial this party."""
+        """Prepare connections to all peers.
+
+        `me`: this party's keys and its peers' names. `carry`: makes a remote call at a peer.
+        """
         self._me = me
-        self._send_call = carry
+        self._carry = carry
         dialling = tuple(name for name in me.known if name > me.name)
         self._acceptor = PeerAcceptor(me, dialling, absent="its party did not begin")
         self._lock = threading.Lock()
-        self._connections: dict[str, _Called] = {}
-        self._incoming: dict[str, dict[bytes, _Called]] = {name: {} for name in dialling}
-        self._failing: set[str] = set()
+        self._connections: dict[str, _CallConnection] = {}  # of each peer, the one in use
+        # By dialling peer, its connections that have not proved an identity, by their names.
+        self._incoming: dict[str, dict[bytes, _CallConnection]] = {name: {} for name in dialling}
+        self._failing: set[str] = set()  # peers at whom the last call failed
         self._stop_reasons: dict[str, str] = {}
-        self._ended = ""
+        self._ended = ""  # why all connections have ended
 
     def make_connectors(self) -> Mapping[str, Callable[[], Connection]]:
         """Return, by peer, a function that makes a connection to it; see `LinkTransport`."""
@@ -81,57 +89,58 @@ class Calls:
     def take_frame(self, caller: str, name: bytes, number: int, frame: bytes) -> bool:
         """Accept one frame from a peer, and wait if too many wait already.
 
-        Returns False if the connection is over.
+        Returns False if the frame is not accepted, as on a connection that is over.
 
         Args:
             caller: the caller's name, by the carrier; the peer proves its identity afterwards.
-            name: of the connection, drawn by the dialling end.
+            name: of the connection, 32 random bytes from the dialling end.
             number: of the frame, from 0; -1 - n: the connection ends after its first n frames.
+            frame: its bytes; empty where the number is negative.
         """
         if type(name) is not bytes or type(number) is not int or type(frame) is not bytes:
             return False
-        called = self._find_connection(caller, name, number)
-        if called is None:
+        connection = self._find_connection(caller, name, number)
+        if connection is None:
             return False
         if number < 0:
-            called.over_after(-1 - number)
+            connection.end_after(-1 - number)
             return True
-        return called.take_frame(number, frame)
+        return connection.take_frame(number, frame)
 
-    def _find_connection(self, caller: str, name: bytes, number: int) -> "_Called | None":
-        """Return the connection of this name; make one if the peer may dial and this is its first
-        frame.
+    def _find_connection(self, caller: str, name: bytes, number: int) -> "_CallConnection | None":
+        """Return the connection of this name; None if there is none.
 
-        `caller`: the name that the carrier gives; the peer proves its identity afterwards.
-        `number`: of the frame, from 0; -1 - n: the connection ends after its first n frames.
+        A new one is made if the peer may dial and this is the connection's first frame. For the
+        arguments see `take_frame`.
         """
         with self._lock:
-            standing = self._connections.get(caller)
-            coming = self._incoming.get(caller, {})
-            if standing is not None and standing.name == name:
-                return standing
-            if name in coming:
-                return coming[name]
-            may_come = caller in self._incoming and not self._ended
-            if not may_come or number != 0 or len(name) != _NAME_BYTES:
+            current = self._connections.get(caller)
+            incoming = self._incoming.get(caller, {})
+            if current is not None and current.name == name:
+                return current
+            if name in incoming:
+                return incoming[name]
+            may_dial = caller in self._incoming and not self._ended
+            if not may_dial or number != 0 or len(name) != _NAME_BYTES:
                 return None
-            fresh = coming[name] = self._make_connection(caller, name)
-            crowded = coming.pop(next(iter(coming))) if len(coming) > _MAX_COMING else None
-        if crowded is not None:
-            crowded.close()
-        threading.Thread(target=self._welcome_peer, args=(caller, fresh), daemon=True).start()
+            fresh = self._make_connection(caller, name)
+            incoming[name] = fresh
+            oldest = incoming.pop(next(iter(incoming))) if len(incoming) > _MAX_INCOMING else None
+        if oldest is not None:
+            oldest.close()
+        threading.Thread(target=self._admit_peer, args=(caller, fresh), daemon=True).start()
         return fresh
 
-    def _welcome_peer(self, peer: str, fresh: "_Called") -> None:
-        """Have a dialling peer prove its identity; only then it replaces its former connection."""
+    def _admit_peer(self, peer: str, fresh: "_CallConnection") -> None:
+        """Verify a dialling peer's identity; only then does `fresh` replace its connection."""
         self._acceptor.admit_stranger(fresh, b"")
-        if fresh.over:
+        if fresh.is_over:
             with self._lock:
                 self._incoming[peer].pop(fresh.name, None)
         else:
             self._replace_connection(peer, fresh)
 
-    def _replace_connection(self, peer: str, fresh: "_Called") -> None:
+    def _replace_connection(self, peer: str, fresh: "_CallConnection") -> None:
         """Replace the peer's former connection by a new one."""
         with self._lock:
             self._incoming.get(peer, {}).pop(fresh.name, None)
@@ -143,16 +152,16 @@ class Calls:
         if ended:
             fresh.close()
 
-    def _make_connection(self, peer: str, name: bytes) -> "_Called":
-        return _Called(name, partial(self._carry_frame, peer, name))
+    def _make_connection(self, peer: str, name: bytes) -> "_CallConnection":
+        return _CallConnection(name, partial(self._carry_frame, peer, name))
 
     def _carry_frame(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
-        """Send one frame by a call, and remember the peers whose calls fail.
+        """Send one frame by a call, and remember whether calls at this peer fail.
 
-        `number`: of the frame, from 0; -1 - n: the connection ends after its first n frames.
+        Returns whether the peer accepted it. For the arguments see `take_frame`.
         """
         try:
-            is_taken = self._send_call(peer, name, number, frame)
+            is_taken = self._carry(peer, name, number, frame)
         except ConnectionAbortedError:  # by the end of the job, which is no fault of the peer
             raise
         except OSError:
@@ -171,11 +180,10 @@ class Calls:
                 f"{reason}; calls to {failing} failed before" if failing else reason
             )
             connections = [*self._connections.values()]
-            connections += [
-                called for coming in self._incoming.values() for called in coming.values()
-            ]
-        for called in connections:
-            called.close()
+            for incoming in self._incoming.values():
+                connections += incoming.values()
+        for connection in connections:
+            connection.close()
 
     def note_stop(self, peer: str, reason: str) -> None:
         """Record that a known peer's party has ended and will not connect again."""
@@ -183,67 +191,73 @@ class Calls:
             self._stop_reasons[peer] = quote_reason(reason.encode("utf-8", "replace"))
 
 
-class _Called(Pipe):
+class _CallConnection(Pipe):
     """A connection of numbered calls, a few of them under way at once."""
 
     def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
         """Make a connection that is carried by calls, with the frame limit of an unproven peer.
 
-        `carry`: sends frame (number, bytes); returns whether it arrived.
+        `name`: 32 random bytes. `carry`: sends a frame by its number and bytes; returns whether it
+        was accepted.
         """
         super().__init__()
         self.name = name
-        self._send_call = carry
+        self._carry = carry
         self._calling = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="call")
         self._call_slots = threading.Semaphore(_AT_ONCE)
-        self._early_frames: dict[int, bytes] = {}
-        self._sent_frames = self._came = 0
+        self._early_frames: dict[int, bytes] = {}  # by number: those before which one is missing
+        self._sent_frames = 0
+        self._received_frames = 0
         self._max_bytes = MAX_UNPROVED
-        self._last: int | None = None
+        self._announced_frames: int | None = None  # in all, once the other end has closed
 
     def trust_peer(self) -> None:
         """Allow larger frames, after the peer proved its identity."""
         self._max_bytes = MAX_SEALED
 
     def take_frame(self, number: int, frame: bytes) -> bool:
-        """Accept a frame once its turn comes and there is room.
+        """Accept a frame, and wait until all before it have come and there is room.
 
-        Returns False if it is not among the next `_AT_ONCE` frames, the number a caller may send at
-        once.
+        Returns False if the frame is repeated, too long or too far ahead: only the next `_AT_ONCE`
+        frames are accepted, fewer while too many wait to be read.
+
+        `number`: that of the frame on this connection, from 0.
         """
         with self._changed:
             if self._ended is not None or len(frame) > self._max_bytes:
                 return False
-            ahead = _AT_ONCE + min(0, MAX_QUEUED - len(self._frames))
-            if number in self._early_frames or not self._came <= number < self._came + ahead:
+            excess = max(0, len(self._frames) - MAX_QUEUED)
+            end = self._received_frames + _AT_ONCE - excess
+            if number in self._early_frames or not self._received_frames <= number < end:
                 return False
             self._early_frames[number] = frame
-            while self._came in self._early_frames:
-                self._frames.append(self._early_frames.pop(self._came))
-                self._came += 1
+            while self._received_frames in self._early_frames:
+                self._frames.append(self._early_frames.pop(self._received_frames))
+                self._received_frames += 1
             self._end_if_over()
             self._changed.notify_all()
             return self._changed.wait_for(
                 lambda: (
                     self._ended is not None
-                    or (number < self._came and len(self._frames) <= MAX_QUEUED)
+                    or (number < self._received_frames and len(self._frames) <= MAX_QUEUED)
                 ),
                 _ROOM_S,
             )
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self._ended is not None
 
-    def over_after(self, count: int) -> None:
-        """Record that the other end closed the connection after this number of frames."""
+    def end_after(self, count: int) -> None:
+        """Record that the other end closed the connection after it sent this number of frames."""
         with self._changed:
-            self._last = count
+            self._announced_frames = count
             self._end_if_over()
 
     def _end_if_over(self) -> None:
         """End the connection if all frames that the other end announced have arrived."""
-        if self._last is not None and self._came >= self._last:
+        announced = self._announced_frames
+        if announced is not None and self._received_frames >= announced:
             self.end("the other end closed the connection")
 
     def send_bytes(self, buf: bytes, /) -> None:
@@ -259,19 +273,16 @@ class _Called(Pipe):
                 if self._ended is not None:
                     raise BrokenPipeError(self._ended)
                 number = self._sent_frames
-                self._sent_frames = self._sent_frames + 1
+                self._sent_frames += 1
                 self._calling.submit(self._send_frame, number, buf)
         except BaseException:
             self._call_slots.release()
             raise
 
     def _send_frame(self, number: int, frame: bytes) -> None:
-        """Make one call; if it fails, end the connection.
-
-        `number`: of the frame, from 0; -1 - n: the connection ends after its first n frames.
-        """
+        """Make one call, with a frame and its number; if it fails, end the connection."""
         try:
-            if not self._send_call(number, frame):
+            if not self._carry(number, frame):
                 self._fail_connection("it is not there yet, or has another connection by now")
         except OSError as error:
             self._fail_connection(str(error))
@@ -283,16 +294,19 @@ class _Called(Pipe):
         self._fail_connection("the connection was closed", sent_frames=self._sent_frames)
 
     def _fail_connection(self, reason: str, *, sent_frames: int = 0) -> None:
-        """End the connection with this reason, and tell the other end how many frames were sent."""
+        """End the connection with this reason, and tell the other end to end after `sent_frames`.
+
+        With 0, the default, it ends there at once.
+        """
         with self._changed:
             if self._ended is None:
                 self._calling.submit(self._announce_end, sent_frames)
             self.end(reason)
 
     def _announce_end(self, sent_frames: int) -> None:
-        """Tell the other end how many frames were sent, by a call with a negative number."""
-        with contextlib.suppress(OSError):  # it finds out by the silence
-            self._send_call(-1 - sent_frames, b"")
+        """Tell the other end after how many frames to end, by a call with a negative number."""
+        with contextlib.suppress(OSError):  # it will notice by the silence
+            self._carry(-1 - sent_frames, b"")
 
     def end(self, reason: str = "") -> None:
         """End the connection, and let no further call begin."""

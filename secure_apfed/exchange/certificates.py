@@ -26,8 +26,8 @@ RENEWAL = (
     "organiser `certs renew`, and the party `certs accept`; no words are compared again"
 )
 _MAX_BYTES = 2**20
-_MAX_NAMES = 8
-_CLOCKS_APART = dt.timedelta(minutes=5)
+_MAX_NAMES = 8  # of a peer's certificate that an error quotes
+_CLOCKS_APART = dt.timedelta(minutes=5)  # that a certificate is valid before it was made
 _HEX = frozenset("0123456789abcdef")
 _OTHER_USES = (
     "digital_signature",
@@ -45,10 +45,8 @@ def hash_certificate(certificate: x509.Certificate) -> str:
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
-def certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Return the DNS names of a certificate, which include its party's name; empty
-    if it has none.
-    """
+def list_dns_names(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Return the DNS names of a certificate, among them its party's name; () if it has none."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (x509.ExtensionNotFound, ValueError):
@@ -61,24 +59,28 @@ def _quote_names(names: Sequence[str]) -> str:
     return ", ".join(map(quote_text, names[:_MAX_NAMES])) or "nobody"
 
 
-def _list_entries(certificate: x509.Certificate) -> set[str]:
-    """Return the entries of a revocation list that would revoke this certificate."""
+def _make_revocation_entries(certificate: x509.Certificate) -> set[str]:
+    """Return the entries, in hex, by which a list may revoke this certificate: SHA-256 or serial
+    number.
+    """
     return {hash_certificate(certificate), f"{certificate.serial_number:x}"}
 
 
-def list_entries(pem: bytes) -> set[str]:
-    """Return the revocation entries of a certificate in PEM; empty if it is not a certificate."""
+def make_revocation_entries(pem: bytes) -> set[str]:
+    """Return the entries by which a list may revoke a certificate in PEM; empty if it is none."""
     try:
-        return _list_entries(x509.load_pem_x509_certificate(pem))
+        return _make_revocation_entries(x509.load_pem_x509_certificate(pem))
     except ValueError:
         return set()
 
 
 def load_revocations(path: Path | None) -> frozenset[str]:
-    """Read a list of revoked certificates and identities; empty if `path` is None.
+    """Return the revoked certificates and identities in a file; empty if `path` is None.
 
     Each line has, in hex, a certificate's SHA-256 or serial number, or an identity (a public key).
     Text after a `#` is a comment.
+
+    Raises ConfigError: the file cannot be read, or a line has something else.
     """
     if path is None:
         return frozenset()
@@ -91,7 +93,8 @@ def load_revocations(path: Path | None) -> frozenset[str]:
                 f"{path}, line {number}: expected a certificate's SHA-256 or serial number, or "
                 f"an identity, in hex, got {entry[:80]!r}"
             )
-        entries.add(entry.lstrip("0") if len(entry) < 64 else entry)
+        is_serial_number = len(entry) < 64
+        entries.add(entry.lstrip("0") if is_serial_number else entry)
     return frozenset(entries - {""})
 
 
@@ -125,7 +128,13 @@ class RevokedList:
 
 @dataclass(frozen=True)
 class Credentials:
-    """The certificates and the key that a party uses in TLS, in PEM; the key is never printed."""
+    """The certificates and the key that a party uses in TLS, in PEM; the key is never printed.
+
+    Attributes:
+        ca: the certificates of the authorities that the party trusts.
+        certificate: the party's own, then those that signed it, if any.
+        key: the private key of its own certificate, without a password.
+    """
 
     ca: bytes
     certificate: bytes
@@ -143,8 +152,12 @@ class Credentials:
     ) -> "Credentials":
         """Load certificates and key, and check them as the peers will.
 
-        `name`: that the certificate must have; None: any. Raises ConfigError: names the file and
-        the fault.
+        Args:
+            ca, certificate, key: PEM files; see the class.
+            name: the party's name, which the certificate must have; None: any.
+            revoked: entries of a revocation list.
+
+        Raises ConfigError: names the file and the fault.
         """
         loaded = cls(
             _load_file(ca, "ca"), _load_file(certificate, "certificate"), _load_file(key, "key")
@@ -158,7 +171,7 @@ class Credentials:
                 f"tls: {ca}, {certificate} or {key} is not what it should be in PEM ({error}); a "
                 "key has no password, and a certificate comes before those that signed it"
             ) from error
-        names = certificate_names(leaf)
+        names = list_dns_names(leaf)
         now = dt.datetime.now(dt.UTC)
         wrong = ""
         if secret.public_key() != leaf.public_key():
@@ -178,7 +191,7 @@ class Credentials:
                 f"is for {_quote_names(names)}, not for {name}; a party's certificate has "
                 "the party's name as a DNS name"
             )
-        elif _list_entries(leaf) & revoked:
+        elif _make_revocation_entries(leaf) & revoked:
             wrong = "is revoked; have another one made"
         if wrong:
             raise ConfigError(f"tls.certificate: {certificate} {wrong}")
@@ -200,22 +213,21 @@ def _has_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> b
 
 
 def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
-    """Refuse a caller whose certificate, verified by TLS, is not the named party's,
-    or is revoked.
+    """Raise RemoteProtocolError if a caller's certificate is not the named party's, or is revoked.
 
-    `pem`: the caller's certificate.
+    `pem`: the certificate, whose signature TLS has verified. `revoked`: a list's entries.
     """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
         raise RemoteProtocolError(f"{name} came without a certificate that can be read") from error
-    names = certificate_names(certificate)
+    names = list_dns_names(certificate)
     if name not in names:
         raise RemoteProtocolError(
             f"{name} came with a certificate for {_quote_names(names)}; where a proxy "
             f"calls for {name}, say behind_proxy: true of {name} in the party's file"
         )
-    if _list_entries(certificate) & revoked:
+    if _make_revocation_entries(certificate) & revoked:
         raise RemoteProtocolError(
             f"the certificate of {name} is revoked; {name} has another one made (secure-apfed "
             "certs request)"
@@ -224,24 +236,31 @@ def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
 
 @dataclass(frozen=True)
 class Authority:
-    """An authority, which makes the parties' certificates."""
+    """A certificate authority, which issues the parties' certificates.
+
+    Attributes:
+        certificate: its own, self-signed, in PEM.
+        key: its private key, in PEM.
+    """
 
     certificate: bytes
     key: bytes = field(repr=False)
 
     def issue_certificate(self, name: str, *, days: float = 365) -> Credentials:
         """Create a key and a certificate for this party, valid as a server and as a client."""
-        request, key = certificate_request(name)
+        request, key = make_request(name)
         certificate = self.sign_request(request, name, days=days)
         return Credentials(self.certificate, certificate, key)
 
     def sign_request(self, request: bytes, name: str, *, days: float = 365) -> bytes:
-        """Return a certificate in PEM for the key of a signing request; the name is this party's.
+        """Return a certificate in PEM for the key of a signing request; the rest of it is ignored.
 
-        Anything else in the request is ignored. Raises RemoteProtocolError: it is not a request, or
-        not signed by its own key.
+        Args:
+            request: a certificate signing request in PEM.
+            name: the party's name, which the certificate gets.
+            days: how long the certificate is valid.
 
-        `days`: how long the certificate is valid.
+        Raises RemoteProtocolError: it is no request, or not signed by its own key.
         """
         try:
             csr = x509.load_pem_x509_csr(request)
@@ -269,10 +288,12 @@ class Authority:
         )
 
 
-def certificate_request(name: str, key: bytes | None = None) -> tuple[bytes, bytes]:
-    """Return a certificate signing request and its key, both in PEM.
+def make_request(name: str, key: bytes | None = None) -> tuple[bytes, bytes]:
+    """Return a certificate signing request for this party's name, and its private key, in PEM.
 
-    `key`: a key made here earlier; None: create one. Raises ConfigError: `key` is of another kind.
+    `key`: a private key that an earlier call returned; None: create one.
+
+    Raises ConfigError: `key` is of another kind.
     """
     secret = ec.generate_private_key(ec.SECP256R1())
     if key is not None:
@@ -309,10 +330,10 @@ def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) 
 def _make_builder(
     name: str, public: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
-    """Return a certificate under construction: subject, key, serial number and
-    period of validity.
+    """Return a certificate under construction: subject, key, serial number, period of validity.
 
-    `days`: how long the certificate is valid.
+    `name`: of the subject. `public`: its key. `days`: how long it is valid; negative for one that
+    has expired.
     """
     now = dt.datetime.now(dt.UTC)
     return (
@@ -337,10 +358,9 @@ def _encode_private_key(secret: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _load_file(path: Path, setting: str) -> bytes:
-    """Return the content of a certificate file. Raises ConfigError: it is
-    unreadable or too large.
+    """Return the content of a file. Raises ConfigError: it is unreadable or too large.
 
-    `setting`: the setting that names the file, for the error.
+    `setting`: the key below `tls` that names the file, for the error.
     """
     try:
         with path.open("rb") as file:

@@ -47,7 +47,10 @@ class TensorSpec:
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> bytes:
-    """Serialise tensors (moved to the CPU, for one wait) and metadata of plain msgpack types."""
+    """Return named tensors and metadata of plain msgpack types as bytes.
+
+    Tensors on a GPU are copied to the CPU together, with one wait for all.
+    """
     packed: bytes = msgpack.packb(dict(meta or {}))
     copies = zip(tensors, fetch_tensors(*tensors.values()), strict=True)
     body = save({name: tensor.contiguous() for name, tensor in copies})
@@ -55,19 +58,22 @@ def pack_tensors(tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None =
 
 
 def unpack_own_tensors(payload: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a payload that this party packed itself, without checks of a peer's
-    data.
-    """
-    return load(payload[_LENGTH_BYTES + int.from_bytes(payload[:_LENGTH_BYTES], "big") :])
+    """Return the tensors of a payload that this party packed itself; nothing is checked."""
+    meta_bytes = int.from_bytes(payload[:_LENGTH_BYTES], "big")
+    return load(payload[_LENGTH_BYTES + meta_bytes :])
 
 
 def unpack_tensors(
     payload: bytes, expected: Mapping[str, TensorSpec], *, sender: str
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Parse a payload from `sender` that must contain exactly the `expected` tensors.
+    """Parse a payload from a peer; return its tensors by name, and its metadata.
 
-    Returns tensors by name, and the metadata. Raises RemoteProtocolError: malformed bytes, missing
-    or extra tensors, wrong dtype or shape.
+    Args:
+        payload: the untrusted bytes.
+        expected: dtype and shape by name; the payload must have exactly these tensors.
+        sender: the peer's name, for errors.
+
+    Raises RemoteProtocolError: malformed bytes, missing or extra tensors, wrong dtype or shape.
     """
     try:
         length = int.from_bytes(payload[:_LENGTH_BYTES], "big")

@@ -23,7 +23,8 @@ class BrokenLink:
     """The state of a link whose connection broke, and which tries to reconnect.
 
     Attributes:
-        since_s: for how long it has been broken; patience_s: after how long its peer has left.
+        since_s: an age: for how many seconds it has been broken.
+        patience_s: the age at which its peer counts as having left.
         why: what broke it, or the last attempt to connect again.
     """
 
@@ -76,10 +77,16 @@ def run_role(
     timeout_s: float,
     observer: WaitObserver | None = None,
 ) -> T:
-    """Run one role's script to its end; if it fails, tell the peers that it stops.
+    """Run one role's script to its end, return its result, and close the transport.
 
-    `timeout_s`: seconds to wait for a message. `observer`: notified of waits and departures; None:
-    nobody.
+    If the script fails, the peers are told that it stops.
+
+    Args:
+        script: the role.
+        links: the role's, over which peers are told.
+        transport: carries its frames.
+        timeout_s: seconds of one unit of patience, unless the contract says otherwise.
+        observer: notified of waits and departures; None: nobody.
     """
     try:
         return run_script(script, transport, timeout_s=timeout_s, observer=observer)
@@ -98,10 +105,9 @@ def run_script(
     timeout_s: float,
     observer: WaitObserver | None = None,
 ) -> T:
-    """Run a script to its end over a transport that stays open; see `run_role`.
+    """Run a script to its end, over a transport that stays open, and return its result.
 
-    `timeout_s`: seconds to wait for a message. `observer`: notified of waits and departures; None:
-    nobody.
+    For the arguments see `run_role`.
     """
     role = _RunningScript(script)
     event: Frame | PartyLeftError | None = None
@@ -130,7 +136,14 @@ class InMemoryNetwork:
 
     Every link is a FIFO queue. If all roles wait and no frame is under way, a party has fallen
     silent: the role with the least patience gets a PartyLeftError first, as it would between
-    machines. `record` is called with every sent envelope and its bytes on the wire.
+    machines.
+
+    Args:
+        names: of all parties.
+        record: called with every envelope that is sent and its bytes on the wire.
+
+    Attributes:
+        links: each party's links, by its name.
     """
 
     def __init__(
@@ -138,13 +151,10 @@ class InMemoryNetwork:
         names: Iterable[str],
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
     ) -> None:
-        """Create a queue and links for every party.
-
-        `names`: of all parties. `record`: called with every envelope that is sent and its bytes on
-        the wire.
-        """
+        """Create a queue and links for every party."""
         self._inboxes: defaultdict[str, deque[Frame]] = defaultdict(deque)
-        self._waiting_roles: deque[str] = deque()
+        # Names of parties for which a frame may have come, in the order of sending.
+        self._receivers: deque[str] = deque()
         self._roles: dict[str, _RunningScript] = {}
         all_names = tuple(names)
         self.links = {
@@ -158,23 +168,24 @@ class InMemoryNetwork:
         }
 
     def queue_frame(self, sender: str, receiver: str, frame: bytes) -> None:
-        """Put a frame into the receiver's queue; scripts read it in the order of sending."""
+        """Put a frame into the receiver's queue, in the order of sending."""
         self._inboxes[receiver].append((sender, frame))
-        self._waiting_roles.append(receiver)
+        self._receivers.append(receiver)
 
     def start_script(self, name: str, script: Script[Any]) -> "_RunningScript":
-        """Let this party run `script` from now on, whenever messages for it arrive.
+        """Run a party's script up to its first wait; it goes on when messages for it are delivered.
 
-        Raises LocalProtocolError: it runs another script.
+        Raises LocalProtocolError: the party runs another script.
         """
-        standing = self._roles.get(name)
-        if standing is not None and not standing.ended:
+        current = self._roles.get(name)
+        if current is not None and not current.ended:
             script.close()
             raise LocalProtocolError(f"{name} plays a script already, which has not ended")
-        self._roles[name] = role = _RunningScript(script)
+        role = _RunningScript(script)
+        self._roles[name] = role
         with self._end_scripts_on_error():
             role.advance(None)
-        self._waiting_roles.append(name)  # something may have come for it before
+        self._receivers.append(name)  # a frame may have come for it before
         return role
 
     def replace_script(self, name: str, script: Script[Any]) -> None:
@@ -184,10 +195,11 @@ class InMemoryNetwork:
         self.start_script(name, script)
 
     def run_script(self, name: str, script: Script[T]) -> T:
-        """Run this party's script to its end, and the others as far as its messages need.
+        """Run a party's script to its end, and the others until no frame can be delivered.
 
-        Raises LocalProtocolError: the party runs another script; or whatever a script raised, after
-        all of them were ended.
+        Returns the script's result. An error of any script ends all of them, and is raised.
+
+        Raises LocalProtocolError: the party runs another script.
         """
         result: T = self.run_scripts({name: script})[name]
         return result
@@ -200,14 +212,14 @@ class InMemoryNetwork:
                 self.start_script(name, unstarted.pop(name))
         finally:
             for script in unstarted.values():
-                script.close()  # one before it failed, so it never began
+                script.close()  # a script before it failed, so it was not started
         with self._end_scripts_on_error():
             for name in scripts:
                 while not self._roles[name].ended:
                     if not self._deliver_frame():
                         self._raise_timeout()
             while self._deliver_frame():
-                pass  # the last messages have an effect, too
+                pass  # other scripts may still react to the last messages
         return {name: self._roles[name].result for name in scripts}
 
     def close(self) -> None:
@@ -216,8 +228,8 @@ class InMemoryNetwork:
             role.close()
 
     @contextlib.contextmanager
-    def _end_scripts_on_error(self) -> Iterator[None]:  # if one fails, all end
-        """End all scripts if an error leaves this block."""
+    def _end_scripts_on_error(self) -> Iterator[None]:
+        """End all scripts if an error leaves the `with` block."""
         try:
             yield
         except BaseException:
@@ -225,9 +237,12 @@ class InMemoryNetwork:
             raise
 
     def _deliver_frame(self) -> bool:
-        """Deliver the oldest frame for which a script waits; return False if there is none."""
-        while self._waiting_roles:
-            name = self._waiting_roles.popleft()
+        """Deliver the oldest frame that a script awaits, and run that script up to its next wait.
+
+        Returns False if there is none.
+        """
+        while self._receivers:
+            name = self._receivers.popleft()
             role = self._roles.get(name)
             inbox = self._inboxes[name]
             if role is None or role.awaited is None:
@@ -236,15 +251,16 @@ class InMemoryNetwork:
                 if sender in role.awaited.senders:
                     frame = inbox[index]
                     del inbox[index]
-                    self._waiting_roles.append(name)  # the next frame may have waited for this one
+                    self._receivers.append(name)  # its next frame may be deliverable after this one
                     role.advance(frame)
                     return True
         return False
 
     def _raise_timeout(self) -> None:
-        """Raise PartyLeftError in the waiting script with the least patience.
+        """Raise PartyLeftError in the waiting script that would notice first between machines.
 
-        All scripts wait and no frame is under way: between machines that script would notice first.
+        Called when all scripts wait and no frame is under way. First is a script whose awaited
+        senders have ended, else the one with the least patience.
         """
         ended = {name for name, role in self._roles.items() if role.ended}
 
@@ -261,7 +277,7 @@ class InMemoryNetwork:
             key=lambda name: 0 if list_gone_senders(waiting[name]) else waiting[name].patience,
         )
         awaited = waiting[name]
-        self._waiting_roles.append(name)  # what it waits for after this may have come long ago
+        self._receivers.append(name)  # what it awaits after this error may have come before
         error = PartyLeftError(
             f"{awaited}; nothing came", left=list_gone_senders(awaited) or awaited.senders
         )
@@ -269,6 +285,14 @@ class InMemoryNetwork:
 
 
 class _RunningScript:
+    """A script under way.
+
+    Attributes:
+        awaited: the message that it waits for; None: it is not waiting.
+        ended: whether it has returned, failed or been closed.
+        result: what it returned; None before.
+    """
+
     def __init__(self, script: Script[Any]) -> None:
         """Take the script, which has not run yet."""
         self._script = script
@@ -286,7 +310,8 @@ class _RunningScript:
             if isinstance(event, PartyLeftError):
                 self.awaited = self._script.throw(event)
             else:
-                self.awaited = self._script.send(event)  # type: ignore[arg-type]  # None begins it
+                # None starts the coroutine.
+                self.awaited = self._script.send(event)  # type: ignore[arg-type]
         except StopIteration as end:
             self.ended = True
             self.result = end.value

@@ -129,7 +129,7 @@ class Envelope:
 
     @classmethod
     def parse_header(cls, header: bytes) -> "Envelope":
-        """Parse a header received over a link; the payload is empty.
+        """Return the envelope of a received header, with an empty payload.
 
         Raises RemoteProtocolError: it is not a canonical header of this schema version.
         """
@@ -162,13 +162,16 @@ class Envelope:
         return envelope
 
 
-def plain_text(text: bytes, maximum: int = 400) -> str:
-    """Return a peer's text as one line without terminal control characters, of at most `maximum`
-    bytes.
+def clean_text(text: bytes, maximum: int = 400) -> str:
+    """Return a peer's text as one line, with control characters escaped; at most `maximum` bytes of
+    it are read.
     """
     return escape_text(text[:maximum].decode("utf-8", "replace"))
 
 
 def quote_reason(text: bytes, maximum: int = 400) -> str:
-    """Return a peer's text in quotes, so that readers do not take it for our own words."""
+    """Return a peer's text in quotes, so that readers do not take it for this party's words.
+
+    `maximum`: the most bytes of it that are read.
+    """
     return quote_text(text[:maximum].decode("utf-8", "replace"), maximum=maximum)

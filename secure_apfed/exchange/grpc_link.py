@@ -22,7 +22,7 @@ from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.installing import install_extra
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Credentials
-from secure_apfed.exchange.envelope import plain_text
+from secure_apfed.exchange.envelope import clean_text
 from secure_apfed.exchange.pipe import MAX_QUEUED, Pipe
 from secure_apfed.exchange.sealed_connection import MAX_SEALED, MAX_UNPROVED, refuse_long_frame
 from secure_apfed.exchange.sockets import Address, spell_address
@@ -36,14 +36,15 @@ _SERVICE = "secure_apfed.Link"
 _METHOD = "Carry"
 _PATH = f"/{_SERVICE}/{_METHOD}"
 _MAX_STREAMS = 512
-_PIECE = 2**17 - 1
-# whether more of the frame follows
+_PIECE_BYTES = 2**17 - 1  # of a frame, after the byte below
+# The first byte of a message: whether more of the frame follows.
 _MORE = b"\1"
 _LAST = b"\0"
-_FLUSH_S = 2.0
-_EVERYWHERE = (
-    ("grpc.max_receive_message_length", 1 + _PIECE),
-    ("grpc.max_send_message_length", 1 + _PIECE),
+_FLUSH_S = 2.0  # to send what is queued when a stream is closed
+# Options of gRPC, for both ends and for each.
+_COMMON = (
+    ("grpc.max_receive_message_length", 1 + _PIECE_BYTES),
+    ("grpc.max_send_message_length", 1 + _PIECE_BYTES),
     ("grpc.max_metadata_size", 8192),
     ("grpc.absolute_max_metadata_size", 16384),
     ("grpc.http2.max_pings_without_data", 0),
@@ -53,11 +54,11 @@ _EVERYWHERE = (
     ("grpc.http2.ping_timeout_ms", 10_000),
 )
 _CLIENT = (
-    *_EVERYWHERE,
+    *_COMMON,
     ("grpc.use_local_subchannel_pool", 1),  # each attempt is its own, without gRPC's back-off
 )
 _SERVER = (
-    *_EVERYWHERE,
+    *_COMMON,
     # A stranger's connection takes as much memory as is read of it at once.
     ("grpc.experimental.tcp_read_chunk_size", 2**14),
     ("grpc.experimental.tcp_max_read_chunk_size", 2**16),
@@ -71,7 +72,7 @@ _SERVER = (
 
 
 def require_grpc() -> None:
-    """Raise if the extra `grpc` is not installed."""
+    """Raise ConfigError if the extra `grpc` is not installed."""
     if grpc is None:
         raise ConfigError(
             f"links between machines need grpcio, which is missing; run: {install_extra('grpc')}"
@@ -82,7 +83,7 @@ class GrpcConnection(Pipe):
     """A gRPC stream as a `Carrier`."""
 
     def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
-        """Prepare a stream; `cancel` ends the call when the connection is closed."""
+        """Prepare a stream; `cancel` ends the gRPC call some time after the stream is closed."""
         super().__init__(room=1)
         self._outgoing = Pipe()
         self._cancel = cancel
@@ -94,7 +95,10 @@ class GrpcConnection(Pipe):
         self.room = MAX_QUEUED
 
     def receive_pieces(self, pieces: Iterator[bytes]) -> None:
-        """Join incoming pieces to frames, until the stream ends or a frame is too long."""
+        """Join incoming pieces to frames, which `recv_bytes` returns, until the stream ends.
+
+        A frame that is too long is refused, and ends it.
+        """
         reason = ""
         frame = bytearray()
         try:
@@ -106,7 +110,9 @@ class GrpcConnection(Pipe):
                     break
                 if piece[:1] == _MORE:
                     continue
-                with contextlib.suppress(BrokenPipeError):  # closed here; what was sent still goes
+                with contextlib.suppress(
+                    BrokenPipeError
+                ):  # closed here; queued frames still go out
                     self.push_frame(bytes(frame))
                 frame.clear()
         except grpc.RpcError as error:
@@ -114,16 +120,16 @@ class GrpcConnection(Pipe):
         self.end_streams(reason)
 
     def iter_pieces(self) -> Iterator[bytes]:
-        """Yield the outgoing frames in pieces, until the end."""
+        """Yield the outgoing frames in pieces, each after `_MORE` or `_LAST`, until the end."""
         with contextlib.suppress(EOFError):
             while True:
                 frame = self._outgoing.recv_bytes()
-                for start in range(0, max(1, len(frame)), _PIECE):
-                    end = start + _PIECE
+                for start in range(0, max(1, len(frame)), _PIECE_BYTES):
+                    end = start + _PIECE_BYTES
                     yield (_MORE if end < len(frame) else _LAST) + frame[start:end]
 
     def end_streams(self, reason: str = "") -> None:
-        """End both directions: the stream is over."""
+        """End both directions, for this reason."""
         self.end(reason)
         self._outgoing.end(reason)
 
@@ -131,7 +137,7 @@ class GrpcConnection(Pipe):
         self._outgoing.push_frame(buf)
 
     def close(self) -> None:
-        """Send what is queued, and end; a peer that does not read it is not waited for."""
+        """Accept no more frames; cancel the call after `_FLUSH_S`, in which queued ones are sent."""
         self.end_streams()
         timer = threading.Timer(_FLUSH_S, self._cancel)
         timer.daemon = True
@@ -146,7 +152,7 @@ def dial(
     Args:
         address: host and port.
         credentials: for TLS; None: plaintext, which `warn_of_plaintext` allows on loopback only.
-        name: that the certificate there must have; None: the host's, as behind a proxy.
+        name: the name that the server's certificate must have; None: the host's, as behind a proxy.
         proxy: "http://host:port" of a proxy that is asked to CONNECT; None: as the environment
             says, for addresses of other machines.
     """
@@ -169,6 +175,7 @@ def dial(
     call = channel.stream_stream(_PATH)(connection.iter_pieces())
 
     def carry_call() -> None:
+        """Read the call's messages until it ends, then close its channel."""
         connection.receive_pieces(call)
         channel.close()
 
@@ -177,7 +184,11 @@ def dial(
 
 
 class Port:
-    """A server that others dial; each stream is handed over as it comes."""
+    """A server that others dial.
+
+    Attributes:
+        port: the number of its port.
+    """
 
     def __init__(
         self,
@@ -185,15 +196,19 @@ class Port:
         credentials: Credentials | None,
         welcome: Callable[[GrpcConnection, bytes], None],
     ) -> None:
-        """Listen at this address; `welcome` receives each stream with the caller's certificate.
+        """Listen at this address.
 
-        `credentials`: for TLS; None: unencrypted, on loopback alone.
+        Args:
+            address: host and port.
+            credentials: for TLS; None: unencrypted, on loopback alone.
+            welcome: called with each new stream and the caller's certificate in PEM (b"" without
+                TLS), in a thread of its own.
 
         Raises ConfigError: the address is in use.
         """
         require_grpc()
         self._welcome = welcome
-        self._open = set[GrpcConnection]()
+        self._open_streams = set[GrpcConnection]()
         self._lock = threading.Lock()
         self._server = grpc.server(
             ThreadPoolExecutor(_MAX_STREAMS, thread_name_prefix="grpc"),
@@ -219,13 +234,15 @@ class Port:
         self._server.start()
 
     def _carry_stream(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Carry one stream until it ends; runs in a thread of the server.
+        """Yield the outgoing messages of one call, and have its incoming ones read, until it ends.
 
-        `context`: gRPC's, of this call.
+        Runs in a thread of the server.
+
+        `frames`: the incoming messages. `context`: gRPC's, of this call.
         """
         connection = GrpcConnection(context.cancel)
         with self._lock:
-            self._open.add(connection)
+            self._open_streams.add(connection)
         if not context.add_callback(connection.end_streams):
             connection.end_streams()
         certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
@@ -238,14 +255,14 @@ class Port:
             yield from connection.iter_pieces()
         finally:
             with self._lock:
-                self._open.discard(connection)
+                self._open_streams.discard(connection)
 
     def close(self) -> None:
         """Stop listening, and end all open streams."""
         stopped = self._server.stop(_FLUSH_S)
         with self._lock:
-            standing = list(self._open)
-        for connection in standing:
+            connections = list(self._open_streams)
+        for connection in connections:
             connection.end_streams()
         stopped.wait()
 
@@ -258,7 +275,10 @@ def is_loopback(host: str) -> bool:
 
 
 def warn_of_plaintext(*hosts: str) -> None:
-    """Refuse plaintext connections, except on loopback, where a warning is given."""
+    """Warn that connections to these hosts are in plaintext.
+
+    Raises ConfigError: a host is not on loopback.
+    """
     beyond = [host for host in hosts if not is_loopback(host)]
     if beyond:
         raise ConfigError(
@@ -299,4 +319,4 @@ def _describe_error(error: Exception) -> str:
     details = getattr(error, "details", lambda: "")() or ""
     code = getattr(getattr(error, "code", lambda: None)(), "name", "")
     cause = next((explanation for phrase, explanation in _CAUSES.items() if phrase in details), "")
-    return f"{cause or 'the connection broke'} ({code}: {plain_text(details.encode())[-160:]})"
+    return f"{cause or 'the connection broke'} ({code}: {clean_text(details.encode())[-160:]})"

@@ -5,8 +5,8 @@ Run by: every party, one object a session. Once the contract is signed (see
 `apfed_protocols.seal`), so a message under another contract, replayed, reordered or altered is
 refused. A role is an `async def` over its links and has no other input or output: its driver (see
 `secure_apfed.exchange.drivers`) carries the frames. Long messages before training travel in parts
-(see `MessageAssembler`), and signs of life are read while a role waits (see `Heartbeats`); roles
-see whole messages only.
+(see `MessageAssembler`), and heartbeats are read while a role waits (see `Heartbeats`); roles see
+whole messages only.
 """
 
 import logging
@@ -33,7 +33,7 @@ IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN, Kind.LOOKUP})
 PART_BYTES = 2**24
 MAX_BYTES = 2**30
 """The longest message that is taken of a peer where the receiver says nothing else."""
-_PART = struct.Struct(">IQQ")  # number of the message, its bytes, where the part begins
+_PART = struct.Struct(">IQQ")  # number of the message, its length, offset of the part in it
 PART_HEADER_BYTES = _PART.size
 
 UNNAMED_SESSION = "unnamed"
@@ -46,15 +46,16 @@ _LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 Frame: TypeAlias = tuple[str, bytes]
 """A received frame: the sender's name, and the sealed bytes."""
-_MORE = "; its own log says more"
-_FOR_GOOD = tuple(
-    f"{kind}Error{_MORE}"
+_LOG_SAYS_MORE = "; its own log says more"
+# Reasons in ABORT messages that a new session would meet again.
+_FINAL_REASONS = tuple(
+    f"{kind}Error{_LOG_SAYS_MORE}"
     for kind in ("Config", "Data", "Model", "Checkpoint", "IntersectionTooSmall", "BudgetExhausted")
 )
-IDS_A_SIGN = 2**16
-"""Some 2.6 s of a thread that takes 40 us for an ID."""
-_SPARE_SIGNS = 4
-_DONE = struct.Struct(">Q")
+IDS_PER_HEARTBEAT = 2**16
+"""Processed IDs after which a heartbeat is due: 2.6 s of a thread that takes 40 us for an ID."""
+_SPARE_HEARTBEATS = 4
+_DONE_IDS = struct.Struct(">Q")  # a heartbeat: the number of IDs processed so far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +64,11 @@ class Awaited:
 
     Attributes:
         step: the step that the message must have; None: any.
-        least: how many of the senders must be left for the wait to make sense.
+        least: how many of the senders must still be connected; with fewer the wait fails.
+        patience: how long a silence is accepted, in units of `unit_s`. A party that waits for an
+            answer has more patience than the answering party has for what the answer needs. So the
+            party that waits for the silent one itself notices first, and names it.
         unit_s: seconds of one unit of patience, from the contract; None: the driver's default.
-        patience: how long a silence is accepted, in such units. A party that waits for an answer
-            has more patience than the answering party has for what the answer needs. So the party
-            that waits for the silent one itself notices first, and names it.
         needed: peers without whom the session cannot continue. If one of them has left, the awaited
             peers will leave, too, and get a few seconds to say why.
         predicts: whether the session's steps are joint predictions instead of training.
@@ -99,7 +100,7 @@ class Awaited:
 
 
 Script: TypeAlias = Coroutine[Awaited, Frame, T]
-"""A role under way: it yields what it awaits and is resumed with the frame that came."""
+"""A role's coroutine: it yields what it awaits, and is resumed with the frame that came."""
 
 
 class LinkObserver(Protocol):
@@ -143,11 +144,14 @@ class Links:
     """The links of party `me` to its peers in a session; frames, encrypts and numbers its messages.
 
     Args:
-        post: carries a frame to a peer.
+        me: this party's name.
+        peers: names of the other parties.
+        post: sends a frame to a peer.
         record: called with every envelope that is sent and its bytes on the wire.
+        observers: notified of every frame.
 
     Attributes:
-        signs: the signs of life that this party sends in long computations, and accepts.
+        signs: the heartbeats that this party sends in long computations, and accepts.
         unit_s: seconds of one unit of patience, from the contract; None: the driver's default.
         needed, predicts: see `Awaited`; no peer is needed before there is a contract.
     """
@@ -164,12 +168,7 @@ class Links:
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
         observers: Sequence[LinkObserver] = (),
     ) -> None:
-        """Prepare links without encryption, on which greetings are exchanged.
-
-        `peers`: names of the other parties. `post`: carries a frame to a peer. `record`: called
-        with every envelope that is sent and its bytes on the wire. `observers`: notified of
-        messages and waits.
-        """
+        """Prepare links without encryption, on which greetings are exchanged."""
         self.me = me
         self._peers = tuple(peers)
         self._observers = tuple(observers)
@@ -177,8 +176,8 @@ class Links:
         self._record = record
         self._session = UNNAMED_SESSION
         self._seals = dict[str, SealedLink]()
-        self._sent_parts: Counter[str] = Counter()
-        self._in_parts: Counter[str] = Counter()
+        self._sent_envelopes: Counter[str] = Counter()  # by receiver, since the links were sealed
+        self._messages_in_parts: Counter[str] = Counter()  # by receiver: how many were sent
         self._assemblers = {peer: MessageAssembler(me, peer) for peer in self._peers}
         self._early_messages: dict[str, Envelope] = {}
         self._interrupted_receivers = set[str]()
@@ -189,7 +188,8 @@ class Links:
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
         """Encrypt every message from now on, and accept only encrypted ones of this session.
 
-        `seals`: the encrypted link to each peer.
+        `session`: its name in the contract. `seals`: by peer, the keys that encrypt and
+        authenticate messages to and from it.
 
         Raises LocalProtocolError: the links are sealed already, or a peer has no seal.
         """
@@ -199,25 +199,31 @@ class Links:
             )
         self._session = session
         self._seals = dict(seals)
-        self._sent_parts.clear()
+        self._sent_envelopes.clear()
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
         """Encrypt and send one message, in parts if its kind may be long.
 
-        `payload`: the message's bytes.
+        Args:
+            receiver: a peer.
+            kind: of the message.
+            step: of training, or `BEFORE_TRAINING`.
+            payload: the message's bytes.
 
         Raises LocalProtocolError: there is no link to `receiver`.
         """
-        in_parts = kind in IN_PARTS
         self._require_links((receiver,))
-        for body in parts_of(self._in_parts[receiver], payload) if in_parts else (payload,):
+        bodies: Iterable[bytes] = (payload,)
+        if kind in IN_PARTS:
+            bodies = split_into_parts(self._messages_in_parts[receiver], payload)
+        for body in bodies:
             envelope = Envelope(
                 session=self._session,
                 step=step,
                 kind=kind,
                 sender=self.me,
                 receiver=receiver,
-                sequence=self._sent_parts[receiver],
+                sequence=self._sent_envelopes[receiver],
                 payload=body,
             )
             self._interrupted_receivers.add(receiver)
@@ -226,7 +232,7 @@ class Links:
             if self._seals:
                 seal = self._seals[receiver]
                 sealed = seal.seal(body, sequence=envelope.sequence, associated=header)
-            self._sent_parts[receiver] += 1
+            self._sent_envelopes[receiver] += 1
             frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + sealed
             self._record(envelope, len(frame))
             _log_envelope("sends", envelope, len(frame))
@@ -234,7 +240,8 @@ class Links:
                 observer.observe_outgoing(envelope, frame)
             self._post(receiver, frame)
             self._interrupted_receivers.discard(receiver)
-        self._in_parts[receiver] += in_parts
+        if kind in IN_PARTS:
+            self._messages_in_parts[receiver] += 1
 
     def abort(self, error: BaseException) -> None:
         """Tell all peers that this party stops, and why.
@@ -243,9 +250,9 @@ class Links:
         contain figures that are private to two parties.
         """
         is_departure = isinstance(error, PartyLeftError)
-        reason = str(error) if is_departure else f"{type(error).__name__}{_MORE}"
-        # If it was interrupted while it sent, a message has a number that never arrived, and what
-        # follows would count as a replay: that peer sees the link close.
+        reason = str(error) if is_departure else f"{type(error).__name__}{_LOG_SAYS_MORE}"
+        # If this party was interrupted while it sent to a peer, the message may be lost, and the
+        # peer would refuse the next number: it sees the link close instead.
         for peer in self._peers:
             if peer not in self._interrupted_receivers:
                 self.dismiss_peer(peer, reason)
@@ -263,12 +270,15 @@ class Links:
         patience: int = 1,
         maximum: int = MAX_BYTES,
     ) -> Envelope:
-        """Return the next message from one of these senders, of at most `maximum` bytes over all
-        parts.
+        """Return the next message from one of these senders.
 
-        For the arguments see `Awaited`.
-
-        `minimum`: bytes at least.
+        Args:
+            senders: the awaited peers, of whom at least `minimum` must still be connected.
+            kinds: the message's kind is one of these.
+            step: the step that it must have; None: any.
+            minimum: see `senders`.
+            patience: how long to wait, in units of `unit_s`; see `Awaited`.
+            maximum: the most bytes of the message, over all parts.
 
         Raises:
             PartyLeftError: no message arrived within the patience.
@@ -295,11 +305,11 @@ class Links:
             try:
                 sender, frame = await awaited
             except PartyLeftError as error:
-                halves = [self._assemblers[name].midway for name in awaited.senders]
-                if not any(halves):
+                unfinished = [self._assemblers[name].midway for name in awaited.senders]
+                if not any(unfinished):
                     raise
                 silence = str(error).replace("; nothing came", "; nothing more came")
-                reason = "; ".join([silence, *filter(None, halves)])
+                reason = "; ".join([silence, *filter(None, unfinished)])
                 raise PartyLeftError(reason, left=error.left, gone=error.gone) from error
             message = self._assemble_message(awaited, self._open_frame(sender, frame), maximum)
         return message
@@ -307,23 +317,28 @@ class Links:
     def _assemble_message(
         self, awaited: Awaited, envelope: Envelope, maximum: int
     ) -> Envelope | None:
-        """Return the message that this envelope completes, or None.
+        """Return the message that this envelope completes; None if parts are missing, or after a
+        heartbeat.
 
-        `maximum`: bytes at most.
+        `maximum`: the most bytes of the message, over all parts.
+
+        Raises:
+            RunStoppedError: the envelope is an ABORT.
+            RemoteProtocolError: it is not what is awaited.
         """
         sender = envelope.sender
         kind = envelope.kind
-        gathering = self._assemblers[envelope.sender]
+        assembler = self._assemblers[envelope.sender]
         if kind is Kind.ABORT:
             raise RunStoppedError(
                 f"{awaited.phase}: {sender} stopped the run: "
                 f"{quote_reason(envelope.payload, _REASON_LETTERS)}",
                 left=(sender,),
             )
-        if gathering.kind not in ("", kind):
+        if assembler.kind not in ("", kind):
             raise RemoteProtocolError(
                 f"{sender} sent {kind} to {self.me} in the middle of a message of "
-                f"{gathering.kind}; parts of a message follow one another"
+                f"{assembler.kind}; parts of a message follow one another"
             )
         if kind is Kind.ALIVE:
             self.signs.accept_heartbeat(sender, envelope.payload)
@@ -334,7 +349,7 @@ class Links:
             )
         if kind not in IN_PARTS:
             return envelope
-        payload = gathering.add_part(envelope.payload, kind, maximum=maximum)
+        payload = assembler.add_part(envelope.payload, kind, maximum=maximum)
         return None if payload is None else replace(envelope, payload=payload)
 
     async def run_conversation(
@@ -342,8 +357,14 @@ class Links:
     ) -> None:
         """Run one end of an interactive protocol with these peers, before training.
 
-        Messages have at most `maximum` bytes. A peer that is done may report READY while messages
-        of others are still under way; it is stored for the next `receive`.
+        A peer that is done may report READY while messages of others are still under way; it is
+        stored for the next `receive`.
+
+        Args:
+            kind: that of the protocol's messages.
+            role: this party's end of the protocol.
+            peers: the other parties that take part.
+            maximum: the most bytes of a message.
 
         Raises:
             LocalProtocolError: the role writes to a party that takes no part.
@@ -393,7 +414,15 @@ class Links:
                 )
 
     def _open_frame(self, sender: str, frame: bytes) -> Envelope:
-        """Decrypt a frame; return its envelope, and notify the observers of success or refusal."""
+        """Decrypt a frame; return its envelope, and notify the observers of success or refusal.
+
+        A frame is the header's length (2 bytes), the header, and the payload, encrypted once links
+        are sealed.
+
+        Raises:
+            RunStoppedError: the sender stopped before its links were sealed.
+            RemoteProtocolError: the frame is malformed, altered, or of another session or peer.
+        """
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
         header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
         body = frame[_LENGTH_BYTES + length :]
@@ -436,33 +465,42 @@ def is_final_stop(error: PartyLeftError) -> bool:
 
     Such reasons are settings, tables, folders or an exhausted privacy budget.
     """
-    return any(kind in str(error) for kind in _FOR_GOOD)
+    return any(kind in str(error) for kind in _FINAL_REASONS)
 
 
-# Large messages in parts, put together in order and within bounds, twice. Inside seals messages of
-# set-up travel in parts of 16 MiB: AES-GCM ends at 2^31 - 1 bytes, which set intersection gets to
-# at 67 million IDs. Beneath (`exchange/resumable_link.py`) all frames travel in parts of 1 MiB,
-# so that little is sent again after a break. Every part says which message it is of, how long that
-# is and where the part begins, so a receiver refuses a message that is too long before it takes any
-# memory for it. Protects from: peers that announce too much, stop midway, repeat, leave out or
-# reorder parts, or put one message into another.
+# Large messages travel in parts at two levels. Above encryption, messages of set-up have parts of
+# 16 MiB: AES-GCM ends at 2^31 - 1 bytes, which set intersection reaches at 67 million IDs. Below it
+# (`exchange/resumable_link.py`) all frames travel in parts of 1 MiB, so that little is sent again
+# after a break. Every part names its message, the message's length and the part's offset, so a
+# receiver refuses a message that is too long before it takes any memory for it. Protects from:
+# peers that announce too much, stop midway, repeat, leave out or reorder parts, or put one message
+# into another.
 
 
-def parts_of(number: int, message: bytes, size: int | None = None) -> Iterator[bytes]:
-    """Yield message `number` of a link in parts of `PART_BYTES`; an empty message has one part."""
+def split_into_parts(number: int, message: bytes, size: int | None = None) -> Iterator[bytes]:
+    """Yield a message in parts, each after a header; an empty message has one part.
+
+    Args:
+        number: that of the message on its link, from 0.
+        message: its bytes.
+        size: bytes of a part, without header; None: `PART_BYTES`.
+    """
     size = size or PART_BYTES
     for offset in range(0, len(message) or 1, size):
         yield _PART.pack(number, len(message), offset) + message[offset : offset + size]
 
 
 class MessageAssembler:
-    """The parts received so far of the message that one peer is sending, and a count of whole
-    ones.
+    """A joiner of the parts that one peer sends, one message after another.
+
+    Attributes:
+        kind: that of the message under way; "" between messages.
     """
 
     def __init__(self, me: str, peer: str, size: int | None = None) -> None:
-        """Make an assembler of long messages from parts; `size`: of a part in bytes, None:
-        `PART_BYTES`.
+        """Await the peer's first message; `me` and `peer` are names for errors.
+
+        `size`: bytes of a part, without header; None: `PART_BYTES`.
         """
         self._me = me
         self._peer = peer
@@ -485,8 +523,12 @@ class MessageAssembler:
     def add_part(self, part: bytes, kind: str, *, maximum: int = MAX_BYTES) -> bytes | None:
         """Add the next part; return the message once it is complete, else None.
 
-        Raises RemoteProtocolError: the part is out of order, or the message exceeds `maximum`
-            bytes.
+        Args:
+            part: a header, then bytes of the message.
+            kind: what the message is, for errors.
+            maximum: the most bytes of the whole message.
+
+        Raises RemoteProtocolError: the part is out of order, or the message is too long.
         """
         if len(part) < PART_HEADER_BYTES:
             raise RemoteProtocolError(
@@ -518,9 +560,15 @@ class MessageAssembler:
         return message
 
     def _start_message(self, kind: str, number: int, total: int, maximum: int) -> None:
-        """Check number and size of a message that begins. Raises RemoteProtocolError.
+        """Begin a message; refuse a number out of order, or a length above `maximum` bytes.
 
-        `total`: bytes of the whole message. `maximum`: bytes at most.
+        Args:
+            kind: what the message is.
+            number: that of the message on its link.
+            total: bytes of the whole message, as announced.
+            maximum: the most bytes that are accepted.
+
+        Raises RemoteProtocolError.
         """
         if number != self._number:
             raise RemoteProtocolError(
@@ -537,85 +585,92 @@ class MessageAssembler:
         self._total = total
 
 
-# Signs of life: a party in a long computation tells those that may wait for it how many IDs it has
+# Heartbeats: a party in a long computation tells those that may wait for it how many IDs it has
 # processed. The computing thread itself sends them, between two pieces of its work, so a
-# computation that hangs or a stopped process sends none. A sign only renews the patience of the
-# party that waits. Each stands for `IDS_A_SIGN` IDs, and the amount of work follows from the number
-# of IDs, so the number of signs is bounded: nobody waits for ever for signs alone.
+# computation that hangs or a stopped process sends none. A heartbeat only renews the patience of
+# the party that waits. Each stands for `IDS_PER_HEARTBEAT` IDs, and the amount of work follows from
+# the number of IDs, so the number of heartbeats is bounded: nobody waits for ever for them alone.
 
 
 def count_allowed_heartbeats(work: int) -> int:
-    """Return how many signs of life a party may send for its work on this many IDs.
+    """Return how many heartbeats a party may send for its work on this many IDs.
 
-    A sign of life is a message that reports progress in a long computation. The limit is twice what
-    the work makes, as the party also relays the signs of those it waits for (see
+    A heartbeat is a message that reports progress in a long computation. The limit is twice what
+    the work makes, as the party also relays the heartbeats of those it waits for (see
     `Heartbeats.relays`).
     """
-    return 2 * (work // IDS_A_SIGN) + _SPARE_SIGNS
+    return 2 * (work // IDS_PER_HEARTBEAT) + _SPARE_HEARTBEATS
 
 
 class Heartbeats:
-    """The signs of life of one party's work, and those that it accepts from its peers."""
+    """The heartbeats of one party's work, and the limits of those that it accepts from its peers.
+
+    Attributes:
+        relays: whether a peer's heartbeat is passed on to the other peers, as this party's own.
+    """
 
     def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
-        """Make the exchange of signs of life; none are accepted until limits are set.
+        """Prepare heartbeats of the party `me`; none are accepted until limits are set.
 
-        `peers`: names of the other parties. `send`: carries a frame to a peer.
+        `peers`: names of the other parties. `send`: sends a heartbeat's bytes to a peer.
         """
         self._me = me
         self._peers = tuple(peers)
         self._send = send
-        self._done_ids = self._reported_ids = 0
-        self._allowed: dict[str, int] = {}
-        self._heard_steps: dict[str, int] = {}
+        self._done_ids = 0
+        self._reported_ids = 0
+        self._allowed: dict[str, int] = {}  # by peer, how many more heartbeats are accepted
+        self._last_ids_by_peer: dict[str, int] = {}  # by peer, the IDs of its last heartbeat
         self.relays = False
 
     def count_work(self, ids: int) -> None:
-        """Add work on a number of IDs; send a sign of life to the peers after every
-        `IDS_A_SIGN`.
-        """
+        """Add work on a number of IDs; after each `IDS_PER_HEARTBEAT` send a heartbeat."""
         self._done_ids += ids
-        if self._done_ids - self._reported_ids >= IDS_A_SIGN:
+        if self._done_ids - self._reported_ids >= IDS_PER_HEARTBEAT:
             self._send_heartbeats(self._peers)
 
     def _send_heartbeats(self, peers: Sequence[str]) -> None:
         """Send these peers the number of IDs done so far."""
         self._reported_ids = self._done_ids
         for peer in peers:
-            self._send(peer, _DONE.pack(self._done_ids))
+            self._send(peer, _DONE_IDS.pack(self._done_ids))
 
-    def set_limits(self, signs: Mapping[str, int]) -> None:
-        """Set how many more signs of life are accepted from these peers."""
-        self._allowed |= signs
+    def set_limits(self, counts: Mapping[str, int]) -> None:
+        """Set how many more heartbeats are accepted from these peers."""
+        self._allowed |= counts
 
     @contextmanager
-    def tighten_limits(self, signs: Mapping[str, int]) -> Iterator[None]:
-        """Accept no more signs than these within the block, nor more than the
-        former limits allow.
+    def tighten_limits(self, counts: Mapping[str, int]) -> Iterator[None]:
+        """Accept no more heartbeats than these, by peer, within the `with` block.
+
+        The former limits hold as well, and heartbeats within the block count towards them.
         """
-        allowed_before = {peer: self._allowed.get(peer, 0) for peer in signs}
-        limits = {peer: min(count, allowed_before[peer]) for peer, count in signs.items()}
+        allowed_before = {peer: self._allowed.get(peer, 0) for peer in counts}
+        limits = {peer: min(count, allowed_before[peer]) for peer, count in counts.items()}
         self._allowed |= limits
         try:
             yield
         finally:
-            used = {peer: limits[peer] - self._allowed[peer] for peer in signs}
-            self._allowed |= {peer: allowed_before[peer] - used[peer] for peer in signs}
+            used = {peer: limits[peer] - self._allowed[peer] for peer in counts}
+            self._allowed |= {peer: allowed_before[peer] - used[peer] for peer in counts}
 
-    def accept_heartbeat(self, sender: str, sign: bytes) -> None:
-        """Check a peer's sign of life: progress since the last one, and within its limit; relay it.
+    def accept_heartbeat(self, sender: str, heartbeat: bytes) -> None:
+        """Check a peer's heartbeat, and pass it on if this party relays.
 
-        Raises RemoteProtocolError: it is malformed, shows no progress, or exceeds the limit.
+        `heartbeat`: the number of IDs that the peer has processed in all, 8 bytes.
+
+        Raises RemoteProtocolError: it is malformed, reports less than `IDS_PER_HEARTBEAT` IDs more
+            than the peer's last one, or exceeds the peer's limit.
         """
         allowed = self._allowed.get(sender, 0)
-        heard = self._heard_steps.get(sender, 0)
-        if len(sign) != _DONE.size:
+        ids_before = self._last_ids_by_peer.get(sender, 0)
+        if len(heartbeat) != _DONE_IDS.size:
             raise RemoteProtocolError(f"{sender} sent {self._me} a malformed sign of life")
-        (done,) = _DONE.unpack(sign)
-        if done < heard + IDS_A_SIGN:
+        (done_ids,) = _DONE_IDS.unpack(heartbeat)
+        if done_ids < ids_before + IDS_PER_HEARTBEAT:
             raise RemoteProtocolError(
-                f"{sender} sent {self._me} a sign of life without progress: {done} IDs done, after "
-                f"{heard}; each stands for {IDS_A_SIGN} more"
+                f"{sender} sent {self._me} a sign of life without progress: {done_ids} IDs done, "
+                f"after {ids_before}; each stands for {IDS_PER_HEARTBEAT} more"
             )
         if allowed <= 0:
             raise RemoteProtocolError(
@@ -623,7 +678,8 @@ class Heartbeats:
                 "else; it keeps others waiting. Look at its log, then start all parties again"
             )
         self._allowed[sender] = allowed - 1
-        self._heard_steps[sender] = done
+        self._last_ids_by_peer[sender] = done_ids
         if self.relays:
-            self._done_ids = max(self._done_ids, self._reported_ids + IDS_A_SIGN)
+            # A relayed heartbeat must show progress, so it counts as work of this party.
+            self._done_ids = max(self._done_ids, self._reported_ids + IDS_PER_HEARTBEAT)
             self._send_heartbeats([peer for peer in self._peers if peer != sender])

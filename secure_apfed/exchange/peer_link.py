@@ -29,12 +29,18 @@ _LAST_S = 5.0
 
 
 class PeerLink(ResumableLink):
-    """A link that knows its ends: `me`, `peer`, and `hub`, the one of them that listens."""
+    """A link that knows its ends.
+
+    Attributes:
+        me, peer: the names of this party and the other.
+        hub: the one of them that listens; both ends know it, so that protocols can give the two
+            parties different roles.
+    """
 
     def __init__(
         self, me: str, peer: str, hub: str, connect: Callable[[], Connection], patience_s: float
     ) -> None:
-        """Open the link of `me` to `peer`; `hub` is the one of the two that listens.
+        """Open the link of `me` to `peer`.
 
         `connect`: makes a new connection; called again after each break. `patience_s`: seconds that
         the peer may be away, at first and after each break.
@@ -100,16 +106,16 @@ def open_link(
         )
     place = str(dial or listen)
     address = parse_address(place)
-    end = _make_local_keys(me, peer, secret, identities)
+    keys = _make_local_keys(me, peer, secret, identities)
     stack = contextlib.ExitStack()
-    connect: Callable[[], Connection] = partial(_connect_peer, end, peer, address)
+    connect: Callable[[], Connection] = partial(_connect_peer, keys, peer, address)
     if listen is not None:
-        door = PeerAcceptor(
-            end, (peer,), absent=f"it did not come to {place}; start it, or correct dial="
+        acceptor = PeerAcceptor(
+            keys, (peer,), absent=f"it did not come to {place}; start it, or correct dial="
         )
-        connect = partial(door.take_connection, peer)
+        connect = partial(acceptor.take_connection, peer)
         try:
-            stack.callback(Port(address, door.admit_stranger).close)
+            stack.callback(Port(address, acceptor.admit_stranger).close)
         except (OSError, UnicodeError) as error:
             raise LocalProtocolError(
                 f"{me} cannot listen at {place} ({getattr(error, 'strerror', None) or error}); end "
@@ -121,7 +127,7 @@ def open_link(
             yield link
             link.close(linger_s=_LAST_S)
         except BaseException:
-            with contextlib.suppress(RemoteProtocolError):  # behind what ended the block
+            with contextlib.suppress(RemoteProtocolError):  # the error of the block matters more
                 link.close(_LAST_S, linger_s=_LAST_S)
             raise
 
@@ -129,8 +135,13 @@ def open_link(
 def _make_local_keys(
     me: str, peer: str, secret: str | bytes | None, identities: tuple[Identity, bytes] | None
 ) -> LocalEnd:
-    """Return this end's keys: the given identities, or both derived from the shared secret by
-    scrypt.
+    """Return this end's keys: the given identities, or both derived from the shared secret.
+
+    Args:
+        me, peer: the names of this party and the other.
+        secret: the shared secret, from which scrypt derives the key of both identities; None:
+            `identities` is given.
+        identities: this party's own, and the public key of the peer's, 32 bytes.
 
     Raises LocalProtocolError: neither or both are given, or they are too short or of wrong types.
     """
@@ -155,23 +166,32 @@ def _make_local_keys(
             "ends; secrets.token_urlsafe() makes one, to be told in private"
         )
     salt = b"secure-apfed link v1"
-    root = hashlib.scrypt(material, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=_KEY_BYTES)
+    root_key = hashlib.scrypt(
+        material, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=_KEY_BYTES
+    )
     mine, theirs = (
-        Identity.from_secret_bytes(derive_key(root, name.encode())) for name in (me, peer)
+        Identity.from_secret_bytes(derive_key(root_key, name.encode())) for name in (me, peer)
     )
     return LocalEnd(name=me, identity=mine, known={peer: theirs.public})
 
 
-def _connect_peer(end: LocalEnd, peer: str, address: Address) -> Connection:
-    """Dial the peer and prove both identities; errors say which argument to compare."""
+def _connect_peer(me: LocalEnd, peer: str, address: Address) -> Connection:
+    """Return a connection to the peer, encrypted after both ends proved their identities.
+
+    `me`: this party's keys. Errors say which argument of `open_link` to compare.
+
+    Raises:
+        OSError, EOFError: nobody listens there, or the connection broke.
+        RemoteProtocolError: another party answered.
+    """
     try:
         connection = sockets.dial(address)
     except ConnectionError as error:
         place = spell_address(address)
-        message = f"{end.name} reached nobody at {place} ({error}); start {peer}, or correct dial="
+        message = f"{me.name} reached nobody at {place} ({error}); start {peer}, or correct dial="
         raise ConnectionError(message) from error
     try:
-        return prove_identity(connection, end, peer)[1]
+        return prove_identity(connection, me, peer)[1]
     except RemoteProtocolError as error:
         connection.close()
         raise RemoteProtocolError(f"{error}; compare what both ends gave open_link") from error

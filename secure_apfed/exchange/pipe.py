@@ -1,4 +1,4 @@
-"""Carriers between machines: gRPC (an extra), a relay, calls of NVFlare's; certificates for TLS."""
+"""A bounded pipe of frames between two threads, the reading half of several kinds of connection."""
 
 import threading
 from collections import deque
@@ -6,12 +6,14 @@ from collections import deque
 __all__ = ["MAX_QUEUED", "Pipe"]
 
 MAX_QUEUED = 4
-"""Frames each way between the threads of who carries them and the link's."""
+"""Frames that may wait in each direction between a carrier's threads and the link's."""
 
 
 class Pipe:
-    """A pipe of frames from one thread to another, of which few may wait; the reading half of a
-    `Carrier`.
+    """A bounded pipe of frames from one thread to another, read like a `Carrier`.
+
+    Attributes:
+        room: how many frames may wait in it.
     """
 
     def __init__(self, room: int = MAX_QUEUED) -> None:
@@ -31,16 +33,14 @@ class Pipe:
             self._changed.notify_all()
 
     def poll(self, timeout: float, /) -> bool:
-        """Return whether `recv_bytes` would return or raise at once, after at most `timeout`
-        seconds.
-        """
+        """Wait until `recv_bytes` would return or raise at once; False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: bool(self._frames) or self._ended is not None, timeout
             )
 
     def recv_bytes(self) -> bytes:
-        """Return the next frame; wait for one. Raises EOFError: the pipe has ended and is empty."""
+        """Wait for the next frame, and return it. Raises EOFError: the pipe is empty and ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._ended is not None)
             if not self._frames:
@@ -49,7 +49,7 @@ class Pipe:
             return self._frames.popleft()
 
     def end(self, reason: str = "") -> None:
-        """Accept no more frames; those that wait may still be read."""
+        """Accept no more frames, for this reason; those that wait may still be read."""
         with self._changed:
             if self._ended is None:
                 self._ended = reason

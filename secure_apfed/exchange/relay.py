@@ -24,7 +24,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
 from apfed_protocols.seal import SIGNATURE_BYTES, verify_signature
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.certificates import Credentials, RevokedList, list_entries
+from secure_apfed.exchange.certificates import Credentials, RevokedList, make_revocation_entries
 from secure_apfed.exchange.grpc_link import GrpcConnection, Port
 from secure_apfed.exchange.resumable_link import Connection, RelayAbsentError
 from secure_apfed.exchange.sealed_connection import (
@@ -41,17 +41,17 @@ _READY = b"ready"
 _MAX_PARTIES = 64
 _HELLO_BYTES = 128 + _MAX_PARTIES * (_KEY_BYTES + 2) + SIGNATURE_BYTES
 _MAX_ROOMS = 64
-_MAX_IN_ROOM = 256
-_PROOF_S = 10.0
-_IDLE_S = 120.0
+_MAX_IN_ROOM = 256  # streams
+_PROOF_S = 10.0  # until a party has proved an identity
+_IDLE_S = 120.0  # without a frame, after which a stream ends
 PARTNER_S = 20.0
 """Seconds that a relay lets a party wait for another."""
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
 
 
-def room_of(identities: list[bytes]) -> bytes:
+def name_room(identities: list[bytes]) -> bytes:
     """Return the name of a session's room: a digest of its parties' public identities."""
     return hashlib.sha256(b"secure-apfed room v1" + b"".join(sorted(identities))).digest()
 
@@ -59,7 +59,16 @@ def room_of(identities: list[bytes]) -> bytes:
 def enter_room(
     connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = PARTNER_S
 ) -> None:
-    """Enter the session's room at a relay, and wait there for a peer."""
+    """Enter the session's room at a relay, and wait there for a peer.
+
+    Args:
+        connection: to the relay.
+        me: this party's keys and all peers' identities, whose digest names the room.
+        peer: the peer to be connected to.
+        wait_s: seconds to wait for the peer.
+
+    Raises OSError: the relay is not reached or refuses this party, or the peer did not come.
+    """
     try:
         challenge = receive_before(connection, time.monotonic() + _PROOF_S)
     except ConnectionRefusedError:
@@ -71,7 +80,7 @@ def enter_room(
     parties = sorted((*me.known.values(), me.identity.public))
     own_key = me.identity.public
     peer_key = me.known[peer]
-    signature = me.identity.sign(_PURPOSE, challenge, room_of(parties), own_key, peer_key)
+    signature = me.identity.sign(_PURPOSE, challenge, name_room(parties), own_key, peer_key)
     connection.send_bytes(msgpack.packb([parties, own_key, peer_key, signature]))
     try:
         if receive_before(connection, time.monotonic() + wait_s) != _READY:
@@ -81,16 +90,26 @@ def enter_room(
 
 
 class _Entry(NamedTuple):
+    """A proven place in a room: one direction between two of its parties.
+
+    Attributes:
+        room: the room's name, from `name_room`.
+        own: the public identity of the party that entered.
+        other: that of the peer it wants to be connected to.
+    """
+
     room: bytes
     own: bytes
     other: bytes
 
     @classmethod
     def parse(cls, message: bytes, challenge: bytes) -> "_Entry":
-        """Parse a hello, which must prove an identity that belongs to its room (the session's
-        parties).
+        """Parse and verify a hello: the room's identities, the sender's, its peer's, and a
+        signature.
 
-        `challenge`: random bytes that the hello signs.
+        `challenge`: random bytes that the hello must sign.
+
+        Raises RemoteProtocolError: it is malformed, of no party of the room, or not signed by it.
         """
         try:
             if len(message) > _HELLO_BYTES:
@@ -101,27 +120,29 @@ class _Entry(NamedTuple):
                 raise TypeError("no list of identities")
             if any(len(key) != _KEY_BYTES for key in keys) or type(signature) is not bytes:
                 raise ValueError("keys of another size")
-            distinct = sorted(set(parties)) == parties
-            if own == other or not {own, other} <= set(parties) or not distinct:
+            is_canonical = sorted(set(parties)) == parties  # distinct, and in order
+            if own == other or not {own, other} <= set(parties) or not is_canonical:
                 raise ValueError("parties that are not of the room")
         except _MALFORMED as error:
             raise RemoteProtocolError("no hello to a relay") from error
-        room = room_of(parties)
+        room = name_room(parties)
         verify_signature(own, signature, _PURPOSE, challenge, room, own, other, signer="who comes")
         return cls(room, own, other)
 
 
 @dataclass(eq=False)
 class _Stream:
-    """A stream that proved its entry, and the one that it is joined to, once that is there.
+    """A connection to the relay whose party proved its identity.
 
     Attributes:
-        marks: the entries that may revoke its party.
+        entry: the party's place in its room.
+        revocation_entries: the entries by which a list may revoke the party.
+        partner: the stream of the peer it is joined to; None: the peer has not come yet.
     """
 
     connection: GrpcConnection
     entry: _Entry
-    marks: frozenset[str]
+    revocation_entries: frozenset[str]
     partner: "_Stream | None" = None
 
 
@@ -129,9 +150,14 @@ class Relay:
     """A relay that joins streams by room, sender and receiver.
 
     Args:
-        allowed: identities that may enter; None: any.
-        revoked: certificates and identities that may not enter, read again whenever the list
+        address: where it listens.
+        credentials: for TLS; None: unencrypted.
+        allowed: public identities that may enter; None: any.
+        revoked: file of the certificates and identities that may not enter, read again whenever it
             changes; while it cannot be read, nobody may enter. None: there is none.
+
+    Attributes:
+        port: the number of its port.
 
     Raises ConfigError: the address cannot be used, or the list cannot be read.
     """
@@ -144,27 +170,25 @@ class Relay:
         *,
         revoked: Path | None = None,
     ) -> None:
-        """Start a relay: read the revocation list, and listen at this address.
-
-        `credentials`: for TLS; None: unencrypted. `allowed`: public identities that may enter;
-        None: any. `revoked`: file of revoked certificates; None: none are.
-        """
+        """Read the revocation list, and listen; for the arguments see the class."""
         self._allowed = allowed
         self._strangers = StrangerQueue()
-        self._list = RevokedList(revoked)
-        self._list.load_entries()
+        self._revoked_list = RevokedList(revoked)
+        self._revoked_list.load_entries()
         self._changed = threading.Condition()
         self._rooms: dict[bytes, dict[_Entry, _Stream]] = {}
-        self._port = Port(address, credentials, self._welcome_stranger)
+        self._port = Port(address, credentials, self._serve_stranger)
         self.port = self._port.port
 
     def close(self) -> None:
         self._port.close()
 
-    def _welcome_stranger(self, stranger: GrpcConnection, certificate: bytes) -> None:
-        """Have a stream prove an identity of its room, then forward for it until it ends.
+    def _serve_stranger(self, stranger: GrpcConnection, certificate: bytes) -> None:
+        """Verify the identity behind a new connection, then forward its peer's frames to it.
 
-        `certificate`: the caller's, by TLS.
+        Runs in a thread of its own until the connection ends.
+
+        `certificate`: the caller's, in PEM, as verified by TLS; empty without TLS.
         """
         self._strangers.add(stranger)
         try:
@@ -173,10 +197,10 @@ class Relay:
             entry = _Entry.parse(receive_before(stranger, time.monotonic() + _PROOF_S), challenge)
             if self._allowed is not None and entry.own not in self._allowed:
                 raise RemoteProtocolError("this identity is not among those that may enter")
-            marks = frozenset({entry.own.hex(), *list_entries(certificate)})
-            self._require_valid(marks)
+            revocation_entries = frozenset({entry.own.hex(), *make_revocation_entries(certificate)})
+            self._require_not_revoked(revocation_entries)
             stranger.trust_peer()
-            stream = _Stream(stranger, entry, marks)
+            stream = _Stream(stranger, entry, revocation_entries)
             self._admit_stream(stream)
         except (OSError, EOFError, RemoteProtocolError) as error:
             if isinstance(error, RemoteProtocolError):
@@ -191,29 +215,34 @@ class Relay:
             with self._changed:
                 self._remove_stream(stream)
 
-    def _require_valid(self, marks: frozenset[str]) -> None:
-        """Refuse a party that the current revocation list names. Raises RemoteProtocolError."""
+    def _require_not_revoked(self, revocation_entries: frozenset[str]) -> None:
+        """Raise RemoteProtocolError if the list names one of these, or cannot be read."""
         try:
-            revoked = self._list.load_entries()
+            revoked = self._revoked_list.load_entries()
         except ConfigError as error:
             raise RemoteProtocolError(
                 "its list of what is revoked cannot be read; ask who runs it"
             ) from error
-        if marks & revoked:
+        if revocation_entries & revoked:
             raise RemoteProtocolError(
                 "this certificate or identity is revoked by its list; have another one made, or "
                 "ask who runs it"
             )
 
     def _admit_stream(self, stream: _Stream) -> None:
-        """Register a stream; disconnect the former one of the same ends, and its partner."""
+        """Register a stream, and join it to its partner if that is there.
+
+        A former stream of the same entry is disconnected, and its partner. Raises
+        RemoteProtocolError: the room or the relay is full.
+        """
         entry = stream.entry
         with self._changed:
             room = self._rooms.get(entry.room, {})
-            if (former := room.get(entry)) is not None:
-                for standing in (former, former.partner):
-                    if standing is not None:
-                        self._remove_stream(standing)
+            former = room.get(entry)
+            if former is not None:
+                self._remove_stream(former)
+                if former.partner is not None:
+                    self._remove_stream(former.partner)
             elif len(room) >= _MAX_IN_ROOM or (not room and len(self._rooms) >= _MAX_ROOMS):
                 raise RemoteProtocolError("it is full; come again, or ask who runs it")
             room = self._rooms.setdefault(entry.room, {})
@@ -233,21 +262,24 @@ class Relay:
             self._rooms.pop(stream.entry.room, None)
 
     def _forward_frames(self, stream: _Stream) -> None:
-        """Wait until the partner is there, and forward all its frames to this stream."""
+        """Wait for the stream's partner, and forward all frames of the partner to this stream.
+
+        Returns once one of the two ends or is revoked, or no partner comes.
+        """
         deadline = time.monotonic() + PARTNER_S
         with self._changed:
             while stream.partner is None:
                 # It sends nothing before the partner is there: input means that it disconnected.
                 if time.monotonic() > deadline or stream.connection.poll(0):
                     return
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_POLL_S)
             partner = stream.partner.connection
-            marks = stream.marks | stream.partner.marks
+            revocation_entries = stream.revocation_entries | stream.partner.revocation_entries
         try:
             stream.connection.send_bytes(_READY)
             while partner.poll(_IDLE_S):
                 frame = partner.recv_bytes()
-                self._require_valid(marks)
+                self._require_not_revoked(revocation_entries)
                 stream.connection.send_bytes(frame)
         except (OSError, EOFError, RemoteProtocolError):
             pass

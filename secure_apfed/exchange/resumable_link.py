@@ -6,7 +6,7 @@ both ends send their own identifier, that of the peer they were connected to, an
 received parts, and then the parts that the other lacks. So a link of one session never joins one of
 the next. While parties come together, a peer may restart if nothing was sent either way. An end
 that has nothing left to send and is closed says goodbye, and waits for the goodbye of the other.
-While there is nothing to send, signs of life go both ways. Protects from: connections that break or
+While there is nothing to send, heartbeats go both ways. Protects from: connections that break or
 hang, and a peer that sends more than this party reads: the buffer is bounded, and sizes are checked
 before memory is allocated. Does not protect from a process that ends, nor from attackers: `connect`
 must return an authenticated and encrypted connection to the same peer each time (see
@@ -33,31 +33,31 @@ from secure_apfed.exchange.links import (
     Awaited,
     Frame,
     MessageAssembler,
-    parts_of,
+    split_into_parts,
 )
 
-_FRAME = struct.Struct(">BQQ")  # kind, number of a part, how many parts came
+_FRAME = struct.Struct(">BQQ")  # kind, number of the part, how many parts the sender has received
 _HELLO, _PART, _RECEIPT, _GOODBYE = range(1, 5)
 _PART_BYTES = 2**20
-_COST = 256  # memory of a buffered part, in addition to its bytes
+_PART_COST = 256  # memory of a buffered part, in addition to its bytes
 _ID_BYTES = 32
-_NOBODY = bytes(_ID_BYTES)  # the peer of an end that was never connected
+_NO_PEER = bytes(_ID_BYTES)  # the peer of an end that was never connected
 MAX_FRAME = _FRAME.size + PART_HEADER_BYTES + _PART_BYTES
 """Bytes of the longest message that a connection has to carry."""
 _WINDOW = 2**28  # bytes that the peer has not confirmed; then `send` waits
-_MAX_HELD = 2**28  # unread bytes; above it nothing is confirmed, so the peer waits
+_MAX_UNREAD_BYTES = 2**28  # unread bytes; above it nothing is confirmed, so the peer waits
 # A peer that waits for confirmations never gets further than this.
-_MAX_UNREAD = _MAX_HELD + _WINDOW + 2 * MAX_BYTES
-_STALLED_S = 300.0
-_UNTOLD = 8  # parts that came; then a receipt is due at once
-_RECEIPT_S = 0.2
-_BEAT_S = 5.0
-_SILENT_S = 15.0
-_PAUSE_S = 0.05
+_MAX_UNREAD = _MAX_UNREAD_BYTES + _WINDOW + 2 * MAX_BYTES
+_STALLED_S = 300.0  # without any confirmation, while a message waits for room
+_MAX_UNREPORTED = 8  # received parts; then a receipt is due at once
+_RECEIPT_S = 0.2  # until fewer received parts are reported
+_HEARTBEAT_S = 5.0  # between heartbeats, while there is nothing to send
+_SILENT_S = 15.0  # without a heartbeat, after which a connection counts as broken
+_PAUSE_S = 0.05  # after the first failed attempt to connect; doubled after each
 _LONGEST_PAUSE_S = 1.0
-_LOOK_S = 0.2
-_FLUSH_S = 5.0
-_LINGER_S = 2.0
+_POLL_S = 0.2
+_FLUSH_S = 5.0  # to deliver the last messages when all links are closed
+_LINGER_S = 2.0  # to wait for the peer's goodbye then
 _GREETING_S = 2.0
 _GREET_AGAIN_S = 2.0
 _PRESENT_S = 15.0  # how long after its greeting a peer counts as waiting
@@ -80,8 +80,8 @@ class Refusal(str):
 
 
 Missed: TypeAlias = Callable[[Mapping[str, str]], None]
-"""Receives, again and again, who has not come yet, and why: a `Refusal` where one end refused the
-other, that the relay is not reached, or an empty text."""
+"""A callback, called repeatedly while peers are missing, with the reason for each by its name: a
+`Refusal` where one end refused the other, a text where the relay is not reached, else ""."""
 
 
 class Connection(Protocol):
@@ -98,8 +98,10 @@ class Connection(Protocol):
 
 @dataclass(eq=False)
 class _Wire:
-    """A connection and the number of threads that use it; the last one closes it, since a thread
-    may hang in a write, and the number of a closed file may be given to another one.
+    """A connection and the number of threads that use it; the last one closes it.
+
+    Closed earlier, its file descriptor might be given to another file while a thread still hangs in
+    a write.
     """
 
     connection: Connection
@@ -112,14 +114,14 @@ class ResumableLink:
     Args:
         peer: its name, for errors.
         connect: makes a new connection, or raises OSError; called again after each break.
-        patience_s: for how long the peer may send nothing, not even signs of life, before it counts
-            as gone; `close` waits as long.
-        first_s: the same until the first connection; as `patience_s` unless given.
+        patience_s: for how long the peer may send nothing, not even heartbeats, before it counts as
+            gone; `close` waits as long.
+        first_s: seconds to wait for the first connection; None: `patience_s`.
         on_change: called, under a lock of the link, when a frame arrived or the link ended.
 
     Attributes:
-        meets: whether other peers are still awaited, so that a peer may leave and come again
-            before anything was sent either way.
+        meets: whether the session has not begun, as other peers are still awaited; until then a
+            peer may leave and come again, if nothing was sent either way.
         refusal: why one end refused the other last; empty once there is a connection.
         without_relay: why the last attempt did not reach the relay; empty where it did, or where
             there is none.
@@ -136,12 +138,7 @@ class ResumableLink:
         first_s: float | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open a link that survives broken connections: start the thread that connects and reads.
-
-        `patience_s`: seconds that a peer may be away. `first_s`: seconds to wait for the first
-            connection; None: `patience_s`. `on_change`: called after every change of the link's
-            state.
-        """
+        """Start the thread that connects and reads; for the arguments see the class."""
         self._peer = peer
         self._connect = connect
         self._patience_s = patience_s
@@ -153,9 +150,9 @@ class ResumableLink:
         # Unread messages, with their arrival (monotonic clock) and their cost in memory.
         self._inbox: deque[tuple[bytes, float, int]] = deque()
         self._assembler = MessageAssembler("this party", peer, _PART_BYTES)
-        # About how many bytes wait here, and how many of them are of a message midway.
+        # Memory of all unread parts, and of those among them whose message is not complete.
         self._inbox_bytes = 0
-        self._cost = 0
+        self._incomplete_bytes = 0
         self._sent_messages = 0
         self._changed = threading.Condition()
         self._unconfirmed: deque[tuple[int, bytes]] = deque()
@@ -173,7 +170,7 @@ class ResumableLink:
         self._closing = False
         self._ended = False
         self._heard_goodbye = False
-        self._broken_at: float | None = None  # on the monotonic clock, since it stood last
+        self._broken_at: float | None = None  # when the last connection broke, monotonic clock
         threading.Thread(target=self._run_reader, daemon=True).start()
 
     @property
@@ -237,18 +234,21 @@ class ResumableLink:
             self._require_working()
             while self._unconfirmed_bytes > _WINDOW:
                 self._await_room()
-            for part in parts_of(self._sent_messages, body, _PART_BYTES):
+            for part in split_into_parts(self._sent_messages, body, _PART_BYTES):
                 self._unconfirmed.append((_PART, part))
-                self._unconfirmed_bytes += len(part) + _COST
+                self._unconfirmed_bytes += len(part) + _PART_COST
             self._sent_messages += 1
             self._changed.notify_all()
 
     def _await_room(self) -> None:
-        """Wait until the peer confirms something; if it does not in time, fail the link."""
+        """Wait until the peer confirms some parts; fail the link if it does not within
+        `_STALLED_S`. Raises RemoteProtocolError: the link has failed.
+        """
         confirmed_before = self._confirmed
-        if not self._changed.wait_for(
+        has_changed = self._changed.wait_for(
             lambda: self._failure or self._confirmed > confirmed_before, _STALLED_S
-        ):
+        )
+        if not has_changed:
             self._record_failure(
                 f"{self._peer} took nothing of what it was sent for {_STALLED_S:g} s"
             )
@@ -321,49 +321,61 @@ class ResumableLink:
                 self._record_failure(f"the link to {self._peer} ended by an error of this party")
 
     def _connect_repeatedly(self) -> None:
-        """Connect, read until the connection breaks, and repeat."""
-        first = deadline = time.monotonic() + self._first_s
-        pause = _PAUSE_S
+        """Connect, read until the connection breaks, and connect again, until the link is over.
+
+        Attempts end `first_s` after the start, or `patience_s` after the peer was last heard. While
+        a restarted peer is still welcome, the later of the two times holds.
+        """
+        meeting_ends_at = time.monotonic() + self._first_s
+        gives_up_at = meeting_ends_at
+        pause_s = _PAUSE_S
         while not self._is_over():
             wire = None
             try:
                 wire = _Wire(self._connect())
                 self._exchange_greetings(wire)
-                deadline = time.monotonic() + self._patience_s
-                pause = _PAUSE_S
+                last_heard = time.monotonic()
+                gives_up_at = last_heard + self._patience_s
+                pause_s = _PAUSE_S
                 while not self._is_over() and self._wire is wire:
-                    if wire.connection.poll(_LOOK_S):
+                    if wire.connection.poll(_POLL_S):
                         self._handle_frame(wire.connection.recv_bytes())
-                        deadline = time.monotonic() + self._patience_s
-                    elif time.monotonic() > deadline - self._patience_s + _SILENT_S:
+                        last_heard = time.monotonic()
+                        gives_up_at = last_heard + self._patience_s
+                    elif time.monotonic() > last_heard + _SILENT_S:
                         raise TimeoutError(f"no sign of life for {_SILENT_S:g} s")
             except (OSError, EOFError) as error:
-                gives_up_at = max(first, deadline) if self._may_change() else deadline
-                self._handle_break(error, gives_up=time.monotonic() > gives_up_at)
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                ends_at = gives_up_at
+                if self._accepts_restart():
+                    ends_at = max(meeting_ends_at, gives_up_at)
+                self._handle_break(error, gives_up=time.monotonic() > ends_at)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except RemoteProtocolError as error:
                 self._record_failure(str(error))
             if wire is not None:
                 self._release_wire(wire)
 
-    def _may_change(self) -> bool:
-        """Return whether a restarted peer may replace this connection; forget a peer that said
-        goodbye.
+    def _accepts_restart(self) -> bool:
+        """Return whether the peer may restart now: all still meet, and no message went either way.
+
+        If it may, and said goodbye, its former connection is forgotten, so that it is met anew.
         """
         with self._changed:
-            used = self._sent_messages or self._closing or self._received > self._heard_goodbye
-            if self._heard_goodbye and self.meets and not used:
+            received_messages = self._received - self._heard_goodbye  # a goodbye counts as a part
+            is_unused = not (self._sent_messages or self._closing or received_messages > 0)
+            accepts = self.meets and is_unused
+            if accepts and self._heard_goodbye:
                 self._received = 0
                 self._reported_parts = 0
                 self._heard_goodbye = False
                 self._peer_id = b""
-            return self.meets and not used
+            return accepts
 
     def _handle_break(self, error: Exception, *, gives_up: bool) -> None:
-        """Record why the connection broke; a refusal's reason takes precedence.
+        """Record why a connection broke or was not made; a refusal's reason takes precedence.
 
-        `gives_up`: whether the link fails for good.
+        The link fails for good if the peer said goodbye, or if `gives_up`: its time is over.
         """
         reason = str(error) or "the connection ended"
         level = logging.DEBUG if self._wire is None else logging.WARNING
@@ -385,11 +397,19 @@ class ResumableLink:
             )
 
     def _exchange_greetings(self, wire: _Wire) -> None:
-        """Exchange how many parts each end has received; then begin to send the missing ones."""
+        """Exchange greetings on a new connection, and start the thread that writes to it.
+
+        A greeting has the number of parts that an end has received, its identifier, and that of the
+        peer it was connected to. The writer then begins with the first part that the peer lacks.
+
+        Raises:
+            OSError: the peer was silent or restarted, so that another attempt may succeed.
+            RemoteProtocolError: this link cannot go on.
+        """
         hello = (
             _FRAME.pack(_HELLO, 0, self._count_reportable_parts())
             + self._id
-            + (self._peer_id or _NOBODY)
+            + (self._peer_id or _NO_PEER)
         )
         wire.connection.send_bytes(hello)
         if not wire.connection.poll(min(self._patience_s, _SILENT_S)):
@@ -397,20 +417,22 @@ class ResumableLink:
         kind, _, confirmed, body = self._parse_frame(wire.connection.recv_bytes())
         if kind != _HELLO or len(body) != 2 * _ID_BYTES:
             raise RemoteProtocolError(f"{self._peer} began a connection without a greeting")
-        theirs = body[:_ID_BYTES]
-        had = body[_ID_BYTES:]
-        if self._peer_id not in (b"", theirs) and self._may_change():
+        peer_id = body[:_ID_BYTES]
+        former_peer_of_peer = body[_ID_BYTES:]
+        has_restarted = self._peer_id not in (b"", peer_id)
+        if has_restarted and self._accepts_restart():
             self._peer_id = b""
             raise ConnectionResetError(f"{self._peer} began anew")
-        if self._peer_id not in (b"", theirs):
+        if has_restarted:
             raise RemoteProtocolError(
                 f"{self._peer} began anew: its process ended and was started again, and what was "
                 f"under way is lost; {ALL_AGAIN}"
             )
-        if had not in (_NOBODY, self._id):  # it learns from this party's greeting that it is over
+        if former_peer_of_peer not in (_NO_PEER, self._id):
+            # The peer learns from this party's greeting that its former session is over.
             raise ConnectionResetError(f"{self._peer} has not yet ended a session before this one")
         with self._changed:
-            self._peer_id = theirs
+            self._peer_id = peer_id
             self.refusal = ""
             self.without_relay = ""
             self._drop_confirmed_parts(confirmed)
@@ -444,18 +466,18 @@ class ResumableLink:
             self._changed.notify_all()
 
     def _add_part(self, part: bytes) -> None:
-        """Store a part, and queue the message that it completes.
+        """Store a part of a message, and queue the message once it is complete.
 
         Raises RemoteProtocolError: the peer sends more than may wait here.
         """
-        self._cost += len(part) + _COST
-        self._inbox_bytes += len(part) + _COST
+        self._incomplete_bytes += len(part) + _PART_COST
+        self._inbox_bytes += len(part) + _PART_COST
         if self._inbox_bytes > _MAX_UNREAD:
             raise RemoteProtocolError(f"{self._peer} sent more than it may before it is confirmed")
         message = self._assembler.add_part(part, "frames")
         if message is not None:
-            self._inbox.append((message, time.monotonic(), self._cost))
-            self._cost = 0
+            self._inbox.append((message, time.monotonic(), self._incomplete_bytes))
+            self._incomplete_bytes = 0
             self._on_change()
 
     def _parse_frame(self, frame: bytes) -> tuple[int, int, int, bytes]:
@@ -478,7 +500,7 @@ class ResumableLink:
             )
         for _ in range(confirmed - self._confirmed):
             _, part = self._unconfirmed.popleft()
-            self._unconfirmed_bytes -= len(part) + _COST
+            self._unconfirmed_bytes -= len(part) + _PART_COST
         self._confirmed = confirmed
 
     def _run_writer(self, wire: _Wire) -> None:
@@ -492,20 +514,20 @@ class ResumableLink:
             self._release_wire(wire)
 
     def _next_frame(self, wire: _Wire) -> bytes | None:
-        """Wait for a frame to write to this connection; None once it is no longer in use."""
+        """Wait for a frame to write to this connection; None once it is no longer in use.
+
+        It is the next unwritten part, or else a receipt: as soon as enough received parts are
+        unreported, soon if there are any, and otherwise as a heartbeat.
+        """
         with self._changed:
-            beat = time.monotonic() + min(_BEAT_S, self._patience_s / 3)
-            while not (is_unused := self._is_over() or self._wire is not wire) and not (
-                self._has_unwritten_parts()
-                or self._count_unreported_parts() >= (1 if self._heard_goodbye else _UNTOLD)
-            ):
-                remaining_s = beat - time.monotonic()
-                pause = (
-                    min(remaining_s, _RECEIPT_S) if self._count_unreported_parts() else remaining_s
-                )
-                if not self._changed.wait(max(0.0, pause)):
-                    break  # it is time for a receipt, which is a sign of life, too
-            if is_unused:
+            heartbeat_at = time.monotonic() + min(_HEARTBEAT_S, self._patience_s / 3)
+            while self._is_in_use(wire) and not self._has_frame_due():
+                pause_s = heartbeat_at - time.monotonic()
+                if self._count_unreported_parts():
+                    pause_s = min(pause_s, _RECEIPT_S)
+                if not self._changed.wait(max(0.0, pause_s)):
+                    break  # it is time for a receipt
+            if not self._is_in_use(wire):
                 return None
             kind = _RECEIPT
             number = self._written_parts
@@ -515,6 +537,17 @@ class ResumableLink:
                 self._written_parts += 1
             self._reported_parts = self._count_reportable_parts()
             return _FRAME.pack(kind, number, self._reported_parts) + part
+
+    def _is_in_use(self, wire: _Wire) -> bool:
+        """Return whether the link goes on, and over this connection."""
+        return not self._is_over() and self._wire is wire
+
+    def _has_frame_due(self) -> bool:
+        """Return whether a part is unwritten, or enough received parts are unreported: one is
+        enough after the peer's goodbye.
+        """
+        enough = 1 if self._heard_goodbye else _MAX_UNREPORTED
+        return self._has_unwritten_parts() or self._count_unreported_parts() >= enough
 
     def _has_unwritten_parts(self) -> bool:
         """Return whether some parts were not yet written to this connection."""
@@ -526,7 +559,7 @@ class ResumableLink:
 
     def _count_reportable_parts(self) -> int:
         """Return how many parts may be confirmed: all received, unless too much waits here."""
-        return self._received if self._inbox_bytes <= _MAX_HELD else self._reported_parts
+        return self._received if self._inbox_bytes <= _MAX_UNREAD_BYTES else self._reported_parts
 
     def _release_wire(self, wire: _Wire) -> None:
         """Stop using a connection; the last of its threads closes it."""
@@ -557,11 +590,12 @@ class LinkTransport:
     """The links of a party, `me`, to all peers; see `secure_apfed.exchange.drivers.Transport`.
 
     Args:
+        me: the party's name.
         connect: by peer, a function that returns an authenticated connection to it, or raises
             OSError.
-        patience_s: how long a peer may give no sign of life.
-        meet_s: the same until its first connection.
-        end: resources that are closed together with the links, such as a port.
+        patience_s: how long a peer may send nothing, not even heartbeats.
+        meet_s: how long to wait for its first connection.
+        end: called by `close`, to close what the connections need, such as a port.
     """
 
     def __init__(
@@ -573,15 +607,11 @@ class LinkTransport:
         meet_s: float,
         end: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open links to all peers, which connect in the background.
-
-        `patience_s`: seconds that a peer may be away. `meet_s`: seconds to wait for all peers at
-        first. `end`: stops this process when a link can no longer recover.
-        """
+        """Open links to all peers, which connect in the background."""
         self._me = me
         self._connect = connect
         self._end = end
-        self._watchers: dict[str, _Lookout] = {}
+        self._lookouts: dict[str, _Lookout] = {}
         self._event = threading.Event()
         self._links = {
             peer: ResumableLink(
@@ -589,7 +619,8 @@ class LinkTransport:
             )
             for peer, dial in connect.items()
         }
-        self._absent_since: dict[str, float] = {}  # since when who is needed has left
+        # By needed peer that has left: when this party noticed, on the monotonic clock.
+        self._absent_since: dict[str, float] = {}
 
     @classmethod
     def meet_peers(
@@ -604,10 +635,13 @@ class LinkTransport:
     ) -> Self:
         """Return a transport once all peers have connected.
 
-        `on_missing`: called with the missing peers and the reason for each. Raises PartyLeftError:
-        names the peers that did not connect. `patience_s`: seconds that a peer may be away.
-        `meet_s`: seconds to wait for all peers at first. `end`: stops this process when a link can
-        no longer recover.
+        For the other arguments see the class.
+
+        Args:
+            meet_s: seconds to wait for all peers.
+            on_missing: called repeatedly with the missing peers and the reason for each.
+
+        Raises PartyLeftError: names the peers that did not connect.
         """
         transport = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:
@@ -637,7 +671,7 @@ class LinkTransport:
 
     def send_frame(self, receiver: str, frame: bytes) -> None:
         """Queue a frame for a peer; a failure shows when frames are received."""
-        if receiver in self._watchers:
+        if receiver in self._lookouts:
             return  # its link is over
         try:
             self._links[receiver].send(frame)
@@ -645,44 +679,44 @@ class LinkTransport:
             self._event.set()  # a script that waits for this peer gets the reason
 
     def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
-        """Wait for a frame from one of the awaited senders.
+        """Return the name of an awaited sender and the oldest frame from any of them.
 
-        `timeout_s`: seconds to wait for a frame.
+        Waits for one at most `timeout_s` seconds.
 
-        Raises PartyLeftError: see `_seconds_to_wait`.
+        Raises PartyLeftError: see `_compute_wait`.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             self._event.clear()
-            came = {
-                came_at: name
-                for name in awaited.senders
-                if (came_at := self._links[name].waiting_since) is not None
-            }
-            if came:
-                first = came[min(came)]
+            arrivals = {name: self._links[name].waiting_since for name in awaited.senders}
+            arrived = {name: time_s for name, time_s in arrivals.items() if time_s is not None}
+            if arrived:
+                first = min(arrived, key=arrived.__getitem__)
                 return first, self._links[first].receive(0.0)
-            self._event.wait(self._seconds_to_wait(awaited, timeout_s, deadline))
+            self._event.wait(self._compute_wait(awaited, timeout_s, deadline))
 
-    def _seconds_to_wait(self, awaited: Awaited, timeout_s: float, deadline: float) -> float:
-        """Return how many seconds to wait now, if no awaited frame is there.
+    def _compute_wait(self, awaited: Awaited, timeout_s: float, deadline: float) -> float:
+        """Return for how many seconds to wait until the links are examined again.
 
-        `timeout_s`: seconds to wait for a frame. `deadline`: monotonic time.
+        Args:
+            awaited: the message that has not arrived yet.
+            timeout_s: how long it is awaited in all, for the error.
+            deadline: the end of this wait, on the monotonic clock.
 
         Raises PartyLeftError: too few awaited peers remain, nothing came in time, or a needed party
-        left a while ago.
+        left more than `_LAST_WORDS_S` ago.
         """
 
         def find_failures(names: tuple[str, ...]) -> dict[str, str]:
+            """Return why the links to these peers have failed, by peer; others are left out."""
             return {name: cause for name in names if (cause := self._links[name].failure)}
 
         def make_error(
             message: str, names: Collection[str], *, gone: bool = False
         ) -> PartyLeftError:
-            """Return the error with phase and awaited message; `gone`: whether the peers left for
-            good.
+            """Return the error with phase and awaited message; it names the peers that left.
 
-            `names`: of the peers.
+            `gone`: whether they left for good.
             """
             message = f"{awaited.phase}: {awaited}; {message}"
             if awaited.predicts:
@@ -695,29 +729,29 @@ class LinkTransport:
         now = time.monotonic()
         if now >= deadline:
             raise make_error(f"nothing came for {timeout_s:g} s", awaited.senders)
-        missed = find_failures(awaited.needed)
-        missed_since = [self._absent_since.setdefault(name, now) for name in missed]
-        grace = min(missed_since, default=math.inf) + _LAST_WORDS_S - now
-        if grace <= 0:
+        missing = find_failures(awaited.needed)
+        missing_since = [self._absent_since.setdefault(name, now) for name in missing]
+        # The awaited peers will stop as well; for a while they may still say why.
+        grace_s = min(missing_since, default=math.inf) + _LAST_WORDS_S - now
+        if grace_s <= 0:
             raise make_error(
-                f"nothing came, and {'; '.join(dict.fromkeys(missed.values()))}", missed
+                f"nothing came, and {'; '.join(dict.fromkeys(missing.values()))}", missing
             )
-        return min(deadline - now, grace, _LONGEST_WAIT_S)
+        return min(deadline - now, grace_s, _LONGEST_WAIT_S)
 
     def find_rejoining(self, names: Collection[str]) -> list[str]:
-        """Return which of these peers were recently there, ready to greet.
+        """Return which of these peers, who left the session, wait for a new one.
 
-        The first call with a peer's name starts to look for it, and ends its present link.
-
-        `names`: of the peers.
+        The first call with a peer's name ends its link, and starts to look for it in the
+        background.
         """
-        for name in set(names) - set(self._watchers):
-            self._watchers[name] = _Lookout(self._connect[name], self._links[name])
-        return [name for name in names if self._watchers[name].is_back]
+        for name in set(names) - set(self._lookouts):
+            self._lookouts[name] = _Lookout(self._connect[name], self._links[name])
+        return [name for name in names if self._lookouts[name].is_back]
 
     def list_broken_links(self) -> dict[str, BrokenLink]:
         """Return each broken link by its peer, with since when and why it is broken."""
-        links = {name: link for name, link in self._links.items() if name not in self._watchers}
+        links = {name: link for name, link in self._links.items() if name not in self._lookouts}
         breaks = {name: link.current_break for name, link in links.items()}
         return {name: broken for name, broken in breaks.items() if broken is not None}
 
@@ -726,9 +760,9 @@ class LinkTransport:
         closing = [
             threading.Thread(target=_close_link, args=(link,))
             for name, link in self._links.items()
-            if name not in self._watchers
+            if name not in self._lookouts
         ]
-        for lookout in self._watchers.values():
+        for lookout in self._lookouts.values():
             lookout.stop_looking()
         for thread in closing:
             thread.start()
@@ -743,8 +777,8 @@ def _close_link(link: ResumableLink) -> None:
 
 
 class _Lookout:
-    """A background check whether a peer that left the session is back, while the session continues
-    without it.
+    """A background thread that checks whether a peer that left the session is back, while the
+    session continues without it.
 
     The peer connects as to any session, proves its identity and sends its greeting. That connection
     is then closed; the next session makes its own.
@@ -775,7 +809,7 @@ class _Lookout:
             self._ended.wait(_GREET_AGAIN_S)
 
     def _try_greeting(self) -> bool:
-        """Return whether the peer connects and greets now, then waits for an answer."""
+        """Return whether the peer connects now, greets, and then is silent until an answer."""
         try:
             with contextlib.closing(self._connect()) as connection:
                 if not connection.poll(_GREETING_S):

@@ -39,13 +39,13 @@ MAX_UNPROVED = 4096
 _VERSION = 3
 _PURPOSE = b"peer v1"
 _KEY_BYTES = 32
-_HELLO_BYTES = 512
-_REFUSED = b"refused "
+_HELLO_BYTES = 512  # the most of a hello
+_REFUSED = b"refused "  # begins a frame that says why the connection is refused
 _REFUSED_LETTERS = 400
-_PROOF_S = 10.0
+_PROOF_S = 10.0  # until both ends have proved their identities
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
 _MAX_STRANGERS = 64
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 class Carrier(Connection, Protocol):
@@ -59,11 +59,10 @@ class Carrier(Connection, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEnd:
-    """The keys of this end of every connection: its own, and the public ones that identify the
-    peers.
+    """This end of every connection: the party's own keys, and the public keys of its peers.
 
     Attributes:
-        name: of the party; identity: its key pair.
+        name: of the party; identity: its long-term key pair.
         known: public identities of its peers, by name.
         certificate: SHA-256 of its own TLS certificate, hex; empty without TLS.
         revoked: the certificate digests and keys (hex) that are currently refused.
@@ -77,6 +76,14 @@ class LocalEnd:
 
 
 class _Hello(NamedTuple):
+    """The first message of each end of a connection; it is not authenticated by itself.
+
+    Attributes:
+        sender, receiver: the names of the two parties, as the sender knows them.
+        public: the sender's fresh key of this connection, 32 bytes.
+        certificate: SHA-256 of the sender's TLS certificate, hex; empty without TLS.
+    """
+
     sender: str
     receiver: str
     public: bytes
@@ -117,23 +124,25 @@ def prove_identity(
     me: LocalEnd,
     peer: str | None = None,
     *,
-    seen: Callable[[str], None] = lambda name: None,
+    check_name: Callable[[str], None] = lambda name: None,
 ) -> tuple[str, Connection]:
     """Prove this party's identity on a new connection, and verify the other end's.
 
     Returns the peer's name and the encrypted connection.
 
     Args:
+        connection: the new connection, unencrypted.
+        me: this party's keys.
         peer: the expected peer; None: any peer that `me` knows, which then sends its name first.
-        seen: called with the claimed name; raises RemoteProtocolError if something other than the
-            identity (a certificate of TLS) contradicts it.
+        check_name: called with the claimed name; raises RemoteProtocolError if something other than
+            the identity (a TLS certificate) contradicts it.
 
     Raises:
         RemoteProtocolError: another party than expected answers; the other end was notified.
         OSError, EOFError: the connection broke, the other end is silent, or it refuses this party.
     """
     try:
-        return _exchange_proofs(connection, me, peer, seen)
+        return _exchange_proofs(connection, me, peer, check_name)
     except RemoteProtocolError as error:
         refuse_connection(connection, f"{me.name} refuses this connection: {error}")
         with contextlib.suppress(ConnectionRefusedError):
@@ -146,7 +155,10 @@ def prove_identity(
 
 
 def _read_until_closed(connection: Connection) -> None:
-    """Read until the other end closes; raise ConnectionRefusedError if it sent a refusal."""
+    """Discard what the other end sends, until it closes or `_PROOF_S` are over.
+
+    Raises ConnectionRefusedError: it sent a refusal.
+    """
     deadline = time.monotonic() + _PROOF_S
     try:
         while time.monotonic() < deadline:
@@ -160,10 +172,11 @@ def _read_until_closed(connection: Connection) -> None:
 def _exchange_proofs(
     connection: Carrier, me: LocalEnd, peer: str | None, check_name: Callable[[str], None]
 ) -> tuple[str, Connection]:
-    """Exchange hellos and signatures over both; return the peer's name and the encrypted
-    connection.
+    """Exchange hellos, then signatures over both hellos.
 
-    `check_name`: raises if this name is not expected.
+    Returns the peer's name and the encrypted connection. For the arguments see `prove_identity`.
+
+    Raises RemoteProtocolError: a hello or signature is wrong; OSError, EOFError: none came.
     """
     deadline = time.monotonic() + _PROOF_S
     run_key = fresh_run_key()
@@ -175,14 +188,15 @@ def _exchange_proofs(
         return own_hello
 
     own_hello = b"" if peer is None else send_hello(peer)
-    message = receive_before(connection, deadline)
-    theirs = _Hello.from_bytes(message)
+    peer_hello = receive_before(connection, deadline)
+    theirs = _Hello.from_bytes(peer_hello)
     name = theirs.sender if peer is None else peer
     _require_expected_peer(me, name, theirs)
     check_name(name)
-    _require_valid_peer(me, name, theirs)
+    _require_not_revoked(me, name, theirs)
     own_hello = own_hello or send_hello(name)
-    hellos = b"".join(hashlib.sha256(packed).digest() for packed in sorted((own_hello, message)))
+    both_hellos = sorted((own_hello, peer_hello))  # in the same order at both ends
+    hellos = b"".join(hashlib.sha256(packed).digest() for packed in both_hellos)
     ends = (me.name.encode(), name.encode())
     digest = hashlib.sha256(hellos).digest()
     link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=digest)
@@ -197,7 +211,10 @@ def _exchange_proofs(
 
 
 def _require_expected_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
-    """Refuse an unexpected peer before this party signs anything. Raises RemoteProtocolError."""
+    """Raise RemoteProtocolError unless a hello is from the party `name` to this one.
+
+    Checked before this party signs anything. `theirs`: the peer's hello.
+    """
     if name not in me.known or theirs.receiver != me.name:
         raise RemoteProtocolError(
             f"{quote_text(theirs.sender)} comes to {quote_text(theirs.receiver)}, but this is "
@@ -211,7 +228,7 @@ def _require_expected_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
         )
 
 
-def _require_valid_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
+def _require_not_revoked(me: LocalEnd, name: str, theirs: _Hello) -> None:
     """Refuse a peer whose identity or certificate is revoked. Raises RemoteProtocolError."""
     revoked = me.revoked()
     if me.known[name].hex() in revoked:
@@ -237,10 +254,9 @@ def receive_before(connection: Connection, deadline: float) -> bytes:
 
 
 def refuse_long_frame(connection: Connection, most_bytes: int) -> str:
-    """Refuse a frame above this number of bytes; return the reason. The connection is unusable
-    afterwards.
+    """Tell the other end that its frame has more than `most_bytes`; return this as a reason.
 
-    `most_bytes`: of one frame.
+    The connection cannot be used afterwards.
     """
     proved = "" if most_bytes > MAX_UNPROVED else " before it proved who it is"
     reason = f"the other end sent a frame above {most_bytes} bytes{proved}"
@@ -255,15 +271,13 @@ def refuse_connection(connection: Connection, reason: str) -> None:
 
 
 class _SealedConnection:
-    """An encrypted and authenticated connection: no third party can read, alter, repeat or reorder
-    its frames.
-    """
+    """A connection whose frames no third party can read, alter, repeat or reorder unnoticed."""
 
     def __init__(self, connection: Connection, link: SealedLink) -> None:
         """Take a connection and the keys agreed on it."""
         self._connection = connection
         self._link = link
-        self._came = 0
+        self._received_frames = 0
 
     def send_bytes(self, buf: bytes, /) -> None:
         number = self._link.next_sequence
@@ -277,15 +291,16 @@ class _SealedConnection:
         """
         frame = self._connection.recv_bytes()
         try:
-            plain_frame = self._link.open(frame, sequence=self._came, associated=b"")
+            plain_frame = self._link.open(frame, sequence=self._received_frames, associated=b"")
         except RemoteProtocolError as error:
             if frame.startswith(_REFUSED):  # the other end has read the proof by now
                 raise ConnectionRefusedError(quote_reason(frame.removeprefix(_REFUSED))) from None
             # An intermediary altered it, not the peer: another connection may work.
             raise ConnectionAbortedError(
-                f"frame {self._came} of {self._link.peer} was altered, lost or repeated on the way"
+                f"frame {self._received_frames} of {self._link.peer} was altered, lost or "
+                "repeated on the way"
             ) from error
-        self._came += 1
+        self._received_frames += 1
         return plain_frame
 
     def poll(self, timeout: float, /) -> bool:
@@ -296,7 +311,7 @@ class _SealedConnection:
 
 
 class StrangerQueue:
-    """The connections of unknown owners; a few, and the newest."""
+    """The newest `_MAX_STRANGERS` connections whose other end has not proved its identity."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -318,11 +333,13 @@ class StrangerQueue:
 
 
 class PeerAcceptor:
-    """The acceptor of one party's connections, by the name of the peer.
+    """An acceptor of the connections of peers that dial a party.
 
     Args:
-        awaited: the peers that dial.
-        require: raises RemoteProtocolError where a peer's certificate of TLS is not its own.
+        me: the party's keys.
+        awaited: names of the peers that dial.
+        require_certificate: called with a peer's name and its TLS certificate in PEM; raises
+            RemoteProtocolError if the certificate is not the peer's.
         absent: the likely reason, for the error message, if a peer does not connect.
     """
 
@@ -330,48 +347,47 @@ class PeerAcceptor:
         self,
         me: LocalEnd,
         awaited: tuple[str, ...],
-        require: Callable[[str, bytes], None] = lambda name, certificate: None,
+        require_certificate: Callable[[str, bytes], None] = lambda name, certificate: None,
         absent: str = "it did not dial, or came without a certificate that TLS takes",
     ) -> None:
-        """Accept connections of the `awaited` peers; `absent`: a possible reason why one does not
-        come.
-
-        `require`: raises if the peer's certificate is not allowed.
-        """
+        """Await connections; for the arguments see the class."""
         self._me = me
-        self._require = require
+        self._require_certificate = require_certificate
         self._absent = absent
         self._unproven = StrangerQueue()
         self._changed = threading.Condition()
         self._awaited = awaited
-        self._unused_connections: dict[str, Connection] = {}  # accepted, but not yet used
-        self._connections: dict[str, Connection] = {}
-        self._troubles_by_peer: dict[str, tuple[type[OSError], str]] = {}
+        self._unused_connections: dict[str, Connection] = {}  # accepted, but not yet taken
+        self._connections: dict[str, Connection] = {}  # the newest of each peer
+        # By peer, the kind and the reason of the last failed attempt in its name.
+        self._failures_by_peer: dict[str, tuple[type[OSError], str]] = {}
 
     def admit_stranger(self, stranger: Carrier, certificate: bytes) -> None:
-        """Have a new connection prove its identity; it then replaces its peer's former one.
+        """Verify the identity behind a new connection, which then replaces its peer's former one.
 
-        `certificate`: the caller's, by TLS.
+        A connection that fails is closed, and the reason stored for `take_connection`.
+
+        `certificate`: the caller's, in PEM, as verified by TLS; empty without TLS.
         """
-        claimed: list[str] = []
+        claimed: list[str] = []  # the claimed name, once the hello has come
 
         def check_claim(name: str) -> None:
             """Remember the claimed name, and check it against the TLS certificate."""
             if name in self._awaited:
                 claimed.append(name)
-            self._require(name, certificate)
+            self._require_certificate(name, certificate)
 
         self._unproven.add(stranger)
         try:
-            name, connection = prove_identity(stranger, self._me, seen=check_claim)
+            name, connection = prove_identity(stranger, self._me, check_name=check_claim)
         except (OSError, EOFError, RemoteProtocolError) as error:
-            # A refusal is more informative than the failed attempt after it.
-            refused = isinstance(error, ConnectionRefusedError | RemoteProtocolError)
-            kind = ConnectionRefusedError if refused else TimeoutError
-            troubles = dict.fromkeys(claimed, (kind, f"somebody came in its name: {error}"))
-            self._troubles_by_peer = (
-                self._troubles_by_peer | troubles if refused else troubles | self._troubles_by_peer
-            )
+            is_refusal = isinstance(error, ConnectionRefusedError | RemoteProtocolError)
+            kind = ConnectionRefusedError if is_refusal else TimeoutError
+            failures = dict.fromkeys(claimed, (kind, f"somebody came in its name: {error}"))
+            if is_refusal:
+                self._failures_by_peer = self._failures_by_peer | failures
+            else:  # an earlier reason stays, since a refusal says more than a break after it
+                self._failures_by_peer = failures | self._failures_by_peer
             stranger.close()
             return
         finally:
@@ -384,17 +400,21 @@ class PeerAcceptor:
             stranger.close()
             return
         with self._changed:
-            self._troubles_by_peer.pop(name, None)
+            self._failures_by_peer.pop(name, None)
             former = self._connections.get(name)
-            self._connections[name] = self._unused_connections[name] = connection
+            self._connections[name] = connection
+            self._unused_connections[name] = connection
             self._changed.notify_all()
         if former is not None:
             former.close()
 
     def take_connection(self, name: str) -> Connection:
-        """Return the peer's newest connection; wait for one. Raises OSError: none came."""
+        """Return the peer's newest connection, after at most `_POLL_S`.
+
+        Raises OSError: none came; its text is the reason of the last failed attempt.
+        """
         with self._changed:
-            if not self._changed.wait_for(lambda: name in self._unused_connections, _LOOK_S):
-                kind, reason = self._troubles_by_peer.get(name, (TimeoutError, self._absent))
+            if not self._changed.wait_for(lambda: name in self._unused_connections, _POLL_S):
+                kind, reason = self._failures_by_peer.get(name, (TimeoutError, self._absent))
                 raise kind(reason)
             return self._unused_connections.pop(name)

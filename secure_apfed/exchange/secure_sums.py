@@ -6,7 +6,7 @@ from secure_apfed.settings import did_you_mean
 from secure_apfed.settings.training import SumSettings
 
 
-def sum_kind(settings: SumSettings) -> type[SecureSum]:
+def find_sum_class(settings: SumSettings) -> type[SecureSum]:
     """Return the class of the configured sum, with its facts.
 
     Raises ConfigError: there is none of this scheme and masks; names the nearest.
@@ -24,9 +24,9 @@ def sum_kind(settings: SumSettings) -> type[SecureSum]:
     return SECURE_SUMS[name]
 
 
-def ciphertexts_of(kind: type[SecureSum]) -> str:
-    """Return why the aggregator cannot read a contribution to this sum, or "".
+def explain_unreadable(kind: type[SecureSum]) -> str:
+    """Return why the aggregator cannot read a contribution to this sum: it is a ciphertext.
 
-    "" for masked numbers: that these reveal nothing must be shown by an attack.
+    "" for the plain scheme, whose masked numbers an attack has to test.
     """
     return "" if kind.scheme == "plain" else f"nothing to read: ciphertexts ({kind.name})"

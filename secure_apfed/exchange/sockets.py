@@ -23,12 +23,12 @@ from secure_apfed.exchange.sealed_connection import MAX_SEALED, MAX_UNPROVED, re
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
 
-_LENGTH = struct.Struct(">I")
+_LENGTH = struct.Struct(">I")  # before each frame
 _CHUNK = 2**20
-_STUCK_S = 15.0  # for a frame that began
+_STUCK_S = 15.0  # without a byte, in the middle of a frame
 _DIAL_S = 5.0
-_LOOK_S = 0.1
-_FORGET_S = 2.0
+_POLL_S = 0.1
+_DISCARD_S = 2.0  # for which a refused peer's bytes are read and dropped
 _BACKLOG = 64
 
 
@@ -38,13 +38,13 @@ class SocketConnection:
     def __init__(self, wire: socket.socket) -> None:
         """Take a connected socket, with the frame limit of an unproven peer."""
         wire.settimeout(_STUCK_S)
-        with contextlib.suppress(OSError):  # it went at once, which reading finds out
+        with contextlib.suppress(OSError):  # already disconnected, which reading will show
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._wire = wire
         self._max_bytes = MAX_UNPROVED
         self._readable = selectors.DefaultSelector()
         self._readable.register(wire, selectors.EVENT_READ)
-        # Not before the last thread is done with it: the number may be another file's by then.
+        # Closed only once no thread uses it, since its file descriptor is given to other files.
         weakref.finalize(self, _close_wire, wire, self._readable)
 
     def trust_peer(self) -> None:
@@ -70,23 +70,26 @@ class SocketConnection:
 
         `unread`: bytes that may still come.
         """
-        enough = time.monotonic() + _FORGET_S
+        deadline = time.monotonic() + _DISCARD_S
         with contextlib.suppress(OSError):
             self._wire.shutdown(socket.SHUT_WR)
-            while unread and (rest_s := enough - time.monotonic()) > 0 and self.poll(rest_s):
+            while unread:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0 or not self.poll(remaining_s):
+                    break
                 chunk = self._wire.recv(min(unread, _CHUNK))
                 unread = unread - len(chunk) if chunk else 0
         self.close()
 
     def _receive_exactly(self, size: int) -> bytes:
         """Return the next `size` bytes. Raises EOFError: the other end closed before."""
-        came = bytearray()
-        while len(came) < size:
-            chunk = self._wire.recv(min(size - len(came), _CHUNK))
+        received = bytearray()
+        while len(received) < size:
+            chunk = self._wire.recv(min(size - len(received), _CHUNK))
             if not chunk:
                 raise EOFError("the other end closed the connection")
-            came += chunk
-        return bytes(came)
+            received += chunk
+        return bytes(received)
 
     def poll(self, timeout: float, /) -> bool:
         return bool(self._readable.select(timeout))
@@ -102,7 +105,7 @@ def _close_wire(wire: socket.socket, readable: selectors.BaseSelector) -> None:
 
 
 def dial(address: Address) -> SocketConnection:
-    """Connect to who listens there."""
+    """Connect to a listening party. Raises ConnectionError: nobody listens, or there is no host."""
     try:
         return SocketConnection(socket.create_connection(address, timeout=_DIAL_S))
     except (OSError, UnicodeError) as error:
@@ -110,12 +113,20 @@ def dial(address: Address) -> SocketConnection:
 
 
 class Port:
-    """A server that others dial; each connection is handed over as it comes."""
+    """A server that others dial.
+
+    Attributes:
+        port: the number of the port, also where the address has 0 for any free one.
+    """
 
     def __init__(
         self, address: Address, welcome: Callable[[SocketConnection, bytes], None]
     ) -> None:
-        """Listen at this address; `welcome` receives each connection, in a thread of its own."""
+        """Listen at this address. Raises OSError: it cannot be used.
+
+        `welcome`: called with each new connection and b"" (in place of a TLS certificate), in a
+        thread of its own.
+        """
         host, port = address
         families = {info[0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
         self._listener = socket.create_server(
@@ -125,7 +136,7 @@ class Port:
             dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
         )
         self.port: int = self._listener.getsockname()[1]
-        self._listener.settimeout(_LOOK_S)
+        self._listener.settimeout(_POLL_S)
         self._welcome = welcome
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept_connections, daemon=True)
@@ -139,11 +150,11 @@ class Port:
                     wire, _ = self._listener.accept()
                 except TimeoutError:
                     continue
-                except OSError:  # it went at once, or no more files may be open
-                    self._closed.wait(_LOOK_S)
+                except OSError:  # already disconnected, or no more files may be open
+                    self._closed.wait(_POLL_S)
                     continue
-                came = (SocketConnection(wire), b"")
-                threading.Thread(target=self._welcome, args=came, daemon=True).start()
+                arguments = (SocketConnection(wire), b"")
+                threading.Thread(target=self._welcome, args=arguments, daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
@@ -151,11 +162,14 @@ class Port:
 
 
 def parse_address(text: str) -> Address:
-    """Return host and port of "host:port"; an IPv6 address is written in brackets, "[::1]:7001"."""
+    """Return host and port of "host:port"; an IPv6 address is written in brackets, "[::1]:7001".
+
+    Raises LocalProtocolError: it is written otherwise.
+    """
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
-    numbered = port.isascii() and port.isdecimal() and 0 < int(port) < 2**16
-    if not colon or not bare or not numbered:
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 2**16
+    if not colon or not bare or not is_port:
         raise LocalProtocolError(
             "an address is host:port, such as 127.0.0.1:47001 or [::1]:47001, got "
             f"{quote_text(text)}"
@@ -171,9 +185,9 @@ def parse_address(text: str) -> Address:
 
 
 def _check_ipv6(bare: str, text: str) -> None:
-    """Raise LocalProtocolError unless this is an IPv6 address, with an optional zone.
+    """Raise LocalProtocolError unless a host is an IPv6 address in brackets, maybe with a zone.
 
-    `bare`: the address without brackets.
+    `bare`: the host without brackets; "" if it had none. `text`: the whole address, for the error.
     """
     _, _, zone = bare.partition("%")
     try:

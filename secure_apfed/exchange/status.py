@@ -18,7 +18,8 @@ from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.exchange.links import Awaited
 from secure_apfed.settings.promises import Figure, Promise, State, describe_epsilon
 
-_SILENT_SHARE = 0.5  # of the patience: a computing peer may be silent for a while, too
+# Share of the patience after which a peer is shown as silent; one that computes is silent, too.
+_SILENT_SHARE = 0.5
 
 PeerState: TypeAlias = Literal["expected", "connected", "awaited", "silent", "left"]
 
@@ -34,7 +35,8 @@ class LinkBreak(_Frozen):
     """A broken link that tries to reconnect.
 
     Attributes:
-        since_s: for how long it has been broken; patience_s: after how long its peer has left.
+        since_s: an age: for how many seconds it has been broken.
+        patience_s: the age at which its peer counts as having left.
         why: what broke it, or the last attempt to connect again.
     """
 
@@ -67,6 +69,16 @@ class PeerStatus(_Frozen):
 
 
 class Waiting(_Frozen):
+    """The message that a party waits for.
+
+    Attributes:
+        senders: the peers one of which should send it.
+        kinds: the kinds that it may have.
+        step: its step; null: any.
+        since_s: an age: for how many seconds the party has waited.
+        patience_s: after how many seconds the wait fails.
+    """
+
     senders: tuple[str, ...]
     kinds: tuple[Kind, ...]
     step: int | None
@@ -75,8 +87,11 @@ class Waiting(_Frozen):
 
 
 class Meeting(_Frozen):
-    """The time since which a party waits for the others to connect, and how long it waits, in
-    seconds.
+    """A party's wait for the others to connect.
+
+    Attributes:
+        since_s: an age: for how many seconds it has waited.
+        patience_s: after how many seconds the wait fails.
     """
 
     since_s: float
@@ -129,13 +144,15 @@ class Status(_Frozen):
 
 
 class Meter(Protocol):
-    """The account of a party's promise: `charges` grows with every batch, `promise` covers all."""
+    """An account of the privacy loss of what a party sends."""
 
     @property
-    def charges(self) -> int: ...
+    def charges(self) -> int:
+        """How many releases were charged; it grows with every batch."""
 
     @property
-    def promise(self) -> Promise: ...
+    def promise(self) -> Promise:
+        """The privacy promise that covers all of them."""
 
 
 class StatusTracker:
@@ -149,14 +166,16 @@ class StatusTracker:
         self._phase = "connecting"
         self._step: int | None = None
         self._awaited: Awaited | None = None
-        self._waits_since = self._patience_s = 0.0
+        self._waits_since = 0.0
+        self._patience_s = 0.0
         self._meter: Meter | None = None
         self._promise = _BEFORE
         self._missing: Mapping[str, str] = {}
-        self._meets_since = self._meet_s = 0.0
-        self._bytes: dict[str, list[int]] = {}
-        self._unheard_since: dict[str, float] = {}
-        self._sign_at: dict[str, float] = {}
+        self._meets_since = 0.0
+        self._meet_s = 0.0
+        self._bytes: dict[str, list[int]] = {}  # by peer: sent, received
+        self._unheard_since: dict[str, float] = {}  # by awaited peer: when the wait for it began
+        self._last_frame_at: dict[str, float] = {}  # by peer: when its last frame came
         self._session = 0
         self._less_protected: tuple[str, ...] = ()
         self._departed: set[str] = set()
@@ -175,7 +194,9 @@ class StatusTracker:
         """Start a party's session, before any peer is connected; a later call starts the next one.
 
         Args:
-            meter: the account of its promise; None: it sends nothing that is counted.
+            party: its name.
+            peers: the other parties' names.
+            meter: the account of its privacy promise; None: it sends nothing that is counted.
             meet_s: how long it waits until all peers are connected; 0: not known.
             less_protected: sentences on settings that protect less; see `Status`.
             past: by peer, the bytes sent and received in earlier sessions, to which this one adds.
@@ -191,7 +212,7 @@ class StatusTracker:
             self._less_protected = tuple(less_protected)
             self._missing = dict.fromkeys(peers, "")
             self._bytes = {name: [*past.get(name, (0, 0))] for name in peers}
-            self._sign_at = dict.fromkeys(self._bytes, self._clock())
+            self._last_frame_at = dict.fromkeys(self._bytes, self._clock())
             self._session += 1
             self._departed.clear()
             self._read_broken = dict
@@ -227,13 +248,15 @@ class StatusTracker:
         with self._lock:
             self._bytes[envelope.receiver][0] += len(frame)
             self._promise = promise
-            self._step = envelope.step if envelope.step >= 0 else self._step
+            if envelope.step >= 0:
+                self._step = envelope.step
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
         """Count a received frame, and update the step; an ABORT means that its sender left."""
         with self._lock:
             self._count_incoming(envelope.sender, frame)
-            self._step = envelope.step if envelope.step >= 0 else self._step
+            if envelope.step >= 0:
+                self._step = envelope.step
             if envelope.kind is Kind.ABORT:
                 self._departed.add(envelope.sender)
 
@@ -248,11 +271,11 @@ class StatusTracker:
         """
         with self._lock:
             now = self._clock()
-            past = self._unheard_since
+            before = self._unheard_since
             self._awaited = awaited
             self._waits_since = now
             self._patience_s = timeout_s
-            self._unheard_since = {name: past.get(name, now) for name in awaited.senders}
+            self._unheard_since = {name: before.get(name, now) for name in awaited.senders}
             self._phase = awaited.phase
 
     def observe_departure(self, names: Iterable[str]) -> None:
@@ -300,7 +323,8 @@ class StatusTracker:
     def _build_peer_status(self, name: str, now: float, broken: BrokenLink | None) -> PeerStatus:
         """Return one peer's state: expected, connected, awaited, silent or left, and its counts.
 
-        `now`: monotonic seconds. `broken`: the link to the peer, if it is broken.
+        `now`: the clock's time, in seconds. `broken`: the state of the link to the peer; None: it
+        is not broken.
         """
         silent_s: float | None = None
         state: PeerState = "expected" if name in self._missing else "connected"
@@ -313,7 +337,7 @@ class StatusTracker:
         return PeerStatus(
             state=state,
             silent_s=silent_s,
-            sign_s=now - self._sign_at[name],
+            sign_s=now - self._last_frame_at[name],
             sent_bytes=sent,
             received_bytes=received,
             refusal=self._missing.get(name, ""),
@@ -323,7 +347,7 @@ class StatusTracker:
     def _count_incoming(self, sender: str, frame: bytes) -> None:
         """Count the frame's bytes; its sender is alive and no longer awaited."""
         self._bytes[sender][1] += len(frame)
-        self._sign_at[sender] = self._clock()
+        self._last_frame_at[sender] = self._clock()
         self._unheard_since.pop(sender, None)
         self._departed.discard(sender)
         self._awaited = None

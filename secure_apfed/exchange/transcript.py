@@ -46,10 +46,11 @@ MAX_CONTRIBUTED = 8 * 2**20
 hundreds of kilobytes each, and a few of them show what the aggregator holds."""
 
 
-_Way = tuple[str, str, Kind]
+_FlowKey = tuple[str, str, Kind]
+"""Sender, receiver and kind."""
 
 
-def free_megabytes(folder: Path | None = None) -> float:
+def count_free_megabytes(folder: Path | None = None) -> float:
     """Return the free megabytes on the disk where a run's payloads are stored.
 
     `folder`: of the run; None: the system's temporary folder, as for runs without one.
@@ -77,19 +78,18 @@ class Flow:
 
 
 class _Folder:
-    """A folder of payloads; one of our own making is removed with the last of this process who may
-    read it, unless the process is killed.
-    """
+    """A folder of payloads, permanent or temporary."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Use this folder, or create a temporary one that is deleted with this process."""
+        """Use the folder at `path`; None: create one that is deleted together with this object."""
         self.path = path or Path(tempfile.mkdtemp(prefix="transcript-"))
         if path is None:
             weakref.finalize(self, _remove_folder, self.path, os.getpid())
 
 
-def _remove_folder(folder: Path, maker: int) -> None:
-    if os.getpid() == maker:  # and no child of its
+def _remove_folder(folder: Path, creator: int) -> None:
+    """Delete a temporary folder, in the process with this ID, which created it, only."""
+    if os.getpid() == creator:  # a forked child has the object, too
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -97,19 +97,23 @@ class _Epoch:
     """The stored messages of one epoch.
 
     Equal payloads (the same representations to each passive) are written once, and read on request.
+
+    Attributes:
+        path: the file of all payloads.
+        places: by a payload's digest, its first byte in the file and the one after its last.
+        envelopes: each without its payload, with the payload's digest.
+        sums: by step, the digest of the stored sum that the active decoded.
+        contributed: bytes of the stored contributions.
+        synced: whether all payloads are on the disk.
     """
 
     def __init__(self, number: int, folder: _Folder) -> None:
-        """Prepare the payload file of this epoch; it is created with the first payload.
-
-        `number`: of the epoch.
-        """
+        """Name the payload file of epoch `number`; it is created with the first payload."""
         self.path = folder.path / PAYLOADS.replace("*", str(int(number)))
         self._folder = folder
-        self.places: dict[bytes, list[int]] = {}  # of a payload, by its digest: from, to
-        # Each without its payload, whose digest follows.
+        self.places: dict[bytes, list[int]] = {}
         self.envelopes: list[tuple[Envelope, bytes]] = []
-        self.opened: dict[int, bytes] = {}
+        self.sums: dict[int, bytes] = {}
         self.contributed = 0
         self.synced = True
 
@@ -129,10 +133,11 @@ class _Epoch:
         """
         digest = _digest_payload(payload)
         if digest not in self.places:
-            *_, size = next(reversed(self.places.values()), [0])
+            last_place = next(reversed(self.places.values()), [0, 0])
+            size = last_place[1]
             try:
                 with os.fdopen(open_regular(self.path, create=True), "ab") as file:
-                    file.truncate(size)  # a session that was broken off may have written more
+                    file.truncate(size)  # a session that was interrupted may have written more
                     file.write(payload)
             except OSError as error:
                 raise CheckpointError(
@@ -151,7 +156,7 @@ class _Epoch:
 
     def load_payload(self, digest: bytes) -> bytes:
         """Return the payload of this digest. Raises CheckpointError: the file was altered or is
-        gone.
+        missing.
         """
         start, end = self.places[digest]
         payload = b""
@@ -188,31 +193,34 @@ class _StoredEnvelope(Envelope):
 
 
 class Transcript:
-    """A record of every envelope that is sent; it keeps some, from the first `begin_epoch` on."""
+    """A record of every sent envelope: all are counted, and some stored, by epoch.
+
+    Attributes:
+        wire_bytes: bytes of all sent envelopes, with headers and seals.
+    """
 
     def __init__(self, settings: TranscriptSettings) -> None:
         """Make an empty record of messages; nothing is stored before `begin_epoch`."""
         self._settings = settings
-        self._flows: dict[_Way, list[int]] = {}  # the numbers of a `Flow`, in its order
+        self._flows: dict[_FlowKey, list[int]] = {}  # the numbers of a `Flow`, in its order
         self._epochs: dict[int, _Epoch] = {}
-        self._epoch: _Epoch | None = None
+        self._epoch: _Epoch | None = None  # the current one
         self._folder: _Folder | None = None
-        self._files_by_step = dict[
-            int, frozenset[Path]
-        ]()  # by the states of the newest two checkpoints
+        # By step of the newest two checkpoints: the payload files that its state names.
+        self._files_by_step: dict[int, frozenset[Path]] = {}
         self.wire_bytes = 0
 
     @property
     def flows(self) -> tuple[Flow, ...]:
         """The number and size of sent messages, by sender, receiver and kind."""
-        return tuple(Flow(*way, *numbers) for way, numbers in [*self._flows.items()])
+        return tuple(Flow(*key, *numbers) for key, numbers in [*self._flows.items()])
 
     @property
     def envelopes_by_epoch(self) -> Mapping[int, tuple[Envelope, ...]]:
         """The stored envelopes by epoch, in sending order; payloads are read on access.
 
-        Access raises CheckpointError if a file is gone, as of an epoch that is no longer stored, or
-        altered.
+        The access raises CheckpointError if the payload's file was altered, or is missing, as it
+        is for an epoch that is no longer stored.
         """
         return {
             number: tuple(
@@ -228,12 +236,12 @@ class Transcript:
         return {
             step: safetensors.torch.load(epoch.load_payload(digest))[_SUM]
             for epoch in self._epochs.values()
-            for step, digest in epoch.opened.items()
+            for step, digest in epoch.sums.items()
         }
 
     def keep_in(self, folder: PathLike) -> None:
-        """Store payloads in this folder permanently; files of an earlier run go with the first
-        epoch.
+        """Store payloads in this folder permanently; the first `begin_epoch` deletes those of an
+        earlier run.
         """
         self._folder = _Folder(Path(folder).absolute())
 
@@ -245,23 +253,26 @@ class Transcript:
                 epoch.move_payloads(folder)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Assign the following envelopes to `epoch` (from 0)."""
+        """Assign the following envelopes to `epoch` (from 0); drop what need not be kept.
+
+        With `keep: first_and_last`, epochs other than 0 and this one are forgotten.
+        """
         self._epoch = None
         if self._settings.keep == "first_and_last":
             self._epochs = {
                 number: stored for number, stored in self._epochs.items() if number in (0, epoch)
             }
-        if self._settings.keep != "all" or not self._epochs:  # later on none of all goes
+        if self._settings.keep != "all" or not self._epochs:
             self._remove_stale_files()
         if self._settings.keep != "none":
             self._folder = self._folder or _Folder()
             self._epoch = self._epochs.setdefault(epoch, _Epoch(epoch, self._folder))
 
     def _remove_stale_files(self) -> None:
-        """Delete files of epochs to which no checkpoint can go back."""
+        """Delete payload files that neither this record nor one of the checkpoints uses."""
         if self._folder:
-            stay = self._paths.union(*self._files_by_step.values())
-            for file in {*self._folder.path.glob(PAYLOADS)} - stay:
+            used = self._paths.union(*self._files_by_step.values())
+            for file in {*self._folder.path.glob(PAYLOADS)} - used:
                 with suppress(OSError):  # such as for a folder, which this program did not create
                     file.unlink()
 
@@ -270,9 +281,9 @@ class Transcript:
         return frozenset(epoch.path for epoch in self._epochs.values())
 
     def record_envelope(self, envelope: Envelope, wire_bytes: int) -> None:
-        """Count a sent envelope, and store it if configured.
+        """Count a sent envelope, and store it if its kind and epoch are to be kept.
 
-        `wire_bytes`: its size as sent.
+        `wire_bytes`: its size with header and seal.
         """
         self._count_messages(
             (envelope.sender, envelope.receiver, envelope.kind),
@@ -287,13 +298,15 @@ class Transcript:
         """Store the sum (B, D) that the active decoded in `step`; only the experimenter sees it."""
         if self._epoch is not None:
             body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
-            self._epoch.opened[step] = self._epoch.store_payload(body)
+            self._epoch.sums[step] = self._epoch.store_payload(body)
 
     def resume_record(self, state: Mapping[str, Any], sent: Sequence[Flow] = ()) -> None:
-        """Continue from the record in `state`; what this session sent so far is added.
+        """Continue from an earlier record; what this session sent so far is added.
 
         Args:
-            sent: the flows up to the end of the last session, which may be later than the state.
+            state: what `state_dict` returned at the checkpoint.
+            sent: the flows up to the end of the last session, which may be later than the
+                checkpoint; they count if they have more bytes.
         """
         current = self.flows
         self.load_state_dict(state)
@@ -310,31 +323,36 @@ class Transcript:
             key = (flow.sender, flow.receiver, flow.kind)
             self._count_messages(key, counts, flow.first_step, flow.last_step)
 
-    def _count_messages(self, key: _Way, counts: Sequence[int], first: int, last: int) -> None:
-        """Add counts (messages, payload bytes, wire bytes) of these steps to one flow."""
-        self.wire_bytes += counts[-1]
+    def _count_messages(self, key: _FlowKey, counts: Sequence[int], first: int, last: int) -> None:
+        """Add messages to one flow.
+
+        Args:
+            key: the flow.
+            counts: messages, payload bytes, wire bytes.
+            first, last: the first and the last step of these messages.
+        """
+        _, _, wire_bytes = counts
+        self.wire_bytes += wire_bytes
         totals = self._flows.setdefault(key, [0, 0, 0, first, last])
-        for place, count in enumerate(counts):
-            totals[place] += count
+        for index, count in enumerate(counts):
+            totals[index] += count
         totals[-1] = max(totals[-1], last)
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Return the whole record as plain msgpack types; payloads stay in their files.
 
-        The files are kept while in use, or named by one of the newest two states of a checkpoint,
-        at its `step`. None: this is the last state, and all other files are deleted.
+        Files that this state names are kept as long as it is one of the newest two.
+
+        `step`: of the checkpoint that the state belongs to; None: it is the last state of the run,
+        and all other files are deleted.
         """
-        earlier_steps: list[int] = []
-        if step is not None:
-            earlier_steps = [saved_step for saved_step in self._files_by_step if saved_step < step][
-                -1:
-            ]
-        self._files_by_step = {
-            saved_step: self._files_by_step[saved_step] for saved_step in earlier_steps
-        }
         if step is None:
+            self._files_by_step = {}
             self._remove_stale_files()
         else:
+            earlier_steps = [saved for saved in self._files_by_step if saved < step]
+            newest_steps = earlier_steps[-1:]
+            self._files_by_step = {saved: self._files_by_step[saved] for saved in newest_steps}
             self._files_by_step[step] = self._paths
         for epoch in self._epochs.values():
             if not epoch.synced:
@@ -350,15 +368,18 @@ class Transcript:
                     number,
                     epoch.places,
                     [[_list_fields(envelope), digest] for envelope, digest in epoch.envelopes],
-                    epoch.opened,
+                    epoch.sums,
                 ]
                 for number, epoch in self._epochs.items()
             ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; call `keep_in` before, for the folder of the
-        payloads.
+        """Restore what `state_dict` returned; the payloads lie in the folder given to `keep_in`.
+
+        Raises:
+            KeyError, TypeError, ValueError: the state is malformed.
+            CheckpointError: the last payload of an epoch is missing.
         """
         flows = [Flow(**{**flow, "kind": Kind(flow["kind"])}) for flow in state["flows"]]
         self._flows = {}
@@ -367,29 +388,27 @@ class Transcript:
         self._epochs = {}
         self._epoch = None
         self._folder = self._folder or _Folder()
-        for number, places, entries, first_positions in state["epochs"]:
-            epoch = self._epochs[number] = _Epoch(number, self._folder)
+        for number, places, entries, sums in state["epochs"]:
+            epoch = _Epoch(number, self._folder)
+            self._epochs[number] = epoch
             epoch.places = {
                 digest: [int(start), int(end)] for digest, (start, end) in places.items()
             }
-            epoch.opened = dict(first_positions)
+            epoch.sums = dict(sums)
             epoch.envelopes = [
                 (Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=b""), digest)
                 for fields, digest in entries
             ]
-            epoch.contributed = sum(
-                end - start
-                for start, end in (
-                    epoch.places[digest]
-                    for sent_before, digest in epoch.envelopes
-                    if sent_before.kind is Kind.CONTRIBUTION
-                )
-            )
-            for digest in (*first_positions.values(), *(digest for _, digest in entries)):
-                places[digest]  # KeyError: it has none
-            for digest in [*places][-1:]:  # is all of it there?
-                epoch.load_payload(digest)
-        if state["step"] is not None:  # what is there may be of the state before this one
+            for envelope, digest in epoch.envelopes:
+                if envelope.kind is Kind.CONTRIBUTION:
+                    start, end = epoch.places[digest]
+                    epoch.contributed += end - start
+            for digest in (*sums.values(), *(digest for _, digest in entries)):
+                places[digest]  # raises KeyError if it has no place
+            for last_digest in [*places][-1:]:
+                epoch.load_payload(last_digest)  # so the file is complete
+        if state["step"] is not None:
+            # Files that this state does not name may belong to the checkpoint before it.
             files = frozenset(self._folder.path.glob(PAYLOADS))
             self._files_by_step = {-1: files, int(state["step"]): self._paths}
 

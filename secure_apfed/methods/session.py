@@ -155,13 +155,13 @@ async def enter_session(
         known=party.known,
         active=party.active,
         session=session,
-        greeting=lambda run_key: Greeting(
+        make_greeting=lambda run_key: Greeting(
             identity=party.secrets.identity.public,
             run_key=run_key.public,
             offer=method.offer_terms(party) if party.data_or_none is not None else None,
             **_describe_checkpoints(party),
         ),
-        draw=lambda name, greetings: _build_contract(party, method, name, greetings),
+        make_contract=lambda name, greetings: _build_contract(party, method, name, greetings),
     )
     links.unit_s = agreement.contract.patience_s
     links.needed = _list_needed_peers(party, agreement.contract)

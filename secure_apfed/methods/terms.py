@@ -14,7 +14,7 @@ from apfed_protocols.sums.recoverable import usual_threshold
 from secure_apfed.contract import AGGREGATOR, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.randomised_response import first_epoch_of
@@ -85,7 +85,7 @@ def find_projection_size(config: RunSettings, passives: tuple[str, ...]) -> int 
         return None
     if config.model.projection != "auto":
         return config.model.projection
-    plain = sum_kind(config.secure_sum).unsafe and config.guard.mechanism == "none"
+    plain = find_sum_class(config.secure_sum).unsafe and config.guard.mechanism == "none"
     kinds = {find_objective(config, passive).name for passive in passives}
     return None if plain and kinds == {"reconstruction"} else _PROJECTION
 
@@ -143,7 +143,7 @@ def make_sum(
     with it; LocalProtocolError: parameters that do not fit, or a single passive.
     """
     settings = config.secure_sum
-    kind = sum_kind(config.secure_sum)
+    kind = find_sum_class(config.secure_sum)
     helping = [name for name in passives if config.settings_of(name).weight > 0]
     if 1 in (len(passives), len(helping)) and not settings.allow_single_passive:
         raise ConfigError(
@@ -222,7 +222,7 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
     """
     settings = config.secure_sum
     silent = config.rules.silent_passive
-    kind = sum_kind(settings)
+    kind = find_sum_class(settings)
     threshold = settings.threshold
     if threshold is None and not kind.needs_all:
         threshold = usual_threshold(passives) if may_lack_passives(config) else passives

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from secure_apfed.contract import PartyRole
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.methods.alignment import hides_overlaps_by_transfers, needs_dealer
 from secure_apfed.methods.terms import may_lack_passives
 from secure_apfed.settings.run import RunSettings
@@ -158,7 +158,7 @@ def facts_of(config: RunSettings, passives: int) -> frozenset[str]:
     counts = {"M = 2": passives == 2, "M >= 2": passives >= 2, "M >= 3": passives >= 3}
     facts = {word for word, holds in counts.items() if holds}
     if "contributions are summed" in config.method.facts:
-        facts.add(f"sum {sum_kind(config.secure_sum).name}")
+        facts.add(f"sum {find_sum_class(config.secure_sum).name}")
     if config.method.aligns and needs_dealer(config.alignment):
         facts.add("a dealer aligns")
     if config.method.aligns and hides_overlaps_by_transfers(config.alignment):

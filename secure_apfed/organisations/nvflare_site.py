@@ -28,7 +28,7 @@ from secure_apfed.base.names import check_name
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Transport
 from secure_apfed.exchange.calls import Calls
-from secure_apfed.exchange.envelope import plain_text
+from secure_apfed.exchange.envelope import clean_text
 from secure_apfed.exchange.resumable_link import LinkTransport, Missed
 from secure_apfed.exchange.sealed_connection import LocalEnd
 from secure_apfed.organisations.engines import PARTY_FILE
@@ -330,7 +330,7 @@ def _shareable_error(error: Exception) -> str:
 
 def _shorten_to_line(text: object) -> str:
     """Return another site's untrusted text as one short line."""
-    return plain_text(str(text).encode("utf-8", "replace"))
+    return clean_text(str(text).encode("utf-8", "replace"))
 
 
 def _write_log(folder: Path | None, line: str) -> None:

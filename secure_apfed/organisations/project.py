@@ -36,8 +36,8 @@ from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange.agreement import find_differences
 from secure_apfed.exchange.certificates import (
     Credentials,
-    certificate_request,
     make_authority,
+    make_request,
     require_caller,
 )
 from secure_apfed.exchange.grpc_link import is_loopback
@@ -633,7 +633,7 @@ def _write_answer(
     identity = PartyFolder(folder).load_identity()
     fields = dict[str, Any]()
     if certificates is None:
-        request, key = certificate_request(party)
+        request, key = make_request(party)
         fields["request"] = request.decode()
     else:
         pems = (certificates / name for name in (_CA, _CERTIFICATE, _KEY))
@@ -643,7 +643,7 @@ def _write_answer(
         fields["ca"] = credentials.ca.decode()
     secret = {_KEY: key}
     if proposal.document["relay_by"] == party:
-        request, secret[f"{_RELAY}-{_KEY}"] = certificate_request(_RELAY)
+        request, secret[f"{_RELAY}-{_KEY}"] = make_request(_RELAY)
         fields["relay_request"] = request.decode()
     config = load_config_text(format_yaml(settings), source=str(folder / RUN))
     table_settings = (config.data.parties or {}).get(party)

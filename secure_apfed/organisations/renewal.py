@@ -19,7 +19,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.base.files import load_bytes, write_atomically
 from secure_apfed.base.names import Name
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.certificates import Authority, Credentials, certificate_request
+from secure_apfed.exchange.certificates import Authority, Credentials, make_request
 from secure_apfed.organisations.party import PartyFile
 from secure_apfed.organisations.project import (
     AUTHORITY_KEY,
@@ -79,7 +79,7 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
     tls = _require_tls(file, config)
     sealed, _ = _load_project(file.folder)
     in_use = None if new_key else load_bytes(tls.key, maximum=_MAX_KEY)
-    request, key = certificate_request(file.party, in_use)
+    request, key = make_request(file.party, in_use)
     if new_key:
         write_atomically(file.folder / _NEXT_KEY, key, private=True)
     identity = PartyFolder(file.folder).load_identity()

@@ -19,8 +19,8 @@ from secure_apfed.exchange import Envelope
 from secure_apfed.exchange.certificates import (
     Credentials,
     RevokedList,
-    list_entries,
     load_revocations,
+    make_revocation_entries,
 )
 
 if TYPE_CHECKING:
@@ -143,7 +143,9 @@ def _list_revocable_entries(file: "PartyFile") -> dict[str, frozenset[str]]:
         certificates = document.get("certificates", {}) if isinstance(document, dict) else {}
         for name, pem in certificates.items() if isinstance(certificates, dict) else ():
             if name in marks and isinstance(pem, str):
-                marks[name] |= list_entries(find_newest_pem(file.folder, name, pem).encode())
+                marks[name] |= make_revocation_entries(
+                    find_newest_pem(file.folder, name, pem).encode()
+                )
     return {name: frozenset(entries) for name, entries in marks.items()}
 
 

@@ -37,8 +37,8 @@ from secure_apfed.data.encoding import ColumnEncoding, View
 from secure_apfed.data.labels import TargetScale
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Flow, Kind
-from secure_apfed.exchange.secure_sums import sum_kind
-from secure_apfed.exchange.transcript import MAX_CONTRIBUTED, free_megabytes
+from secure_apfed.exchange.secure_sums import find_sum_class
+from secure_apfed.exchange.transcript import MAX_CONTRIBUTED, count_free_megabytes
 from secure_apfed.learning.black_box import describe_black_boxes
 from secure_apfed.learning.own_code import OwnCode
 from secure_apfed.methods import METHODS, Simulation, SimulationInputs, train_epochs
@@ -716,7 +716,7 @@ def _find_warnings(
         yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
     if "contributions are summed" in method_facts:
         addend = next(addend for word, addend in _SUMMED.items() if word in method_facts)
-        kind = sum_kind(config.secure_sum)
+        kind = find_sum_class(config.secure_sum)
         if kind.unsafe:
             yield f"the sum is {kind.name}: the aggregator reads every {addend}"
         if passives == 1:
@@ -745,7 +745,7 @@ def _warn_of_memory(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     megabytes = (
         sum(bytes_once.values()) / epochs * config.effective_transcript.count_epochs(epochs) / 1e6
     )
-    if megabytes > (free := free_megabytes(Path())):
+    if megabytes > (free := count_free_megabytes(Path())):
         yield (
             f"the transcript would hold about {megabytes:,.0f} MB, and the disk of this folder has "
             f"{free:,.0f} MB free; send a smaller representation (model.projection), or set "

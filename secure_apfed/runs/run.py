@@ -29,7 +29,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Flow, Kind
-from secure_apfed.exchange.transcript import free_megabytes
+from secure_apfed.exchange.transcript import count_free_megabytes
 from secure_apfed.learning.descent import predictor_of
 from secure_apfed.learning.own_code import OwnCode
 from secure_apfed.methods import (
@@ -237,7 +237,7 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
     numbers = max((math.prod(party_terms.representation.shape) for party_terms in terms), default=0)
     rows = len(session.learner.training_rows) * (1 if config.method.asks_once else kept_epochs)
     megabytes = bool(kept_epochs) * rows * numbers * 8 / 1e6
-    if megabytes > (free := free_megabytes(folder)):
+    if megabytes > (free := count_free_megabytes(folder)):
         raise ConfigError(
             f"transcript.keep {config.effective_transcript.keep}: at least {megabytes:,.0f} MB of "
             f"payloads would be kept for attacks, and the disk of {folder or gettempdir()} has "

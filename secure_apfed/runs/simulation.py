@@ -20,7 +20,7 @@ from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import METHODS, Simulation, SimulationInputs
 from secure_apfed.methods.method import split_batches
@@ -34,7 +34,7 @@ def describe_obstacles(config: Config) -> str:
     """Return why this run needs parties that send messages; "" if it can be simulated."""
     method = config.method
     train = config.train
-    kind = sum_kind(config.secure_sum)
+    kind = find_sum_class(config.secure_sum)
     summed = "gradients are summed" in method.facts
     is_trained_by_steps = METHODS[method.name].can_simulate
     is_judged_by_accuracy = config.task == Classification.name

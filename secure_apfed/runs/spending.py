@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from secure_apfed.base.names import UPDATES
 from secure_apfed.config import Config
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.learning.black_box import describe_black_boxes, find_black_boxes
 from secure_apfed.methods import Session
 from secure_apfed.privacy.accountants import GaussianRelease
@@ -157,7 +157,7 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     also = describe_defences(config.defences, config.method)
     votes = "passives vote" in config.method.facts
     if session.contract.secure_sum.get("noise") and not votes:
-        kind = sum_kind(config.secure_sum)
+        kind = find_sum_class(config.secure_sum)
         also.insert(0, contributions_statement(kind.leaks.single, seeded=seeded))
     also += describe_black_boxes(find_black_boxes(session.contract.passives))
     return guarantee_of(

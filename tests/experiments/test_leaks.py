@@ -21,7 +21,7 @@ from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 STORED = json.loads((Path(__file__).parents[2] / "docs" / "leaks.json").read_bytes())
@@ -91,7 +91,7 @@ def test_a_refusal_is_a_figure() -> None:
 def test_rules_decide_which_sum_protects() -> None:
     assert live.make_sum_config("digits", "apfed_r", 3, live.UNPROTECTED).secure_sum.clip is None
     protected = live.make_sum_config("digits", "apfed_r", 3, ALL_RULES).secure_sum
-    assert (sum_kind(protected).name, protected.clip) == ("plain + pairwise masks", 1.0)
+    assert (find_sum_class(protected).name, protected.clip) == ("plain + pairwise masks", 1.0)
     assert live.make_live_config("digits", "apfed_c", projection=16).model.projection == 16
 
 

@@ -47,13 +47,13 @@ ANY = "*"
 _ONE = torch.zeros(1)
 
 
-def parts_of(annotation: Any) -> Iterator[Any]:
+def split_into_parts(annotation: Any) -> Iterator[Any]:
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
-        yield from parts_of(typing.get_args(annotation)[0])
+        yield from split_into_parts(typing.get_args(annotation)[0])
     elif origin in (typing.Union, types.UnionType):
         for part in typing.get_args(annotation):
-            yield from parts_of(part)
+            yield from split_into_parts(part)
     else:
         yield annotation
 
@@ -65,7 +65,7 @@ def text_paths(kind: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[t
 
 
 def texts_in(annotation: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for part in parts_of(annotation):
+    for part in split_into_parts(annotation):
         origin = typing.get_origin(part)
         inner = typing.get_args(part)
         if isinstance(part, type) and issubclass(part, BaseModel):

@@ -16,7 +16,7 @@ from secure_apfed.base.peer_text import check_version
 from secure_apfed.cli import execute
 from secure_apfed.console import terminal
 from secure_apfed.errors import DataError
-from secure_apfed.exchange.envelope import plain_text, quote_reason
+from secure_apfed.exchange.envelope import clean_text, quote_reason
 from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.organisations import project
 from secure_apfed.planning import forecast as planning
@@ -254,7 +254,7 @@ def test_a_page_shows_escapes_and_no_markup() -> None:
     assert not {letter for letter in page if not letter.isprintable() and letter != "\n"}
 
 
-@pytest.mark.parametrize("read", [plain_text, quote_reason])
+@pytest.mark.parametrize("read", [clean_text, quote_reason])
 def test_reasons_of_peers_are_one_line(read: Callable[[bytes], str]) -> None:
     assert read(HIDDEN.encode()).isprintable()
     assert len(read(b"\xff" * 10_000)) <= 10 * 400

@@ -28,7 +28,7 @@ from apfed_protocols.seal import fresh_identity
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Credentials, make_authority
 from secure_apfed.exchange.grpc_link import GrpcConnection, Port, dial
-from secure_apfed.exchange.relay import Relay, enter_room, room_of
+from secure_apfed.exchange.relay import Relay, enter_room, name_room
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (
     MAX_SEALED,
@@ -575,7 +575,7 @@ def test_who_is_not_of_a_room_does_not_enter_it(relay_pair: Pair) -> None:
     eve = LocalEnd(name="eve", identity=stranger, known={"ann": known["ann"]})
     with pytest.raises(TimeoutError, match="did not come to the relay"):
         enter(relay_pair, eve)
-    assert room_of([*known.values()]) != room_of([*known.values(), stranger.public])
+    assert name_room([*known.values()]) != name_room([*known.values(), stranger.public])
     say_and_hear(relay_pair)
 
 

@@ -128,7 +128,7 @@ def test_the_most_frequent_categories_are_kept() -> None:
     job = CategoricalColumn(name="job", categories=("a",))
     with pytest.raises(DataError, match=r"504 categories.*rare_categories: \{most: 64\}"):
         fit(frame)
-    encoding = fit(frame, maximum=3)
+    encoding = fit(frame, max_categories=3)
     assert encoding.columns == (job.model_copy(update={"categories": ("a", "c", "d")}),)
     told = encoding.encode(pd.DataFrame({"job": ["d", "b", "rare 7", "new"]}))
     assert told.tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]

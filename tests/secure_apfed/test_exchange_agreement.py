@@ -58,8 +58,8 @@ class Table:
             known={**everybody, **(known or {})},
             active="active",
             session=session or ("s" if name == "active" else None),
-            greeting=lambda key: Greeting(identity=own.public, run_key=run_key or key.public),
-            draw=draw,
+            make_greeting=lambda key: Greeting(identity=own.public, run_key=run_key or key.public),
+            make_contract=draw,
         )
 
     def play(self, **others: Script[Any]) -> dict[str, SignedContract]:

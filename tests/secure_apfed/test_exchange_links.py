@@ -34,7 +34,7 @@ from secure_apfed.exchange.links import (
     Heartbeats,
     MessageAssembler,
     count_allowed_heartbeats,
-    parts_of,
+    split_into_parts,
 )
 from tests.secure_apfed.seats import network
 
@@ -222,7 +222,7 @@ def test_a_conversation_travels_over_the_links() -> None:
     assert role.got == [("other", b"other"), ("passive", b"passive")]
     sent = wire.recorded[-1][0]
     assert (sent.receiver, sent.kind, sent.step) == ("passive", Kind.SUM_SETUP, BEFORE_TRAINING)
-    assert sent.payload == next(parts_of(0, b"to passive"))
+    assert sent.payload == next(split_into_parts(0, b"to passive"))
 
 
 def test_a_conversation_is_with_who_takes_part() -> None:
@@ -312,7 +312,7 @@ MESSAGE = bytes(range(35))
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "PART_BYTES", SIZE)
-    monkeypatch.setattr(links, "IDS_A_SIGN", 100)
+    monkeypatch.setattr(links, "IDS_PER_HEARTBEAT", 100)
 
 
 def part(number: int, total: int, offset: int, body: bytes) -> bytes:
@@ -347,7 +347,7 @@ class Pair:
 
     def send(self, monkeypatch: pytest.MonkeyPatch, *given: bytes) -> None:
         """Bob's own parts in place of those that he should send."""
-        monkeypatch.setattr(links, "parts_of", lambda number, payload: iter(given))
+        monkeypatch.setattr(links, "split_into_parts", lambda number, payload: iter(given))
         self.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING)
 
 
@@ -363,7 +363,7 @@ def test_messages_of_any_length_arrive_whole_and_in_order(length: int) -> None:
 
 def test_messages_of_two_peers_come_in_turns_and_an_announcement_takes_no_memory() -> None:
     halves = {name: MessageAssembler("ann", name) for name in ("bob", "cid")}
-    cut = list(parts_of(0, MESSAGE))
+    cut = list(split_into_parts(0, MESSAGE))
     came = [
         halves[name].add_part(one, Kind.ALIGNMENT, maximum=99) for one in cut for name in halves
     ]

@@ -19,7 +19,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Kind, TensorSpec, pack_tensors, unpack_tensors
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.learning.trainers import PassiveTrainer
 from secure_apfed.methods import Session, open_session
 from secure_apfed.methods import alignment as aligned
@@ -308,11 +308,11 @@ def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step() -> None:
 @pytest.mark.parametrize("pair", [{"masks": "pairwise"}, {"scheme": "bvf", "masks": "pairwise"}])
 def test_a_pair_that_there_is_not_is_refused_with_those_that_are(pair: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"no sum with scheme .* did you mean") as caught:
-        sum_kind(SumSettings(**pair))
+        find_sum_class(SumSettings(**pair))
     kinds = {f"{{scheme: {one.scheme}, masks: {one.masks}}}": one for one in SECURE_SUMS.values()}
     assert not [pair for pair in kinds if pair not in str(caught.value)]
     named = [SumSettings(scheme=one.scheme, masks=one.masks) for one in kinds.values()]
-    assert [sum_kind(settings) for settings in named] == [*kinds.values()]
+    assert [find_sum_class(settings) for settings in named] == [*kinds.values()]
 
 
 def overlapping(overlaps: dict[str, range] | None = None) -> VerticalData:

@@ -26,7 +26,7 @@ from secure_apfed.config import Config
 from secure_apfed.data.lazy_rows import LazyRows
 from secure_apfed.data.records import VerticalData
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.interfaces.training import _SUMS, _make_data, train
 from secure_apfed.learning.own_code import (
     CodeSettings,
@@ -163,7 +163,7 @@ def test_a_sum_has_one_meaning_by_its_name(name: Any) -> None:
     """`train(secure_sum=name)` adds as the function `secure_sum(name)` does."""
     settings = SumSettings.model_validate(_SUMS[name])
     channel = secure_sum(name, ["a", "b"], to="clinic", by="notary", clip=1)
-    assert type(channel.described) is sum_kind(settings)
+    assert type(channel.described) is find_sum_class(settings)
 
 
 @pytest.mark.parametrize("secure_sum", ["plain", "masked", "ckks", "bfv", "masked bfv"])

@@ -24,7 +24,7 @@ from apfed_attacks.view import AdversaryView, AttackError, iter_contributions
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.frames import Frame
 from secure_apfed.exchange import Kind
-from secure_apfed.exchange.secure_sums import ciphertexts_of
+from secure_apfed.exchange.secure_sums import explain_unreadable
 
 _ROW_BY_ROW = ("gradients", "representations", "pseudo-labels")
 _FLOATS: Mapping[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
@@ -59,7 +59,7 @@ class ContributionRegression(FeatureAttack):
                 return "the transcript kept no contribution; set transcript.keep to all"
             return f"{view.description}: {victim} contributes nothing to a sum"
         frame = Frame.parse(sent[0].payload, sender=victim)
-        if reason := ciphertexts_of(SECURE_SUMS[frame.name]):
+        if reason := explain_unreadable(SECURE_SUMS[frame.name]):
             return reason
         return None
 

@@ -40,7 +40,7 @@ from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Envelope, Kind, Links, pack_tensors, unpack_tensors
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.labellers import Labeller, harden_votes
 from secure_apfed.labellers.kinds import Features, Floats, Integers
 from secure_apfed.learning.release import (
@@ -418,7 +418,7 @@ class LiveRun(LiveSession[ApfedActive]):
         """
         contract = self.session.contract
         settings = self.config.secure_sum
-        if not sum_kind(settings).unsafe:
+        if not find_sum_class(settings).unsafe:
             raise LocalProtocolError(
                 "only a plain sum can be taken over other participants than agreed; the secure "
                 "ones have no such mode"

@@ -34,7 +34,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.runs.run import run
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.training import ReconstructionSettings
@@ -561,7 +561,7 @@ def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: An
     config = make_live_config("digits", method, masks="pairwise" if masked else "none")
     columns = {"method": method, "way": options["way"], "rules": title}
     return Setting(
-        columns={**columns, "sum": sum_kind(config.secure_sum).name, **options},
+        columns={**columns, "sum": find_sum_class(config.secure_sum).name, **options},
         measure=partial(_measure_isolation, config, rules, Isolation(**options)),
     )
 

@@ -22,7 +22,7 @@ from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.data import find_dataset
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.exchange import Kind
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.learning.calibration import SKEWED
 from secure_apfed.measures.intervals import MIN_POSITIVES
 from secure_apfed.measures.table import ACCURACY
@@ -91,7 +91,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
     facts = run.facts
     words = run.facts.words
     summed = "contributions are summed" in words
-    in_clear = summed and sum_kind(run.config.secure_sum).unsafe
+    in_clear = summed and find_sum_class(run.config.secure_sum).unsafe
     votes = "passives vote" in words
     from_active = "the active sends representations" in words
     rare_rows = _count_rare_rows(run.outcome.ranking)

@@ -13,7 +13,7 @@ from importlib import resources
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange.envelope import Kind
-from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.methods import METHODS
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import BlackBoxSettings
@@ -61,7 +61,7 @@ class RunFacts:
         """
         return cls(
             method_facts=config.method.facts,
-            secure_sum=sum_kind(config.secure_sum).name,
+            secure_sum=find_sum_class(config.secure_sum).name,
             passives=passives,
             guarded=config.guard.mechanism != "none",
             pairwise=config.alignment.mode == "pairwise",
