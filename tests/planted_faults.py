@@ -177,7 +177,8 @@ part_of_any_size: test_exchange_links.py
 --- secure_apfed/exchange/agreement.py
 one_key_for_two_parties: test_exchange_agreement.py
     Two parties with one run key between them pass for two.
--        [greeting.run_key for greeting in greetings.values()],
+-for keys in (identities, run_keys):
++for keys in (identities,):
 known_by_another_identity: test_exchange_agreement.py
     Anybody speaks in a party's name with an identity of its own.
 -        if identity != known_identity:

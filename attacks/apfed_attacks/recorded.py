@@ -40,7 +40,7 @@ from secure_apfed.methods.alignment import find_positions_in_table_order, inters
 from secure_apfed.methods.averaging import AveragingSettings, LinearViews
 from secure_apfed.methods.multiview import LabelTerm
 from secure_apfed.methods.terms import find_objective
-from secure_apfed.networks.models import SequenceEncoder, encoder_and_head
+from secure_apfed.networks.models import SequenceEncoder, make_encoder_and_head
 from secure_apfed.runs.outcome import Recording
 
 
@@ -122,7 +122,7 @@ def reveal_architecture(recording: Recording) -> Callable[[], nn.Module]:
     def make_network() -> nn.Module:
         """Return the active's networks in sequence, with fresh weights."""
         if not settings.is_own or recording.model is None:
-            return nn.Sequential(*encoder_and_head(settings, shape, classes))
+            return nn.Sequential(*make_encoder_and_head(settings, shape, classes))
         network = copy.deepcopy(recording.model)
         draw_weights_anew(network)
         return network

@@ -38,7 +38,7 @@ from secure_apfed.config.file import describe_errors
 from secure_apfed.errors import ApfedError, ConfigError, ModelError
 from secure_apfed.learning.descent import find_device
 from secure_apfed.measures.tasks import TASKS
-from secure_apfed.networks.models import threads_for
+from secure_apfed.networks.models import limit_threads_for
 from secure_apfed.runs.outcome import Recording
 
 __all__ = [
@@ -115,7 +115,7 @@ def run_attacks(
     settings: Any = {"seed": seed, "device": device, "on_score": on_score}
     shapes = [table.shape for table in recording.data.tables]
     batch = recording.config.train.batch_size
-    with threads_for(recording.config.model, batch, shapes):
+    with limit_threads_for(recording.config.model, batch, shapes):
         trials = [
             Trial(attack, recording, parties, victim, **settings)
             for attack in attacks

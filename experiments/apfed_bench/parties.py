@@ -67,7 +67,7 @@ from secure_apfed.methods import (
     start_active,
 )
 from secure_apfed.methods.method import end_all
-from secure_apfed.networks.models import family_for, output_shape, projection_to
+from secure_apfed.networks.models import family_for, make_projection, output_shape
 from secure_apfed.networks.objectives import Contrastive
 from secure_apfed.organisations.local import prepare_parties, run_relay
 from secure_apfed.organisations.party import ConnectedParty, PartyFile, join_session
@@ -332,7 +332,7 @@ def _make_plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     encoder = family.make_encoder(shape, model)
     encoded_shape = output_shape(encoder, shape)
     head = family.make_head(math.prod(encoded_shape), len(data.classes), model)
-    projection = projection_to(_REPRESENTATION_SIZE, encoded_shape)
+    projection = make_projection(_REPRESENTATION_SIZE, encoded_shape)
     networks = ActiveNetworks(encoder, head, projection)
     objectives = [
         Contrastive(

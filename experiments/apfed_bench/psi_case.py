@@ -280,7 +280,11 @@ def _run_bucket_party(
         report: through which figures are sent.
     """
     from secure_apfed.alignment import IdFile
-    from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_alignment
+    from secure_apfed.alignment.over_links import (
+        align_hub,
+        align_member,
+        count_alignment_heartbeats,
+    )
     from secure_apfed.exchange import Links, run_script
     from secure_apfed.exchange.resumable_link import LinkTransport
     from secure_apfed.exchange.sockets import SocketConnection
@@ -293,7 +297,7 @@ def _run_bucket_party(
     transport = LinkTransport(me, {peer: lambda: connection}, patience_s=60, meet_s=60)
     links = Links(me, [peer], transport.send_frame, lambda _, wire_bytes: sent.append(wire_bytes))
     _encrypt_link(me, peer, key_exchange, links)
-    links.signs.set_limits({peer: signs_of_alignment(size, 1)})
+    links.signs.set_limits({peer: count_alignment_heartbeats(size, 1)})
     settings = AlignmentSettings(protocol=protocol, threads=1, maximum_ids=size)
     store = Path(folder) / me
     began = time.perf_counter()

@@ -19,8 +19,8 @@ from apfed_protocols.psi.interface import (
     ResumableIntersection,
     SetIntersection,
 )
-from secure_apfed.alignment.buckets import bucket_count, compute_capacity
-from secure_apfed.alignment.ids import IdFile, id_rules
+from secure_apfed.alignment.buckets import choose_bucket_count, compute_capacity
+from secure_apfed.alignment.ids import IdFile, make_id_rules
 from secure_apfed.alignment.records import AlignmentHistory, admit_run
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings.alignment import AlignmentSettings
@@ -42,7 +42,7 @@ def check_alignment(settings: AlignmentSettings) -> None:
     These are an unknown protocol, one that reveals overlaps that must stay hidden, ambiguous date
     formats, and a maximum of IDs whose announcement alone would use up the peers' memory.
     """
-    id_rules(settings)
+    make_id_rules(settings)
     if settings.backend not in SET_INTERSECTIONS:
         names = ", ".join(["auto", *sorted(SET_INTERSECTIONS)])
         raise ValueError(
@@ -77,7 +77,7 @@ def require_overlaps_shown(settings: AlignmentSettings, party: str) -> None:
 
 def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> list[bytes]:
     """Return the IDs of `party` as bytes in the agreed normal form, one a row."""
-    return encode_ids(party, ids, id_rules(settings), maximum_ids=settings.maximum_ids)
+    return encode_ids(party, ids, make_id_rules(settings), maximum_ids=settings.maximum_ids)
 
 
 def make_intersection(
@@ -92,6 +92,8 @@ def make_intersection(
     """Return the configured protocol for one `session`, which is used once.
 
     Args:
+        settings: the agreed ones.
+        session: the name of the intersection.
         dealer: the party that supplies randomness, where the protocol needs one.
         output: what is revealed.
         sizes: with a dealer, the numbers of IDs that parties announce in place of their true ones.
@@ -107,7 +109,7 @@ def make_intersection(
         session=session,
         minimum_rows=settings.minimum_rows,
         maximum_ids=settings.maximum_ids,
-        encoding=id_rules(settings).encoding,
+        encoding=make_id_rules(settings).encoding,
         dealer=dealer,
         output=output,
         sizes=sizes or {},
@@ -119,15 +121,16 @@ def make_intersection(
 
 
 def max_guesses(settings: AlignmentSettings) -> Guesses:
-    """Return the most IDs that a deviating active (`hub`) or passive can test in an intersection.
+    """Return the most IDs that a deviating active (`hub`) or passive (`member`) can test in one
+    intersection.
 
-    Protocols in buckets pad their lists to fixed sizes, and a deviating party may use the padding,
-    too.
+    Protocols in buckets pad their lists to fixed sizes, and a deviating party may put guesses in
+    place of the padding.
     """
     largest = settings.maximum_ids
     backend = SET_INTERSECTIONS[settings.backend]
     if not issubclass(backend, ResumableIntersection):
         return backend.max_guesses(largest)
-    buckets = bucket_count(largest)
+    buckets = choose_bucket_count(largest)
     guesses = backend.max_guesses(compute_capacity(largest, buckets))
     return Guesses(hub=buckets * guesses.hub, member=buckets * guesses.member)

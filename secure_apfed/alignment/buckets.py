@@ -25,7 +25,7 @@ from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.ids import SizedIds, encode_pieces
 from apfed_protocols.psi.interface import digest_each
 from apfed_protocols.randomness import keystream
-from secure_apfed.alignment.ids import id_rules
+from secure_apfed.alignment.ids import make_id_rules
 from secure_apfed.errors import DataError
 from secure_apfed.settings.alignment import AlignmentSettings
 
@@ -35,13 +35,13 @@ BUCKET_IDS = 2**20
 """Sets up to this size are one bucket."""
 
 DIGEST_BYTES = 32
-_OVERFLOW_BITS = 40
+_OVERFLOW_BITS = 40  # a bucket overflows with probability at most 2^-40
 _RECORD = np.dtype([("row", "<u4"), ("digest", f"V{DIGEST_BYTES}")])
 _ROWS_SHOWN = 5
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
-def bucket_count(largest: int) -> int:
+def choose_bucket_count(largest: int) -> int:
     """Return how many buckets all parties use for a largest set of this size: a power of two."""
     return 1 << max(0, math.ceil(largest / BUCKET_IDS) - 1).bit_length()
 
@@ -55,17 +55,18 @@ def compute_capacity(size: int, buckets: int) -> int:
     """
     if buckets == 1 or size == 0:
         return size
-    enough = math.log(buckets) + _OVERFLOW_BITS * math.log(2)
+    required_exponent = math.log(buckets) + _OVERFLOW_BITS * math.log(2)
 
-    def is_rare(often: int) -> bool:
-        """Return whether more than `often` IDs in one bucket are improbable enough."""
-        share = often / size
+    def is_rare(count: int) -> bool:
+        """Return whether more than `count` IDs in one bucket are improbable enough."""
+        share = count / size
         expected = 1 / buckets
         rest = (1 - share) * math.log((1 - share) / (1 - expected)) if share < 1 else 0.0
-        return size * (share * math.log(share / expected) + rest) >= enough
+        return size * (share * math.log(share / expected) + rest) >= required_exponent
 
-    # At the mean it is not rare, above n it cannot be.
-    return bisect_left(range(size), True, lo=-(-size // buckets), key=is_rare)
+    # The search begins at the mean, rounded up; more than all IDs are never in a bucket.
+    mean_count = -(-size // buckets)
+    return bisect_left(range(size), True, lo=mean_count, key=is_rare)
 
 
 def fingerprint_ids(
@@ -73,16 +74,21 @@ def fingerprint_ids(
     ids: SizedIds,
     settings: AlignmentSettings,
     key: bytes,
-    worked: Callable[[int], None] = lambda ids: None,
+    count_work: Callable[[int], None] = lambda ids: None,
 ) -> bytes:
-    """Return 32 bytes that are equal if a party has the same IDs in the same rows.
+    """Return a digest, 32 bytes, of a party's IDs in their order.
 
-    `worked`: called with the number of IDs that were digested.
+    Args:
+        me: the party's name, for errors.
+        ids: one a row.
+        settings: how they are normalised.
+        key: of the digest, 32 bytes.
+        count_work: called with the number of IDs that were digested, block by block.
     """
     combined_hash = _make_hasher(key)
-    for piece in encode_pieces(me, ids, id_rules(settings)):
+    for piece in encode_pieces(me, ids, make_id_rules(settings)):
         combined_hash.update(_hash_ids(piece, key))
-        worked(len(piece))
+        count_work(len(piece))
     return combined_hash.digest()
 
 
@@ -90,11 +96,19 @@ class BucketedIds:
     """A party's IDs as keyed digests, divided into buckets by digest and read bucket by bucket.
 
     Args:
-        key: 32 random bytes to which all parties contributed; buckets: the agreed number of
-            buckets.
+        me: the party's name, for errors.
+        ids: one a row.
+        settings: how they are normalised.
+        key: 32 random bytes to which all parties contributed.
+        buckets: the agreed number of buckets.
         secret: 32 bytes of this party alone, from which the padding of the buckets is derived.
         folder: where the digests are stored, readable only for the owner; None: in memory.
-        worked: called with the number of IDs that were digested.
+        count_work: called with the number of IDs that were digested, block by block.
+
+    Attributes:
+        size: number of IDs.
+        capacity: entries of each bucket, padding included.
+        fingerprint: as of `fingerprint_ids`.
     """
 
     def __init__(
@@ -107,12 +121,11 @@ class BucketedIds:
         buckets: int,
         secret: bytes,
         folder: Path | None = None,
-        worked: Callable[[int], None] = lambda ids: None,
+        count_work: Callable[[int], None] = lambda ids: None,
     ) -> None:
         """Read and digest all IDs, distribute them to buckets, and refuse repeated ones.
 
-        `secret`: 32 bytes of this party alone, from which the padding is derived. `worked`: called
-        with the number of IDs that were digested.
+        Raises DataError: IDs are repeated, or more than the settings allow.
         """
         self._me = me
         self._secret = secret
@@ -125,15 +138,19 @@ class BucketedIds:
         self.capacity = compute_capacity(self.size, buckets)
         self._folder = folder
         self._parts_by_bucket: dict[int, list[NDArray[np.void]]] = {}
-        self.fingerprint = self._fill_buckets(ids, settings, key, worked)
+        self.fingerprint = self._fill_buckets(ids, settings, key, count_work)
         self._check_buckets()
 
     def _fill_buckets(
-        self, ids: SizedIds, settings: AlignmentSettings, key: bytes, worked: Callable[[int], None]
+        self,
+        ids: SizedIds,
+        settings: AlignmentSettings,
+        key: bytes,
+        count_work: Callable[[int], None],
     ) -> bytes:
         """Write each ID's digest and row into its bucket; return the digest of all IDs.
 
-        `worked`: called with the number of IDs that were digested.
+        A bucket is chosen by the first 4 bytes of an ID's digest. For the arguments see the class.
         """
         combined_hash = _make_hasher(key)
         first = 0
@@ -145,14 +162,14 @@ class BucketedIds:
                 )
                 for bucket in (range(self._buckets) if self._folder is not None else ())
             ]
-            for piece in encode_pieces(self._me, ids, id_rules(settings)):
+            for piece in encode_pieces(self._me, ids, make_id_rules(settings)):
                 digests = _hash_ids(piece, key)
                 combined_hash.update(digests)
                 records = np.empty(len(piece), _RECORD)
                 records["row"] = np.arange(first, first + len(piece))
                 records["digest"] = np.frombuffer(digests, f"V{DIGEST_BYTES}")
-                words = np.frombuffer(digests, "<u4")[:: DIGEST_BYTES // 4]
-                bucket_N = words & np.uint32(self._buckets - 1)
+                first_words = np.frombuffer(digests, "<u4")[:: DIGEST_BYTES // 4]
+                bucket_N = first_words & np.uint32(self._buckets - 1)
                 ends = np.cumsum(np.bincount(bucket_N, minlength=self._buckets))
                 parts = np.split(records[np.argsort(bucket_N, kind="stable")], ends[:-1])
                 for bucket, part in enumerate(parts):
@@ -161,7 +178,7 @@ class BucketedIds:
                     else:
                         self._parts_by_bucket[bucket].append(part)
                 first += len(piece)
-                worked(len(piece))
+                count_work(len(piece))
         if first != self.size:
             raise DataError(
                 f"{self._me} had {self.size} IDs, and {first} rows were read; something changed "
@@ -192,12 +209,12 @@ class BucketedIds:
 
         `records`: digest and row of each ID.
         """
-        first: dict[bytes, int] = {}
-        pairs = [
-            (row, first_row)
-            for digest, row in zip(records["digest"].tolist(), records["row"].tolist(), strict=True)
-            if (first_row := first.setdefault(digest, row)) != row
-        ]
+        first_rows: dict[bytes, int] = {}
+        pairs = list[tuple[int, int]]()
+        for digest, row in zip(records["digest"].tolist(), records["row"].tolist(), strict=True):
+            first_row = first_rows.setdefault(digest, row)
+            if first_row != row:
+                pairs.append((row, first_row))
         if pairs:
             repeats = ", ".join(f"{row} (as {first_row})" for row, first_row in pairs[:_ROWS_SHOWN])
             raise DataError(
@@ -213,10 +230,10 @@ class BucketedIds:
         """
         records = self._load_records(bucket)
         missing = self.capacity - len(records)
-        filling = keystream(
+        padding = keystream(
             self._secret, b"filling", bucket.to_bytes(4, "big"), length=DIGEST_BYTES * missing
         )
-        entries = records["digest"].tobytes() + filling
+        entries = records["digest"].tobytes() + padding
         rows = np.concatenate([records["row"].astype(np.int64), np.full(missing, -1, np.int64)])
         listed: list[bytes] = np.frombuffer(entries, f"V{DIGEST_BYTES}").tolist()
         return listed, rows

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     import pyarrow
     from pyarrow.dataset import Dataset
 
-_ROWS_OF_A_PIECE = 2**16
+_ROWS_PER_BLOCK = 2**16
 
 
-def id_rules(settings: AlignmentSettings) -> IdNormalisation:
+def make_id_rules(settings: AlignmentSettings) -> IdNormalisation:
+    """Return the agreed rules by which IDs are normalised."""
     enabled = {rule: rule in settings.normalisation for rule in ID_RULES}
     return IdNormalisation(**enabled, date_formats=settings.date_formats)
 
@@ -34,7 +35,7 @@ class IdFile:
 
     Args:
         party: the table's party, for errors.
-        given: a file, a folder or a pattern, as `secure_apfed.data.frames` reads them; or rows.
+        source: a file, a folder or a pattern, as `secure_apfed.data.frames` reads them; or rows.
         columns: the column of the IDs, or several columns.
 
     Examples:
@@ -56,7 +57,7 @@ class IdFile:
         self._called = str(source) if isinstance(source, Path) else "its query"
         self._columns = (columns,) if isinstance(columns, str) else tuple(columns)
         with self._translate_errors():
-            self._opened, self._line = self._open_rows()
+            self._opened, self._locate_line = self._open_rows()
             names = self._opened.schema.names
             if absent := [name for name in self._columns if names.count(name) != 1]:
                 raise DataError(
@@ -74,7 +75,7 @@ class IdFile:
         readers = {
             name: IdReader(
                 f"{self._party}: column {name!r} of {self._called}",
-                place=self._line,
+                place=self._locate_line,
                 strip=True,
                 part=several,
                 key="id_column",
@@ -84,7 +85,7 @@ class IdFile:
         with self._translate_errors():
             for batch in self._opened.to_batches(
                 columns=list(self._columns),
-                batch_size=_ROWS_OF_A_PIECE,
+                batch_size=_ROWS_PER_BLOCK,
                 batch_readahead=1,
                 fragment_readahead=1,
             ):
@@ -97,10 +98,10 @@ class IdFile:
             reader.require_no_refusals()
 
     def _open_rows(self) -> "tuple[Dataset, Callable[[int], str] | None]":
-        """Open the rows; return them with a function that locates a row of a CSV file.
+        """Open the rows; return them with a function that names the line of a row.
 
-        At most one block of rows is in memory, except for .xz and for files with lines above the
-        header.
+        The function is None unless the rows are of one CSV file. When they are read, at most one
+        block of rows is in memory, except for .xz and for files with lines above the header.
         """
         import pyarrow
         from pyarrow import csv, dataset, input_stream
@@ -123,30 +124,32 @@ class IdFile:
             null_values=sorted(EMPTY),
         )
         rows = []
-        above = 0
+        lines_above = 0
         for file in files:
             head = load_csv_head(file, source=self._party, refuses_titles=False)
-            above = head.lines
-            lines = csv.ParseOptions(newlines_in_values=True, delimiter=head.separator)
-            if above or file.suffix == ".xz":  # which pyarrow's data sets do not take
+            lines_above = head.lines
+            parsing = csv.ParseOptions(newlines_in_values=True, delimiter=head.separator)
+            # Data sets of pyarrow neither skip lines nor read .xz.
+            if lines_above or file.suffix == ".xz":
                 with lzma.open(file) if file.suffix == ".xz" else input_stream(str(file)) as plain:
                     table = csv.read_csv(
                         plain,
-                        read_options=csv.ReadOptions(skip_rows=above),
-                        parse_options=lines,
+                        read_options=csv.ReadOptions(skip_rows=lines_above),
+                        parse_options=parsing,
                         convert_options=options,
                     )
                 rows.append(dataset.dataset(table))
             else:
-                form = dataset.CsvFileFormat(parse_options=lines, convert_options=options)
-                rows.append(dataset.dataset(str(file), format=form))
+                csv_format = dataset.CsvFileFormat(parse_options=parsing, convert_options=options)
+                rows.append(dataset.dataset(str(file), format=csv_format))
         if len(files) > 1:
             return dataset.dataset(rows), None
-        return dataset.dataset(rows), lambda row: f"line {row + 2 + above}"
+        first_line = lines_above + 2  # below the header, counted from 1
+        return dataset.dataset(rows), lambda row: f"line {first_line + row}"
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Turn reading errors in this block into a DataError that names columns and file."""
+        """Turn reading errors in the `with` block into a DataError that names columns and file."""
         from pyarrow import ArrowException
 
         try:

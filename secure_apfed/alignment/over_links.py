@@ -1,8 +1,8 @@
-"""Intersections over the links of a session: in buckets, with signs of life, and resumable.
+"""Intersections over the links of a session: in buckets, with heartbeats, and resumable.
 
-Run by: the hub and each member, one script a role; each gets the row of its own table at each
-position of the intersection. By a backend that can be resumed (`ot`, `ecdh`), whose guarantees and
-leaks hold here:
+Run by: the hub (the party that all others intersect with, in a session the active) and each member
+(another party), one script a role; each gets the row of its own table at each position of the
+intersection. By a backend that can be resumed (`ot`, `ecdh`), whose guarantees and leaks hold here:
 
 1. Each member sends the hub 32 random bytes, how many IDs it has, and which intersection it could
    resume. The hub sends everybody all random bytes, its own size and the number of buckets. The
@@ -51,7 +51,7 @@ from apfed_protocols.randomness import derive_key, fresh_key, random_permutation
 from secure_apfed.alignment import buckets as bucketing
 from secure_apfed.alignment.buckets import (
     BucketedIds,
-    bucket_count,
+    choose_bucket_count,
     compute_capacity,
     fingerprint_ids,
 )
@@ -64,9 +64,10 @@ from secure_apfed.exchange.links import Heartbeats, Links, count_allowed_heartbe
 from secure_apfed.settings.alignment import AlignmentSettings
 
 Rows = NDArray[np.int64]
-_OPENING_BYTES = 2**16
+_MAX_OPENING_BYTES = 2**16
+# First byte of the hub's last message: too few common rows, or their places follow.
 _TOO_FEW = b"\0"
-_OPENED = b"\1"
+_PLACES_FOLLOW = b"\1"
 _Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
 _Count = Annotated[int, Field(ge=0)]
 _VERSION = 2
@@ -76,39 +77,40 @@ _RESULT_BYTES = 2**36
 _SMALL_BYTES = 2**20
 
 
-def signs_of_alignment(maximum_ids: int, members: int) -> int:
-    """Return at most how many signs of life a party may send for a session's alignment.
+def count_alignment_heartbeats(maximum_ids: int, members: int) -> int:
+    """Return how many heartbeats a party may send at most for a session's alignment.
 
     It reads its IDs up to three times, and for each member blinds its own and the member's; padding
     of buckets adds a few per cent.
+
+    `maximum_ids`: the agreed limit of IDs at each party. `members`: number of parties but the hub.
     """
     return count_allowed_heartbeats((4 + 3 * members) * maximum_ids)
 
 
-class ProgressTo:
-    """A sender of signs of life of an alignment role, whose progress restarts at 0 for each part of
-    its work.
+class ProgressReporter:
+    """A callback for a protocol's progress: it sends heartbeats, and shows the progress to users.
 
-    It also reports that progress as long work of this process.
+    The progress of a role restarts at 0 for each part of its work.
     """
 
-    def __init__(self, signs: Heartbeats) -> None:
-        self._signs = signs
+    def __init__(self, heartbeats: Heartbeats) -> None:
+        self._heartbeats = heartbeats
         self._last_done = 0
 
     def __call__(self, progress: Progress) -> None:
-        """Count the newly done work for signs of life, and report it as long work
-        of this process.
-        """
-        previous = self._last_done if progress.done > self._last_done else 0
-        self._signs.count_work(progress.done - previous)
+        """Count the IDs processed since the last call, and show the progress of this part."""
+        has_restarted = progress.done <= self._last_done
+        previous = 0 if has_restarted else self._last_done
+        self._heartbeats.count_work(progress.done - previous)
         report_work(f"alignment, {progress.work}", progress.done, progress.total)
-        self._last_done = progress.done if progress.done < progress.total else 0
+        is_complete = progress.done >= progress.total
+        self._last_done = 0 if is_complete else progress.done
 
 
 @contextmanager
-def relay_signs(links: Links) -> Iterator[None]:
-    """Relay to all others that the peer is alive for which this party, the hub, waits."""
+def relay_heartbeats(links: Links) -> Iterator[None]:
+    """Within the `with` block, pass on heartbeats of one peer to all others; for the hub."""
     links.signs.relays = True
     try:
         yield
@@ -127,27 +129,33 @@ async def align_hub(
 ) -> Rows:
     """Run the hub's side of an intersection; return its row at each position, (rows,).
 
-    `ids` is read several times, so it must not be a generator. `session` names the intersection and
-    is used once. `folder`: stores what is needed to resume after a break; None: a break ends it.
+    Args:
+        links: the hub's, sealed.
+        members: names of all parties but the hub.
+        ids: the hub's, one a row; read several times, so no generator.
+        settings: the agreed ones.
+        session: the name of the intersection, used once.
+        folder: stores what is needed to resume after a break; None: a break ends it.
 
-    `members`: names of all parties but the hub.
+    Raises:
+        IntersectionTooSmallError: fewer rows are common than the settings demand.
+        RemoteProtocolError: a member does not follow the protocol.
     """
     end = _End(links, links.me, tuple(members), ids, settings, folder)
-    with relay_signs(links):
-        end.look_back()
+    with relay_heartbeats(links):
+        end.discard_other_ids()
         openings = {
             name: _parse_opening(_OPENING, await end.receive(name), settings) for name in members
         }
         sizes = {name: opening.size for name, opening in openings.items()}
         agreed = end.unfinished.agreed
         start = 0
-        resumes = agreed is not None and {agreed.identity} == {
-            opening.resumable for opening in openings.values()
-        }
+        resumable = {opening.resumable for opening in openings.values()}
+        resumes = agreed is not None and resumable == {agreed.identity}
         if agreed is None or not resumes:
             nonces = {links.me: fresh_key()}
             nonces |= {name: opening.nonce for name, opening in openings.items()}
-            count = bucket_count(max(len(ids), *sizes.values()))
+            count = choose_bucket_count(max(len(ids), *sizes.values()))
             agreed = Agreed(session, end.terms, count, nonces)
         else:
             finished = [opening.finished for opening in openings.values()]
@@ -157,7 +165,7 @@ async def align_hub(
         for name in members:
             end.send(name, reply.pack())
         await end.intersect_buckets(agreed, sizes, start, resumes=resumes)
-    return end.open_at_hub(sizes)
+    return end.send_common_rows(sizes)
 
 
 async def align_member(
@@ -170,12 +178,13 @@ async def align_member(
     session: str,
     folder: Path | None = None,
 ) -> Rows:
-    """Run a member's side of an intersection; `members` names all members; see `align_hub`.
+    """Run a member's side of an intersection; return its row at each position, (rows,).
 
-    `hub`: the hub's name. `session`: its name, the same at all parties.
+    `hub`: the hub's name. `members`: names of all parties but the hub, this one included. For the
+    other arguments and errors see `align_hub`.
     """
     end = _End(links, hub, tuple(members), ids, settings, folder)
-    end.look_back()
+    end.discard_other_ids()
     stored = end.unfinished.agreed
     opening = _Opening(
         nonce=fresh_key(),
@@ -187,13 +196,20 @@ async def align_member(
     reply = _parse_opening(_REPLY, await end.receive(hub, patience=4), settings)
     agreed = end.check_reply(reply, opening, session)
     await end.intersect_buckets(agreed, {hub: reply.size}, reply.start, resumes=reply.resumes)
-    return end.open_at_member(
-        await end.receive(hub, maximum=_OPENING_BYTES + 8 * len(ids)), reply.size
+    return end.read_common_rows(
+        await end.receive(hub, maximum=_MAX_OPENING_BYTES + 8 * len(ids)), reply.size
     )
 
 
 class _Opening(NamedTuple):
-    """A member's first message: `resumable` names the intersection it can resume, or is empty."""
+    """A member's first message.
+
+    Attributes:
+        nonce: 32 random bytes, its part of the common key.
+        size: the number of its IDs; from a peer it may be anything until it is checked.
+        resumable: identity of the intersection that it can resume; empty: none.
+        finished: how many buckets of that one are finished here.
+    """
 
     nonce: _Nonce
     size: Any
@@ -205,7 +221,16 @@ class _Opening(NamedTuple):
 
 
 class _Reply(NamedTuple):
-    """The hub's answer to an opening: where and how to proceed, and the parts of the common key."""
+    """The hub's answer to all openings.
+
+    Attributes:
+        resumes: whether all parties continue a stored intersection.
+        start: the first bucket to run.
+        session: the name of the intersection.
+        buckets: their number.
+        size: the number of the hub's IDs; from a peer it may be anything until it is checked.
+        nonces: name and random bytes of each party, the hub first.
+    """
 
     resumes: bool
     start: int
@@ -220,15 +245,20 @@ class _Reply(NamedTuple):
 
 _OPENING: TypeAdapter[_Opening] = TypeAdapter(_Opening, config=ConfigDict(strict=True))
 _REPLY: TypeAdapter[_Reply] = TypeAdapter(_Reply, config=ConfigDict(strict=True))
-_First = TypeVar("_First", _Opening, _Reply)
+_FirstMessage = TypeVar("_FirstMessage", _Opening, _Reply)
 
 
 def _parse_opening(
-    form: TypeAdapter[_First], message: Envelope, settings: AlignmentSettings
-) -> _First:
-    """Parse a first message and check the announced number of IDs. Raises RemoteProtocolError."""
+    adapter: TypeAdapter[_FirstMessage], message: Envelope, settings: AlignmentSettings
+) -> _FirstMessage:
+    """Parse an `_Opening` or a `_Reply`, and check the announced number of IDs.
+
+    `adapter`: that of the expected type.
+
+    Raises RemoteProtocolError: the message is malformed, or the number above the agreed limit.
+    """
     try:
-        opening = form.validate_python(msgpack.unpackb(message.payload, use_list=False))
+        opening = adapter.validate_python(msgpack.unpackb(message.payload, use_list=False))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(
             f"{message.sender} sent {message.receiver} something else than the opening of an "
@@ -243,6 +273,14 @@ def _parse_opening(
 
 
 class _End:
+    """One party's end of an intersection over links.
+
+    Attributes:
+        terms: SHA-256 of the parties and the agreed settings, which a stored intersection must
+            share to be resumed.
+        unfinished: the record of this intersection, or of the last one if it was interrupted.
+    """
+
     def __init__(
         self,
         links: Links,
@@ -252,10 +290,10 @@ class _End:
         settings: AlignmentSettings,
         folder: Path | None,
     ) -> None:
-        """Prepare one end of an intersection over links; load a stored one if its terms are the
-        same.
+        """Load the record of an interrupted intersection if it has the same terms.
 
-        `hub`: the hub's name. `members`: names of all parties but the hub.
+        `hub`: the hub's name. `members`: names of all parties but the hub. `folder`: of the record;
+        None: it is in memory only.
         """
         self._links = links
         self._me = links.me
@@ -273,47 +311,53 @@ class _End:
         self._links.send(peer, Kind.ALIGNMENT, BEFORE_TRAINING, body)
 
     async def receive(
-        self, peer: str, *, patience: int = 2, maximum: int = _OPENING_BYTES
+        self, peer: str, *, patience: int = 2, maximum: int = _MAX_OPENING_BYTES
     ) -> Envelope:
-        """Return the peer's next message of the alignment."""
+        """Return the peer's next message of the alignment.
+
+        `patience`: units of patience. `maximum`: the most bytes of the message.
+        """
         return await self._links.receive(
             peer, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=patience, maximum=maximum
         )
 
-    def look_back(self) -> None:
-        """Delete the record of a broken-off intersection if it was of other IDs."""
+    def discard_other_ids(self) -> None:
+        """Delete the record of an interrupted intersection if this party's IDs have changed."""
         stored = self.unfinished
         if stored.agreed is None:
             return
-        worked = self._links.signs.count_work
         fingerprint = fingerprint_ids(
-            self._me, self._ids, self._settings, stored.agreed.key, worked
+            self._me, self._ids, self._settings, stored.agreed.key, self._links.signs.count_work
         )
         if fingerprint != stored.fingerprint:
             stored.delete_files()
 
     def check_reply(self, reply: _Reply, opening: _Opening, session: str) -> "Agreed":
-        """Return the terms that a member agrees to with this reply of the hub.
+        """Return the terms that a member agrees to by the hub's reply.
 
-        `session`: its name, the same at all parties.
+        Args:
+            reply: the hub's.
+            opening: what this member sent before.
+            session: the name of the intersection, the same at all parties.
+
+        Raises RemoteProtocolError: the reply is not what an honest hub may answer.
         """
         stored = self.unfinished.agreed
         hub = self._hub
         nonces = dict(reply.nonces)
         offered = Agreed(reply.session, self.terms, reply.buckets, nonces)
         if reply.resumes:
-            if (
-                stored is None
-                or offered.identity != stored.identity
-                or reply.start > opening.finished
-            ):
+            is_known = stored is not None and offered.identity == stored.identity
+            if stored is None or not is_known or reply.start > opening.finished:
                 raise RemoteProtocolError(
                     f"{hub} goes on with bucket {reply.start} of an intersection that {self._me} "
                     "does not know; remove the record of it at all parties, and intersect anew"
                 )
             return stored
-        minimum = bucket_count(max(opening.size, reply.size))
-        maximum = minimum if len(self._members) == 1 else bucket_count(self._settings.maximum_ids)
+        minimum = choose_bucket_count(max(opening.size, reply.size))
+        maximum = (
+            minimum if len(self._members) == 1 else choose_bucket_count(self._settings.maximum_ids)
+        )
         is_power_of_two = reply.buckets.bit_count() == 1
         if not (is_power_of_two and minimum <= reply.buckets <= maximum) or reply.start != 0:
             raise RemoteProtocolError(
@@ -337,12 +381,15 @@ class _End:
     ) -> None:
         """Run all buckets from `start` on, and store each result.
 
-        `sizes`: announced number of IDs by party. `resumes`: whether an earlier process finished
-        some buckets.
+        Args:
+            agreed: the terms.
+            sizes: announced number of IDs by peer.
+            start: the first bucket to run.
+            resumes: whether this continues an interrupted intersection.
         """
         if not resumes:
             self.unfinished.store_agreement(agreed)
-        with self._links.signs.tighten_limits(self._estimate_signs(agreed.buckets, sizes)):
+        with self._links.signs.tighten_limits(self._estimate_heartbeats(agreed.buckets, sizes)):
             own_ids = BucketedIds(
                 self._me,
                 self._ids,
@@ -351,45 +398,56 @@ class _End:
                 buckets=agreed.buckets,
                 secret=self.unfinished.secret,
                 folder=self.unfinished.folder,
-                worked=self._links.signs.count_work,
+                count_work=self._links.signs.count_work,
             )
             admit_run(
                 self._settings, self._me, self._peers, session=agreed.session, resumes=resumes
             )
-            self.unfinished.has_ids(own_ids.fingerprint)
+            self.unfinished.store_fingerprint(own_ids.fingerprint)
             for bucket in range(start, agreed.buckets):
                 report_work("alignment, buckets", bucket, agreed.buckets)
                 await self._intersect_bucket(own_ids, agreed, sizes, bucket)
             report_work("alignment, buckets", agreed.buckets, agreed.buckets)
             own_ids.clear()
 
-    def _estimate_signs(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return how many signs of life each peer's work may take, from the announced sizes.
+    def _estimate_heartbeats(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return by peer how many heartbeats its work may take, from the announced sizes.
 
-        `buckets`: how many there are.
+        A member digests its IDs twice, and in each bucket blinds its own padded list and the hub's.
+        The hub does so for each member.
+
+        `buckets`: their number. `sizes`: announced number of IDs by peer.
         """
-        mine = compute_capacity(len(self._ids), buckets)
+        own_list = compute_capacity(len(self._ids), buckets)
         members = len(self._members)
         if self._me == self._hub:
             return {
                 peer: count_allowed_heartbeats(
-                    2 * size + buckets * (compute_capacity(size, buckets) + mine)
+                    2 * size + buckets * (compute_capacity(size, buckets) + own_list)
                 )
                 for peer, size in sizes.items()
             }
         # The sets of other members are known only to be no larger than the buckets allow.
         largest = buckets * bucketing.BUCKET_IDS
-        theirs = mine if members == 1 else compute_capacity(largest, buckets)
+        member_list = own_list if members == 1 else compute_capacity(largest, buckets)
         size = sizes[self._hub]
-        lists = members * (compute_capacity(size, buckets) + theirs)
-        return {self._hub: count_allowed_heartbeats(2 * size + members * largest + buckets * lists)}
+        hub_list = compute_capacity(size, buckets)
+        work = 2 * size + members * largest + buckets * members * (hub_list + member_list)
+        return {self._hub: count_allowed_heartbeats(work)}
 
     async def _intersect_bucket(
         self, own_ids: BucketedIds, agreed: "Agreed", sizes: Mapping[str, int], bucket: int
     ) -> None:
-        """Run the protocol on one bucket, and store its common rows.
+        """Run the protocol on one bucket, and store its result.
 
-        `sizes`: announced number of IDs by party.
+        At the hub it has a row for each common ID: the hub's row, then the ID's place in the list
+        of each member. At a member it has this party's row at each place of its own list.
+
+        Args:
+            own_ids: this party's buckets.
+            agreed: the terms.
+            sizes: announced number of IDs by peer.
+            bucket: its number.
         """
         entries, row_of_entry = own_ids.load_bucket(bucket)
         lists = {peer: compute_capacity(size, agreed.buckets) for peer, size in sizes.items()}
@@ -405,22 +463,22 @@ class _End:
         protocol = backend(
             agreement,
             threads=self._settings.threads,
-            progress=ProgressTo(self._links.signs),
+            progress=ProgressReporter(self._links.signs),
             secret=self.unfinished.secret,
             expected_sizes=lists,
         )
         longest = protocol.compute_longest_message(max(own_ids.capacity, *lists.values()))
 
-        async def play_role(role: Conversation) -> None:
+        async def run_role(role: Conversation) -> None:
             """Run one role's conversation; a repeated message must equal the former one."""
-            checked = _Checked(role, partial(self.unfinished.require_same, bucket))
+            checked = _RepeatCheckedRole(role, partial(self.unfinished.require_same, bucket))
             await self._links.run_conversation(
                 Kind.ALIGNMENT, checked, self._peers, maximum=longest
             )
 
         if self._me == self._hub:
             hub = protocol.make_hub(self._me, self._members, entries)
-            await play_role(hub)
+            await run_role(hub)
             places = [bucket * lists[name] + place for name, place in hub.places.items()]
             result = np.column_stack([row_of_entry[hub.rows], *places])
             if (result < 0).any():
@@ -430,14 +488,18 @@ class _End:
                 )
         else:
             member = protocol.make_member(self._me, self._hub, entries)
-            await play_role(member)
+            await run_role(member)
             result = row_of_entry[member.order][:, None]
         self.unfinished.store_result(bucket, result)
 
-    def open_at_hub(self, sizes: Mapping[str, int]) -> Rows:
-        """Send the members the common positions; return this party's rows of them.
+    def send_common_rows(self, sizes: Mapping[str, int]) -> Rows:
+        """Send each member the places of common IDs in its lists; return the hub's rows of them.
 
-        `sizes`: announced number of IDs by party.
+        All parties get them in the same random order.
+
+        `sizes`: announced number of IDs by member.
+
+        Raises IntersectionTooSmallError: there are fewer than the agreed minimum.
         """
         agreed = self.unfinished.agreed
         minimum = self._settings.minimum_rows
@@ -451,12 +513,19 @@ class _End:
             )
         results = results[random_permutation(len(results))]
         for name, places in zip(self._members, results.T[1:], strict=True):
-            form = _pick_position_type(agreed.buckets, sizes[name])
-            self.send(name, _OPENED + places.astype(form).tobytes())
+            integer_type = _pick_place_type(agreed.buckets, sizes[name])
+            self.send(name, _PLACES_FOLLOW + places.astype(integer_type).tobytes())
         return results[:, 0].copy()
 
-    def open_at_member(self, message: Envelope, hub_size: int) -> Rows:
-        """Return this party's row at each position that the hub names."""
+    def read_common_rows(self, message: Envelope, hub_size: int) -> Rows:
+        """Return a member's row at each place that the hub names, (rows,).
+
+        `message`: the hub's last one. `hub_size`: announced number of the hub's IDs.
+
+        Raises:
+            IntersectionTooSmallError: the hub says that too few are common.
+            RemoteProtocolError: places are repeated, of padding, or of a wrong number.
+        """
         agreed = self.unfinished.agreed
         minimum = self._settings.minimum_rows
         assert agreed is not None
@@ -464,31 +533,39 @@ class _End:
         body = message.payload[1:]
         if kind == _TOO_FEW and not body:
             raise IntersectionTooSmallError.for_party(self._me, minimum)
-        form = _pick_position_type(agreed.buckets, len(self._ids))
-        if kind != _OPENED or len(body) % form.itemsize:
+        integer_type = _pick_place_type(agreed.buckets, len(self._ids))
+        if kind != _PLACES_FOLLOW or len(body) % integer_type.itemsize:
             raise RemoteProtocolError(f"{self._hub} sent {self._me} no list of common rows")
-        row_of_place = self.unfinished.load_results()[:, 0]
-        places = np.frombuffer(body, form)
+        row_of_place = self.unfinished.load_results()[:, 0]  # -1 at a place of padding
+        places = np.frombuffer(body, integer_type)
         known_places = places[places < len(row_of_place)]
         rows = row_of_place[known_places]
-        sound = len(known_places) == len(places) and len(np.unique(places)) == len(places)
-        if not (sound and (rows >= 0).all() and minimum <= len(rows) <= hub_size):
+        distinct = len(np.unique(places))
+        are_known_once = len(known_places) == len(places) == distinct
+        if not (are_known_once and (rows >= 0).all() and minimum <= len(rows) <= hub_size):
             raise RemoteProtocolError(
                 f"{self._hub} opened {len(places)} places, of which {(rows >= 0).sum()} are of IDs "
-                f"of {self._me} and {len(np.unique(places))} differ; expected {minimum} to "
+                f"of {self._me} and {distinct} differ; expected {minimum} to "
                 f"{min(hub_size, len(self._ids))} different ones"
             )
         return rows
 
 
-def _pick_position_type(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
-    """Return the integer type that can hold any place in all lists of a member."""
+def _pick_place_type(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
+    """Return the integer type of any place in all lists of a member with `size` IDs."""
     return np.dtype("<u4" if buckets * compute_capacity(size, buckets) <= 2**32 else "<u8")
 
 
 @dataclass
-class _Checked:
-    """A role, and a check that each message of a peer is the same if it is sent again."""
+class _RepeatCheckedRole:
+    """A role whose peers must send the same messages again when a bucket is run again.
+
+    Attributes:
+        role: the role.
+        require_same: called with the sender, the number of its message, and the message; raises
+            RemoteProtocolError if another one was received before.
+        received: number of messages by sender.
+    """
 
     role: Conversation
     require_same: Callable[[str, int, bytes], None]
@@ -510,16 +587,23 @@ class _Checked:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The terms of an intersection that its parties agreed on; public among them."""
+    """What the parties of an intersection agreed on; public among them.
+
+    Attributes:
+        session: the name of the intersection.
+        terms: SHA-256 of parties and settings; see `_End`.
+        buckets: their number.
+        nonces: 32 random bytes of each party, the hub first.
+    """
 
     session: str
     terms: bytes
     buckets: int
-    nonces: Mapping[str, bytes]  # 32 bytes of each party, the hub first
+    nonces: Mapping[str, bytes]
 
     @property
     def _seed(self) -> bytes:
-        """Return 32 bytes from session, terms and all parties' random bytes."""
+        """The SHA-256 of session, terms, number of buckets and all parties' random bytes."""
         parts = [self.session.encode(), self.terms, self.buckets.to_bytes(4, "big")]
         for name, nonce in self.nonces.items():
             parts += [name.encode(), nonce]
@@ -539,16 +623,27 @@ class Agreed:
 
 @dataclass
 class StoredIntersection:
+    """A party's record of an intersection under way, by which it can be resumed.
+
+    Attributes:
+        folder: where it is stored; None: in memory.
+        agreed: the terms; None: there is no intersection yet.
+        fingerprint: digest of the party's IDs, from `fingerprint_ids`.
+        secret: 32 bytes from which the party's keys and orders in all buckets are derived.
+    """
+
     folder: Path | None
     agreed: Agreed | None = None
     fingerprint: bytes = field(default=b"", repr=False)
-    # From which the keys and orders of all buckets follow.
     secret: bytes = field(default_factory=fresh_key, repr=False)
     _contents: dict[str, bytes] = field(default_factory=dict, repr=False)  # without a folder
 
     @classmethod
     def from_folder(cls, folder: Path | None, terms: bytes) -> "StoredIntersection":
-        """Return the intersection stored in this folder if it has these terms, else a new one."""
+        """Return the record stored in this folder if it has these terms, else an empty one.
+
+        Raises CheckpointError: the record is damaged.
+        """
         if folder is None or not (folder / _AGREED).exists():
             return cls(folder)
         path = folder / _AGREED
@@ -579,8 +674,8 @@ class StoredIntersection:
             self.folder.chmod(0o700)
         self._write_file(_SECRET, self.secret)
 
-    def has_ids(self, fingerprint: bytes) -> None:
-        """Store the fingerprint of its IDs; from here on it can be resumed."""
+    def store_fingerprint(self, fingerprint: bytes) -> None:
+        """Store the fingerprint of the party's IDs; from then on the record can be resumed."""
         assert self.agreed is not None
         self.fingerprint = fingerprint
         session, terms, buckets, nonces = astuple(self.agreed)
@@ -598,24 +693,34 @@ class StoredIntersection:
         return next(unfinished, count)
 
     def store_result(self, bucket: int, result: Rows) -> None:
-        """Store the result of a bucket, (rows, columns)."""
+        """Store the result of a bucket, (rows, columns), after its shape."""
         shape = np.array(result.shape, "<i8").tobytes()
         self._write_file(f"result-{bucket}.bin", shape + result.astype("<i8").tobytes())
 
     def load_results(self) -> Rows:
-        """Return the results of all buckets, one after another."""
+        """Return the results of all buckets one below the other, (rows, columns)."""
         assert self.agreed is not None
-        names = (f"result-{bucket}.bin" for bucket in range(self.agreed.buckets))
-        arrays = [
-            np.frombuffer(self._load_file(name, maximum=_RESULT_BYTES), "<i8") for name in names
-        ]
-        return np.concatenate([numbers[2:].reshape(*numbers[:2].tolist()) for numbers in arrays])
+        results = []
+        for bucket in range(self.agreed.buckets):
+            content = self._load_file(f"result-{bucket}.bin", maximum=_RESULT_BYTES)
+            numbers = np.frombuffer(content, "<i8")
+            rows, columns = numbers[:2].tolist()
+            results.append(numbers[2:].reshape(rows, columns))
+        return np.concatenate(results)
 
     def require_same(self, bucket: int, peer: str, number: int, message: bytes) -> None:
         """Store the digest of a peer's message for this bucket, or compare it with the stored one.
 
-        `number` counts this peer's messages. All are compared: a second, different message (such as
-        the hash of `ot` under a second key) would reveal more than one run does.
+        A second, different message (such as the hash of `ot` under a second key) would reveal more
+        than one run does.
+
+        Args:
+            bucket: its number.
+            peer: the sender.
+            number: that of the message among the peer's, from 0.
+            message: its bytes.
+
+        Raises RemoteProtocolError: another message was stored.
         """
         digest = hashlib.sha256(message).digest()
         name = f"seen-{bucket}-{number}-{peer.encode().hex()}.bin"

@@ -4,6 +4,7 @@ Run by: each party on its own IDs, once its rows are aligned. It learns nothing 
 alignment, and sends nothing.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,10 +12,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from apfed_protocols.id_patterns import find_unmatched_patterns, make_pattern, suggest_rules
-from secure_apfed.alignment.ids import id_rules
+from secure_apfed.alignment.ids import make_id_rules
 from secure_apfed.settings.alignment import ID_RULES, AlignmentSettings
 
-_MAX_READ = 200_000
+_MAX_READ = 200_000  # IDs whose patterns are compared, evenly spread
 
 
 class CommonPeople(BaseModel):
@@ -52,8 +53,10 @@ def describe_common(
     """Return a party's report on its people after an alignment.
 
     Args:
+        party: its name.
         ids: of its table, in its order.
         rows: of its table at each position of the alignment (U,); -1: not its own.
+        settings: the agreed ones.
         active: the party that passives share people with under `mode: pairwise`.
     """
     is_common = np.zeros(len(ids), dtype=bool)
@@ -77,8 +80,8 @@ def _describe_mismatches(
 
     `is_common`: whether each own row is common, (N,).
     """
-    step = -(-len(ids) // _MAX_READ) or 1
-    rules = id_rules(settings)
+    step = max(1, math.ceil(len(ids) / _MAX_READ))
+    rules = make_id_rules(settings)
     texts = [rules.normalise_text(text) for text in ids[::step]]
     are_common = is_common[::step].tolist()
     unmatched = find_unmatched_patterns(texts, are_common)

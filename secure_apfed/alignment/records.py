@@ -22,14 +22,19 @@ _PATIENCE_S = 30
 
 
 class AlignmentHistory:
-    """The intersections that this party took part in, to limit them by peer; call `record_run`
-    before each role is started.
+    """A record of the intersections that a party took part in, which limits their number by peer.
 
     A peer that puts guessed IDs into its set learns in each run which of up to `maximum_ids`
-    guesses are right (ID stuffing, attack A10), of somewhat more where it deviates
-    (`secure_apfed.alignment.max_guesses`); over many runs it could try out a whole population.
-    With at most R runs a peer tries out at most R times as many. Peers are identified by the names
-    that the links authenticate; a peer with two names gets twice the runs.
+    guesses are right (ID stuffing, attack A10), or of somewhat more if it deviates from the
+    protocol (`secure_apfed.alignment.max_guesses`); over many runs it could try out a whole
+    population. With at most R runs a peer tries out at most R times as many. Peers are identified
+    by the names that the links authenticate; a peer with two names gets twice the runs.
+
+    Call `record_run` before each role is started.
+
+    Args:
+        path: the file, JSON lines.
+        runs_with_a_peer: R.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -69,8 +74,9 @@ class AlignmentHistory:
 
         Args:
             session: of the agreement.
-            peers: the other parties: at a member the hub, at the hub all members.
-            resumes: whether it continues a broken-off run on the same sets, which is recorded
+            peers: the other parties: at the hub (that all others align with) all members, at a
+                member the hub.
+            resumes: whether it continues an interrupted run on the same sets, which is recorded
                 already: two attempts with equal messages reveal what one does, and count as one.
 
         Raises:
@@ -103,8 +109,9 @@ class AlignmentHistory:
             self._append_run({"session": session, "peers": list(peers)})
 
     def _append_run(self, run: Mapping[str, object]) -> None:
-        """Append one run to the file, whole or not at all: half a line would end
-        every later run.
+        """Append one run to the file, whole or not at all: half a line would end every later run.
+
+        Raises OSError: the disk is full; the file is then unchanged.
         """
         line = f"{json.dumps(run)}\n".encode()
         with self._path.open("ab", buffering=0) as file:
@@ -120,7 +127,10 @@ class AlignmentHistory:
                 raise
 
     def _load_sessions(self) -> tuple[dict[str, list[str]], Counter[str]]:
-        """Read all sessions with their peers, and in how many of them each peer took part."""
+        """Return the peers of each session, and in how many sessions each peer took part.
+
+        Raises CheckpointError: a line is malformed.
+        """
         sessions = dict[str, list[str]]()
         runs = Counter[str]()
         lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
@@ -130,15 +140,15 @@ class AlignmentHistory:
                 session = fields["session"]
                 peers = fields["peers"]
             except (ValueError, TypeError, KeyError) as error:
-                raise self._malformed_line_error(number) from error
+                raise self._make_malformed_line_error(number) from error
             texts = [session, *peers] if isinstance(peers, list) else [None]
             if not all(isinstance(text, str) for text in texts):
-                raise self._malformed_line_error(number)
+                raise self._make_malformed_line_error(number)
             sessions[session] = sorted(peers)
             runs.update(set(peers))
         return sessions, runs
 
-    def _malformed_line_error(self, number: int) -> CheckpointError:
+    def _make_malformed_line_error(self, number: int) -> CheckpointError:
         """Return the error for a malformed line."""
         return CheckpointError(
             f"{self._path}, line {number}, is no run of an alignment; restore the file from a "
@@ -154,10 +164,9 @@ def admit_run(
     session: str,
     resumes: bool = False,
 ) -> None:
-    """Record a run if the settings of party `me` name a history; see `AlignmentHistory`.
+    """Record a run in the history of party `me`, if the settings name one.
 
-    `peers`: names of the other parties. `session`: its name. `resumes`: whether it continues an
-    interrupted run, which is recorded already.
+    For the other arguments and errors see `AlignmentHistory.record_run`.
     """
     folder = settings.history
     runs = settings.runs_with_a_peer

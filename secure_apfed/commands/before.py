@@ -343,7 +343,7 @@ def check_encoder(
     from secure_apfed.config.file import load_config
     from secure_apfed.data import UNLABELLED, load_data
     from secure_apfed.errors import ConfigError
-    from secure_apfed.learning.autoencoder import DistillationSettings, encoder_quality
+    from secure_apfed.learning.autoencoder import DistillationSettings, measure_encoder_quality
     from secure_apfed.learning.descent import Compute
 
     config = load_config(config_file, overrides=overrides or (), own=True)
@@ -357,7 +357,7 @@ def check_encoder(
     assert data.active.labels is not None
     labels_N = torch.full_like(data.active.labels, UNLABELLED)
     labels_N[data.labelled_rows] = data.active.labels[data.labelled_rows]
-    quality = encoder_quality(
+    quality = measure_encoder_quality(
         data.active.features[data.train_rows],
         labels_N[data.train_rows],
         model=config.model,

@@ -330,7 +330,7 @@ class Checks:
         )
         from apfed_protocols.ids import decode_id
         from secure_apfed.alignment import canonical_ids
-        from secure_apfed.alignment.ids import id_rules
+        from secure_apfed.alignment.ids import make_id_rules
         from secure_apfed.alignment.overlap import propose_rules
 
         settings = self.config.alignment
@@ -338,7 +338,7 @@ class Checks:
         self.patterns = count_patterns(list(map(decode_id, canonical)))
         text = f"written as {describe_patterns(self.patterns)} ({LEGEND})"
         yield Finding("table", "IDs", "ok", text)
-        if remedy := propose_rules(suggest_rules(ids, id_rules(settings)), settings):
+        if remedy := propose_rules(suggest_rules(ids, make_id_rules(settings)), settings):
             text = f"if these are spellings of one kind of ID, {remedy}"
             yield Finding("table", "IDs", "optional", text)
 
@@ -551,7 +551,7 @@ class Checks:
             share_no_id,
             suggest_rules_for_patterns,
         )
-        from secure_apfed.alignment.ids import id_rules
+        from secure_apfed.alignment.ids import make_id_rules
         from secure_apfed.alignment.overlap import propose_rules
 
         file = self.file

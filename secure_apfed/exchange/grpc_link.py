@@ -137,7 +137,7 @@ class GrpcConnection(Pipe):
         self._outgoing.push_frame(buf)
 
     def close(self) -> None:
-        """Accept no more frames; cancel the call after `_FLUSH_S`, in which queued ones are sent."""
+        """Accept no more frames, and cancel the call once queued ones had `_FLUSH_S` to go out."""
         self.end_streams()
         timer = threading.Timer(_FLUSH_S, self._cancel)
         timer.daemon = True

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.ids import IdNormalisation, id_texts, require_comparable
-from secure_apfed.alignment.ids import id_rules
+from secure_apfed.alignment.ids import make_id_rules
 from secure_apfed.base.faults import FaultList
 from secure_apfed.base.files import PathLike, make_private
 from secure_apfed.base.seeds import isolate_torch_modes
@@ -302,7 +302,7 @@ def _parse_id_rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
     """
     alignment = settings.get("alignment") or {}
     try:
-        return id_rules(AlignmentSettings.model_validate(alignment))
+        return make_id_rules(AlignmentSettings.model_validate(alignment))
     except ValueError:
         return None
 

@@ -48,7 +48,12 @@ from secure_apfed.learning.descent import (
     OwnSteps,
     StepsOrEpoch,
 )
-from secure_apfed.learning.own_code import LossSource, ModuleSource, OwnCode, check_apart
+from secure_apfed.learning.own_code import (
+    LossSource,
+    ModuleSource,
+    OwnCode,
+    refuse_shared_parameters,
+)
 from secure_apfed.measures.table import MEASURES
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.folder import RunFolder
@@ -492,7 +497,7 @@ def train(
         every=scheduler_every,
     )
     code = {party.name: _make_code(party, shared) for party in parties}
-    check_apart(code)
+    refuse_shared_parameters(code)
     data, classes = _make_data(
         active, passives, labelled=labelled, test_fraction=test_fraction, seed=seed
     )

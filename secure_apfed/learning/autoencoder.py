@@ -248,7 +248,7 @@ class EncoderQuality:
         return self.difference > -self.threshold
 
 
-def encoder_quality(
+def measure_encoder_quality(
     features_NF: Tensor,
     labels_N: Tensor,
     *,
@@ -267,7 +267,7 @@ def encoder_quality(
     fewer rows of a class than folds; ModelError: training diverged. `features_NF`: rows (N, F).
     `owner`: the party, for the error.
     """
-    codes_ND, epochs = own_codes(
+    codes_ND, epochs = compute_own_codes(
         features_NF, model=model, settings=settings, owner=owner, seed=seed, compute=compute
     )
     known_N = labels_N != UNLABELLED
@@ -280,7 +280,7 @@ def encoder_quality(
     return EncoderQuality(columns, codes, threshold, epochs)
 
 
-def own_codes(
+def compute_own_codes(
     features_NF: Tensor,
     *,
     model: ModelSettings,

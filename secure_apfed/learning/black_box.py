@@ -35,20 +35,17 @@ class BlackBox:
 
     Args:
         owner: the passive, for errors.
-        gradient: the party's function (step, features, z) -> gradient; its method `prepare(ids)`,
-            if any, is called once.
-        rows_N: position in the party's own list of each aligned person, (N,); below 0: it does not
-            know that person, and the function is not called for it.
+        gradient: the party's function, (step, rows, z) -> gradient; its method `prepare(ids)`, if
+            any, is called once.
+        rows_N: position in the party's own list of each aligned person, (N,); -1: the party does
+            not know that person, and the function is not called for it.
         ids: the party's own list.
     """
 
     def __init__(
         self, owner: str, gradient: GradientSource, *, rows_N: Tensor, ids: Sequence[str]
     ) -> None:
-        """Take the party's gradient function, and call its `prepare(ids)` if it has one.
-
-        `owner`: the party. `rows_N`: its rows, as it gave them.
-        """
+        """Take the party's gradient function, and call its `prepare(ids)` if it has one."""
         self._owner = owner
         self._gradient = gradient
         self.features_N = rows_N
@@ -60,9 +57,10 @@ class BlackBox:
         """Call the party's code for the gradient of each row's own loss; return lambda_p times it.
 
         Args:
-            weight: lambda_p.
+            step: of the run.
             rows_B: positions in the alignment, (B,).
             sent_B: the representations received for them, (B, *shape).
+            weight: lambda_p.
 
         Raises ModelError: the code fails, changes z, or returns something other than such a
         gradient.
@@ -135,9 +133,8 @@ def find_black_boxes(passives: Mapping[str, PassiveTerms]) -> tuple[str, ...]:
 
 
 def describe_black_boxes(names: Iterable[str]) -> list[str]:
-    """Return what is unknown about these black boxes, and what is charged for it; [] for none.
-
-    `names`: of the passives.
+    """Return a sentence on each of these passives: what is unknown about its black box, and what is
+    charged for that.
     """
     return [
         f"{name} is a black box: shape, finite numbers, norm and counts of its gradients are "

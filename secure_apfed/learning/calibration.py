@@ -23,13 +23,13 @@ SKEWED = 1 / 3
 Then probabilities are calibrated unless settings say otherwise, and fewer than 30 rows of the class
 cause a warning."""
 
-_USUAL = 0.3
-_SPREAD = 0.3
-"""Log-odds that one deviation of a score adds (mean, deviation); .3 is an AUC of .58, as is usual
-where a class is rare and labels are few."""
-_LEAST = 0.05
-_MOST = 3.0
-_FARTHEST = 30.0
+_PRIOR_SLOPE = 0.3
+_PRIOR_DEVIATION = 0.3
+"""The normal prior of the slope: log-odds that one standard deviation of a score adds. A slope of
+0.3 is an AUC of 0.58, as is usual where a class is rare and labels are few."""
+_MIN_SLOPE = 0.05
+_MAX_SLOPE = 3.0
+_MAX_LOG_ODDS = 30.0  # beyond which a probability is 0 or 1
 
 
 def is_rare(labels_n: Integers, share: float, *, classes: int = 2) -> bool:
@@ -38,39 +38,43 @@ def is_rare(labels_n: Integers, share: float, *, classes: int = 2) -> bool:
     return classes == 2 and 0 < counts_K.min() < share * counts_K.sum()
 
 
-def standardise_scores(scores: Floats, others_N: Floats) -> Floats:
-    """Return scores minus the mean of other scores, in units of their deviation; zeros if those are
-    equal.
+def standardise_scores(scores: Floats, reference_N: Floats) -> Floats:
+    """Return scores standardised by the mean and deviation of reference scores.
+
+    Zeros if all reference scores are equal.
     """
-    deviation = float(others_N.std())
-    centred = scores - others_N.mean()
+    deviation = float(reference_N.std())
+    centred = scores - reference_N.mean()
     return np.asarray(centred / deviation if deviation > 0 else np.zeros_like(centred))
 
 
-def slope_of(scores_n: Floats, labels_n: Integers) -> float:
+def fit_slope(scores_n: Floats, labels_n: Integers) -> float:
     """Return the log-odds that one unit of these scores adds; positive, so that ranks are kept.
 
-    Platt's regression (1999) with a normal prior on the slope, and a free intercept. Scores are of
-    models that have not seen the labels, in deviations over all rows.
+    Platt's regression (1999) with a normal prior on the slope, and a free intercept.
+
+    Args:
+        scores_n: standardised scores of labelled rows, by models trained without their labels.
+        labels_n: their labels, 0 or 1.
     """
     if len(np.unique(labels_n)) < 2:
-        return _USUAL
+        return _PRIOR_SLOPE
     rate = float(labels_n.mean())
 
     def compute_loss(theta: Floats) -> float:
         """Return the negative log posterior of (slope, intercept)."""
         z_n = theta[0] * scores_n + theta[1]
         misfit = np.logaddexp(0, z_n) - labels_n * z_n
-        return float(misfit.sum() + ((theta[0] - _USUAL) / _SPREAD) ** 2 / 2)
+        return float(misfit.sum() + ((theta[0] - _PRIOR_SLOPE) / _PRIOR_DEVIATION) ** 2 / 2)
 
-    start = np.array([_USUAL, scipy.special.logit(rate)])
+    start = np.array([_PRIOR_SLOPE, scipy.special.logit(rate)])
     slope = scipy.optimize.minimize(compute_loss, start, method="L-BFGS-B").x[0]
-    return float(np.clip(slope, _LEAST, _MOST))
+    return float(np.clip(slope, _MIN_SLOPE, _MAX_SLOPE))
 
 
 def _solve_offset(z_N: Floats, rate: float) -> float:
-    """Return the offset with which the mean probability of these log-odds is the rate."""
-    limit = _FARTHEST + float(np.abs(z_N).max())
+    """Return the offset that, added to the log-odds z, makes their mean probability the rate."""
+    limit = _MAX_LOG_ODDS + float(np.abs(z_N).max())
     expit = scipy.special.expit
     return float(
         scipy.optimize.brentq(lambda offset: expit(z_N + offset).mean() - rate, -limit, limit)
@@ -86,23 +90,29 @@ class PlattLine:
 
     @classmethod
     def from_scores(
-        cls, scores_N: Floats, unseen_n: Floats, labels_n: Integers, others: Floats, *, rate: float
+        cls,
+        scores_N: Floats,
+        held_out_n: Floats,
+        labels_n: Integers,
+        unlabelled: Floats,
+        *,
+        rate: float,
     ) -> "PlattLine":
         """Calibrate a model by held-out scores of other models.
 
-        Calibrating a calibrated model again changes nothing but by rounding.
+        Calibrating a calibrated model again changes nothing except for rounding.
 
         Args:
-            scores_N: by the model, of rows whose label it does not know.
-            unseen_n: of labelled rows, by models trained without them, standardised; labels_n:
-                theirs.
-            others: the same of rows whose label nobody knows.
+            scores_N: the model's scores of rows whose label it does not know.
+            held_out_n: standardised scores of labelled rows, by models trained without them.
+            labels_n: the labels of these rows, 0 or 1.
+            unlabelled: standardised scores of rows without a label, by the same models.
             rate: the share of the second class that the mean probability is set to.
         """
-        slope = slope_of(unseen_n, labels_n)
+        slope = fit_slope(held_out_n, labels_n)
         deviation = float(scores_N.std())
         if not deviation > 0:
             return cls(slope=1.0, offset=float(scipy.special.logit(rate) - scores_N.mean()))
         score_slope = slope / deviation
-        offset = _solve_offset(slope * others, rate) - score_slope * float(scores_N.mean())
+        offset = _solve_offset(slope * unlabelled, rate) - score_slope * float(scores_N.mean())
         return cls(slope=score_slope, offset=offset)

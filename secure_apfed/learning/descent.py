@@ -36,15 +36,16 @@ MakeScheduler: TypeAlias = Callable[[Any], LRScheduler]
 """Makes a scheduler of a party's optimizer, as `lambda optimizer: StepLR(optimizer, 100)`."""
 StepsOrEpoch: TypeAlias = int | Literal["epoch"]
 EPOCH: Literal["epoch"] = "epoch"
+# Names of tensors in a checkpoint.
 _MOMENTS = "moments"
 _SEEN = "rows of this epoch"
 _LOSSES = "losses of epochs"
 _PART = "loss of this epoch"
 _DONE = "steps done"
-_MIN_NORM = 1e-6
-_MAX_NAMED = 3
+_MIN_NORM = 1e-6  # added to a gradient's norm, as torch does
+_MAX_NAMED = 3  # weights that an error names
 _LEARNING = ("encoder", "objective")
-"""Parts that every first step reaches; a head, say, may wait for labels."""
+"""Parts that gradients must reach in the first step; a head, for example, may wait for labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +53,10 @@ class OwnSteps:
     """An optimizer and a scheduler by a party's own code; None: those of the run's settings.
 
     Attributes:
-        optimizer: makes its optimizer; it keeps its own rates and groups.
+        optimizer: makes its optimizer, which keeps its own learning rates and parameter groups.
         scheduler: makes a scheduler of that optimizer, or of the settings' one.
-        every: "epoch": the scheduler takes a step after each epoch of the party's own rows; or
-            after so many of the party's own steps.
+        every: "epoch": the scheduler takes a step after each epoch of the party's own rows; or the
+            number of the party's own steps after which it takes one.
     """
 
     optimizer: MakeOptimizer | None = None
@@ -81,8 +82,8 @@ def find_device(choice: str) -> torch.device:
         # Query the driver, not CUDA: this process may still be forked.
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= gpus:
-            seen = f"sees {gpus} GPU(s), counted from cuda:0" if gpus else "sees no GPU"
-            raise ConfigError(f"device: {choice} was asked for, but torch {seen}; say auto or cpu")
+            found = f"sees {gpus} GPU(s), counted from cuda:0" if gpus else "sees no GPU"
+            raise ConfigError(f"device: {choice} was asked for, but torch {found}; say auto or cpu")
     return device
 
 
@@ -90,7 +91,10 @@ def find_device(choice: str) -> torch.device:
 class Compute:
     """The device and precision of a party's computation.
 
-    `dtype` is also that of sent tensors. `autocast` runs the networks' forward passes in bfloat16.
+    Attributes:
+        device: where networks and tables are.
+        dtype: of weights, and of sent tensors.
+        autocast: whether the networks' forward passes run in bfloat16.
     """
 
     device: torch.device
@@ -111,11 +115,11 @@ class Compute:
         return values.to(self.device, self.dtype if values.is_floating_point() else None)
 
     def move_batch(self, values: Tensor) -> Tensor:
-        """Move what one step needs, without waiting for the device; see `move_tensor`."""
+        """Move a tensor for one step, without waiting for the device; see `move_tensor`."""
         return send_tensor(values, self.device, self.dtype if values.is_floating_point() else None)
 
     def fetch_batch(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Return these tensors in this machine's memory, for one wait; outside of autograd."""
+        """Return detached copies of these tensors on the CPU, with one wait for all."""
         return fetch_tensors(*values)
 
     def take_rows(self, features_N: Any, rows_B: Tensor) -> Tensor:
@@ -125,24 +129,25 @@ class Compute:
 
         `features_N`: the table's rows (N, *shape), perhaps read lazily.
         """
-        lies_there = isinstance(features_N, Tensor)
-        picked_B: Tensor = features_N[self.move_batch(rows_B) if lies_there else rows_B]
+        is_on_device = isinstance(features_N, Tensor)
+        picked_B: Tensor = features_N[self.move_batch(rows_B) if is_on_device else rows_B]
         return picked_B
 
     @contextmanager
     def prepare_forward(self, seed: int | None, *purpose: str | int) -> Iterator[None]:
-        """Run the block's networks with the configured precision and reproducible dropout.
+        """Run the networks in the `with` block with the configured precision and seeded dropout.
 
         `seed`: with `purpose`, of the random numbers; None: the networks draw none.
         """
-        with nullcontext() if seed is None else seed_draws(seed, *purpose), self._set_precision():
+        seeding = nullcontext() if seed is None else seed_draws(seed, *purpose)
+        with seeding, self._set_precision():
             yield
 
     def _set_precision(self) -> AbstractContextManager[object]:
-        """Return a context that switches autocast on or off.
+        """Return a context in which autocast is on or off, as configured.
 
-        It does nothing where autocast is off already, since entering it takes as long as a small
-        layer.
+        It does nothing if autocast is to be off and is off already, since entering autocast takes
+        as long as a small layer.
         """
         kind = self.device.type
         if not self.autocast and not torch.is_autocast_enabled(kind):
@@ -152,8 +157,8 @@ class Compute:
 
 @draws_nothing
 class ActiveNetworks(nn.Module):
-    """The networks f (encoder), g (head), and the projection that is sent (None: the encoder's
-    output).
+    """The active's networks: encoder f, head g, and the projection whose output is sent; without
+    one, the encoder's output is.
     """
 
     def __init__(
@@ -168,11 +173,10 @@ class ActiveNetworks(nn.Module):
     def forward(
         self, features_B: Tensor, sent: Tensor | slice | None = EVERY
     ) -> tuple[Tensor, Tensor | None]:
-        """Return class scores (B, K), and the representations of the rows `sent`; None for none.
+        """Return class scores (B, K), and the representations to send (A, *shape).
 
-        A representation may be a large map, so rows are selected after the projection.
-
-        `features_B`: rows of the batch (B, *shape).
+        `features_B`: rows of the batch (B, *shape). `sent`: indices in the batch of the A rows
+        whose representations are sent; None: no representations are returned.
         """
         h_B = self.encoder(features_B)
         scores_BK = self.head(h_B)
@@ -182,8 +186,8 @@ class ActiveNetworks(nn.Module):
         return scores_BK, projected_B[sent]
 
 
-def predictor_of(networks: ActiveNetworks | None) -> nn.Module | None:
-    """Return a CPU copy of the network that predicts, features -> class scores; None for None."""
+def copy_predictor(networks: ActiveNetworks | None) -> nn.Module | None:
+    """Return a copy, on the CPU, of the network features -> class scores; None for None."""
     if networks is None:
         return None
     return copy.deepcopy(nn.Sequential(networks.encoder, networks.head)).cpu().eval()
@@ -195,11 +199,11 @@ def make_eager_class(kind: type[OptimizerT]) -> type[OptimizerT]:
     It cannot be pickled, nor used with `differentiable`. Its steps call no hooks, which take half
     the time of a small step.
     """
-    minded = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-    plain = {name: inspect.unwrap(getattr(kind, name)) for name in minded}
+    wrapped = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    unwrapped = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
     step = torch.no_grad()(inspect.unwrap(kind.step))
-    vars(step)["hooked"] = True  # as torch marks a step that it has wrapped
-    return type(kind.__name__, (kind,), {**plain, "step": step})
+    vars(step)["hooked"] = True  # torch's mark of a step that calls hooks, so that it adds none
+    return type(kind.__name__, (kind,), {**unwrapped, "step": step})
 
 
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
@@ -209,24 +213,32 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def rate_after(train: TrainSettings, done: int) -> float:
-    """Return the learning rate of a party's next step, after `done` steps."""
-    warm = train.warmup_steps
+def compute_learning_rate(train: TrainSettings, done: int) -> float:
+    """Return the learning rate of a party's next step, after `done` steps.
+
+    It rises linearly in the warm-up, then falls by half a cosine to 0 at `schedule_steps`, or stays
+    if there are none.
+    """
+    warmup = train.warmup_steps
     rate = train.learning_rate
-    if done < warm:
-        return rate * (done + 1) / warm
+    if done < warmup:
+        return rate * (done + 1) / warmup
     if train.schedule_steps is None:
         return rate
-    passed = min(1.0, (done - warm) / (train.schedule_steps - warm))
+    passed = min(1.0, (done - warmup) / (train.schedule_steps - warmup))
     return rate * (1 + math.cos(math.pi * passed)) / 2
 
 
 class Descent:
-    """An optimizer of a party's networks, with its schedule: the configured one, whose weight
-    decay is the L2 terms of Eqs. (6) and (7), or the party's own, which keeps its own rates.
-    Parameters with `requires_grad=False` stay.
+    """An optimizer of a party's networks, with its schedule.
+
+    Either is the configured one, where weight decay is the L2 terms of APFed's Eqs. (6) and (7), or
+    the party's own. Parameters with `requires_grad=False` are not trained.
 
     Args:
+        owner: the party, for errors.
+        modules: the networks by what they are: encoder, head, and so on.
+        train: the configured optimizer and schedule.
         own_steps: an optimizer and a scheduler of the party's own.
         may_be_fixed: whether there may be nothing to train, as in a loss without weights.
 
@@ -249,12 +261,7 @@ class Descent:
         *,
         may_be_fixed: bool = False,
     ) -> None:
-        """Collect the parameters, each once, and build the configured or the
-        party's own optimiser.
-
-        `owner`: the party, for errors. `modules`: networks by what they are: encoder, head, ....
-        `may_be_fixed`: whether networks without trainable weights are allowed.
-        """
+        """Collect the parameters, each once, and build the optimiser; see the class."""
         self._owner = owner
         self._modules = modules
         # A module may hold another's parameters: each is trained once.
@@ -277,11 +284,11 @@ class Descent:
         self._own = own_steps
         self._optimizer: torch.optim.Optimizer | None = None
         self._scheduler: LRScheduler | None = None
-        self._seen = torch.zeros(0, dtype=torch.bool)
-        self._epoch_losses: list[float] = []
-        self._loss_sum = 0.0
+        self._seen = torch.zeros(0, dtype=torch.bool)  # which own rows this epoch has had
+        self._epoch_losses: list[float] = []  # of finished epochs
+        self._loss_sum = 0.0  # of this epoch
         self._loss_count = 0
-        self._noted = -1
+        self._last_noted_step = -1
         if not self._parameters:
             return
         if own_steps.optimizer is not None:
@@ -299,16 +306,18 @@ class Descent:
         self._start_schedule()
 
     def _start_schedule(self) -> None:
-        """Make the party's own scheduler, and let it take the steps that are done.
+        """Make the party's own scheduler, if any, and repeat the steps that it took before a
+        resumption.
 
-        Groups of the optimizer begin as the optimizer was made, so that rates repeat.
+        The optimizer's parameter groups are first reset to how they were made, so that learning
+        rates repeat.
 
-        Raises:
-            ConfigError: it is no scheduler of this optimizer, or stands beside another schedule.
+        Raises ConfigError: it is no scheduler of this optimizer, or the settings have a schedule,
+            too.
         """
         optimizer = self._optimizer
-        make = self._own.scheduler
-        if optimizer is None or make is None:
+        make_scheduler = self._own.scheduler
+        if optimizer is None or make_scheduler is None:
             return
         if self._train.schedule_steps is not None or self._train.warmup_steps:
             raise ConfigError(
@@ -317,28 +326,30 @@ class Descent:
             )
         groups = optimizer.param_groups
         if self._scheduler is None:
-            self._first_rates = [_copy_rates(group) for group in groups]
-        for group, first in zip(groups, self._first_rates, strict=True):
+            self._first_options = [_copy_options(group) for group in groups]
+        for group, first in zip(groups, self._first_options, strict=True):
             weights = group["params"]
             group.clear()
             group.update(copy.deepcopy(first), params=weights)
-        self._scheduler = _make_scheduler(make, optimizer, owner=self._owner)
+        self._scheduler = _make_scheduler(make_scheduler, optimizer, owner=self._owner)
         self._check_plateau()
         every = self._own.every
-        past = self._epoch_losses if every == EPOCH else [math.nan] * (self._done // every)
+        past_losses = self._epoch_losses
+        if every != EPOCH:  # a scheduler that counts steps reads no loss
+            past_losses = [math.nan] * (self._done // every)
         with warnings.catch_warnings():
             # The optimizer took its steps in the session that is resumed.
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            for loss in past:
+            for loss in past_losses:
                 self._step_scheduler(loss)
 
     @property
     def _reads_loss(self) -> bool:
-        """True if the scheduler waits for a loss."""
+        """True if the scheduler reads the loss."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     def _check_plateau(self) -> None:
-        """Refuse a scheduler that waits for a loss which is not there. Raises ConfigError."""
+        """Raise ConfigError if the scheduler reads a loss that it cannot have."""
         if not self._reads_loss:
             return
         if not self.knows_loss:
@@ -362,14 +373,15 @@ class Descent:
             self._scheduler.step()
 
     def note_rows(self, step: int, rows_B: Tensor) -> None:
-        """Note the own rows (B,) of a step; with one of them again, an epoch is over.
+        """Note the own rows (B,) of a step, by which a scheduler's epochs are counted.
 
-        An epoch has each row once, so that no party needs to be told where one ends. A step that is
-        repeated counts once.
+        An epoch has each row at most once: when a row comes again, the epoch is over, and the
+        scheduler takes a step. So no other party needs to say where epochs end. A repeated step
+        counts once.
         """
-        if self._scheduler is None or self._own.every != EPOCH or step == self._noted:
+        if self._scheduler is None or self._own.every != EPOCH or step == self._last_noted_step:
             return
-        self._noted = step
+        self._last_noted_step = step
         rows_B = rows_B.cpu()
         size = int(rows_B.max()) + 1
         if size > len(self._seen):
@@ -418,7 +430,7 @@ class Descent:
         else:
             if self._scheduler is None:
                 for group in self._optimizer.param_groups:
-                    group["lr"] = rate_after(self._train, self._done - 1)
+                    group["lr"] = compute_learning_rate(self._train, self._done - 1)
             self._optimizer.step()
         every = self._own.every
         if self._scheduler is not None and every != EPOCH and self._done % every == 0:
@@ -426,7 +438,7 @@ class Descent:
                 self._scheduler.step()
 
     def _require_gradients(self) -> None:
-        """Refuse a network that trains nothing although it has weights to train."""
+        """Raise ModelError if an encoder or objective has weights to train, but no gradient."""
         for part in _LEARNING:
             module = self._modules.get(part)
             weights = [] if module is None else [*module.parameters()]
@@ -450,38 +462,37 @@ class Descent:
             return 0.0
         norms = [gradient.norm() for gradient in gradients]
         norm = torch.linalg.vector_norm(torch.stack(norms))
-        share = (self._norm_bound / (norm + _MIN_NORM)).clamp(max=1.0)
+        scale = (self._norm_bound / (norm + _MIN_NORM)).clamp(max=1.0)
         for gradient in gradients:
-            gradient.mul_(share)
+            gradient.mul_(scale)
         return float(norm)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return parameters, buffers and the optimiser's moments by name, and the number of steps
-        taken.
+        """Return the state for a checkpoint by name: parameters, buffers, the optimiser's moments,
+        and the number of steps and epochs.
         """
-        states = {name: module.state_dict() for name, module in self._modules.items()}
-        stepped = self._optimizer.state_dict()["state"] if self._optimizer else {}
+        optimizer_state = self._optimizer.state_dict()["state"] if self._optimizer else {}
         moments = {
             f"{index}.{name}": value
-            for index, state in stepped.items()
+            for index, state in optimizer_state.items()
             for name, value in state.items()
             if value is not None
         }
-        return {
-            key: value
-            for name, state in {**states, _MOMENTS: moments}.items()
-            for key, value in add_prefix(name, state).items()
-        } | {_DONE: torch.tensor(self._done), **self._list_epochs()}
+        tensors: dict[str, Tensor] = {}
+        for name, module in self._modules.items():
+            tensors |= add_prefix(name, module.state_dict())
+        tensors |= add_prefix(_MOMENTS, moments)
+        return {**tensors, _DONE: torch.tensor(self._done), **self._list_epochs()}
 
     def _list_epochs(self) -> dict[str, Tensor]:
-        """Return the state of a scheduler that counts epochs; empty without one."""
+        """Return the count of epochs for a checkpoint; empty unless a scheduler needs it."""
         if self._scheduler is None or self._own.every != EPOCH:
             return {}
-        part = [self._loss_sum, float(self._loss_count)]
+        sum_and_count = [self._loss_sum, float(self._loss_count)]
         return {
             _SEEN: self._seen.to(torch.uint8),
             _LOSSES: torch.tensor(self._epoch_losses, dtype=torch.float64),
-            _PART: torch.tensor(part, dtype=torch.float64),
+            _PART: torch.tensor(sum_and_count, dtype=torch.float64),
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -506,7 +517,10 @@ class Descent:
 def _group_parameters(
     modules: Mapping[str, nn.Module], parameters: list[nn.Parameter]
 ) -> list[nn.Parameter] | list[dict[str, Any]]:
-    """Return the parameters, with intercepts in a group without an L2 term if there are any."""
+    """Return the parameters for an optimizer.
+
+    If modules have intercepts, these are a group of their own, without weight decay.
+    """
     parts = [part for module in modules.values() for part in module.modules()]
     intercepts = {id(part.bias) for part in parts if isinstance(part, Intercept)}
     if not intercepts:
@@ -519,12 +533,9 @@ def _group_parameters(
 
 @contextmanager
 def explain_failure(owner: str, subject: str) -> Iterator[None]:
-    """Say in errors of a party's own code within whose part failed.
+    """Turn errors of a party's own code in the `with` block into a ModelError.
 
-    `owner`: the party, for errors. `subject`: the part: encoder, head, loss, ....
-
-    Raises:
-        ModelError: with the kind and the words of the error, whose own trace follows.
+    `owner`: the party. `subject`: which part of it failed, in words: its "loss", and so on.
     """
     try:
         yield
@@ -536,30 +547,27 @@ def explain_failure(owner: str, subject: str) -> Iterator[None]:
         ) from error
 
 
-def find_leaves(loss: Tensor) -> list[Tensor]:
-    """Return the tensors that a backward pass from this one gives gradients to.
-
-    `loss`: a scalar in an autograd graph.
-    """
-    seen = set()
-    waiting = [loss.grad_fn]
+def find_gradient_leaves(loss: Tensor) -> list[Tensor]:
+    """Return the leaves of an autograd graph: the tensors that receive gradients from this loss."""
+    visited = set()
+    pending = [loss.grad_fn]
     leaves = []
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
+    while pending:
+        node = pending.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):
             leaves.append(variable)
-        waiting.extend(following for following, _ in node.next_functions)
+        pending.extend(next_node for next_node, _ in node.next_functions)
     return leaves
 
 
 def list_names(modules: Mapping[str, nn.Module], weights: Sequence[Tensor]) -> str:
-    """Return the names of these weights, the first few of many.
+    """Return the first few of these weights' names in words, such as "encoder.0.weight".
 
-    `modules`: networks by what they are: encoder, head, ....
+    `modules`: networks by what they are: encoder, head, and so on.
     """
     names = {
         id(parameter): f"{part}.{name}"
@@ -581,12 +589,13 @@ def make_own_optimizer(
     """Return the party's own optimizer of these parameters.
 
     Args:
+        make: the party's function.
+        modules: the networks that it trains, by name.
+        parameters: those of the modules that are trained; frozen ones may be in a group, too.
         owner: the party, for errors.
-        modules: what the party trains, by name.
-        parameters: those of the modules that are trained; frozen ones may have a group, too.
 
-    Raises:
-        ConfigError: it is none, optimises others or not all, or needs a closure.
+    Raises ConfigError: the result is no optimizer, has other parameters or not all, or needs a
+        closure.
     """
     try:
         optimizer = make(modules=dict(modules)) if _takes_modules(make) else make(parameters)
@@ -628,9 +637,10 @@ def make_own_optimizer(
 
 
 def _takes_modules(make: MakeOptimizer) -> bool:
+    """Return whether a function has a parameter called `modules`."""
     try:
         return "modules" in inspect.signature(make).parameters
-    except (TypeError, ValueError):  # of a builtin: it names none
+    except (TypeError, ValueError):  # a builtin function has no signature
         return False
 
 
@@ -639,10 +649,9 @@ def _make_scheduler(
 ) -> LRScheduler:
     """Return the party's own scheduler of this optimizer.
 
-    `owner`: the party, for errors.
+    `make`: the party's function. `owner`: the party, for errors.
 
-    Raises:
-        ConfigError: it is none, or is of another optimizer.
+    Raises ConfigError: the result is no scheduler, or one of another optimizer.
     """
     try:
         scheduler = make(optimizer)
@@ -665,16 +674,23 @@ def _make_scheduler(
     return scheduler
 
 
-def _copy_rates(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of all that a group of an optimizer says, but its weights."""
+def _copy_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the options of an optimizer's parameter group, without its weights."""
     return copy.deepcopy({name: value for name, value in group.items() if name != "params"})
 
 
 class Trainer(Descent):
     """The base of trainers: one party's modules and optimiser, trained step by step.
 
+    Args:
+        seed: of dropout.
+
+    For the other arguments see `Descent`.
+
     Attributes:
-        forward_pass: runs networks within, with the precision and the dropout of the given step.
+        compute: device and precision.
+        forward_pass: makes a context, from a step's number or another purpose, in which networks
+            run with the configured precision and seeded dropout.
     """
 
     def __init__(
@@ -687,42 +703,36 @@ class Trainer(Descent):
         own_steps: OwnSteps = BY_SETTINGS,
         may_be_fixed: bool = False,
     ) -> None:
-        """Move the modules to the configured device and precision, and build the optimiser.
-
-        `owner`: the party, for errors. `may_be_fixed`: whether networks without trainable weights
-        are allowed.
-        """
+        """Move the modules to the configured device and precision, and build the optimiser."""
         compute = Compute.from_settings(train)
         for module in modules.values():
             module.to(compute.device, compute.dtype)
-            module.train()  # it may come out of an evaluation
+            module.train()  # its caller may have left it in evaluation mode
         super().__init__(owner, modules, train, own_steps, may_be_fixed=may_be_fixed)
         self.compute = compute
         self._seed = seed
-        draws = any(map(may_draw, modules.values()))
-        self.forward_pass = partial(compute.prepare_forward, seed if draws else None, owner)
+        draws_numbers = any(map(may_draw, modules.values()))
+        self.forward_pass = partial(compute.prepare_forward, seed if draws_numbers else None, owner)
 
     def set_training(self, training: bool) -> None:
         for module in self._modules.values():
             module.train(training)
 
     def require_own_weights(self, loss: Tensor, *inputs: Tensor) -> None:
-        """Refuse a first loss that has gradients for weights which nobody trains.
+        """Raise ModelError if the first loss has gradients for weights that nobody trains.
 
         Args:
-            loss: before its backward pass; inputs: leaves of its graph beside the weights.
-
-        Raises:
-            ModelError: names how many there are.
+            loss: before its backward pass.
+            inputs: leaves of its graph besides the weights.
         """
         if self._done:
             return
         known = {id(tensor) for tensor in (*self._parameters, *inputs)}
-        strangers = [leaf for leaf in find_leaves(loss) if id(leaf) not in known]
-        if strangers:
+        unknown = [leaf for leaf in find_gradient_leaves(loss) if id(leaf) not in known]
+        if unknown:
             raise ModelError(
-                f"{self._owner}: its code reads {len(strangers)} weights that are no part of what "
-                f"it hands in ({list_names(self._modules, strangers)}), so that nobody trains "
+                f"{self._owner}: its code reads {len(unknown)} weights that are no part of what "
+                f"it hands in ({list_names(self._modules, unknown)}), so that nobody trains "
                 "them; make the network an attribute of the nn.Module that reads it, or freeze it "
                 "by requires_grad_(False)"
             )
@@ -730,14 +740,14 @@ class Trainer(Descent):
     def _run_networks(
         self, features_B: Tensor, *, training: bool = True
     ) -> AbstractContextManager[None]:
-        """Say in errors within that the party's networks failed, and on which rows."""
+        """Return a context in which errors of the networks name the rows' shape and the mode."""
         mode = "training" if training else "evaluation"
         shape = tuple(features_B.shape)
         return explain_failure(self._owner, f"network on rows of shape {shape} in {mode} mode")
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """Run the block's networks without dropout."""
+        """Run the networks in the `with` block in evaluation mode, without dropout."""
         self.set_training(False)
         try:
             yield

@@ -37,8 +37,8 @@ from secure_apfed.networks.models import (
     NETWORKS,
     Shape,
     family_for,
+    make_projection,
     output_shape,
-    projection_to,
 )
 from secure_apfed.networks.objectives import Objective
 from secure_apfed.settings import Settings
@@ -282,7 +282,7 @@ class OwnCode:
         Raises ModelError: its own has another output size.
         """
         if self.projection is None:
-            return projection_to(size, representation)
+            return make_projection(size, representation)
         projection = make_module(self.projection, features=representation)
         shape = output_shape(projection, representation)
         if shape != (size,):
@@ -560,7 +560,7 @@ def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:
     return named
 
 
-def check_apart(by_party: Mapping[str, OwnCode]) -> None:
+def refuse_shared_parameters(by_party: Mapping[str, OwnCode]) -> None:
     """Refuse parties that share parameters, since each must train its own.
 
     `by_party`: each party's code.
@@ -580,7 +580,7 @@ def check_apart(by_party: Mapping[str, OwnCode]) -> None:
 
 
 @contextmanager
-def name_part(owner: str, part: str) -> Iterator[None]:
+def name_part_in_errors(owner: str, part: str) -> Iterator[None]:
     """Name the owner and part of a network in errors raised in this block."""
     try:
         yield

@@ -22,7 +22,7 @@ from secure_apfed.base.seeds import seed_draws
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError
 from secure_apfed.learning.descent import Compute, make_eager_class
-from secure_apfed.networks.models import SequenceEncoder, check_layer_size, encoder_and_head
+from secure_apfed.networks.models import SequenceEncoder, check_layer_size, make_encoder_and_head
 from secure_apfed.settings.training import ModelSettings
 
 _Floats = NDArray[np.float64]
@@ -106,7 +106,7 @@ class SequenceViews:
         *shape).
         """
         with seed_draws(seed, owner, "networks"):
-            encoder, _ = encoder_and_head(model, tuple(features_N.shape[1:]), classes)
+            encoder, _ = make_encoder_and_head(model, tuple(features_N.shape[1:]), classes)
             assert isinstance(encoder, SequenceEncoder)
             size = 2 * model.representation_size
             check_layer_size(size * len(encoder.sequences), classes)

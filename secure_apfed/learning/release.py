@@ -108,7 +108,7 @@ def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
     """Return whether these rows point in fewer directions (have less spread) than the contract
     requires.
     """
-    return bool(terms.minimum_spread) and spread_of(z_BD) < terms.minimum_spread
+    return bool(terms.minimum_spread) and compute_spread(z_BD) < terms.minimum_spread
 
 
 def warn_if_near_constant(
@@ -120,7 +120,7 @@ def warn_if_near_constant(
     `spread`: of the batch, where it was measured (`Released`).
     """
     if spread is None:
-        spread = spread_of(z_BD) if minimum else 1.0
+        spread = compute_spread(z_BD) if minimum else 1.0
     if spread < minimum:
         warnings.warn(
             f"{sender}: the representations of step {step} point in one direction (spread "
@@ -137,7 +137,7 @@ def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> No
 
     Raises RemoteProtocolError: names the sender, the spread and the contract's bound.
     """
-    if terms.minimum_spread and (spread := spread_of(z_BD)) < terms.minimum_spread:
+    if terms.minimum_spread and (spread := compute_spread(z_BD)) < terms.minimum_spread:
         raise RemoteProtocolError(
             f"{sender} sent a near-constant batch: its directions spread by {spread:.2g}, the "
             f"contract says at least {terms.minimum_spread:g} (rules.minimum_spread); such "
@@ -145,7 +145,7 @@ def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> No
         )
 
 
-def spread_of(z_BD: Tensor) -> float:
+def compute_spread(z_BD: Tensor) -> float:
     """Return `measure_spread` as a number; on a GPU it is waited for."""
     return float(measure_spread(z_BD))
 
@@ -329,7 +329,7 @@ class ContributionNoise:
 
 
 @cache
-def representation_specs(terms: RepresentationTerms) -> Mapping[str, TensorSpec]:
+def make_representation_specs(terms: RepresentationTerms) -> Mapping[str, TensorSpec]:
     """Return the tensors expected in a message of representations: rows (B,) and z (B, *shape)."""
     dtype = torch.float64 if terms.dtype == "float64" else torch.float32
     return {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(dtype, (None, *terms.shape))}
@@ -345,7 +345,7 @@ def parse_representations(
     Raises RemoteProtocolError: it breaks a rule of the contract.
     """
     tensors, _ = unpack_tensors(
-        envelope.payload, representation_specs(terms), sender=envelope.sender
+        envelope.payload, make_representation_specs(terms), sender=envelope.sender
     )
     rows_B = tensors["rows"]
     z_BD = tensors["z"]

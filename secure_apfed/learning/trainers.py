@@ -32,7 +32,7 @@ from secure_apfed.learning.descent import (
     Trainer,
     explain_failure,
 )
-from secure_apfed.learning.votes import fit_linear, last_layer
+from secure_apfed.learning.votes import find_last_layer, fit_linear
 from secure_apfed.measures.table import Scored, compute_balanced_weights
 from secure_apfed.measures.tasks import Classification, Task, score_rows
 from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
@@ -42,7 +42,7 @@ from secure_apfed.settings.training import TrainSettings
 _EVALUATION_ROWS = 1000
 
 
-def joint_loss(task: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
+def make_joint_loss(task: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
     """Return a scalar whose gradient is Eq. (9)'s: the task's, plus `gradient_A` propagated through
     z.
 
@@ -223,7 +223,9 @@ class ActiveTrainer(LabelTrainer):
         features_B = self.compute.take_rows(self.features_N, rows_B)
         labels_B = self.labels_N[self.compute.move_batch(rows_B)]
         check_row_wise(
-            RowsOut(self.networks, is_whole=self.private is not None), features_B, owner=self._owner
+            RowOutputs(self.networks, is_whole=self.private is not None),
+            features_B,
+            owner=self._owner,
         )
         if self.private is None:
             return
@@ -247,7 +249,7 @@ class ActiveTrainer(LabelTrainer):
         """
         networks = self.networks
         here_U = rows_U.to(self.compute.device)
-        linear = last_layer(networks)
+        linear = find_last_layer(networks)
         with self.evaluation_mode(), torch.no_grad(), self.forward_pass("spread"):
             h_UD = networks.encoder(self.features_N[here_U])
             read_UD = _capture_input(networks.head, linear, h_UD)
@@ -297,7 +299,7 @@ class ActiveTrainer(LabelTrainer):
 
 
 @draws_nothing
-class RowsOut(nn.Module):
+class RowOutputs(nn.Module):
     """The outputs of the active's networks for each row.
 
     These are the representation that is sent and, if `is_whole` (one bound for all), also the
@@ -554,7 +556,7 @@ class EncoderTrainer(Trainer):
         stay.
         """
         self.zero_grad()
-        loss = joint_loss(0.0, z_B, self.compute.move_batch(gradient_B))
+        loss = make_joint_loss(0.0, z_B, self.compute.move_batch(gradient_B))
         if loss.requires_grad:
             self.require_own_weights(loss)
             loss.backward()

@@ -227,7 +227,7 @@ class _Pool:
         )
 
 
-def last_layer(networks: ActiveNetworks) -> torch.nn.Linear:
+def find_last_layer(networks: ActiveNetworks) -> torch.nn.Linear:
     """Return the last linear layer of the networks' head."""
     linear = list(networks.head.modules())[-1]
     assert isinstance(linear, torch.nn.Linear)

@@ -30,11 +30,11 @@ from apfed_protocols.psi.interface import Aligner, ResumableIntersection, SetInt
 from apfed_protocols.randomness import random_permutation
 from secure_apfed.alignment import canonical_ids, make_intersection
 from secure_apfed.alignment.over_links import (
-    ProgressTo,
+    ProgressReporter,
     align_hub,
     align_member,
-    relay_signs,
-    signs_of_alignment,
+    count_alignment_heartbeats,
+    relay_heartbeats,
 )
 from secure_apfed.alignment.overlap import CommonPeople, describe_common
 from secure_apfed.data import UNLABELLED, OwnData
@@ -245,7 +245,7 @@ def forget_alignment(logs: Path) -> None:
 def allow_signs(party: PartyContext, links: Links) -> None:
     """Raise the links' limit on heartbeats from peers to what an alignment may take."""
     peers = [name for name in party.known if name != party.name]
-    max_signs = signs_of_alignment(party.config.alignment.maximum_ids, len(party.passives))
+    max_signs = count_alignment_heartbeats(party.config.alignment.maximum_ids, len(party.passives))
     links.signs.set_limits(dict.fromkeys(peers, max_signs))
 
 
@@ -256,7 +256,7 @@ def _make_protocol(party: PartyContext, links: Links, session: str) -> SetInters
     """
     settings = party.config.alignment
     dealer = DEALER if needs_dealer(settings) else ""
-    progress = ProgressTo(links.signs)
+    progress = ProgressReporter(links.signs)
     return make_intersection(settings, session=session, dealer=dealer, progress=progress)
 
 
@@ -282,7 +282,7 @@ async def _intersect_as_active(
     ids = canonical_ids(party.name, party.data.table.ids, settings)
     protocol = _make_protocol(party, links, session)
     hub = protocol.make_hub(party.name, members, ids)
-    with relay_signs(links):
+    with relay_heartbeats(links):
         return await _run_aligner(links, hub, party, members, maximum=protocol.longest)
 
 

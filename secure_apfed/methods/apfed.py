@@ -35,7 +35,7 @@ from secure_apfed.learning.release import (
     parse_representations,
     warn_if_near_constant,
 )
-from secure_apfed.learning.trainers import ActiveTrainer, Batch, PassiveDescent, joint_loss
+from secure_apfed.learning.trainers import ActiveTrainer, Batch, PassiveDescent, make_joint_loss
 from secure_apfed.methods.method import ActiveRole, HelperRole, Lockstep, SessionTerms
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.single_view import SingleView, SingleViewActive
@@ -194,7 +194,7 @@ class ApfedActive(SumLearner, SingleViewActive):
             self.ending.received.add_sums(rows_A, sum_AD)
         gradient_A = self.trainer.compute.move_batch(sum_AD / len(sum_AD)).reshape(z_A.shape)
         task_loss = 0.0 if batch.loss is None else batch.loss
-        return self.trainer.train_on_batch(batch, joint_loss(task_loss, z_A, gradient_A))
+        return self.trainer.train_on_batch(batch, make_joint_loss(task_loss, z_A, gradient_A))
 
 
 class ApfedPassive(SumHelper):

@@ -49,7 +49,7 @@ from secure_apfed.methods.student import Student, StudentActive, standardise_par
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumLearner, SumMethod
 from secure_apfed.methods.terms import find_clip
 from secure_apfed.networks.models import CrossView, Projection, Shape
-from secure_apfed.networks.rank import count_columns, max_numbers
+from secure_apfed.networks.rank import compute_number_limit, count_columns
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
@@ -504,7 +504,7 @@ def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
     Raises ConfigError: the settings demand more.
     """
     requested = config.model.representation_size
-    allowed = max_numbers(columns)
+    allowed = compute_number_limit(columns)
     if not allowed or (config.model.representation != "auto" and requested > allowed):
         raise _too_many_numbers_error(me, requested if allowed else 1, columns, "rows")
     return min(requested, allowed)
@@ -516,7 +516,7 @@ def _too_many_numbers_error(me: str, numbers: int, columns: int, rows: str) -> C
 
     `me`: the passive. `rows`: among which the columns differ, in words.
     """
-    allowed_numbers = max_numbers(columns)
+    allowed_numbers = compute_number_limit(columns)
     remedy = (
         f"say model.representation: {allowed_numbers} or less in the settings of all parties, or "
         "auto"

@@ -69,7 +69,7 @@ from secure_apfed.learning.autoencoder import (
 from secure_apfed.learning.descent import ActiveNetworks, Compute, add_prefix, remove_prefix
 from secure_apfed.learning.release import check_rows, parse_representations
 from secure_apfed.learning.trainers import EncoderTrainer
-from secure_apfed.learning.votes import last_layer
+from secure_apfed.learning.votes import find_last_layer
 from secure_apfed.measures.table import Scored, score_model
 from secure_apfed.methods.alignment import (
     DEALER,

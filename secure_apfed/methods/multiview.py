@@ -67,7 +67,7 @@ from secure_apfed.methods.sum_end import (
     SumLearner,
     SumMethod,
 )
-from secure_apfed.networks.models import encoder_and_head
+from secure_apfed.networks.models import make_encoder_and_head
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
@@ -287,7 +287,7 @@ class ViewsActive(SumLearner):
         table = party.data.table
         compute = Compute.from_settings(party.config.train)
         with seed_draws(party.secrets.seed, party.name, "networks"):
-            parts = encoder_and_head(party.config.model, table.shape, len(party.data.classes))
+            parts = make_encoder_and_head(party.config.model, table.shape, len(party.data.classes))
         self._networks = ActiveNetworks(*parts).to(compute.device, compute.dtype)
         assert table.labels is not None
         self._features_N = compute.move_tensor(table.features)

@@ -30,7 +30,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import Labeller, make_labeller
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
-from secure_apfed.learning.own_code import FreshFamily, OwnCode, name_part
+from secure_apfed.learning.own_code import FreshFamily, OwnCode, name_part_in_errors
 from secure_apfed.learning.release import ActiveAccounts, ContributionNoise, Releases
 from secure_apfed.learning.trainers import ActiveTrainer, PassiveDescent, PassiveTrainer
 from secure_apfed.measures.tasks import TASKS, Task
@@ -296,7 +296,7 @@ class PartyContext:
         """Seed the random numbers for building one part of a network, and name the
         part in errors.
         """
-        with self.draw(part), name_part(self.name, part):
+        with self.draw(part), name_part_in_errors(self.name, part):
             yield
 
     def build_encoder(

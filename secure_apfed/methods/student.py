@@ -34,8 +34,8 @@ from secure_apfed.learning.votes import (
     Numbers,
     SoftTrainer,
     ValidationRows,
+    find_last_layer,
     fit_linear,
-    last_layer,
     pool_opinions,
 )
 from secure_apfed.measures.table import Scored, probabilities_of
@@ -44,7 +44,7 @@ from secure_apfed.methods.alignment import intersect_rows
 from secure_apfed.methods.local_models import networks_of, restore_networks
 from secure_apfed.methods.method import ActiveRole, StepCounter
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.networks.models import RandomFeatures, encoder_and_head
+from secure_apfed.networks.models import RandomFeatures, make_encoder_and_head
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import (
     BASELINES,
@@ -170,7 +170,7 @@ class Student:
         assert data.table.labels is not None
         with seed_draws(seed, party.name, "student"):
             networks = ActiveNetworks(
-                *encoder_and_head(
+                *make_encoder_and_head(
                     config.model,
                     data.table.shape,
                     party.outputs,
@@ -329,7 +329,7 @@ class Student:
             return None
         networks = self.trainer.networks
         encoded_UD = self.encode_rows(networks)
-        self._fit_layer(last_layer(networks), encoded_UD, targets_UT, has_target_U)
+        self._fit_layer(find_last_layer(networks), encoded_UD, targets_UT, has_target_U)
         if not self.has_classes or type(networks.encoder) is not RandomFeatures:
             return None
         predictions = self._predict_held_out(encoded_UD, targets_UT, np.flatnonzero(has_target_U))
@@ -391,7 +391,7 @@ class Student:
             has_target_U = targets_UT.any(axis=1) & is_used_U
             networks = copy.deepcopy(self.trainer.networks)
             self._fit_layer(
-                last_layer(networks), self.encode_rows(networks), targets_UT, has_target_U
+                find_last_layer(networks), self.encode_rows(networks), targets_UT, has_target_U
             )
         return networks if self._averaged is None else self._average_networks(networks, is_used_U)
 
@@ -413,7 +413,7 @@ class Student:
     @torch.no_grad()
     def encode_rows(self, networks: ActiveNetworks) -> Numbers:
         """Return the inputs of the head's last layer for its rows, (U, D), computed in blocks."""
-        linear = last_layer(networks)
+        linear = find_last_layer(networks)
         features_N = self.trainer.features_N
         encoded_UD = torch.empty(len(self.rows_U), linear.in_features, dtype=linear.weight.dtype)
         blocks = zip(encoded_UD.split(BLOCK), self.rows_U.split(BLOCK), strict=True)

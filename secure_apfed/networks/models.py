@@ -23,15 +23,15 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from secure_apfed.base.seeds import draws_nothing, limit_threads
 from secure_apfed.errors import ApfedError, ModelError
-from secure_apfed.networks.rank import count_columns, max_numbers
+from secure_apfed.networks.rank import compute_number_limit, count_columns
 from secure_apfed.settings.training import MAX_PARAMETERS, ModelSettings
 
 Shape = tuple[int, ...]
 _PADDING = 1
-_SAMPLE = 300
-_MIN_SCALE = 1e-6
-_A_THREAD = 200_000_000
-"""Multiplications of a step, about ten milliseconds."""
+_SAMPLE = 300  # rows whose distances set a kernel's width
+_MIN_SCALE = 1e-6  # of a column that is not constant
+_WORK_PER_THREAD = 200_000_000
+"""Multiplications of a step for which one more thread pays off: about ten milliseconds."""
 _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}
 """Automatic networks by channels of an image: a network's name, and the smallest side, in pixels,
 of which its convolutions leave a map (three rows for MNIST's two layers, one for CIFAR's three)."""
@@ -44,11 +44,11 @@ def _make_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 
 
 def check_layer_size(inputs: int, outputs: int) -> None:
-    """Refuse a layer by arithmetic, before memory is allocated for it.
+    """Raise ModelError if a layer would have more parameters than `MAX_PARAMETERS`.
 
-    `inputs`: numbers that the layer reads, and writes.
+    Called before memory is allocated for it.
 
-    Raises ModelError: it would have more parameters than `MAX_PARAMETERS`.
+    `inputs`, `outputs`: how many numbers the layer reads and writes.
     """
     if inputs * outputs > MAX_PARAMETERS:
         raise ModelError(
@@ -65,30 +65,29 @@ class NetworkFamily(Protocol):
         """Return the network features -> representation."""
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Return the network from a flattened representation of `size` numbers to class scores (B,
-        K).
-        """
+        """Return the network from a flattened representation of `size` numbers to scores."""
 
     def make_decoder(
         self, representation: Shape, features: Shape, settings: ModelSettings
     ) -> nn.Module:
-        """Return the network representation -> another party's features; it mirrors the encoder."""
+        """Return the network representation -> features of another party, the encoder's mirror."""
 
 
 def output_shape(module: nn.Module, features: Shape) -> Shape:
-    """Return the shape of what a network gives for one row; two rows of zeros go through it.
+    """Return the shape of a network's output for one row, found by two rows of zeros.
 
-    Parameters that wait for a first batch (lazy modules) are drawn then.
+    Parameters of lazy modules, which wait for a first batch, are initialised by this.
 
-    Raises:
-        ModelError: it does not take such rows, or gives no row of numbers for each.
+    `features`: the shape of one row.
+
+    Raises ModelError: the network does not take such rows, or returns no row of floats for each.
     """
     kind = type(module).__name__
     modes = {part: part.training for part in module.modules()}
     module.eval()
     weights: Iterator[Any] = module.parameters()
-    drawn = (weight for weight in weights if not is_lazy(weight))
-    reference = next(drawn, torch.empty(0))
+    initialised = (weight for weight in weights if not is_lazy(weight))
+    reference = next(initialised, torch.empty(0))  # its type and device are those of the rows
     try:
         with torch.no_grad():
             result = module(reference.new_zeros((2, *features)))
@@ -119,7 +118,7 @@ def output_shape(module: nn.Module, features: Shape) -> Shape:
 
 
 def _name_dtypes(module: nn.Module) -> str:
-    """Say of which types its parameters are, if these are several; else nothing."""
+    """Return the part of an error that names the types of the parameters; "" for a single one."""
     dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in module.parameters()})
     if len(dtypes) < 2:
         return ""
@@ -127,9 +126,9 @@ def _name_dtypes(module: nn.Module) -> str:
 
 
 def require_scores(head: nn.Module, representation: Shape, outputs: int) -> None:
-    """Refuse a head that does not return `outputs` numbers for a row.
+    """Raise ModelError unless a head returns `outputs` numbers for a row.
 
-    Raises ModelError: names both shapes.
+    `representation`: the shape of what it reads of a row.
     """
     shape = output_shape(head, representation)
     if shape != (outputs,):
@@ -139,12 +138,14 @@ def require_scores(head: nn.Module, representation: Shape, outputs: int) -> None
         )
 
 
-def projection_to(size: int, representation: Shape) -> nn.Module:
-    """Return a linear projection of the encoder's output to `size` numbers."""
+def make_projection(size: int, representation: Shape) -> nn.Module:
+    """Return a linear projection of an encoder's output, of shape `representation`, to `size`
+    numbers.
+    """
     return nn.Sequential(nn.Flatten(), _make_linear(math.prod(representation), size))
 
 
-def two_layer_head(size: int, width: int, classes: int, dropout: float) -> nn.Module:
+def make_two_layer_head(size: int, width: int, classes: int, dropout: float) -> nn.Module:
     """Return fc(size, width), ReLU, dropout, fc(width, classes), as in Tables 3 and 4."""
     layers = (
         _make_linear(size, width),
@@ -165,7 +166,7 @@ class Convolutional:
     map.
 
     Attributes:
-        channels: of the image and after each layer.
+        channels: number of channels of the image, then after each layer.
         kernels, strides: of each layer.
         head_width: of the head's hidden layer.
         last_relu: whether the decoder ends in a ReLU (release: MNIST yes, CIFAR no).
@@ -178,32 +179,35 @@ class Convolutional:
     last_relu: bool
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Make the network (channels, height, width) -> map."""
+        """Return the network from an image (channels, height, width) to its feature map."""
         self._check_image(features)
         layers: list[nn.Module] = []
-        for (wide, narrow), kernel, stride in zip(
+        for (inputs, outputs), kernel, stride in zip(
             pairwise(self.channels), self.kernels, self.strides, strict=True
         ):
-            layers += [nn.Conv2d(wide, narrow, kernel, stride, _PADDING), nn.ReLU()]
+            layers += [nn.Conv2d(inputs, outputs, kernel, stride, _PADDING), nn.ReLU()]
         return nn.Sequential(*layers)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Make fc1 (d, 256 or 50), fc2 (256 or 50, K)."""
-        return two_layer_head(size, self.head_width, classes, settings.dropout)
+        """Return fully connected layers (size, head_width) and (head_width, classes)."""
+        return make_two_layer_head(size, self.head_width, classes, settings.dropout)
 
     def make_decoder(
         self, representation: Shape, features: Shape, settings: ModelSettings
     ) -> nn.Module:
-        """Return the encoder's mirror: transposed convolutions from its map to the image."""
+        """Return the encoder's mirror: transposed convolutions from its feature map to the image.
+
+        `representation`: the shape of a feature map, or (D,) of a projection.
+        """
         self._check_image(features)
-        image_map = output_shape(self.make_encoder(features, settings), features)
+        map_shape = output_shape(self.make_encoder(features, settings), features)
         layers: list[nn.Module] = []
-        if len(representation) == 1:
-            layers += [_make_linear(representation[0], math.prod(image_map)), nn.ReLU()]
-            layers += [nn.Unflatten(1, image_map)]
-        backwards = list(zip(pairwise(self.channels), self.kernels, self.strides, strict=True))
-        for (wide, narrow), kernel, stride in reversed(backwards):
-            layers += [nn.ConvTranspose2d(narrow, wide, kernel, stride, _PADDING), nn.ReLU()]
+        if len(representation) == 1:  # a projection, from which the map is restored first
+            layers += [_make_linear(representation[0], math.prod(map_shape)), nn.ReLU()]
+            layers += [nn.Unflatten(1, map_shape)]
+        convolutions = list(zip(pairwise(self.channels), self.kernels, self.strides, strict=True))
+        for (inputs, outputs), kernel, stride in reversed(convolutions):
+            layers += [nn.ConvTranspose2d(outputs, inputs, kernel, stride, _PADDING), nn.ReLU()]
         return nn.Sequential(*(layers if self.last_relu else layers[:-1]))
 
     def _check_image(self, features: Shape) -> None:
@@ -236,13 +240,14 @@ class Perceptron:
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         """Return fc(size, first hidden width), ReLU, dropout, fc(that width, K)."""
         width = settings.hidden[0] if settings.hidden else settings.representation_size
-        return two_layer_head(size, width, classes, settings.dropout)
+        return make_two_layer_head(size, width, classes, settings.dropout)
 
     def make_decoder(
         self, representation: Shape, features: Shape, settings: ModelSettings
     ) -> nn.Module:
-        """Return the encoder's widths backwards; linear at the end, since features may be
-        negative.
+        """Return layers of the encoder's widths in reverse order, without a final activation.
+
+        Features may be negative.
         """
         widths = (math.prod(representation), *reversed(settings.hidden), math.prod(features))
         return nn.Sequential(
@@ -251,10 +256,13 @@ class Perceptron:
 
 
 def _stack_layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[nn.Module]:
-    """Return linear layers of these widths with an activation between each two."""
+    """Return linear layers with an activation between each two.
+
+    `widths`: numbers that the first layer reads, then that each layer writes.
+    """
     layers: list[nn.Module] = []
-    for wide, narrow in pairwise(widths):
-        layers += [_make_linear(wide, narrow), activation()]
+    for inputs, outputs in pairwise(widths):
+        layers += [_make_linear(inputs, outputs), activation()]
     return layers[:-1]
 
 
@@ -277,10 +285,11 @@ class Linear(Perceptron):
 
 @draws_nothing
 class Intercept(nn.Module):
-    """A head that adds one number to each score; of two classes the first one's score is 0.
+    """A head that adds an intercept to each number of the linear predictor, and returns scores.
 
     Args:
-        size: D, numbers of a row; outputs: K scores, D of them or, of two classes, one more.
+        size: D, numbers of the linear predictor of a row.
+        outputs: K scores: K = D; or K = D + 1, where the first class is the reference, of score 0.
     """
 
     def __init__(self, size: int, outputs: int) -> None:
@@ -296,10 +305,11 @@ class Intercept(nn.Module):
 
 @draws_nothing
 class LinearPredictor(nn.Sequential):
-    """An encoder x -> eta, the flattened row times coefficients without an intercept, from 0 on.
+    """An encoder x -> eta = x W, without an intercept, whose coefficients W start at 0.
 
     Args:
-        features: F, flattened; size: D numbers of a row.
+        features: F, numbers of a flattened row x.
+        size: D, numbers of the linear predictor eta of a row.
     """
 
     def __init__(self, features: int, size: int) -> None:
@@ -319,21 +329,22 @@ class LinearPredictor(nn.Sequential):
 class GeneralisedLinear(Perceptron):
     """A generalised linear model: each party's columns times coefficients, and an intercept.
 
-    The representation is the linear predictor eta itself: one number of two classes, of a number or
-    of a count, and K of more classes. Weights start at 0. The L2 term leaves the intercept out.
+    The representation is the linear predictor eta itself: one number for two classes or for a
+    numeric label or count, and K numbers for K > 2 classes. Weights start at 0. The L2 term leaves
+    the intercept out.
     """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         return LinearPredictor(math.prod(features), settings.representation_size)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Return an `Intercept`. Raises ModelError: there are not as many numbers as scores."""
-        fitting = 1 if classes <= 2 else classes
-        if size != fitting:
+        """Return an `Intercept`. Raises ModelError: `size` is not that of the linear predictor."""
+        required = 1 if classes <= 2 else classes
+        if size != required:
             raise ModelError(
                 f"model.representation: network glm sends the linear predictor of a row, here "
-                f"{fitting} number(s) for {classes} output(s), and {size} are configured; say "
-                f"model.representation: {fitting}"
+                f"{required} number(s) for {classes} output(s), and {size} are configured; say "
+                f"model.representation: {required}"
             )
         return Intercept(size, classes)
 
@@ -349,8 +360,10 @@ class Identity(Perceptron):
 
 
 class Standardised(nn.Module):
-    """The base of networks that read z, the standardised x (not the sent representation z);
-    `_standardise` computes mean and scale from a party's own rows.
+    """The base of networks that read z = (x - centre) / scale, the standardised rows.
+
+    Here z is not a representation that is sent. `_fit_scale` computes centre (the mean) and scale
+    (the standard deviation) from a party's own rows.
     """
 
     centre: Tensor
@@ -363,7 +376,7 @@ class Standardised(nn.Module):
         self.register_buffer("scale", torch.ones(features, dtype=dtype))
 
     def _fit_scale(self, rows_NF: Tensor) -> None:
-        """Set centre and scale by these rows; constant columns become 0 for every row."""
+        """Set centre and scale by these rows; constant columns become 0 in every row."""
         self.centre = rows_NF.mean(0)
         scale = rows_NF.std(0, correction=0)
         # A constant column carries no information, so z stays 0 even if it differs later.
@@ -377,14 +390,16 @@ class Standardised(nn.Module):
 class RandomFeatures(Standardised):
     """A map x -> (1, z / sqrt F, sqrt(2 / D) cos(z W / width + b)), with z the standardised x.
 
-    Rahimi and Recht 2007 (Random Features for Large-Scale Kernel Machines), Section 3, of a
-    Gaussian kernel; the output also has a constant and the features themselves.
+    The cosines are random Fourier features of a Gaussian kernel (Rahimi and Recht 2007, Random
+    Features for Large-Scale Kernel Machines, Section 3); the output also has a constant and the
+    features themselves. W and b come from torch's generator.
 
     Nothing of it is trained. `fit` takes centre, scale and width from a party's own rows; without
     it z is x, and the width the expected distance of two rows of standard normal numbers.
 
     Args:
-        features: F, flattened; size: D. W and b come from torch's generator.
+        features: F, numbers of a flattened row.
+        size: D, number of cosines.
     """
 
     width: Tensor
@@ -400,10 +415,8 @@ class RandomFeatures(Standardised):
         self.register_buffer("phases", 2 * math.pi * torch.rand(size))
 
     def fit(self, features_NF: Tensor) -> None:
-        """Standardise by these rows; set the kernel width to the median distance of
-        some of them.
-
-        `features_NF`: (N, F).
+        """Set centre and scale by these rows, and the kernel width to the median distance between
+        about `_SAMPLE` of them.
         """
         rows_NF = features_NF.flatten(1).to(self.centre)
         self._fit_scale(rows_NF)
@@ -415,10 +428,7 @@ class RandomFeatures(Standardised):
             self.width = distances.median()
 
     def forward(self, features_B: Tensor) -> Tensor:
-        """Return (1, z / sqrt F, cosines) of each row.
-
-        `features_B`: the rows.
-        """
+        """Return (1, z / sqrt F, cosines) of each row, (B, 1 + F + D)."""
         z_BF = self.standardise_rows(features_B)
         size = len(self.phases)
         waves_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
@@ -428,14 +438,10 @@ class RandomFeatures(Standardised):
 
 
 class RandomFeatureFamily(Perceptron):
-    """A family of random features of the rows, and one linear layer without a bias: the constant is
-    one.
-    """
+    """A family of random features of the rows, and one linear layer; the constant is its bias."""
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Return an encoder of the row, a constant, and `settings.random_features` random cosines
-        of the row.
-        """
+        """Return `RandomFeatures` with `settings.random_features` cosines."""
         return RandomFeatures(math.prod(features), settings.random_features)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
@@ -451,8 +457,9 @@ class Projection(Standardised):
     of x determine x, so `fit` refuses a D above half of the rank.
 
     Args:
-        features: F, flattened; numbers: D.
-        allow_reading_all: accept any D.
+        features: F, numbers of a flattened row.
+        numbers: D, numbers of the projection.
+        allow_reading_all: whether `fit` accepts any D.
     """
 
     directions: Tensor
@@ -466,17 +473,15 @@ class Projection(Standardised):
         self.register_buffer("directions", directions / math.sqrt(features * numbers))
 
     def fit(self, features_NF: Tensor) -> None:
-        """Standardise by these rows.
+        """Set centre and scale by these rows.
 
-        `features_NF`: (N, F).
-
-        Raises ModelError: D exceeds half of their distinct columns, and reading them all is not
-        allowed.
+        Raises ModelError: D exceeds half of the number of distinct columns, and reading them all
+        is not allowed.
         """
         rows_NF = features_NF.flatten(1).to(self.centre)
         numbers = self.directions.shape[1]
         columns = count_columns(rows_NF)
-        allowed = max_numbers(columns)
+        allowed = compute_number_limit(columns)
         if numbers > allowed and not self._allow_reading_all:
             raise ModelError(
                 f"a projection to {numbers} numbers of {columns} columns that differ is refused, "
@@ -492,9 +497,10 @@ class Projection(Standardised):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Take D from the loaded state: parties agree on it, and settings may leave it open.
+        """Load a state, whose number D of columns replaces the configured one.
 
-        `prefix`: as in torch.
+        The parties agree on D when they meet, so settings may leave it open. For the arguments see
+        torch's `Module._load_from_state_dict`.
         """
         stored = state_dict.get(f"{prefix}directions")
         if stored is not None and stored.dim() == 2 and len(stored) == len(self.directions):
@@ -504,99 +510,97 @@ class Projection(Standardised):
 
 @draws_nothing
 class CrossView(RandomFeatures):
-    """A map x -> random features of (x, h), with h a forecast of the sum of other parties' codes
+    """A map x -> random features of (x, h), with h a prediction of the sum of other parties' codes
     for the person.
 
-    h is linear in random features of x. Both are found by equations (`methods.apfed_code`): nothing
-    of it is trained by descent.
+    A code is a party's public random projection of its columns. h is linear in random features of
+    x. Both are found by equations (`methods.apfed_code`): nothing of it is trained by descent.
 
     Args:
-        features: F, flattened; numbers: D of h; size: of random features.
+        features: F, numbers of a flattened row x.
+        numbers: D, numbers of h.
+        size: number of random cosines, of x for h and of (x, h).
 
     Attributes:
-        own: random features of x; predictor: the linear layer from these to h.
+        own: random features of x.
+        predictor: the linear layer from these to h.
     """
 
     def __init__(self, features: int, numbers: int, size: int) -> None:
-        """Build random features of x, and a linear forecast of D numbers from them."""
+        """Build both maps of random features, and the linear layer between them."""
         super().__init__(features + numbers, size)
         self.own = RandomFeatures(features, size)
         self.predictor = _make_linear(1 + features + size, numbers, bias=False)
 
     def fit(self, features_NF: Tensor) -> None:
-        """Fit centre, scale and kernel width to these rows, with a forecast of zero."""
+        """Fit centre, scale and kernel width to these rows, with a prediction h of zero."""
         self.own.fit(features_NF)
-        self.reset_forecast(features_NF)
+        self.reset_prediction(features_NF)
 
-    def reset_forecast(self, features_NF: Tensor) -> None:
-        """Set the forecast to zero and refit the scale: only x then distinguishes rows."""
+    def reset_prediction(self, features_NF: Tensor) -> None:
+        """Set the prediction h to zero and refit the scale: only x then distinguishes rows."""
         nn.init.zeros_(self.predictor.weight)
         self.fit_pairs(features_NF, self.predict_representation(features_NF))
 
-    def fit_pairs(self, features_NF: Tensor, forecast_ND: Tensor) -> None:
-        """Fit the scale to rows x and forecasts h together, giving both parts equal weight.
+    def fit_pairs(self, features_NF: Tensor, h_ND: Tensor) -> None:
+        """Fit scale and kernel width to rows x and their h together, with equal weight of both.
 
-        So neither alone decides which rows are near.
+        So neither alone decides which rows are near each other.
         """
         with torch.no_grad():
-            super().fit(self._append_forecast(features_NF, forecast_ND))
+            super().fit(self._append_h(features_NF, h_ND))
 
     def _fit_scale(self, rows_NF: Tensor) -> None:
         """Set centre and scale by pairs (x, h), each part scaled to the same total variance.
 
-        `rows_NF`: the rows.
+        `rows_NF`: the pairs; here F counts the columns of both.
         """
         super()._fit_scale(rows_NF)
         numbers = self.predictor.out_features
         columns = len(self.scale)
-        parts = self.scale.split((columns - numbers, numbers))
-        known = (part.isfinite().sum().clamp(min=1) for part in parts)
-        pairs = zip(parts, known, strict=True)
-        self.scale = torch.cat([part * (count / columns).sqrt() for part, count in pairs])
+        weighted = []
+        for scale in self.scale.split((columns - numbers, numbers)):
+            varying_columns = scale.isfinite().sum().clamp(min=1)  # constant ones have scale inf
+            weighted.append(scale * (varying_columns / columns).sqrt())
+        self.scale = torch.cat(weighted)
 
-    def _append_forecast(self, features_B: Tensor, forecast_BD: Tensor) -> Tensor:
-        return torch.cat([features_B.flatten(1), forecast_BD.to(features_B)], dim=1)
+    def _append_h(self, features_B: Tensor, h_BD: Tensor) -> Tensor:
+        return torch.cat([features_B.flatten(1), h_BD.to(features_B)], dim=1)
 
     def predict_representation(self, features_B: Tensor) -> Tensor:
-        """Return the forecast of h, (B, D)."""
-        forecast_BD: Tensor = self.predictor(self.own(features_B))
-        return forecast_BD
+        """Return the prediction h of these rows, (B, D)."""
+        h_BD: Tensor = self.predictor(self.own(features_B))
+        return h_BD
 
-    def forward(self, features_B: Tensor, forecast_BD: Tensor | None = None) -> Tensor:
-        """Return random features of rows and h; `forecast_BD` None: h is the forecast."""
-        if forecast_BD is None:
-            forecast_BD = self.predict_representation(features_B)
-        return super().forward(self._append_forecast(features_B, forecast_BD))
+    def forward(self, features_B: Tensor, h_BD: Tensor | None = None) -> Tensor:
+        """Return random features of (x, h); `h_BD` None: h is predicted from x."""
+        if h_BD is None:
+            h_BD = self.predict_representation(features_B)
+        return super().forward(self._append_h(features_B, h_BD))
 
 
 class CrossViewFamily(RandomFeatureFamily):
-    """A family of random features of a row and of a forecast of the other parties' codes for the
-    person.
-    """
+    """A family of `CrossView` encoders and one linear layer."""
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Return random features of a row and of a forecast of `settings.representation_size`
-        numbers.
-        """
+        """Return a `CrossView` whose prediction h has `settings.representation_size` numbers."""
         width = math.prod(features)
         return CrossView(width, settings.representation_size, settings.random_features)
 
 
 class SequenceEncoder(nn.Module):
-    """A map of sequences -> the last state of each direction of each view, side by side.
+    """A map of sequences -> the last states of a bidirectional GRU for each view, side by side.
 
     FedMV, sections 6 and 8.2. A row is flat: of each view the number of steps in use, then its
     steps one after another, as `secure_apfed.data.encoding` lays them out.
 
     Args:
-        sequences: (T, C) of each view; size: numbers of one direction.
+        sequences: (T, C) of each view.
+        size: D, units of one direction.
     """
 
     def __init__(self, sequences: Sequence[tuple[int, int]], size: int) -> None:
-        """Build one bidirectional GRU with `size` units for each view's (T, C).
-
-        `sequences`: (T, C) of each view.
-        """
+        """Build one bidirectional GRU for each view."""
         super().__init__()
         self.sequences = tuple(sequences)
         self.views = nn.ModuleList(
@@ -605,43 +609,45 @@ class SequenceEncoder(nn.Module):
         )
 
     def encode_views(self, features_B: Tensor) -> list[Tensor]:
-        """Return the last states of each view, (B, 2 D).
-
-        `features_B`: the rows.
-        """
+        """Return the last states of both directions of each view, each (B, 2 D)."""
         widths = [1 + steps * channels for steps, channels in self.sequences]
-        split = features_B.flatten(1).split(widths, dim=1)
-        return [
-            _gather_last_states(view, own_BF[:, 0], own_BF[:, 1:].unflatten(1, sequence))
-            for view, own_BF, sequence in zip(self.views, split, self.sequences, strict=True)
-        ]
+        columns_of_views = features_B.flatten(1).split(widths, dim=1)
+        states = []
+        for gru, columns_BF, sequence in zip(
+            self.views, columns_of_views, self.sequences, strict=True
+        ):
+            used_steps_B = columns_BF[:, 0]
+            steps_BTC = columns_BF[:, 1:].unflatten(1, sequence)
+            states.append(_gather_last_states(gru, used_steps_B, steps_BTC))
+        return states
 
     def forward(self, features_B: Tensor) -> Tensor:
         return torch.cat(self.encode_views(features_B), dim=1)
 
 
-def _gather_last_states(view: nn.Module, used_B: Tensor, steps_BTC: Tensor) -> Tensor:
-    """Return the last states of both directions, (B, 2 D).
+def _gather_last_states(gru: nn.Module, used_steps_B: Tensor, steps_BTC: Tensor) -> Tensor:
+    """Return the last states of both directions of a GRU, (B, 2 D).
 
-    A sequence without a step in use counts as one step of zeros.
-
-    `used_B`: length of each sequence. `steps_BTC`: states of all steps.
+    Args:
+        gru: of one view.
+        used_steps_B: number of steps in use of each sequence; 0 counts as one step of zeros.
+        steps_BTC: the sequences, zeros behind the last step in use.
     """
-    if steps_BTC.is_meta:  # there are shapes alone, and no lengths
-        _, last_2BD = view(steps_BTC)
+    if steps_BTC.is_meta:  # a meta tensor has a shape only, so lengths are unknown
+        _, last_2BD = gru(steps_BTC)
     else:
-        lengths_B = used_B.round().clamp(1, steps_BTC.shape[1]).long().cpu()
-        _, last_2BD = view(
+        lengths_B = used_steps_B.round().clamp(1, steps_BTC.shape[1]).long().cpu()
+        _, last_2BD = gru(
             pack_padded_sequence(steps_BTC, lengths_B, batch_first=True, enforce_sorted=False)
         )
     return torch.cat([last_2BD[0], last_2BD[1]], dim=1)
 
 
 class Recurrent(Perceptron):
-    """A GRU a view and direction, under one linear layer without a bias."""
+    """A family of one bidirectional GRU for each view, and one linear layer without a bias."""
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Return an encoder of rows of `settings.sequences`.
+        """Return an encoder of rows that `settings.sequences` describes.
 
         Raises ModelError: rows have another shape.
         """
@@ -670,15 +676,20 @@ class Selu(Perceptron):
     activation: ClassVar[type[nn.Module]] = nn.SELU
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Return fc(size, K) after `settings.head`; with cross-entropy it is a
-        logistic regression.
+        """Return fully connected layers of the widths `settings.head`, then one to K scores.
+
+        Without `settings.head`, and with cross-entropy, it is a logistic regression.
         """
         widths = (size, *settings.head, classes)
         return nn.Sequential(nn.Flatten(), *_stack_layers(widths, self.activation))
 
 
 class Enriched(nn.Module):
-    """A map x -> (x, code of x), flattened."""
+    """A map x -> (x, code of x), flattened.
+
+    Args:
+        code: the network from x to further numbers.
+    """
 
     def __init__(self, code: nn.Module) -> None:
         super().__init__()
@@ -689,10 +700,13 @@ class Enriched(nn.Module):
 
 
 class WithFeatures(nn.Module):
-    """An encoder's output behind the row itself: x -> (x, h), flattened.
+    """A map x -> (x, h), flattened, with h an encoder's output.
 
-    Local models after an exchange read it (`secure_apfed.methods.local_models`). Its encoder may be
-    any; `Enriched` is the one that is trained as a whole.
+    Local models after an exchange read it (`secure_apfed.methods.local_models`). The encoder was
+    trained before; an `Enriched` network is trained as a whole.
+
+    Args:
+        represented: the encoder.
     """
 
     def __init__(self, represented: nn.Module) -> None:
@@ -705,8 +719,8 @@ class WithFeatures(nn.Module):
 
 
 class EnrichedFamily(Selu):
-    """A family with SELU between fully connected layers, and none after the last; the output is the
-    row concatenated with its code.
+    """A family whose encoder returns a row concatenated with its code, by fully connected layers
+    with SELU between them.
 
     Source: Huang et al. 2023 (VFedTrans), whose task party classifies its own features concatenated
     with the distilled ones. Hidden layers are those of APC-VFL's networks (SELU), not the release's
@@ -722,7 +736,7 @@ class EnrichedFamily(Selu):
 
 
 def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
-    """Return the network family that settings name; for "auto" by the shape of the features.
+    """Return the network family that settings name; for "auto" by the shape of one row.
 
     Raises ModelError: they name a party's own code, which is not available here.
     """
@@ -742,7 +756,7 @@ def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
     return NETWORKS["mlp"]
 
 
-def encoder_and_head(
+def make_encoder_and_head(
     settings: ModelSettings,
     features: Shape,
     classes: int,
@@ -751,8 +765,13 @@ def encoder_and_head(
 ) -> tuple[nn.Module, nn.Module]:
     """Return encoder and head of a model that predicts locally, features -> h -> class scores.
 
-    Their weights are drawn from torch's generator, the encoder's first. `family`: a party's own
-    networks; None: those that the settings name.
+    Their weights are drawn from torch's generator, the encoder's first.
+
+    Args:
+        settings: of the networks.
+        features: shape of one row.
+        classes: number of scores.
+        family: a party's own networks; None: those that the settings name.
 
     Raises ModelError: the network cannot take such rows.
     """
@@ -763,22 +782,27 @@ def encoder_and_head(
 
 
 @contextmanager
-def threads_for(settings: ModelSettings, batch: int, tables: Iterable[Shape]) -> Iterator[None]:
-    """Run the block with as many of torch's threads as pay off for steps of `batch` rows.
+def limit_threads_for(
+    settings: ModelSettings, batch: int, tables: Iterable[Shape]
+) -> Iterator[None]:
+    """Run the `with` block with as many of torch's threads as pay off for steps of a training.
 
-    For a small product waiting for another thread takes longer than its work, and on a busy machine
-    much longer. Convolutions are never small, and a party's own network is of unknown size, so
-    these use all threads.
+    For a small matrix product, waiting for another thread takes longer than its work. Convolutions
+    are never small, and a party's own network is of unknown size, so these use all threads.
 
-    `tables`: shape of each weight.
+    Args:
+        settings: of the networks.
+        batch: rows of a step.
+        tables: shape of one row of each party's table.
     """
     available = torch.get_num_threads()
     threads = 1
     for shape in tables:
         widths = (math.prod(shape), *settings.hidden, settings.representation_size)
         work = batch * sum(inputs * outputs for inputs, outputs in pairwise(widths))
-        large = settings.is_own or isinstance(family_for(settings, shape), Convolutional)
-        threads = max(threads, available if large else min(available, work // _A_THREAD))
+        is_large = settings.is_own or isinstance(family_for(settings, shape), Convolutional)
+        useful = available if is_large else min(available, work // _WORK_PER_THREAD)
+        threads = max(threads, useful)
     with limit_threads(threads):
         yield
 

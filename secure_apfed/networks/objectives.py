@@ -3,7 +3,7 @@
 A new objective is one class, its settings in `secure_apfed.settings.training`, and one line in
 `OBJECTIVES`.
 
-Letters: B batch (N' in the paper), D numbers of the representation.
+Letters: B batch (N' in the paper), N rows, F features, D numbers of the representation, K clusters.
 """
 
 import math
@@ -21,8 +21,8 @@ from secure_apfed.networks.models import (
     Shape,
     check_layer_size,
     family_for,
+    make_projection,
     output_shape,
-    projection_to,
 )
 from secure_apfed.settings.training import (
     ClusteringSettings,
@@ -35,12 +35,19 @@ from secure_apfed.settings.training import (
 def contrastive_loss(
     a_BD: Tensor, p_BD: Tensor, *, temperature: float = 1.0, anchors: str = "both"
 ) -> Tensor:
-    """Return Eqs. (14) to (16), with the cosine similarity of Eq. (15).
+    """Return the contrastive loss of two views of the same people: APFed, Eqs. (14) to (16), with
+    the cosine similarity of Eq. (15).
 
-    The exponent is divided by the temperature tau, which Eq. (14) prints as lambda. The
-    denominator of anchor i runs over the other rows of its own view and all rows of the
-    other view. With "active" the anchors are the rows of `a_BD`, as in Eq. (14); with
-    "both" also those of `p_BD`, and the mean is over 2B anchors, as in the release.
+    The denominator of anchor i runs over the other rows of its own view and all rows of the other
+    view.
+
+    Args:
+        a_BD, p_BD: the views, one row a person in the same order; of the active and the passive.
+        temperature: tau, which divides the similarities; Eq. (14) prints it as lambda.
+        anchors: "active": the rows of `a_BD`, as in Eq. (14); "both": also those of `p_BD`, and
+            the mean is over 2B anchors, as in the release.
+
+    Raises ModelError: other shapes or anchors.
     """
     if a_BD.dim() != 2 or a_BD.shape != p_BD.shape:
         raise ModelError(
@@ -53,15 +60,18 @@ def contrastive_loss(
     both_2BD = F.normalize(torch.cat([a_BD, p_BD]), dim=1)
     count = 2 * rows if anchors == "both" else rows
     scores = both_2BD[:count] @ both_2BD.T / temperature
-    own = torch.arange(count, device=scores.device)
-    scores = scores.index_put((own, own), scores.new_full((), -torch.inf))
-    return F.cross_entropy(scores, (own + rows) % (2 * rows))
+    anchor = torch.arange(count, device=scores.device)
+    # An anchor is not compared with itself; its positive is the same person in the other view.
+    scores = scores.index_put((anchor, anchor), scores.new_full((), -torch.inf))
+    positive = (anchor + rows) % (2 * rows)
+    return F.cross_entropy(scores, positive)
 
 
 class Objective(nn.Module):
-    """A passive's loss: a module (z, own features) -> scalar, the mean over rows; z are the
-    representations that the active sent, in the same row order. It raises a `ModelError` if its
-    networks do not fit the shapes.
+    """A passive's loss: a module (z, own features) -> scalar, the mean over rows.
+
+    z are the representations that the active sent, in the same row order. Construction raises
+    ModelError if the networks do not fit the shapes.
 
     Attributes:
         row_wise: whether the gradient of a row depends on that row's features alone, with fitted
@@ -74,16 +84,17 @@ class Objective(nn.Module):
     def fit(self, features_N: Tensor) -> None:
         """Prepare the objective on the passive's own rows, once before the first step.
 
-        `features_N`: of the people whom it shares with the active. By default nothing.
+        By default nothing is done.
+
+        `features_N`: (N, *shape), of the people whom it shares with the active.
         """
 
 
 @draws_nothing
 class Contrastive(Objective):
-    """The objective of APFed-C: the passive's encoder, its linear projection to the size of z, and
-    the loss.
+    """The objective of APFed-C: the contrastive loss of z and the passive's own encoded rows.
 
-    Eq. (13) has the encoder alone; the projection is that of the release.
+    Eq. (13) has the encoder alone; the linear projection to the size of z is that of the release.
     """
 
     row_wise: ClassVar[bool] = False
@@ -99,14 +110,19 @@ class Contrastive(Objective):
     ) -> None:
         """Build the passive's encoder, and a projection to the size of z.
 
-        `family`: maker of the encoder or decoder; None: of the settings.
+        Args:
+            settings: temperature and anchors.
+            representation: shape of z of one row.
+            features: shape of one of the passive's rows.
+            model: settings of its network.
+            family: makes the encoder; None: the one that `model` names.
         """
         super().__init__()
         self._settings = settings
         family = family or family_for(model, features)
         self.encoder = family.make_encoder(features, model)
         encoded = output_shape(self.encoder, features)
-        self.projection = projection_to(math.prod(representation), encoded)
+        self.projection = make_projection(math.prod(representation), encoded)
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
         """Return the contrastive loss between z and the passive's own projections.
@@ -141,10 +157,16 @@ class Reconstruction(Objective):
         model: ModelSettings,
         family: NetworkFamily | None = None,
     ) -> None:
-        """Build the decoder. Raises ModelError: its output has another shape than the passive's
-        rows.
+        """Build the decoder.
 
-        `family`: maker of the encoder or decoder; None: of the settings.
+        Args:
+            settings: without any of its own.
+            representation: shape of z of one row.
+            features: shape of one of the passive's rows.
+            model: settings of its network.
+            family: makes the decoder; None: the one that `model` names.
+
+        Raises ModelError: the decoder's output has another shape than the passive's rows.
         """
         super().__init__()
         family = family or family_for(model, features)
@@ -162,8 +184,8 @@ class Reconstruction(Objective):
 
 
 class Clustering(Objective):
-    """An objective that is not from the paper: z should predict the cluster of a person among the
-    passive's own features.
+    """An objective that is not from the paper: z should predict a person's cluster in the passive's
+    own features.
 
     APFed allows any loss of a passive, with two examples (Section 4); this loss follows none of its
     equations.
@@ -193,9 +215,13 @@ class Clustering(Objective):
         model: ModelSettings,
         family: NetworkFamily | None = None,
     ) -> None:
-        """Build the linear read-out, with empty cluster centres until `fit`.
+        """Build the linear read-out, with cluster centres of zero until `fit`.
 
-        `family`: maker of the encoder or decoder; None: of the settings.
+        Args:
+            settings: the number of clusters.
+            representation: shape of z of one row.
+            features: shape of one of the passive's rows.
+            model, family: unused; every objective takes them.
         """
         super().__init__()
         clusters = settings.clusters
@@ -229,14 +255,14 @@ class Clustering(Objective):
         self.sizes_K = self._assign_clusters(x_NF).sum(0)
 
     def _assign_clusters(self, features_B: Tensor) -> Tensor:
-        """Return soft assignments q (B, K) of rows to the cluster centres."""
-        apart_BK = torch.cdist(features_B.flatten(1), self.centres_KF).square()
-        return F.softmax(-apart_BK / self.spread, dim=1)
+        """Return soft assignments q (B, K) of rows to the K cluster centres."""
+        squared_distance_BK = torch.cdist(features_B.flatten(1), self.centres_KF).square()
+        return F.softmax(-squared_distance_BK / self.spread, dim=1)
 
     def compute_targets(self, features_B: Tensor) -> Tensor:
-        """Return the soft targets p of these rows, (B, K'), each of which sums to 1."""
-        weighed_BK = self._assign_clusters(features_B).square() / self.sizes_K
-        return weighed_BK / weighed_BK.sum(1, keepdim=True)
+        """Return the soft targets p (B, K) of these rows over the K clusters; each sums to 1."""
+        weighted_BK = self._assign_clusters(features_B).square() / self.sizes_K
+        return weighted_BK / weighted_BK.sum(1, keepdim=True)
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
         return F.cross_entropy(self.readout(z_BD.flatten(1)), self.compute_targets(features_B))

@@ -43,15 +43,14 @@ def count_columns(rows_NF: Tensor) -> int:
     z_NF = (rows_NF - rows_NF.mean(0))[:, differs_F] / scale_F[differs_F]
     if not z_NF.numel():
         return 0
-    square = z_NF.T @ z_NF if z_NF.shape[1] <= len(z_NF) else z_NF @ z_NF.T
-    variances = torch.linalg.eigvalsh(square)
+    # Both products have the same positive eigenvalues; the smaller one is decomposed.
+    gram = z_NF.T @ z_NF if z_NF.shape[1] <= len(z_NF) else z_NF @ z_NF.T
+    variances = torch.linalg.eigvalsh(gram)
     return int((variances > variances[-1] * _MIN_VARIANCE).sum())
 
 
-def max_numbers(columns: int) -> int:
-    """Return the most numbers per person that a party with this number of columns contributes:
-    half.
-    """
+def compute_number_limit(columns: int) -> int:
+    """Return how many numbers per person a party may contribute: half of its distinct columns."""
     return columns // 2
 
 
@@ -62,10 +61,11 @@ def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
     nearly is (docs/public-codes.md has what was reconstructed).
 
     Args:
+        party: the passive.
         columns: distinct columns of its table; see `count_columns`.
-        numbers: of one person that it contributes at a step.
+        numbers: how many numbers of one person it contributes at a step.
     """
-    limit = max_numbers(columns)
+    limit = compute_number_limit(columns)
     if numbers <= limit:
         return
     advice = f"model.projection of {limit:,} or less, or on secure_sum.noise"
@@ -81,13 +81,12 @@ def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
 
 
 def describe_rank(numbers: float, columns: int | None) -> str:
-    """Return in words how much of the passives' columns this number of decoded numbers a person can
-    reveal.
+    """Return in words how much of the passives' columns decoded sums can reveal.
 
     Args:
-        numbers: linear in the columns, of one person, over the whole run.
-        columns: distinct ones, of all parties whose columns enter; None: each party knows only its
-            own.
+        numbers: how many numbers of one person, linear in the columns, are decoded in the run.
+        columns: number of distinct columns of all contributing parties; None: each party knows
+            only its own.
     """
     text = f"{numbers:,.0f} number{'' if numbers == 1 else 's'} of "
     if columns is None:
@@ -108,14 +107,15 @@ def describe_opened_numbers(
     """Return in words what the sums that the active decodes reveal of the passives' columns.
 
     Args:
+        config: the run's settings.
+        classes: their number.
         columns: number of distinct columns of each contributing party; None: unknown here.
         numbers: numbers per person, if the parties agreed on them; None: as configured.
 
     Returns None if nothing linear is decoded, or its numbers are not counted.
     """
-    opened_count = config.method.linear_numbers(config, classes)
-    if not 0 < opened_count < math.inf:
+    configured = config.method.linear_numbers(config, classes)
+    if not 0 < configured < math.inf:
         return None
-    return describe_rank(
-        opened_count if numbers is None else numbers, sum(columns) if columns else None
-    )
+    decoded = configured if numbers is None else numbers
+    return describe_rank(decoded, sum(columns) if columns else None)

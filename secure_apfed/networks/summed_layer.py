@@ -76,9 +76,8 @@ class SummedLinear(nn.Module):
         self.receiver = add.described.agreement.receiver
         self.sizes = dict(sizes)
         blocks = layer.weight.detach().split([*sizes.values()], dim=1)
-        self.parts = nn.ModuleDict(
-            {name: _make_layer(weight) for name, weight in zip(sizes, blocks, strict=True)}
-        )
+        layers = {name: _make_layer(block) for name, block in zip(sizes, blocks, strict=True)}
+        self.parts = nn.ModuleDict(layers)
         bias: Tensor | None = layer.bias
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
         self._add_outside = torch.compiler.disable(_add_parts)
@@ -110,7 +109,7 @@ class SummedLinear(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SummedLinear":
         """Copy the weights and share the sum, whose roles hold keys."""
-        memo[id(self.add)] = self.add  # its roles hold keys, and its threads take turns
+        memo[id(self.add)] = self.add
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -187,7 +186,8 @@ def _make_layer(weight: Tensor, *, bias: bool = False) -> nn.Linear:
 
 
 def _add_parts(add: Callable[[Mapping[str, Tensor]], Any], terms: Mapping[str, Tensor]) -> Any:
-    """Return the secure sum; excluded from compiling, since a graph would store it
-    as a constant.
+    """Return the secure sum of each party's tensor.
+
+    Excluded from `torch.compile`, whose graph would store one sum as a constant.
     """
     return add(terms)

@@ -33,7 +33,7 @@ from apfed_protocols.errors import (
     RunStoppedError,
 )
 from apfed_protocols.psi.interface import IntersectionTooSmallError
-from secure_apfed.alignment.ids import id_rules
+from secure_apfed.alignment.ids import make_id_rules
 from secure_apfed.base.files import (
     load_json,
     make_private,
@@ -344,7 +344,7 @@ def prepare_parties(
         active, *helping = party_names(config.data)
         passives = tuple(helping)
     else:
-        data.compare_ids(id_rules(config.alignment).normalise_text)
+        data.compare_ids(make_id_rules(config.alignment).normalise_text)
         active = data.active.name
         passives = tuple(table.name for table in data.passives)
     names = tuple(assign_roles(METHODS[config.method.name], config, active, passives))

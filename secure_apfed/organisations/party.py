@@ -42,7 +42,7 @@ from secure_apfed.methods import (
     start_active,
 )
 from secure_apfed.methods.session import PartySession
-from secure_apfed.networks.models import threads_for
+from secure_apfed.networks.models import limit_threads_for
 from secure_apfed.organisations.counters import list_nonzero_counters, open_counters
 from secure_apfed.organisations.own_record import OwnRecord
 from secure_apfed.organisations.revocation import RevocationWatch
@@ -712,7 +712,7 @@ def join_session(
         store = PartyCheckpointStore(folder, file.party, config, data, role=role)
         shapes = [data.table.shape] if data else []
         batch = config.train.batch_size
-        stack.enter_context(threads_for(config.model, batch, shapes))
+        stack.enter_context(limit_threads_for(config.model, batch, shapes))
         secrets = store.secrets
         # With as much patience as the run has with who is started again.
         meet_s = max(file.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)

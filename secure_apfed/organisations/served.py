@@ -34,7 +34,7 @@ from apfed_protocols.ids import encode_pieces
 from apfed_protocols.randomness import fresh_key
 from apfed_protocols.seal import Identity
 from secure_apfed.alignment import require_overlaps_shown
-from secure_apfed.alignment.ids import IdFile, id_rules
+from secure_apfed.alignment.ids import IdFile, make_id_rules
 from secure_apfed.base.files import PathLike, load_json, open_regular, refuse_replacing_input
 from secure_apfed.base.formats import CONTRACT
 from secure_apfed.base.seeds import isolate_torch_modes
@@ -713,7 +713,7 @@ def _iterate_blocks(
     party = joint_party.file.party
     columns = _find_id_columns(joint_party.config, joint_party.file.party)
     pieces = encode_pieces(
-        party, IdFile(party, data, columns), id_rules(joint_party.config.alignment)
+        party, IdFile(party, data, columns), make_id_rules(joint_party.config.alignment)
     )
     ids = itertools.chain.from_iterable(pieces)
     for names, features in load_blocks(data, card.encoding, id_columns=columns):

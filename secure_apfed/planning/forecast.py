@@ -27,7 +27,7 @@ from torch import Tensor
 from apfed_protocols.conversation import Conversation, Outgoing, converse
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import canonical_ids, make_intersection
-from secure_apfed.alignment.ids import id_rules
+from secure_apfed.alignment.ids import make_id_rules
 from secure_apfed.base.phases import PhaseName
 from secure_apfed.base.transfers import StepLoss
 from secure_apfed.config import Config
@@ -52,7 +52,7 @@ from secure_apfed.methods.terms import (
     find_training_rows,
     plan_releases,
 )
-from secure_apfed.networks.models import threads_for
+from secure_apfed.networks.models import limit_threads_for
 from secure_apfed.networks.rank import count_columns, describe_opened_numbers
 from secure_apfed.privacy.accountants import EXACT, GaussianRelease, compose_mu, gdp_epsilon
 from secure_apfed.privacy.dp_sgd import calibrate_updates
@@ -462,7 +462,7 @@ def _forecast_tables(
     else:
         data = load_data(config.data, seed=config.seed)
     read_seconds = time.perf_counter() - began
-    data.compare_ids(id_rules(config.alignment).normalise_text)
+    data.compare_ids(make_id_rules(config.alignment).normalise_text)
     # All tables are at hand in a simulation.
     method = METHODS[config.method.name]
     own_data = data.select_party(data.active.name)
@@ -789,7 +789,7 @@ def _rehearse(
     code = {
         name: OwnCode(gradient=_contribute_zeros) for name in _list_black_boxes(config, template)
     }
-    with threads_for(config.model, batch, [table.shape for table in data.tables]):
+    with limit_threads_for(config.model, batch, [table.shape for table in data.tables]):
         start = SimulationInputs(config=quiet, data=data, code=code)
         session = Simulation(METHODS[config.method.name], start)
         setup = session.transcript.flows

@@ -25,8 +25,8 @@ from secure_apfed.data import OwnData
 from secure_apfed.data.lazy_rows import score_in_parts
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.calibration import SKEWED, PlattLine, is_rare, standardise_scores
-from secure_apfed.learning.descent import ActiveNetworks, predictor_of
-from secure_apfed.learning.votes import last_layer
+from secure_apfed.learning.descent import ActiveNetworks, copy_predictor
+from secure_apfed.learning.votes import find_last_layer
 from secure_apfed.measures.table import outputs_of
 from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import Session
@@ -160,7 +160,7 @@ def _has_a_last_layer(networks: ActiveNetworks) -> bool:
 
 def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> FloatArray:
     """Return the log-odds of the second class for these rows of the table."""
-    network = predictor_of(networks)
+    network = copy_predictor(networks)
     assert network is not None
     dtype = next(network.parameters()).dtype
 
@@ -203,7 +203,7 @@ def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iter
 @torch.no_grad()
 def _apply_line(networks: ActiveNetworks, line: PlattLine) -> None:
     """Scale the last layer by the line's slope, and add its offset to the second class."""
-    parameters = dict(last_layer(networks).named_parameters())
+    parameters = dict(find_last_layer(networks).named_parameters())
     for parameter in parameters.values():
         parameter.mul_(line.slope)
     if "bias" in parameters:

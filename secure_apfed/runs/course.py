@@ -31,7 +31,7 @@ from secure_apfed.data.lazy_rows import score_in_parts
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links, Transcript
 from secure_apfed.learning.calibration import SKEWED, is_rare
-from secure_apfed.learning.descent import add_prefix, find_device, predictor_of, remove_prefix
+from secure_apfed.learning.descent import add_prefix, copy_predictor, find_device, remove_prefix
 from secure_apfed.measures.table import (
     ACCURACY,
     MEASURES,
@@ -234,7 +234,7 @@ def _score_training_rows(
 
     None: the model needs other parties to predict.
     """
-    network = predictor_of(session.learner.get_solo_networks())
+    network = copy_predictor(session.learner.get_solo_networks())
     if network is None:
         return None
     data = labels.build_data()

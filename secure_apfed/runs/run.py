@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgpack
 from torch import Tensor
 
-from secure_apfed.alignment.ids import id_rules
+from secure_apfed.alignment.ids import make_id_rules
 from secure_apfed.base.files import PathLike, own_subfolder
 from secure_apfed.base.formats import RECORDING
 from secure_apfed.base.phases import begin_phase
@@ -30,7 +30,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.exchange.transcript import count_free_megabytes
-from secure_apfed.learning.descent import predictor_of
+from secure_apfed.learning.descent import copy_predictor
 from secure_apfed.learning.own_code import OwnCode
 from secure_apfed.methods import (
     METHODS,
@@ -43,7 +43,7 @@ from secure_apfed.methods import (
     fresh_secrets,
 )
 from secure_apfed.methods.alignment import needs_dealer
-from secure_apfed.networks.models import threads_for
+from secure_apfed.networks.models import limit_threads_for
 from secure_apfed.runs.course import RunCallbacks, RunWriter, TrainingLoop
 from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyCheckpointStore
@@ -118,12 +118,12 @@ def run_in_memory(
     begin_phase("read")
     prepared_data = data
     data = data or load_data(config.data, seed=config.seed)
-    data.compare_ids(id_rules(config.alignment).normalise_text)
+    data.compare_ids(make_id_rules(config.alignment).normalise_text)
     writer = None
     secrets = dict[str, PartySecrets]()
     shapes = [table.shape for table in data.tables]
     batch = config.train.batch_size
-    with ExitStack() as stack, threads_for(config.model, batch, shapes):
+    with ExitStack() as stack, limit_threads_for(config.model, batch, shapes):
         if folder is not None:
             writer = RunWriter(RunFolder(folder), config)
             stack.enter_context(writer.folder.open_for_run(config, resume=resume))
@@ -301,7 +301,7 @@ class _SimulationCallbacks(RunCallbacks):
             data=self._data,
             alignment=session.alignment,
             transcript=session.transcript,
-            model=predictor_of(session.learner.get_solo_networks()),
+            model=copy_predictor(session.learner.get_solo_networks()),
             encoders={
                 name: copy.deepcopy(network).cpu().eval()
                 for name, network in session.collect_networks().items()

@@ -20,7 +20,7 @@ from secure_apfed.base.seeds import Draws, seed_draws, shuffle_rows
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import Compute, Trainer, make_eager_class
 from secure_apfed.learning.votes import BLOCK
-from secure_apfed.networks.models import Shape, encoder_and_head
+from secure_apfed.networks.models import Shape, make_encoder_and_head
 from secure_apfed.solo.classical import best_strength, make_logistic_regression, scale_of, table_of
 from secure_apfed.solo.fitted import FittedModel, Layers, build_regression_layers, layers_of
 from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask, fit_network_once
@@ -115,7 +115,7 @@ class _Attempt:
         self.compute = Compute.from_settings(train)
         self._seed = task.seed
         with seed_draws(task.seed, "solo", "network"):
-            encoder, head = encoder_and_head(
+            encoder, head = make_encoder_and_head(
                 task.model, task.shape, task.classes, family=task.family
             )
         self._trainer = Trainer(

@@ -31,7 +31,7 @@ from secure_apfed.alignment import (
     max_guesses,
     records,
 )
-from secure_apfed.alignment.ids import id_rules
+from secure_apfed.alignment.ids import make_id_rules
 from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.config.file import load_config, load_config_text
 from secure_apfed.data.tables import load_raw_table
@@ -62,7 +62,7 @@ def test_rules_hold_in_any_order_and_are_one_for_all_parties() -> None:
         AlignmentSettings.model_validate({"normalisation": rules, "threads": 2}) for rules in said
     )
     assert one.collect_terms() == other.collect_terms()
-    assert id_rules(one) == IdNormalisation(unicode_nfc=False, case_fold=True)
+    assert make_id_rules(one) == IdNormalisation(unicode_nfc=False, case_fold=True)
     hub, member = ends_of(one, other.model_copy(update={"threads": 1}))  # each chooses for itself
     converse({"a": hub, "b": member})
     assert sorted(zip(hub.rows, member.rows, strict=True)) == [(0, 1), (1, 0)]
@@ -243,7 +243,7 @@ def test_a_history_is_not_agreed_on(tmp_path: Path) -> None:
     kept = AlignmentSettings(history=tmp_path, runs_with_a_peer=2)
     none = AlignmentSettings()
     agreement = IntersectionAgreement(session="s")
-    assert id_rules(none) == IdNormalisation()
+    assert make_id_rules(none) == IdNormalisation()
     assert none.maximum_ids == agreement.maximum_ids
     assert none.minimum_rows == agreement.minimum_rows
     assert (

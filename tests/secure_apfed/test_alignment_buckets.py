@@ -14,12 +14,12 @@ from apfed_protocols.psi import ot
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from apfed_protocols.randomness import derive_key
 from secure_apfed.alignment import buckets, over_links
-from secure_apfed.alignment.buckets import BucketedIds, bucket_count, compute_capacity
+from secure_apfed.alignment.buckets import BucketedIds, choose_bucket_count, compute_capacity
 from secure_apfed.alignment.over_links import (
     StoredIntersection,
     align_hub,
     align_member,
-    signs_of_alignment,
+    count_alignment_heartbeats,
 )
 from secure_apfed.errors import DataError
 from secure_apfed.exchange import Envelope, InMemoryNetwork, Kind
@@ -65,7 +65,7 @@ class Session:
         settings = {name: own.model_copy(update=protocol) for name, own in self.settings.items()}
         for name, ids in self.ids.items():
             links = world.links[name]
-            most = signs_of_alignment(SETTINGS.maximum_ids, len(members))
+            most = count_alignment_heartbeats(SETTINGS.maximum_ids, len(members))
             links.signs.set_limits({peer: most for peer in self.ids if peer != name})
             rest: dict[str, Any] = {
                 "session": session,
@@ -113,7 +113,7 @@ def test_buckets_find_what_one_list_finds(protocol: str, monkeypatch: pytest.Mon
 def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(
     size: int, start: int
 ) -> None:
-    count = bucket_count(size)
+    count = choose_bucket_count(size)
     own = BucketedIds(
         "bank",
         range(start, start + size),
@@ -132,14 +132,14 @@ def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(
 
 @pytest.mark.parametrize(("size", "count"), [(0, 1), (1, 1), (50, 1), (51, 2), (101, 4), (400, 8)])
 def test_buckets_are_a_power_of_two(size: int, count: int) -> None:
-    assert bucket_count(size) == count
+    assert choose_bucket_count(size) == count
     assert compute_capacity(size, 1) == size
 
 
 @pytest.mark.parametrize("size", [2_000_000, 10**8])
 def test_buckets_hardly_overflow(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "BUCKET_IDS", 2**20)
-    count = bucket_count(size)
+    count = choose_bucket_count(size)
     room = compute_capacity(size, count)
     assert 0 < count * binom.sf(room, size, 1 / count) < 2**-40
     assert count * binom.sf(int(0.998 * room), size, 1 / count) > 2**-40  # it fills no more
@@ -387,7 +387,7 @@ def test_signs_reach_everybody_and_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert set(session.align()["bank"]) == COMMON
     alive = {(one.sender, one.receiver) for one in session.sent if one.kind is Kind.ALIVE}
     assert alive >= {("bank", "shop"), ("bank", "post"), ("shop", "bank"), ("post", "bank")}
-    assert over_links.signs_of_alignment(1000, 2) == 2 * (10 * 1000 // 20) + 4
+    assert over_links.count_alignment_heartbeats(1000, 2) == 2 * (10 * 1000 // 20) + 4
 
     async def flood(self: Any, *given: object) -> None:
         for _ in range(1000):

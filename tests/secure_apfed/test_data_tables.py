@@ -426,7 +426,7 @@ def test_plain_files_are_read_at_once_as_pandas_reads_them(
 
     at_once = load_cells()
     monkeypatch.setattr(frames, "_read_plain_csv", lambda *_: None)
-    monkeypatch.setattr(frames, "_parse_numbers_at_once", lambda _: None)
+    monkeypatch.setattr(frames, "_cast_plain_numbers", lambda _: None)
     assert at_once == load_cells()
 
 

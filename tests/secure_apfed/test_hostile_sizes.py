@@ -485,13 +485,13 @@ def test_what_pairs_of_a_batch_take_was_counted() -> None:
 def test_the_spread_of_a_large_batch_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     z_BD = torch.randn(40, 20, generator=torch.Generator().manual_seed(0))
     z_BD[7] = 0
-    whole = release.spread_of(z_BD)
-    gave, peak = run_in_child(lambda: release.spread_of(torch.ones(8_000, 2)))
+    whole = release.compute_spread(z_BD)
+    gave, peak = run_in_child(lambda: release.compute_spread(torch.ones(8_000, 2)))
     assert gave < 1e-6
     # Pages of PyTorch's library that the child is the first to touch count, too: up to 220 MB.
     assert peak < 500 * MiB, "all pairs take 770 MB"
     monkeypatch.setattr(release, "_MAX_PAIRS", 130)
-    assert release.spread_of(z_BD) == pytest.approx(whole, rel=1e-6)
+    assert release.compute_spread(z_BD) == pytest.approx(whole, rel=1e-6)
 
 
 def test_a_rehearsal_holds_no_more_encrypted_labels_than_fit() -> None:

@@ -24,7 +24,7 @@ from pyarrow import parquet
 from apfed_protocols import IdNormalisation, align
 from apfed_protocols.ids import JOINT, KINDS, REFUSALS, id_texts
 from secure_apfed.alignment import IdFile
-from secure_apfed.alignment.ids import id_rules
+from secure_apfed.alignment.ids import make_id_rules
 from secure_apfed.data import ColumnEncoding
 from secure_apfed.data.tables import RawTable, load_raw_table
 from secure_apfed.errors import DataError
@@ -268,7 +268,7 @@ def test_kinds_that_never_match_are_told(left: Any, right: Any, says: str, advis
     assert says in str(caught.value)
     if advised is None:
         (told,) = re.findall(r"alignment: (\{.*\})", str(caught.value))
-        rules = id_rules(AlignmentSettings.model_validate(yaml.safe_load(told)))
+        rules = make_id_rules(AlignmentSettings.model_validate(yaml.safe_load(told)))
     else:
         rules = IdNormalisation()
         right = advised(right)

@@ -14,7 +14,7 @@ from torch import nn
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.learning.descent import Descent, rate_after
+from secure_apfed.learning.descent import Descent, compute_learning_rate
 from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import METHODS, open_session
 from secure_apfed.methods.method import pick_held_out_rows, split_batches
@@ -123,12 +123,14 @@ def test_rates_rise_and_fall_as_torchs_schedulers_have_them() -> None:
         falling.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         cosine.step()
-    found = [rate_after(train, done) for done in range(15)]
+    found = [compute_learning_rate(train, done) for done in range(15)]
     assert found[:4] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert found[4:13] == pytest.approx(falling, abs=1e-12)
     assert found[12:] == [0.0, 0.0, 0.0]
     warm = TrainSettings(learning_rate=0.4, warmup_steps=2)
-    assert [rate_after(warm, done) for done in range(4)] == pytest.approx([0.2, 0.4, 0.4, 0.4])
+    assert [compute_learning_rate(warm, done) for done in range(4)] == pytest.approx(
+        [0.2, 0.4, 0.4, 0.4]
+    )
 
 
 @pytest.mark.parametrize(

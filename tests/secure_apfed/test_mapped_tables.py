@@ -82,8 +82,8 @@ WRITERS = {"csv": write_csv, "parquet": write_parquet, "two files": write_parts}
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every table span many blocks."""
     monkeypatch.setattr(mapped_tables, "BLOCK_ROWS", 64)
-    monkeypatch.setattr(mapped_tables, "_IDS_OF_A_PIECE", 50)
-    monkeypatch.setattr(own_tables, "_IDS_OF_A_PIECE", 70)
+    monkeypatch.setattr(mapped_tables, "_IDS_PER_BLOCK", 50)
+    monkeypatch.setattr(own_tables, "_IDS_PER_BLOCK", 70)
 
 
 def load(path: Path, *, memory_map: str, party: str = "bank", **settings: Any) -> OwnData:

@@ -14,7 +14,7 @@ from sklearn import metrics
 from sklearn.preprocessing import label_binarize
 
 from secure_apfed.errors import DataError
-from secure_apfed.learning.calibration import PlattLine, slope_of, standardise_scores
+from secure_apfed.learning.calibration import PlattLine, fit_slope, standardise_scores
 from secure_apfed.measures.intervals import (
     MIN_ROWS,
     REDRAWN,
@@ -320,10 +320,10 @@ def test_probabilities_are_straightened_by_labels_that_models_had_not_seen() -> 
     assert (again.slope, again.offset) == pytest.approx((1, 0), abs=1e-5)
     # Two positives make nobody sure, and scores that say nothing keep their ranks.
     two = np.flatnonzero(truth)[:2]
-    assert slope_of(np.array([3.0, 3.0, *np.zeros(40)]), np.repeat([1, 0], [2, 40])) < 1.5
+    assert fit_slope(np.array([3.0, 3.0, *np.zeros(40)]), np.repeat([1, 0], [2, 40])) < 1.5
     against = np.where(np.isin(np.arange(6000), two), -9.0, 9.0)
-    assert slope_of(against[truth[:6000] >= 0], truth) > 0
-    assert slope_of(np.zeros(3), np.zeros(3, np.int64)) == pytest.approx(0.3), "none of a class"
+    assert fit_slope(against[truth[:6000] >= 0], truth) > 0
+    assert fit_slope(np.zeros(3), np.zeros(3, np.int64)) == pytest.approx(0.3), "none of a class"
     same = PlattLine.from_scores(np.ones(5), np.empty(0), truth[:0], np.zeros(5), rate=0.02)
     assert expit(same.slope + same.offset) == pytest.approx(0.02)
 

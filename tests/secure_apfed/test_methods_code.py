@@ -127,5 +127,5 @@ def test_a_forecast_that_is_forgotten_moves_nothing() -> None:
     sizes = [float(part_NF.square().sum(1).mean()) for part_NF in both_NF.split([5, 3], dim=1)]
     assert sizes == pytest.approx([8, 8], rel=0.05)
     assert not torch.equal(encoder(rows_NF), before)
-    encoder.reset_forecast(rows_NF)
+    encoder.reset_prediction(rows_NF)
     assert torch.equal(encoder(rows_NF), before)

@@ -295,7 +295,7 @@ class Crossing(InMemoryNetwork):
         last = inbox.pop()
         before = [at for at, (name, _) in enumerate(inbox) if name == sender]
         inbox.insert(self.chance.randint(max(before, default=-1) + 1, len(inbox)), last)
-        self.chance.shuffle(self._waiting_roles)
+        self.chance.shuffle(self._receivers)
 
 
 def open_three(

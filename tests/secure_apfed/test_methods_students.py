@@ -580,7 +580,7 @@ def make_rows(count: int = 160) -> tuple[Tensor, Tensor]:
 def quality(representation: int, labels_N: Tensor | None = None) -> autoencoder.EncoderQuality:
     x_NF, known_N = make_rows()
     model = ModelSettings(network="selu", hidden=(), representation=representation)
-    return autoencoder.encoder_quality(
+    return autoencoder.measure_encoder_quality(
         x_NF,
         known_N if labels_N is None else labels_N,
         model=model,

@@ -18,7 +18,7 @@ from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Kind, Links, pack_tensors
 from secure_apfed.methods import METHODS, Simulation, multiview, open_session
 from secure_apfed.methods.averaging import LinearViews
-from secure_apfed.networks.models import SequenceEncoder, encoder_and_head
+from secure_apfed.networks.models import SequenceEncoder, make_encoder_and_head
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.columns import pick_columns, restrict_columns
 from secure_apfed.runs.run import run
@@ -494,7 +494,7 @@ def test_a_gru_reads_its_steps_and_no_padding() -> None:
 def test_a_gru_is_told_the_shape_of_its_rows() -> None:
     settings = ModelSettings(network="gru", sequences=((3, 2),))
     with pytest.raises(ModelError, match="model\\.sequences"):
-        encoder_and_head(settings, (9,), 2)
+        make_encoder_and_head(settings, (9,), 2)
 
 
 @pytest.mark.sampled(every=2)

@@ -21,9 +21,9 @@ from secure_apfed.networks.models import (
     RandomFeatures,
     Shape,
     family_for,
+    limit_threads_for,
+    make_projection,
     output_shape,
-    projection_to,
-    threads_for,
 )
 from secure_apfed.networks.objectives import OBJECTIVES, contrastive_loss
 from secure_apfed.settings.training import (
@@ -90,7 +90,7 @@ def test_tables_of_networks(network: str, features: Shape, image_map: Shape, num
     assert output_shape(projected, (64,)) == features
     assert layers(projected) == ["Linear", "ReLU", "Unflatten", *layers(decoder)]
     assert parameters(projected) == parameters(decoder) + 65 * numbers
-    projection = projection_to(64, image_map)
+    projection = make_projection(64, image_map)
     assert layers(projection) == ["Flatten", "Linear"]
     assert parameters(projection) == 64 * numbers + 64
     width = 256 if network == "conv_mnist" else 50
@@ -198,7 +198,7 @@ def test_threads_are_as_many_as_a_step_pays_for() -> None:
             (large, 128, [(1_000,)], 2),
             (large, 4_096, [(1_000,)], 3),
         ):
-            with threads_for(settings, batch, shapes):
+            with limit_threads_for(settings, batch, shapes):
                 assert torch.get_num_threads() == worth
             assert torch.get_num_threads() == 3
     assert torch.get_num_threads() == callers

@@ -27,9 +27,9 @@ from secure_apfed.learning.release import (
     Releases,
     check_norms,
     check_spread,
+    compute_spread,
     lengthen_rows,
     parse_representations,
-    spread_of,
 )
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.sum_end import AnswerLimits, bind_step
@@ -522,7 +522,7 @@ QUERIES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("query", QUERIES)
 def test_chosen_queries_have_no_spread(dtype: torch.dtype, query: str) -> None:
-    assert spread_of(QUERIES[query].to(dtype)) < 5e-4
+    assert compute_spread(QUERIES[query].to(dtype)) < 5e-4
 
 
 @pytest.mark.parametrize(("rows", "shape"), [(2, (8,)), (3, (64,)), (128, (4, 5, 5))])
@@ -530,21 +530,21 @@ def test_random_rows_spread_and_so_do_those_around_a_mean(
     rows: int, shape: tuple[int, ...]
 ) -> None:
     z_BD = random(rows, *shape)
-    assert spread_of(z_BD) > 0.3
-    assert spread_of(5 * torch.ones(shape) + z_BD) > 0.01
-    scaled = [spread_of(z_BD * scale) for scale in (1e-20, 1e30)]
-    assert scaled == pytest.approx([spread_of(z_BD)] * 2)
+    assert compute_spread(z_BD) > 0.3
+    assert compute_spread(5 * torch.ones(shape) + z_BD) > 0.01
+    scaled = [compute_spread(z_BD * scale) for scale in (1e-20, 1e30)]
+    assert scaled == pytest.approx([compute_spread(z_BD)] * 2)
 
 
 def test_the_spread_of_two_rows_is_the_squared_sine_of_their_angle_and_of_zeros_none() -> None:
-    assert spread_of(torch.zeros(5, WIDE_D)) == 0
-    assert spread_of(torch.cat([ONE_ROW, torch.zeros(20, WIDE_D)])) == 0
+    assert compute_spread(torch.zeros(5, WIDE_D)) == 0
+    assert compute_spread(torch.cat([ONE_ROW, torch.zeros(20, WIDE_D)])) == 0
 
 
 @pytest.mark.parametrize("angle", [0.0, 0.1, 1.0, math.pi / 2, math.pi])
 def test_the_spread_of_two_rows_is_the_squared_sine_of_their_angle(angle: float) -> None:
     rows = torch.tensor([[2.0, 0.0], [math.cos(angle), math.sin(angle)]])
-    assert spread_of(rows) == pytest.approx(math.sin(angle) ** 2, abs=1e-6)
+    assert compute_spread(rows) == pytest.approx(math.sin(angle) ** 2, abs=1e-6)
 
 
 def test_the_bound_is_the_contracts_and_zero_is_no_rule() -> None:

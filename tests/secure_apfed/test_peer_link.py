@@ -74,7 +74,7 @@ def test_another_secret_or_party_is_told_at_both_ends(
 
     clock = SimpleNamespace(monotonic=hurrying, sleep=lambda _: time.sleep(0.01))
     monkeypatch.setattr(resumable_link, "time", clock)
-    monkeypatch.setattr(sealed_connection, "_LOOK_S", 0.01)
+    monkeypatch.setattr(sealed_connection, "_POLL_S", 0.01)
     monkeypatch.setattr(PeerAcceptor, "admit_stranger", note_arrival)
     bank, there = both({"secret": SECRET}, shop)
     assert says in there

@@ -28,7 +28,12 @@ from secure_apfed.labellers import LABELLERS
 from secure_apfed.methods import METHODS, open_session
 from secure_apfed.methods.apfed_code import ApfedCode
 from secure_apfed.networks.models import Projection
-from secure_apfed.networks.rank import count_columns, describe_rank, max_numbers, warn_if_narrow
+from secure_apfed.networks.rank import (
+    compute_number_limit,
+    count_columns,
+    describe_rank,
+    warn_if_narrow,
+)
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run_in_memory
@@ -93,7 +98,7 @@ def test_columns_count_that_differ(kind: str, count: int) -> None:
 
 @pytest.mark.parametrize(("columns", "maximum"), [(0, 0), (1, 0), (2, 1), (3, 1), (12, 6)])
 def test_a_projection_takes_half_of_its_columns_and_no_more(columns: int, maximum: int) -> None:
-    assert max_numbers(columns) == maximum
+    assert compute_number_limit(columns) == maximum
     rows_NF = torch.randn(40, max(1, columns)) * (columns > 0)
     if maximum:
         Projection(columns, maximum).fit(rows_NF)

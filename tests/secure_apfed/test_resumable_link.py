@@ -201,7 +201,7 @@ def test_a_link_waits_until_the_peers_link_of_a_session_before_has_ended() -> No
 @pytest.mark.slow
 def test_who_sends_waits_for_who_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WINDOW", 3_000_000)
-    monkeypatch.setattr(module, "_MAX_HELD", 3_500_000)
+    monkeypatch.setattr(module, "_MAX_UNREAD_BYTES", 3_500_000)
     ends, sent, body = Ends([2, 9]), [], bytes(1_000_000)
 
     def flood() -> None:
@@ -224,7 +224,7 @@ def test_who_sends_waits_for_who_does_not_take(monkeypatch: pytest.MonkeyPatch) 
 
 def test_who_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WINDOW", 1_000_000)
-    monkeypatch.setattr(module, "_MAX_HELD", 1_000_000)
+    monkeypatch.setattr(module, "_MAX_UNREAD_BYTES", 1_000_000)
     monkeypatch.setattr(module, "_STALLED_S", 0.3)
     ends = Ends([])
 
@@ -253,7 +253,7 @@ def test_a_flood_beyond_what_is_confirmed_ends_the_link(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_connection_that_hangs_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BEAT_S", 0.1)
+    monkeypatch.setattr(module, "_HEARTBEAT_S", 0.1)
     monkeypatch.setattr(module, "_SILENT_S", 2.0)
     ends = Ends([])
     ends.here.send(b"first")

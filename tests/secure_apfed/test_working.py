@@ -17,7 +17,7 @@ from apfed_experiments import leaks
 from apfed_experiments.runner import run_study
 from apfed_experiments.solo import compare_baselines, compare_regressions
 from apfed_protocols.psi.interface import Progress as Aligning
-from secure_apfed.alignment.over_links import ProgressTo
+from secure_apfed.alignment.over_links import ProgressReporter
 from secure_apfed.base.working import (
     TimeLeft,
     Work,
@@ -168,7 +168,7 @@ def attacks() -> None:
 def alignment() -> None:
     signs: Any = SimpleNamespace(count_work=lambda count: None)
     for done in (4, 10):
-        ProgressTo(signs)(Aligning(party="ann", work="blinding", done=done, total=10))
+        ProgressReporter(signs)(Aligning(party="ann", work="blinding", done=done, total=10))
 
 
 # What reports itself as long work: by name, with how often at least.

@@ -47,7 +47,7 @@ from secure_apfed.learning.release import (
     check_norms,
     check_rows,
     check_spread,
-    representation_specs,
+    make_representation_specs,
 )
 from secure_apfed.methods import ActiveRole, Simulation, open_session
 from secure_apfed.methods.alignment import (
@@ -184,7 +184,9 @@ def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
         sender = message.sender
         if Rule.NORMS not in rules:
             terms = terms.model_copy(update={"minimum_norm": 0.0, "maximum_norm": _UNBOUNDED})
-        tensors, meta = unpack_tensors(message.payload, representation_specs(terms), sender=sender)
+        tensors, meta = unpack_tensors(
+            message.payload, make_representation_specs(terms), sender=sender
+        )
         rows_B = tensors["rows"]
         z_BD = tensors["z"]
         if Rule.BATCH in rules:
@@ -309,7 +311,7 @@ class LiveRun(LiveSession[ApfedActive]):
             """Admit the request and return the adversary's rows in place of the honest
             gradients.
             """
-            specs = representation_specs(honest.terms)
+            specs = make_representation_specs(honest.terms)
             tensors, _ = unpack_tensors(message.payload, specs, sender=message.sender)
             rows_B = tensors["rows"]
             z_BD = tensors["z"]
@@ -378,7 +380,7 @@ class LiveRun(LiveSession[ApfedActive]):
         if not self._asking:
             self._begin_epoch()
             self._asking = True
-        dtype = representation_specs(self.terms)["z"].dtype
+        dtype = make_representation_specs(self.terms)["z"].dtype
         shape = self.terms.shape
         meta = {"weights": dict(weights)} if weights else {}
         participating = [

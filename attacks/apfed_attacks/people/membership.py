@@ -26,7 +26,7 @@ from torch.func import functional_call, stack_module_state
 from apfed_attacks.interface import Attack, FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.base.seeds import derive_seed, seed_draws, shuffle_rows
-from secure_apfed.networks.models import encoder_and_head
+from secure_apfed.networks.models import make_encoder_and_head
 from secure_apfed.settings.training import ModelSettings
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Membership(Attack):
             """Return a network of the library's default architecture, where the victim's is
             unknown.
             """
-            return nn.Sequential(*encoder_and_head(ModelSettings(), shape, knowledge.classes))
+            return nn.Sequential(*make_encoder_and_head(ModelSettings(), shape, knowledge.classes))
 
         make_network = knowledge.architecture or make_usual_network
         shadows = Shadows(make_network, train, seed, view.device)

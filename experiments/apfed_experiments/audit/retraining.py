@@ -37,8 +37,8 @@ from secure_apfed.base.files import to_json
 from secure_apfed.base.seeds import seed_draws, shuffle_rows
 from secure_apfed.data import load_data
 from secure_apfed.learning.descent import ActiveNetworks
-from secure_apfed.learning.trainers import joint_loss
-from secure_apfed.networks.models import encoder_and_head, projection_to
+from secure_apfed.learning.trainers import make_joint_loss
+from secure_apfed.networks.models import make_encoder_and_head, make_projection
 from secure_apfed.networks.objectives import Reconstruction
 from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.noise import onto_ball
@@ -274,7 +274,7 @@ class Retrainings:
         def compute_loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
             scores_1K, sent_1D = functional_call(self._active, dict(weights), (x_F[None],))
             z_1D = onto_ball(sent_1D, self.protection.clip)
-            return joint_loss(F.cross_entropy(scores_1K, y[None]), z_1D, row_D)
+            return make_joint_loss(F.cross_entropy(scores_1K, y[None]), z_1D, row_D)
 
         example_gradient = vmap(vmap(grad(compute_loss), in_dims=(None, 0, 0, 0)))
         gradients: Weights = example_gradient(self._weights["active"], x_RBF, y_RB, row_RBD)
@@ -397,8 +397,8 @@ CASES: Mapping[str, Case] = {
 def make_networks() -> tuple[dict[str, nn.Module], nn.Module]:
     """Return the active's networks and the passive's objective with their initial weights."""
     with seed_draws(_SEED, "audit", "networks"):
-        encoder, head = encoder_and_head(_MODEL, (10,), 2)
-        modules = {"encoder": encoder, "head": head, "projection": projection_to(4, (4,))}
+        encoder, head = make_encoder_and_head(_MODEL, (10,), 2)
+        modules = {"encoder": encoder, "head": head, "projection": make_projection(4, (4,))}
         objective = Reconstruction(
             ReconstructionSettings(), representation=(4,), features=(10,), model=_MODEL
         )

@@ -25,8 +25,8 @@ from secure_apfed.exchange import Kind
 from secure_apfed.learning.autoencoder import (
     DistillationSettings,
     Score,
+    compute_own_codes,
     cross_validate_scores,
-    own_codes,
 )
 from secure_apfed.learning.descent import Compute
 from secure_apfed.methods.distilled import ApcVflSettings
@@ -187,7 +187,7 @@ def score_local(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]
     """
     run_config, data, score = _prepare_run(seed, config, scores)
     features_TF = data.active.features[data.train_rows]
-    codes_TD, _ = own_codes(
+    codes_TD, _ = compute_own_codes(
         features_TF,
         model=run_config.model,
         settings=DistillationSettings.from_settings(run_config.method),
