@@ -1,10 +1,11 @@
-"""Autoencoders that end early, alone or drawn towards the code that another one has of some rows.
+"""Autoencoders with early stopping; one's code may be trained to resemble another's for some rows.
 
 Run by: every party on its own rows, and the active on the parties' codes (APC-VFL, Eqs. 1 and 5).
 Letters: N rows, n of them with a code to resemble, F features, D numbers of a code.
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
@@ -72,7 +73,8 @@ class TargetCodes:
     """The codes that the encoder's own are to resemble.
 
     Attributes:
-        rows: (n,), which of the rows have one; codes: (n, D).
+        rows: indices of the rows that have one, (n,).
+        codes: (n, D).
     """
 
     rows: Tensor
@@ -100,6 +102,14 @@ def new_autoencoder(
     """Return an untrained autoencoder, whose weights follow from owner, name and seed.
 
     If a network returns the row together with its code, only the code is used.
+
+    Args:
+        owner: the party.
+        name: of the network among the party's.
+        model: settings of the networks.
+        features: shape of one row.
+        seed: of the weights.
+        compute: device and precision.
     """
     family = family_for(model, features)
     with seed_draws(seed, owner, name):
@@ -120,21 +130,28 @@ def fit_autoencoder(
     seed: int,
     resembled: TargetCodes | None = None,
 ) -> int:
-    """Train until the loss on held-out rows has not fallen for `patience` epochs; keep the best.
+    """Train until the loss on held-out rows has not fallen for `patience` epochs; return the number
+    of epochs.
 
-    The loss of a row is that of its reconstruction, plus, where it has a target code,
-    `settings.weight` times the distance of the two codes. The network is changed in place; batches
-    and held-out rows follow from owner and seed. Returns the number of trained epochs. Raises
-    ModelError: fewer than two rows, or the loss is no longer finite.
+    The loss of a row is that of its reconstruction, plus, if it has a target code,
+    `settings.weight` times the distance of the two codes. The network then has the weights of the
+    best epoch, which are frozen.
 
-    `features_NF`: rows (N, F). `resembled`: codes that the hidden layer should come close to; None:
-    none.
+    Args:
+        network: changed in place.
+        features_NF: rows.
+        settings: epochs, batches, learning rate and weight of the codes' distance.
+        owner: the party; with `seed`, of batches and held-out rows.
+        seed: see `owner`.
+        resembled: codes that the network's own should resemble; None: there are none.
+
+    Raises ModelError: fewer than two rows, or the loss is no longer finite.
     """
     if len(features_NF) < 2:
         raise ModelError(f"{owner}: an autoencoder takes two rows or more, got {len(features_NF)}")
     loss = _Loss(network, features_NF, settings, resembled)
-    draw = seed_draws(seed, owner, "autoencoder").get_generator()
-    order_N = torch.randperm(len(features_NF), generator=draw).to(features_NF.device)
+    generator = seed_draws(seed, owner, "autoencoder").get_generator()
+    order_N = torch.randperm(len(features_NF), generator=generator).to(features_NF.device)
     count = max(1, round(settings.held_out * len(order_N)))
     validation_V = order_N[:count]
     rows_N = order_N[count:]
@@ -145,14 +162,15 @@ def fit_autoencoder(
     best_epoch = 0
     while epochs < settings.epochs and epochs - best_epoch < settings.patience:
         epochs += 1
-        shuffled_N = rows_N[torch.randperm(len(rows_N), generator=draw).to(rows_N.device)]
+        order = torch.randperm(len(rows_N), generator=generator).to(rows_N.device)
+        shuffled_N = rows_N[order]
         for rows_B in shuffled_N.split(settings.batch_size):
             adam.zero_grad()
             loss(rows_B).backward()
             adam.step()
         with torch.no_grad():
             current = float(loss(validation_V))
-        if current != current:
+        if math.isnan(current):
             raise ModelError(
                 f"{owner}: training of an autoencoder diverged; lower method.learning_rate"
             )
@@ -166,7 +184,9 @@ def fit_autoencoder(
 
 
 class _Loss:
-    """The loss of rows whose codes, for some, are to resemble given vectors; Eqs. (1) and (5)."""
+    """The loss of reconstruction, plus the distance of codes where a target is given; APC-VFL,
+    Eqs. (1) and (5).
+    """
 
     def __init__(
         self,
@@ -175,37 +195,32 @@ class _Loss:
         settings: DistillationSettings,
         resembled: TargetCodes | None,
     ) -> None:
-        """Prepare the autoencoder's loss: target codes by row, with a mask of the rows that have
-        one.
-
-        `features_NF`: rows (N, F). `resembled`: codes that the hidden layer should come close to;
-        None: none.
-        """
+        """Arrange the target codes by row; for the arguments see `fit_autoencoder`."""
         self._network = network
         self._features_NF = features_NF
         self._weight = settings.weight
-        self._of_codes = _LOSSES[settings.loss]
+        self._compute_code_loss = _LOSSES[settings.loss]
         rows = len(features_NF)
-        self._is_resembled_N = torch.zeros(rows, dtype=torch.bool, device=features_NF.device)
-        self._wanted_ND = features_NF.new_zeros(rows, 0)
+        self._has_target_N = torch.zeros(rows, dtype=torch.bool, device=features_NF.device)
+        self._targets_ND = features_NF.new_zeros(rows, 0)
         if resembled is not None and self._weight:
-            self._is_resembled_N[resembled.rows] = True
-            self._wanted_ND = features_NF.new_zeros(rows, resembled.codes.shape[1])
-            self._wanted_ND[resembled.rows] = resembled.codes.to(features_NF)
+            self._has_target_N[resembled.rows] = True
+            self._targets_ND = features_NF.new_zeros(rows, resembled.codes.shape[1])
+            self._targets_ND[resembled.rows] = resembled.codes.to(features_NF)
 
     def __call__(self, rows_B: Tensor) -> Tensor:
-        """Return the loss of these rows: reconstruction (Eq. 1), plus the codes'
-        distance (Eq. 5).
+        """Return the mean loss of these rows: reconstruction (Eq. 1), plus the weighted distance of
+        codes (Eq. 5).
         """
         codes_BD = self._network.encoder(self._features_NF[rows_B])
         total = F.mse_loss(self._network.decoder(codes_BD), self._features_NF[rows_B])
-        is_resembled_B = self._is_resembled_N[rows_B]
-        if bool(is_resembled_B.any()):
-            code_loss = self._of_codes(
-                codes_BD[is_resembled_B], self._wanted_ND[rows_B[is_resembled_B]]
+        has_target_B = self._has_target_N[rows_B]
+        if bool(has_target_B.any()):
+            code_loss = self._compute_code_loss(
+                codes_BD[has_target_B], self._targets_ND[rows_B[has_target_B]]
             )
-            # Eq. (5) is of a row; rows without a code count as 0 in the mean.
-            total = total + self._weight * code_loss * is_resembled_B.to(total.dtype).mean()
+            # Eq. (5) is the loss of one row; rows without a target count as 0 in the mean.
+            total = total + self._weight * code_loss * has_target_B.to(total.dtype).mean()
         return total
 
 
@@ -226,7 +241,7 @@ class EncoderQuality:
     Attributes:
         columns, codes: scores of the k folds, 0 to 1, on the same folds.
         threshold: tau of Eq. (12).
-        epochs: that the autoencoder was trained.
+        epochs: how many the autoencoder was trained for.
     """
 
     columns: Floats
@@ -241,9 +256,9 @@ class EncoderQuality:
 
     @property
     def good_enough(self) -> bool:
-        """Eq. (12): the means differ by less than the threshold, or the code's is higher.
+        """True if the means differ by less than the threshold (Eq. 12), or the code's is higher.
 
-        The paper takes the distance of the means; a code that scores higher is no worse for it.
+        The paper takes the absolute difference, so it would also reject a much better code.
         """
         return self.difference > -self.threshold
 
@@ -263,9 +278,21 @@ def measure_encoder_quality(
 ) -> EncoderQuality:
     """Train an autoencoder on all rows; cross-validate a classifier on columns and on codes.
 
-    `labels_N`: `UNLABELLED` where there is none. `threshold`: tau of Eq. (12). Raises DataError:
-    fewer rows of a class than folds; ModelError: training diverged. `features_NF`: rows (N, F).
-    `owner`: the party, for the error.
+    Args:
+        features_NF: rows.
+        labels_N: their classes; `UNLABELLED` for a row without one.
+        model: settings of the networks.
+        settings: of the autoencoder's training.
+        owner: the party.
+        seed: of weights, batches and folds.
+        compute: device and precision.
+        threshold: tau of Eq. (12).
+        folds: k.
+        score: by which columns and codes are compared.
+
+    Raises:
+        DataError: fewer rows of a class than folds.
+        ModelError: training diverged.
     """
     codes_ND, epochs = compute_own_codes(
         features_NF, model=model, settings=settings, owner=owner, seed=seed, compute=compute
@@ -289,13 +316,13 @@ def compute_own_codes(
     seed: int,
     compute: Compute,
 ) -> tuple[Tensor, int]:
-    """Train an autoencoder on all rows, without labels; return codes (N, D) and the number of
-    epochs.
+    """Train an autoencoder on all rows (N, F), without labels; return codes (N, D) and the number
+    of epochs.
 
-    It equals, for the same seed, the student that `owner` trains in APC-VFL without the others'
-    codes: the paper's ablation (section 5). Raises ModelError: training diverged.
+    For the same seed it equals the network that `owner` trains in APC-VFL without the other
+    parties' codes: the paper's ablation (section 5).
 
-    `features_NF`: rows (N, F).
+    Raises ModelError: training diverged.
     """
     shape = tuple(features_NF.shape[1:])
     placed_NF = compute.move_tensor(features_NF)
@@ -314,10 +341,18 @@ def cross_validate_scores(
 ) -> Mapping[str, Floats]:
     """Return the scores of logistic regression on k stratified folds, (k,), by kind of score.
 
-    Equal labels, folds and seed give equal folds, whatever the values. Raises DataError: fewer rows
-    of a class than folds.
+    Equal labels, folds and seed give equal folds, whatever the values.
+
+    Args:
+        values_NF: what the classifier reads.
+        labels_N: a class for each row.
+        folds: k.
+        seed: of the folds.
+        scores: kinds of score.
+
+    Raises DataError: fewer rows of a class than folds.
     """
-    # They take a second to load, and few runs ask.
+    # Imported here, since it takes a second and few runs need it.
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_validate
 

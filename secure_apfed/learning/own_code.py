@@ -131,8 +131,9 @@ class OwnCode:
     scheduler_every: StepsOrEpoch = EPOCH
 
     def __post_init__(self) -> None:
-        """Check that each part is a module or a function, with initialised parameters. Raises
-        ConfigError.
+        """Check that each part is a module or a function, and modules can be trained.
+
+        Raises ConfigError.
         """
         for name, source in vars(self).items():
             if name in ("objective_options", "scheduler_every") or source is None:
@@ -189,9 +190,10 @@ class OwnCode:
         )
 
     def copy_fresh(self) -> Self:
-        """Return the same with copies of its networks as they are now, which train apart.
+        """Return the same code with copies of its networks, which are trained independently.
 
-        Weights that encoder and head share are shared by their copies, too.
+        Weights that encoder and head share are shared by their copies, too. Raises ConfigError: a
+        module cannot be copied.
         """
         parts = {"encoder": self.encoder, "head": self.head, "projection": self.projection}
         modules: dict[str, Any] = {
@@ -208,8 +210,8 @@ class OwnCode:
 
     def find_family(self) -> "OwnFamily | None":
         """Return the party's own networks as a family; None: it brings none."""
-        brings = any(part is not None for part in (self.encoder, self.head, self.decoder))
-        return OwnFamily(self) if brings else None
+        has_networks = any(part is not None for part in (self.encoder, self.head, self.decoder))
+        return OwnFamily(self) if has_networks else None
 
     def make_objective(
         self, settings: OwnLossSettings, *, owner: str, **arguments: Any
@@ -217,6 +219,7 @@ class OwnCode:
         """Return the party's own loss as an objective.
 
         Args:
+            settings: what the party declares of its loss.
             owner: the party, for errors.
             arguments: the other arguments that a class of objectives may take: `representation`,
                 `features`, `model` and `family`, as built-in ones do.
@@ -233,24 +236,26 @@ class OwnCode:
         if isinstance(loss, type) and issubclass(loss, nn.Module):
             loss = make_module(loss, settings=options, **arguments)
         if isinstance(loss, Objective):
-            loss.row_wise = settings.row_wise  # type: ignore[misc]  # charged so, hence measured so
+            # The declaration by which noise is charged is the one that is tested.
+            loss.row_wise = settings.row_wise  # type: ignore[misc]
             return loss
         return OwnObjective(loss, settings, owner=owner)
 
     def _read_options(self, loss: Any, owner: str) -> Settings | None:
-        """Return the options as the settings class that an objective declares; None: it has none.
+        """Return the party's options as an object of the settings class that its loss declares.
 
-        `loss`: the party's loss class. `owner`: the party, for errors.
+        None if the loss declares no settings. `loss`: the party's loss, or its class. `owner`: the
+        party, for errors.
 
-        Raises ConfigError: it declares no settings, or others.
+        Raises ConfigError: there are options, but no settings class, or one without these keys.
         """
         # Imported late: modules that read files are on a higher layer than networks.
         from secure_apfed.config.file import read_options
 
         key = f"passives.{owner}.objective"
-        kind = getattr(loss, "settings", None) if isinstance(loss, type) else None
-        if isinstance(kind, type) and issubclass(kind, Settings):
-            return read_options(kind, self.objective_options, key=key)
+        declared = getattr(loss, "settings", None) if isinstance(loss, type) else None
+        if isinstance(declared, type) and issubclass(declared, Settings):
+            return read_options(declared, self.objective_options, key=key)
         if self.objective_options:
             raise ConfigError(
                 f"{key}: its loss takes no options, got {', '.join(self.objective_options)}; leave "
@@ -259,9 +264,7 @@ class OwnCode:
         return None
 
     def make_black_box(self, *, owner: str, rows_N: Tensor, ids: Sequence[str]) -> BlackBox:
-        """Return the party's own gradient function as a trainer; see `BlackBox`.
-
-        `owner`: the party, for errors. `rows_N`: its rows, as it gave them.
+        """Return the party's own gradient function as a trainer; for the arguments see `BlackBox`.
 
         Raises ConfigError: the party brought none.
         """
@@ -276,10 +279,12 @@ class OwnCode:
         return BlackBox(owner, gradient, rows_N=rows_N, ids=ids)
 
     def make_projection(self, size: int, representation: Shape) -> nn.Module:
-        """Return the map from a representation to the sent row (D,): the party's own, or a linear
-        layer.
+        """Return the map from a representation to the numbers that are sent of a row: the party's
+        own, or a linear layer.
 
-        Raises ModelError: its own has another output size.
+        `size`: how many numbers. `representation`: the shape of one row's representation.
+
+        Raises ModelError: the party's own has another output size.
         """
         if self.projection is None:
             return make_projection(size, representation)
@@ -294,7 +299,7 @@ class OwnCode:
         return projection
 
     def copy_networks(self) -> "FreshFamily | None":
-        """Return a family that copies the present networks at each use; None: it brings none."""
+        """Return a family that makes copies of the party's networks; None: it brings none."""
         return None if self.encoder is None else FreshFamily(self.copy_fresh())
 
     def copy_encoder(self) -> Self:
@@ -320,8 +325,8 @@ class OwnFamily:
         return make_module(self._code.encoder, features=features)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Return the party's own head; without one a linear layer on an own encoder, else a
-        built-in head.
+        """Return the party's own head; without one, a linear layer if the encoder is its own, else
+        a built-in head.
         """
         if self._code.head is None and self._code.encoder is None:
             return family_for(settings, (size,)).make_head(size, classes, settings)
@@ -339,23 +344,24 @@ class OwnFamily:
 
 
 class FreshFamily(OwnFamily):
-    """The same networks as they were before training, a copy each time.
+    """A family that returns a new copy of the party's untrained networks each time.
 
-    A head is a copy that belongs to the encoder made before it, with which it may share weights.
+    A head may share weights with its encoder, so both come from one copy of the code:
+    `make_encoder` makes the copy, and the next call of `make_head` uses it up.
     """
 
     def __init__(self, code: OwnCode) -> None:
         super().__init__(code)
-        self._pair: OwnFamily | None = None
+        self._copy: OwnFamily | None = None
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        self._pair = OwnFamily(self._code.copy_fresh())
-        return self._pair.make_encoder(features, settings)
+        self._copy = OwnFamily(self._code.copy_fresh())
+        return self._copy.make_encoder(features, settings)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        pair = self._pair or OwnFamily(self._code.copy_fresh())
-        self._pair = None
-        return pair.make_head(size, classes, settings)
+        copied = self._copy or OwnFamily(self._code.copy_fresh())
+        self._copy = None
+        return copied.make_head(size, classes, settings)
 
 
 _IN_PLACE = "leaf Variable that requires grad is being used in an in-place"
@@ -369,9 +375,12 @@ class OwnObjective(Objective):
     row_wise: ClassVar[bool] = False
 
     def __init__(self, loss: LossSource, settings: OwnLossSettings, *, owner: str) -> None:
-        """Register the loss, and take the declared `row_wise`."""
+        """Take the loss, and whether the settings declare it `row_wise`.
+
+        `owner`: the party, for errors.
+        """
         super().__init__()
-        self._loss = loss  # a module registers, so that its parameters train
+        self._loss = loss  # if it is a module, this registers its parameters for training
         self._owner = owner
         self.row_wise = settings.row_wise  # type: ignore[misc]  # of this loss, not of the class
 
@@ -382,13 +391,12 @@ class OwnObjective(Objective):
             prepare(features_N)
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
-        """Return the loss, checked.
+        """Return the loss of a batch, a scalar, after checks.
 
-        `features_B`: rows of the batch (B, *shape).
-
-        Raises ModelError: it is not a scalar, or no gradient reaches z.
+        Raises ModelError: it is not one finite number, no gradient reaches z, or the loss changes z
+            or calls `backward` itself.
         """
-        version = z_BD._version
+        version = z_BD._version  # which operations in place increase
         gradient = z_BD.grad
         loss = self._require_number(self._call_loss(z_BD, features_B))
         if z_BD.grad is not gradient:
@@ -411,7 +419,7 @@ class OwnObjective(Objective):
         return loss.reshape(())
 
     def _call_loss(self, z_BD: Tensor, features_B: Tensor) -> Any:
-        """Return the result of the loss. Raises ModelError: it fails, or changes z in place."""
+        """Call the party's loss. Raises ModelError: it fails, or changes z in place."""
         try:
             return self._loss(z_BD, features_B)
         except (ApfedError, torch.OutOfMemoryError):
@@ -426,7 +434,7 @@ class OwnObjective(Objective):
             ) from error
 
     def _require_number(self, loss: Any) -> Tensor:
-        """Return the loss if it is one real number. Raises ModelError: says what it is."""
+        """Return the loss if it is a tensor of one real number. Raises ModelError: it is not."""
         if isinstance(loss, tuple | list | Mapping):
             raise ModelError(
                 f"{self._owner}: its loss returns a {type(loss).__name__} of {len(loss)}; expected "
@@ -447,9 +455,9 @@ class OwnObjective(Objective):
 
 
 def refuse_code(config: RunSettings, *, source: str) -> None:
-    """Refuse settings from another party that name code.
+    """Raise ConfigError if settings from another party name code.
 
-    `source`: who sent them, for the error. Raises ConfigError: names the keys.
+    `source`: who sent them, for the error.
     """
     named = sorted(find_code(config))
     if named:
@@ -467,7 +475,10 @@ SettingsT = TypeVar("SettingsT", bound=RunSettings)
 def split_code(
     config: SettingsT, active: str, passives: Sequence[str]
 ) -> tuple[SettingsT, dict[str, CodeSettings]]:
-    """Return the common settings without names of code, and by party the code that it named."""
+    """Return the common settings without names of code, and by party the code that they name.
+
+    `active`, `passives`: the parties' names.
+    """
     tables = config.data.parties or {}
     rows = {name: _pick_code(table.rows_code or "") for name, table in tables.items()}
     own = {
@@ -495,38 +506,39 @@ def split_code(
     return config.model_copy(update=hidden), own
 
 
-def _pick_code(network: str) -> str | None:
-    """Return a network setting if it names code; None: it names a built-in network."""
-    return network if CODE_NAME.fullmatch(network) else None
+def _pick_code(name: str) -> str | None:
+    """Return a setting's value if it names code, as package.module:Name; else None."""
+    return name if CODE_NAME.fullmatch(name) else None
 
 
 def _hide_rows(table: PartySettings) -> PartySettings:
-    """Return a party's table settings, which say that code makes its rows and not which code."""
+    """Return a party's table settings with `rows: own` in place of the name of code."""
     return table if table.rows_code is None else table.model_copy(update={"rows": OWN_ROWS})
 
 
 def _hide_network(model: ModelSettings) -> ModelSettings:
-    """Return network settings in which code is named only as "own"."""
-    named = {"network": "own"} if CODE_NAME.fullmatch(model.network) else {}
-    head = "own" if model.head_network else None
-    return model.model_copy(update={**named, "head_network": head})
+    """Return network settings with "own" in place of names of code."""
+    replaced: dict[str, object] = {"head_network": "own" if model.head_network else None}
+    if CODE_NAME.fullmatch(model.network):
+        replaced["network"] = "own"
+    return model.model_copy(update=replaced)
 
 
 def _hide_code(settings: PassiveSettings) -> PassiveSettings:
-    """Return a passive's settings, which say that it has code and not which code."""
-    hidden: dict[str, object] = {}
+    """Return a passive's settings without the name and the options of its code."""
+    replaced: dict[str, object] = {}
     if settings.model is not None:
-        hidden["model"] = _hide_network(settings.model)
-    if isinstance(settings.objective, OwnLossSettings | BlackBoxSettings):
-        replacements: dict[str, object] = {"code": None, "options": {}}
-        fields = type(settings.objective).model_fields
-        update = {key: value for key, value in replacements.items() if key in fields}
-        hidden["objective"] = settings.objective.model_copy(update=update)
-    return settings.model_copy(update=hidden)
+        replaced["model"] = _hide_network(settings.model)
+    objective = settings.objective
+    if isinstance(objective, OwnLossSettings):
+        replaced["objective"] = objective.model_copy(update={"code": None, "options": {}})
+    elif isinstance(objective, BlackBoxSettings):
+        replaced["objective"] = objective.model_copy(update={"code": None})
+    return settings.model_copy(update=replaced)
 
 
 def find_code(config: RunSettings) -> Mapping[str, str]:
-    """Return the names of code in settings, by their key."""
+    """Return the names of code in settings, by their dotted key."""
     named = _list_networks("model", config.model)
     named |= {
         "method": config.method.name,
@@ -553,7 +565,7 @@ def find_code(config: RunSettings) -> Mapping[str, str]:
 
 
 def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:
-    """Return the networks that these settings name, by key."""
+    """Return the names of the networks in these settings, by dotted key; `key`: theirs."""
     named = {f"{key}.network": model.network}
     if model.head_network:
         named[f"{key}.head_network"] = model.head_network
@@ -561,11 +573,9 @@ def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:
 
 
 def refuse_shared_parameters(by_party: Mapping[str, OwnCode]) -> None:
-    """Refuse parties that share parameters, since each must train its own.
+    """Raise ConfigError if two parties share parameters, since each must train its own.
 
     `by_party`: each party's code.
-
-    Raises ConfigError: names two parties.
     """
     owners: dict[int, str] = {}
     for party, code in by_party.items():
@@ -581,7 +591,7 @@ def refuse_shared_parameters(by_party: Mapping[str, OwnCode]) -> None:
 
 @contextmanager
 def name_part_in_errors(owner: str, part: str) -> Iterator[None]:
-    """Name the owner and part of a network in errors raised in this block."""
+    """Put a party's name and one of its parts before ModelErrors of the `with` block."""
     try:
         yield
     except ModelError as error:
@@ -599,10 +609,9 @@ or functions (`_A_MODULE`)."""
 
 
 def _require_trainable(name: str, module: nn.Module) -> None:
-    """Refuse a module whose parameters cannot be trained in place.
+    """Raise ConfigError if a module's parameters cannot be trained or stored.
 
-    Raises:
-        ConfigError: names the part, and what is wrong with it.
+    `name`: which part of a party's code it is, for the error.
     """
     kind = type(module).__name__
     if any(parameter.is_meta for parameter in module.parameters()):
@@ -624,10 +633,11 @@ def _require_trainable(name: str, module: nn.Module) -> None:
 
 
 def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
-    """Return the module itself, or the result of the function, called with the arguments it
-    accepts.
+    """Return the module itself, or the module that the function makes.
 
-    Raises ModelError: the result is not a module.
+    The function is called with those of `arguments` for which it has a parameter.
+
+    Raises ModelError: it fails, or its result is not a module.
     """
     if isinstance(source, nn.Module):
         return source
@@ -657,7 +667,7 @@ def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
 def _pick_arguments(source: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that the function has parameters for."""
     try:
-        takes = inspect.signature(source).parameters
-    except (TypeError, ValueError):  # of a builtin: it names none
+        parameters = inspect.signature(source).parameters
+    except (TypeError, ValueError):  # a builtin function has no signature
         return {}
-    return {name: value for name, value in arguments.items() if name in takes}
+    return {name: value for name, value in arguments.items() if name in parameters}

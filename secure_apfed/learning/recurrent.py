@@ -28,7 +28,7 @@ from secure_apfed.settings.training import ModelSettings
 _Floats = NDArray[np.float64]
 
 _RMSPROP = make_eager_class(torch.optim.RMSprop)
-_ACROSS = 64
+_MATRIX_WIDTH = 64  # W, of the matrix of all weights
 _BATCH_SIZE = 128
 """FedMV, section 8.2."""
 
@@ -39,7 +39,9 @@ class RecurrentTraining:
 
     Attributes:
         epochs: passes over its rows.
-        learning_rate: of RMSProp; dropout: of the last states, below the layer that classifies.
+        learning_rate: of RMSProp.
+        dropout: probability with which a number of the last states is dropped before it is
+            classified.
         batch_size: rows of a step.
     """
 
@@ -50,13 +52,19 @@ class RecurrentTraining:
 
 
 class SequenceViews:
-    """A party's GRUs, one a view, each trained under a layer of its own, 2 D numbers -> K scores.
+    """A party's GRUs, one for each view, each with a linear classifier of its own: 2 D numbers -> K
+    scores.
 
     Args:
-        owner: the party; seed: its own, for batches and dropout.
+        owner: the party.
+        encoder: the GRUs.
+        heads: the classifiers, in the order of the views.
         features_N: rows to learn from, flat (`secure_apfed.networks.models.SequenceEncoder`).
-        targets_N: their classes, int64, or shares of the classes, (N, K), not below 0. A row counts
-            by the sum of its shares.
+        targets_N: their classes, int64 (N,); or shares of the classes (N, K), not negative. A row's
+            weight is the sum of its shares.
+        training: the settings of a training.
+        compute: device and precision.
+        seed: of batches and dropout.
     """
 
     def __init__(
@@ -71,11 +79,7 @@ class SequenceViews:
         compute: Compute,
         seed: int,
     ) -> None:
-        """Move the networks to the device, and set the training rows.
-
-        `owner`: the party, for errors. `features_N`: rows (N, *shape). `targets_N`: class of each
-        row, or shares (N, K).
-        """
+        """Move the networks to the device, and set the training rows."""
         self.encoder = encoder
         self.heads = heads
         self._network = nn.ModuleList([encoder, heads]).to(compute.device, compute.dtype)
@@ -98,12 +102,20 @@ class SequenceViews:
         compute: Compute,
         seed: int,
     ) -> Self:
-        """Return untrained GRUs with a classifier each, seeded.
+        """Return untrained GRUs with a classifier each, and seeded weights.
 
-        `labels_N`: `UNLABELLED` where a row has none to learn from; None: the party has no labels,
-        and sets targets later. Raises ModelError: rows do not match the sequences in `model`;
-        DataError: a row is not a sequence. `owner`: the party, for errors. `features_N`: rows (N,
-        *shape).
+        Args:
+            owner: the party.
+            model: the settings of the networks, which name the sequences.
+            features_N: all rows of the party, flat.
+            labels_N: their classes, `UNLABELLED` for a row without one to learn from; None: the
+                party has no labels, and sets targets later by `learn_from`.
+            classes: number of classes.
+            training, compute, seed: see the class.
+
+        Raises:
+            ModelError: rows do not match the sequences in `model`.
+            DataError: a row is not a sequence.
         """
         with seed_draws(seed, owner, "networks"):
             encoder, _ = make_encoder_and_head(model, tuple(features_N.shape[1:]), classes)
@@ -140,12 +152,12 @@ class SequenceViews:
     def weights(self) -> _Floats:
         """All parameters as one matrix, (R, W), float64, padded with zeros."""
         flat_P = parameters_to_vector(self._network.parameters()).detach().cpu().double().numpy()
-        return np.pad(flat_P, (0, -len(flat_P) % _ACROSS)).reshape(-1, _ACROSS)
+        return np.pad(flat_P, (0, -len(flat_P) % _MATRIX_WIDTH)).reshape(-1, _MATRIX_WIDTH)
 
     @property
     def head(self) -> Tensor:
-        """The classifiers' weights side by side, (K, 2 D of all views), as the mean of the views'
-        scores.
+        """The classifiers' weights side by side, (K, 2 D of all views), divided by the number of
+        views: one layer that returns the mean of the views' scores.
         """
         layers = [layer.weight for layer in self.heads if isinstance(layer, nn.Linear)]
         return torch.cat(layers, dim=1).detach() / len(layers)
@@ -158,10 +170,10 @@ class SequenceViews:
         vector_to_parameters(flat_P, self._network.parameters())
 
     def train(self, step: int) -> float:
-        """Run some epochs of RMSProp on the own rows; return the mean loss of a batch, 0 without
-        rows.
+        """Run the configured epochs of RMSProp; return the mean loss of a batch, 0 without rows.
 
-        The optimiser's moments restart each time; `step` seeds batches and dropout.
+        The optimiser's moments restart each time. `step`: with the seed, that of batches and
+        dropout.
         """
         losses = []
         optimiser = _RMSPROP(self._network.parameters(), lr=self._training.learning_rate)
@@ -185,11 +197,11 @@ class SequenceViews:
     def _compute_loss(self, rows_B: Tensor) -> Tensor:
         """Return the sum of the views' cross-entropies, each by its own classifier."""
         targets_B = self._targets_N[rows_B]
-        parts = self.encoder.encode_views(self._features_N[rows_B])
-        dropped = [F.dropout(part, self._training.dropout) for part in parts]
+        states = self.encoder.encode_views(self._features_N[rows_B])
+        dropped = [F.dropout(state_BD, self._training.dropout) for state_BD in states]
         losses = [
-            F.cross_entropy(head(part), targets_B)
-            for head, part in zip(self.heads, dropped, strict=True)
+            F.cross_entropy(head(state_BD), targets_B)
+            for head, state_BD in zip(self.heads, dropped, strict=True)
         ]
         return torch.stack(losses).sum()
 
@@ -203,22 +215,21 @@ class SequenceViews:
 def require_sequences(
     features_N: Tensor, sequences: tuple[tuple[int, int], ...], *, owner: str
 ) -> None:
-    """Refuse rows that are not concatenated sequences of these (T, C).
+    """Raise DataError unless rows are concatenated sequences of these (T, C).
 
-    `features_N`: rows (N, *shape). `owner`: the party, for errors.
+    A view's first number must be how many of its T steps are in use, and these must be finite.
 
-    Raises DataError: a number of steps in use is not a whole number of 0 to T, or a step in use is
-    not finite; names the view by its index, a row, and the setting for the layout of columns.
+    `features_N`: rows (N, *shape). `sequences`: (T, C) of each view. `owner`: the party.
     """
     widths = [1 + steps * channels for steps, channels in sequences]
-    parts = features_N.detach().flatten(1).cpu().split(widths, dim=1)
-    for place, ((steps, channels), part_NF) in enumerate(zip(sequences, parts, strict=True), 1):
-        used_N = part_NF[:, 0]
+    views = features_N.detach().flatten(1).cpu().split(widths, dim=1)
+    for number, ((steps, channels), view_NF) in enumerate(zip(sequences, views, strict=True), 1):
+        used_N = view_NF[:, 0]
         is_count_N = (used_N == used_N.round()) & (used_N >= 0) & (used_N <= steps)
-        steps_NTC = part_NF[:, 1:].unflatten(1, (steps, channels))
+        steps_NTC = view_NF[:, 1:].unflatten(1, (steps, channels))
         in_use_NT = torch.arange(steps) < used_N[:, None]
         is_finite_N = (steps_NTC.isfinite().all(2) | ~in_use_NT).all(1)
-        place_name = f"{owner}: sequence {place} of [{steps}, {channels}]"
+        place_name = f"{owner}: sequence {number} of [{steps}, {channels}]"
         if not bool(is_count_N.all()):
             row = int((~is_count_N).nonzero()[0])
             raise DataError(

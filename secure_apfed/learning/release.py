@@ -41,18 +41,23 @@ from secure_apfed.privacy.ledger import NOTHING_RELEASED, PrivacyLedger
 from secure_apfed.privacy.measured import check_graph, check_guard
 from secure_apfed.privacy.noise import NoiseSource
 
-_NORM_SLACK = 1e-5
+_NORM_SLACK = 1e-5  # relative, for rounding in float32
 _TINY = torch.finfo(torch.float32).tiny
-_MAX_PAIRS = 2**22
-_NEIGHBOUR = 10.0
+_MAX_PAIRS = 2**22  # of rows, whose angles are in memory together
+_NEIGHBOUR_WEIGHT = 10.0  # of the distance to the nearest row, in the measure of spread
 # In fewer dimensions many honest rows are close to each other.
-_NEIGHBOUR_NUMBERS = 16
+_MIN_NEIGHBOUR_NUMBERS = 16
 
 
 def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> None:
-    """Refuse positions outside the alignment or repeated, and batches below the minimum.
+    """Raise RemoteProtocolError if a batch is too small, or its positions are repeated or outside
+    the alignment.
 
-    Raises RemoteProtocolError: names the sender and the rule.
+    Args:
+        rows_B: alignment positions of the batch, from a peer.
+        aligned: number of alignment positions.
+        minimum: the fewest rows that the contract allows in a batch.
+        sender: the peer.
     """
     if len(rows_B) < minimum:
         raise RemoteProtocolError(
@@ -68,9 +73,10 @@ def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> No
 
 
 def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
-    """Refuse rows whose L2 norm is outside the contract's bounds, or not a number.
+    """Raise RemoteProtocolError if the L2 norm of a row of z is outside the contract's bounds, or
+    NaN.
 
-    Raises RemoteProtocolError: names the sender, the bounds and the extremes.
+    `z_BD`: representations from a peer, (B, *shape). `terms`: the contract's. `sender`: the peer.
     """
     norm_B = torch.linalg.vector_norm(z_BD.flatten(1).double(), dim=1)
     low = terms.minimum_norm
@@ -84,12 +90,11 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
 
 
 def lengthen_rows(z_BD: Tensor, minimum: float) -> Tensor:
-    """Return the rows (B, *shape) with those shorter than `minimum` lengthened to it;
-    differentiable.
+    """Return the rows (B, *shape), those with an L2 norm below `minimum` lengthened to it.
 
-    In few dimensions an honest row may be shorter than receivers take. Directions stay; a row of
-    zeros goes along its first number. Rows that are long enough keep their bits, and the gradient
-    is that of z itself.
+    In few dimensions an honest row may be shorter than receivers accept. Directions are kept; a row
+    of zeros gets that of its first number. Rows that are long enough are unchanged. The gradient is
+    that of the identity.
     """
     if minimum == 0:
         return z_BD
@@ -105,19 +110,23 @@ def lengthen_rows(z_BD: Tensor, minimum: float) -> Tensor:
 
 
 def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
-    """Return whether these rows point in fewer directions (have less spread) than the contract
-    requires.
-    """
+    """Return whether these rows have less spread of directions than the contract requires."""
     return bool(terms.minimum_spread) and compute_spread(z_BD) < terms.minimum_spread
 
 
 def warn_if_near_constant(
     z_BD: Tensor, minimum: float, *, sender: str, step: int, spread: float | None = None
 ) -> bool:
-    """Return whether passives with this bound on the spread would refuse the batch; then warn.
+    """Return whether passives would refuse a batch for its spread of directions; warn if so.
 
-    The active calls it before it sends. `minimum`: the largest bound in any passive's contract.
-    `spread`: of the batch, where it was measured (`Released`).
+    The active calls it before it sends.
+
+    Args:
+        z_BD: the batch, (B, *shape).
+        minimum: the largest bound on the spread in any passive's contract.
+        sender: the active, for the warning.
+        step: of the run, for the warning.
+        spread: the batch's, if it was measured already; None: it is measured here.
     """
     if spread is None:
         spread = compute_spread(z_BD) if minimum else 1.0
@@ -133,9 +142,8 @@ def warn_if_near_constant(
 
 
 def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
-    """Refuse a batch whose rows point in one direction, or in few.
-
-    Raises RemoteProtocolError: names the sender, the spread and the contract's bound.
+    """Raise RemoteProtocolError if a peer's batch has less spread of directions than the contract
+    requires.
     """
     if terms.minimum_spread and (spread := compute_spread(z_BD)) < terms.minimum_spread:
         raise RemoteProtocolError(
@@ -146,7 +154,7 @@ def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> No
 
 
 def compute_spread(z_BD: Tensor) -> float:
-    """Return `measure_spread` as a number; on a GPU it is waited for."""
+    """Return the result of `measure_spread` as a number, which waits for a GPU."""
     return float(measure_spread(z_BD))
 
 
@@ -167,8 +175,8 @@ def measure_spread(z_BD: Tensor) -> Tensor:
             direction and counts as equal to every other.
     """
     flat_BD = z_BD.detach().flatten(1)
-    # In float64 on a GPU, too: squares of rows of any finite norm are to stay finite, and the
-    # passives, which refuse by this measure, take it so.
+    # In float64, also on a GPU: the squares of all finite float32 numbers are then finite, and all
+    # parties compute the same spread.
     wide_BD = flat_BD.double()
     norm_B1 = torch.linalg.vector_norm(wide_BD, dim=1, keepdim=True)
     tiny = torch.finfo(torch.float64).tiny
@@ -179,31 +187,33 @@ def measure_spread(z_BD: Tensor) -> Tensor:
     rows = len(flat_BD)
     total = wide_BD.new_zeros(())
     nearest = []
-    # Pairs of a large batch, a few rows with all others at once: all of them may exceed memory.
+    # O rows at a time with all others, since the pairs of a large batch may exceed memory.
     block = max(1, _MAX_PAIRS // rows)
     for start in range(0, rows, block):
         end = start + block
+        # sin^2 = 1 - cos^2, in place
         sine_OB = (unit_BD[start:end] @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
         if may_have_zeros:
             sine_OB.masked_fill_(zero_B[start:end, None] | zero_B, 0)
-        own_O = sine_OB.diagonal(start)
-        own_O.fill_(0)
+        self_pairs_O = sine_OB.diagonal(start)  # a view: of each row with itself
+        self_pairs_O.fill_(0)
         total = total + sine_OB.sum()
-        own_O.fill_(1)
+        self_pairs_O.fill_(1)
         nearest.append(sine_OB.amin(dim=1))
     spread = total / (rows * (rows - 1))
-    if flat_BD.shape[1] >= _NEIGHBOUR_NUMBERS:
-        spread = torch.minimum(spread, _NEIGHBOUR * torch.cat(nearest).median())
+    if flat_BD.shape[1] >= _MIN_NEIGHBOUR_NUMBERS:
+        spread = torch.minimum(spread, _NEIGHBOUR_WEIGHT * torch.cat(nearest).median())
     return spread
 
 
 @dataclass(frozen=True)
 class Released:
-    """A batch that is paid for.
+    """A batch whose release the ledger has charged.
 
     Attributes:
-        z: (B, *shape), in the autograd graph; payload: the bytes to send.
-        spread: see `measure_spread`; None where it was not measured.
+        z: (B, *shape), in the autograd graph.
+        payload: the bytes to send.
+        spread: see `measure_spread`; None: it was not measured.
     """
 
     z: Tensor
@@ -212,10 +222,15 @@ class Released:
 
 
 class Releases:
-    """The one way of a party's representations to the wire."""
+    """The only way by which a party's representations are made ready to send.
+
+    Args:
+        guard: the mechanism that clips representations and adds noise.
+        ledger: the account of their privacy loss.
+    """
 
     def __init__(self, guard: RepresentationGuard, ledger: PrivacyLedger) -> None:
-        """Take guard and ledger; a guard with a finite bound is measured at its first release."""
+        """Take guard and ledger; a guard with a finite bound is tested at its first release."""
         self.ledger = ledger
         self.guard = guard
         self._check_due = math.isfinite(guard.mechanism().mu)
@@ -230,16 +245,24 @@ class Releases:
         measures_spread: bool = False,
         shortest: float = 0.0,
     ) -> Released:
-        """Guard, pack and charge one batch h (B, *shape) at these alignment positions, in this
-        order.
+        """Guard, pack and charge one batch h, in this order.
 
-        `shortest`: rows that left the guard shorter are lengthened to it. The batch is charged even
-        if the bytes are not sent: a frozen guard counts its rows as released. `count` is called
-        with the digest of the bytes before the charge, and may refuse. Raises BudgetExhaustedError:
-        sending would exceed the privacy budget, and nothing may be sent; ModelError:
-        representations that are not finite; PromiseError: the guard does not keep its declared
-        bound, or rows of the first batch were mixed; nothing is charged. `measures_spread`: whether
-        to warn if z hardly varies.
+        The batch is charged even if its bytes are not sent: a frozen guard counts its rows as
+        released.
+
+        Args:
+            h_B: the representations, (B, *shape).
+            step: of the run.
+            rows: their alignment positions, (B,).
+            count: called with the SHA-256 of the bytes before the charge; it may raise an error.
+            measures_spread: whether the spread of z is measured.
+            shortest: guarded rows with a smaller norm are lengthened to it.
+
+        Raises:
+            BudgetExhaustedError: sending would exceed the privacy budget; nothing may be sent.
+            ModelError: representations are not finite.
+            PromiseError: the guard does not keep its declared bound, or a row of the first batch
+                depends on others; nothing is charged.
         """
         if self._check_due:
             check_guard(self.guard)
@@ -264,9 +287,10 @@ class ActiveAccounts:
     both.
 
     Attributes:
-        releases: of its representations; sends: whether there are any.
-        private: of its updates; None: these are not private.
-        training: the account of both together; None: as `private`.
+        releases: of its representations.
+        sends: whether it sends any.
+        private: DP-SGD of its model's updates; None: these are not private.
+        training: the account of releases and updates together; None: updates are not private.
     """
 
     releases: Releases
@@ -275,16 +299,19 @@ class ActiveAccounts:
     training: WholeTraining | None = None
 
     def list_ledgers(self, owner: str) -> dict[str, PrivacyLedger]:
-        """Return the ledgers of releases and of private updates, by name, as far as
-        they are used.
+        """Return the ledgers in use by name: that of releases by the party's, that of private
+        updates by the party's with a suffix.
         """
-        released = {owner: self.releases.ledger} if self.sends else {}
-        updated = {owner + UPDATES: self.private.ledger} if self.private else {}
-        return {**released, **updated}
+        ledgers: dict[str, PrivacyLedger] = {}
+        if self.sends:
+            ledgers[owner] = self.releases.ledger
+        if self.private:
+            ledgers[owner + UPDATES] = self.private.ledger
+        return ledgers
 
     def describe_guarantee(self) -> str:
-        """Return the guarantee in words: of the whole training, of the guard, or that nothing is
-        sent.
+        """Return in words the guarantee of the whole training if updates are private, else of the
+        guard, or that nothing is sent.
         """
         guard = self.releases.guard if self.sends else None
         if self.training is not None:
@@ -293,7 +320,7 @@ class ActiveAccounts:
 
     @property
     def rests_on_rows(self) -> bool:
-        """True if a privacy bound assumes that no row moves another row's result."""
+        """True if a privacy bound assumes that no row changes another row's result."""
         is_bounded = self.sends and math.isfinite(self.releases.guard.mechanism().mu)
         return is_bounded or self.private is not None
 
@@ -304,12 +331,18 @@ class ContributionNoise:
     The account counts the noise of all honest passives, so two sums must not share noise: if one
     passive repeated its contribution with the same noise and the others did not, the difference of
     the two sums would contain the others' contributions with less noise than charged. So the noise
-    depends on the session, and a repeated step has other noise and is charged again. Noise that is
-    not `secret` depends on the step alone, so that runs repeat with the seed.
+    depends on the session, and a repeated step has other noise and is charged again.
+
+    Args:
+        deviation: standard deviation of the noise, in units of the integers that are summed.
+        key: 32 bytes from which the noise is derived.
+        ledger: the account of its privacy loss.
+        secret: whether the noise protects; otherwise, as in simulations, it depends on the step
+            alone, so that runs repeat with the seed.
     """
 
     def __init__(self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool) -> None:
-        """Take the ledger, and prepare noise of this deviation from the party's key."""
+        """Take the ledger, and prepare the source of noise."""
         self.ledger = ledger
         self._deviation = deviation
         self._noise = NoiseSource(key, secret=secret)
@@ -317,14 +350,18 @@ class ContributionNoise:
     def draw(
         self, shape: tuple[int, ...], *, step: int, known_B: Tensor, digest: bytes
     ) -> NDArray[np.int64]:
-        """Charge one release of the known people, on the disk; return noise for all rows, integers.
+        """Charge one release, write the charge to the disk, and return integer noise.
 
-        `known_B`: alignment positions of the people whom this party knows. `digest`: of the
-        session, and of all rows and values that will be contributed. Raises BudgetExhaustedError:
-        contributing would exceed the budget; nothing may be sent.
+        Args:
+            shape: of the contribution, all rows of the batch.
+            step: of the run.
+            known_B: alignment positions of those people of the batch whom this party knows.
+            digest: of the session, and of all rows and values that will be contributed.
+
+        Raises BudgetExhaustedError: contributing would exceed the budget; nothing may be sent.
         """
         self.ledger.charge(step=step, rows=known_B, digest=digest)
-        self.ledger.sync()  # a session after a power failure would not draw this noise again
+        self.ledger.sync()  # so that the charge outlives a power failure
         return self._noise.draw_integers(shape, self._deviation, step=step, digest=digest)
 
 
@@ -340,7 +377,11 @@ def parse_representations(
 ) -> tuple[Tensor, Tensor]:
     """Parse and check a batch of representations; return rows (B,) and z (B, *shape).
 
-    `aligned`: number of alignment positions. `minimum`: rows at least.
+    Args:
+        envelope: the message.
+        terms: the contract's, on shape, type, norm and spread.
+        aligned: number of alignment positions.
+        minimum: the fewest rows that the contract allows in a batch.
 
     Raises RemoteProtocolError: it breaks a rule of the contract.
     """

@@ -39,27 +39,31 @@ from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.measured import check_loss, check_objective, check_row_wise
 from secure_apfed.settings.training import TrainSettings
 
-_EVALUATION_ROWS = 1000
+_EVALUATION_ROWS = 1000  # at a time
 
 
 def make_joint_loss(task: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
-    """Return a scalar whose gradient is Eq. (9)'s: the task's, plus `gradient_A` propagated through
-    z.
+    """Return a scalar whose gradient is that of APFed's Eq. (9): the task loss's, plus the
+    passives' gradient propagated through z.
 
-    `task` 0.0 leaves the passives' part only.
+    Args:
+        task: the task loss; 0.0: only the passives' part.
+        z_A: sent representations (A, *shape), in the autograd graph.
+        gradient_A: the passives' gradient on z, of the same shape.
     """
     return task + (gradient_A * z_A).sum()
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that waits for its update, in the autograd graph.
+    """The forward pass of a batch, in the autograd graph, before its update.
 
     Attributes:
-        rows: positions in the own table, (B,).
+        step: of the run.
+        rows: positions in the active's table, (B,).
         loss: mean task loss; None: labels come after the exchange (`train.labels`).
-        h: of the rows that passives may help with, before the guard, (A, *shape); None: the batch
-            trains the active alone.
+        h: representations of the rows to send, (A, *shape), before the guard adds noise; None:
+            nothing is sent.
     """
 
     step: int
@@ -72,8 +76,10 @@ class LabelTrainer(Trainer):
     """A trainer on a table with labels.
 
     Args:
-        modules: by name what it trains.
-        features_N, labels_N: the table, which moves to the device.
+        features_N, labels_N: the table: (N, *shape), and (N,) with `UNLABELLED` for unknown ones;
+            it is moved to the device.
+
+    For the other arguments see `Trainer`.
     """
 
     def __init__(
@@ -87,18 +93,17 @@ class LabelTrainer(Trainer):
         seed: int,
         own_steps: OwnSteps,
     ) -> None:
-        """Move networks, features and labels to the device.
-
-        `owner`: the party, for errors. `modules`: networks by what they are: encoder, head, ....
-        """
+        """Move networks, features and labels to the device."""
         super().__init__(owner, modules, train=train, seed=seed, own_steps=own_steps)
-        self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
+        self.features_N = self.compute.move_tensor(features_N)
+        self.labels_N = self.compute.move_tensor(labels_N)
         self._weighs_classes = train.class_weights == "balanced"
         self._weights_K: Tensor | None = None
 
     def weigh_classes(self, rows: Tensor, classes: int) -> None:
-        """Weight all classes equally in the loss, by the label counts of these
-        rows, if configured.
+        """If configured, weight classes in the loss by the inverse of their frequency.
+
+        `rows`: the labelled rows whose labels are counted, (n,). `classes`: number of classes.
         """
         if self._weighs_classes:
             labels_n = self.labels_N[rows.to(self.labels_N.device)]
@@ -110,9 +115,13 @@ class ActiveTrainer(LabelTrainer):
     """The active's networks and optimiser: runs its batches forward and applies the updates.
 
     Args:
+        networks: the active's.
+        private: DP-SGD of the updates; None: they are not private.
         task: what it learns; None: classes.
         rests_on_rows: whether a privacy bound assumes that no row changes another row's output; the
             first batch is then tested for it.
+
+    For the other arguments see `LabelTrainer`.
     """
 
     def __init__(
@@ -129,12 +138,7 @@ class ActiveTrainer(LabelTrainer):
         own_steps: OwnSteps = BY_SETTINGS,
         rests_on_rows: bool = False,
     ) -> None:
-        """Move table and networks to the device; under DP-SGD, hook per-example gradients.
-
-        `owner`: the party, for errors. `features_N`: the table's rows (N, *shape). `private`:
-        DP-SGD of the updates; None: none. `rests_on_rows`: whether a promise needs that no row
-        changes another row's result.
-        """
+        """Move table and networks to the device; under DP-SGD, hook per-example gradients."""
         self.networks = networks
         self.task = task or Classification()
         self.knows_loss = private is None and not train.meets_labels_after
@@ -152,13 +156,18 @@ class ActiveTrainer(LabelTrainer):
         self._private = PrivateGradient(owner, modules, private) if private else None
         self._reads_labels = not train.meets_labels_after
         self._check_due = rests_on_rows
-        self._is_first = private is None  # an error may tell nothing of private records
+        # The first batch is checked, but not under DP-SGD, whose records an error might reveal.
+        self._checks_outputs = private is None
 
     def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
         """Run the forward pass of one batch.
 
-        `aligned`: indices within the batch of the rows to send; None: nothing is sent. Raises
-        ModelError: parameters that are not finite, under private training.
+        Args:
+            step: of the run.
+            rows_B: positions in the active's table, (B,).
+            aligned: indices within the batch of the rows to send, (A,); None: nothing is sent.
+
+        Raises ModelError: parameters that are not finite, under private training.
         """
         if self._check_due and len(rows_B) > 1:
             with explain_failure(self._owner, f"network on a batch of {len(rows_B)} rows"):
@@ -170,15 +179,15 @@ class ActiveTrainer(LabelTrainer):
             self._private.forget_batch()
         compute = self.compute
         dtype = compute.dtype
-        picked: Tensor | slice | None = None
+        sent: Tensor | slice | None = None
         if aligned is not None:
-            picked = EVERY if len(aligned) == len(rows_B) else compute.move_batch(aligned)
+            sent = EVERY if len(aligned) == len(rows_B) else compute.move_batch(aligned)
         features_B = compute.take_rows(self.features_N, rows_B)
         with self._run_networks(features_B), self.forward_pass(step):
-            scores_BK, h_A = self.networks(features_B, picked)
-        if self._is_first:
+            scores_BK, h_A = self.networks(features_B, sent)
+        if self._checks_outputs:
             _require_finite(self._owner, "networks", scores_BK, h_A)
-            self._is_first = False
+            self._checks_outputs = False
         loss = None
         if self._reads_labels:
             labels_B = self.labels_N[compute.move_batch(rows_B)]
@@ -190,12 +199,18 @@ class ActiveTrainer(LabelTrainer):
         return Batch(step, rows_B, loss, h_A)
 
     def train_on_batch(self, batch: Batch, joint: Tensor | None = None) -> StepLoss:
-        """Take one step on the task loss, or on a joint loss that includes it; return the task
-        loss.
+        """Take one step on a batch's loss; return its task loss.
 
-        That is 0.0 where labels come after the exchange: then a batch without joint loss changes
-        nothing. Raises BudgetExhaustedError: the update would exceed the budget of private
-        training; ModelError: the gradient is not finite, where its norm is bounded.
+        Where labels come after the exchange, the task loss is 0.0, and a batch without `joint`
+        changes nothing.
+
+        Args:
+            batch: what `forward` returned.
+            joint: a loss that includes the task loss, as of `make_joint_loss`; None: the task loss.
+
+        Raises:
+            BudgetExhaustedError: the update would exceed the budget of private training.
+            ModelError: the gradient is not finite, and its norm is bounded.
         """
         loss = batch.loss if joint is None else joint
         if loss is None:
@@ -214,19 +229,15 @@ class ActiveTrainer(LabelTrainer):
         self.labels_N = self.compute.move_tensor(labels_N)
 
     def check_rows(self, rows_B: Tensor) -> None:
-        """Refuse networks, and in private training a loss, in which one row changes another's
-        result.
+        """Raise PromiseError if in the networks, or in private training in the loss, one row of
+        this batch changes another's result.
 
-        The guard's bound for a row, and DP-SGD's for a record, assume that. Raises PromiseError:
-        names the part that mixes rows, and the change.
+        The guard's privacy bound for a row, and DP-SGD's for a record, assume that none does.
         """
         features_B = self.compute.take_rows(self.features_N, rows_B)
         labels_B = self.labels_N[self.compute.move_batch(rows_B)]
-        check_row_wise(
-            RowOutputs(self.networks, is_whole=self.private is not None),
-            features_B,
-            owner=self._owner,
-        )
+        outputs = RowOutputs(self.networks, with_scores=self.private is not None)
+        check_row_wise(outputs, features_B, owner=self._owner)
         if self.private is None:
             return
         labelled_B = labels_B != UNLABELLED
@@ -237,50 +248,55 @@ class ActiveTrainer(LabelTrainer):
             check_loss(self.task, scores_BK, labels_B[labelled_B], owner=self._owner)
 
     def score_rows(self, rows: Tensor) -> Scored:
-        """Return the local model's scores of `rows` of the active's own table (Eq. 11)."""
+        """Return the local model's scores of rows of the active's table, with labels (Eq. 11).
+
+        `rows`: positions, (M,).
+        """
         with self.evaluation_mode():
             return score_rows(self.task, self._predict_rows, rows, self.labels_N)
 
     def spread_labels(self, rows_U: Tensor) -> None:
-        """Spread labels over similar representations h to these rows, and fit the head's last
-        layer.
+        """Label these rows by label spreading over representations h, and fit the head's last
+        layer to them by ridge regression.
 
         Labelled rows keep their labels, and rows that no label reaches are left out.
+
+        `rows_U`: positions in the active's table, labelled or not.
         """
         networks = self.networks
-        here_U = rows_U.to(self.compute.device)
+        positions_U = rows_U.to(self.compute.device)
         linear = find_last_layer(networks)
         with self.evaluation_mode(), torch.no_grad(), self.forward_pass("spread"):
-            h_UD = networks.encoder(self.features_N[here_U])
-            read_UD = _capture_input(networks.head, linear, h_UD)
-        labels_U = self.labels_N[here_U].cpu().numpy()
+            h_UD = networks.encoder(self.features_N[positions_U])
+            input_UD = _capture_input(networks.head, linear, h_UD)
+        labels_U = self.labels_N[positions_U].cpu().numpy()
         labelled_n = np.flatnonzero(labels_U != UNLABELLED)
         labels_n = labels_U[labelled_n]
         classes = linear.out_features
         targets_UK = Spreading().label_rows(h_UD.flatten(1).double(), labelled_n, labels_n, classes)
         targets_UK[labelled_n] = np.eye(classes)[labels_n]
-        said_V = np.flatnonzero(targets_UK.any(axis=1))
-        # Ridge knows rows that are about 1 long, and a bias is a column of 1.
-        read_UD = read_UD.double().cpu()
-        size = float(read_UD.square().sum(1).mean().sqrt()) or 1.0
-        constant_U1 = torch.full_like(read_UD[:, :1], linear.bias is not None)
-        phi_UD = torch.cat([read_UD / size, constant_U1], dim=1)
+        taught_V = np.flatnonzero(targets_UK.any(axis=1))
+        # `fit_linear` expects rows of a norm of about 1, and a bias as a column of ones.
+        input_UD = input_UD.double().cpu()
+        root_mean_square = float(input_UD.square().sum(1).mean().sqrt()) or 1.0
+        constant_U1 = torch.full_like(input_UD[:, :1], linear.bias is not None)
+        phi_UD = torch.cat([input_UD / root_mean_square, constant_U1], dim=1)
         fitted = nn.Linear(phi_UD.shape[1], classes, bias=False, dtype=torch.float64)
-        fit_linear(fitted, phi_UD.numpy(), targets_UK, taught_V=said_V, labelled_n=labelled_n)
+        fit_linear(fitted, phi_UD.numpy(), targets_UK, taught_V=taught_V, labelled_n=labelled_n)
         with torch.no_grad():
-            linear.weight.copy_(fitted.weight[:, :-1] / size)
+            linear.weight.copy_(fitted.weight[:, :-1] / root_mean_square)
             if linear.bias is not None:
                 linear.bias.copy_(fitted.weight[:, -1])
 
     @torch.no_grad()
     def loss_on(self, rows: Tensor) -> float:
-        """Return the mean task loss of `rows` of its own table."""
+        """Return the mean task loss of these rows of the active's table, without dropout."""
         with self.evaluation_mode():
-            parts = [
+            sums = [
                 self._compute_loss(rows_B) * len(rows_B)
                 for rows_B in rows.to(self.labels_N.device).split(_EVALUATION_ROWS)
             ]
-        return sum(read_losses(parts)) / len(rows)
+        return sum(read_losses(sums)) / len(rows)
 
     def _compute_loss(self, rows_B: Tensor) -> Tensor:
         """Return the mean task loss of these rows, with class weights if they are set."""
@@ -300,25 +316,24 @@ class ActiveTrainer(LabelTrainer):
 
 @draws_nothing
 class RowOutputs(nn.Module):
-    """The outputs of the active's networks for each row.
+    """A module of all outputs of the active's networks that a privacy bound covers.
 
-    These are the representation that is sent and, if `is_whole` (one bound for all), also the
-    scores.
+    `check_row_wise` measures on it whether a row changes another row's outputs.
     """
 
-    __name__ = "its network"  # as messages call it
+    __name__ = "its network"  # in error messages
 
-    def __init__(self, networks: ActiveNetworks, *, is_whole: bool) -> None:
-        """Take the active's networks as one module, to measure whether rows move each other."""
+    def __init__(self, networks: ActiveNetworks, *, with_scores: bool) -> None:
+        """Take the networks; `with_scores`: whether outputs are scores besides representations."""
         super().__init__()
         self.networks = networks
-        self.is_whole = is_whole
+        self.with_scores = with_scores
 
     def forward(self, features_B: Tensor) -> Tensor:
-        """Return the representation of each row, with the scores appended if `is_whole`."""
+        """Return the representation of each row, with its scores appended if `with_scores`."""
         scores_BK, h_B = self.networks(features_B)
         assert h_B is not None
-        return torch.cat([h_B.flatten(1), scores_BK], dim=1) if self.is_whole else h_B
+        return torch.cat([h_B.flatten(1), scores_BK], dim=1) if self.with_scores else h_B
 
 
 class PassiveTrainer(Trainer):
@@ -327,7 +342,11 @@ class PassiveTrainer(Trainer):
 
     Args:
         objective: (z, own features) -> loss, with its networks.
-        rests_on_rows: see `ActiveTrainer`; here for the gradient with respect to each row of z.
+        features_N: the passive's rows (N, *shape).
+        rests_on_rows: whether a privacy bound assumes that a row's gradient by z depends on no
+            other row; the first batch is then tested for it.
+
+    For the other arguments see `Trainer`.
     """
 
     def __init__(
@@ -341,11 +360,7 @@ class PassiveTrainer(Trainer):
         own_steps: OwnSteps = BY_SETTINGS,
         rests_on_rows: bool = False,
     ) -> None:
-        """Move the objective's networks and the features to the device.
-
-        `owner`: the party, for errors. `rests_on_rows`: whether a promise needs that no row changes
-        another row's result.
-        """
+        """Move the objective's networks and the features to the device."""
         modules = {"objective": objective}
         super().__init__(
             owner, modules, train=train, seed=seed, own_steps=own_steps, may_be_fixed=True
@@ -356,15 +371,13 @@ class PassiveTrainer(Trainer):
         self._check_due = rests_on_rows
 
     def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
-        """Measure on this batch that an objective which declares `row_wise` mixes no rows.
+        """Raise PromiseError if in this batch a row's gradient changes with another row.
 
-        Noise for one row a person is enough only then.
+        Only otherwise is noise for one row per person enough; see `check_objective`.
 
         Args:
             rows_B: own rows, positions (B,).
             sent_B: the representations received for them, z (B, *shape).
-
-        Raises PromiseError: a row's gradient moves with another row; see `check_objective`.
         """
         features_B = self.compute.take_rows(self.features_N, rows_B)
         check_objective(
@@ -372,14 +385,19 @@ class PassiveTrainer(Trainer):
         )
 
     def train_on_rows(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
-        """Take one step on the own loss (Eq. 10); return lambda_p B dL_p/dz (Eqs. 7 and 9), (B,
-        *shape).
+        """Take one step on the passive's loss L_p (APFed, Eq. 10); return lambda_p B dL_p/dz (Eqs.
+        7 and 9), (B, *shape).
 
         That is lambda_p times the gradient of each row's own loss, so that a bound on a row does
-        not depend on the batch size; the active divides the sum by the number of rows. Raises
-        ModelError: no gradient reaches z.
+        not depend on the batch size; the active divides the sum by the number of rows.
 
-        `sent_B`: z, the representations that the passive answers. `weight`: lambda_p.
+        Args:
+            step: of the run.
+            rows_B: own rows, positions (B,).
+            sent_B: the representations received for them, z (B, *shape).
+            weight: lambda_p.
+
+        Raises ModelError: no gradient, or one that is not finite, reaches z.
         """
         if self._check_due and len(rows_B) > 1:
             self.check_rows(rows_B, sent_B)
@@ -397,7 +415,7 @@ class PassiveTrainer(Trainer):
                 f"{self._owner}: no gradient of its loss reaches z, so that it contributes "
                 "nothing; compute the loss from z"
             )
-        # Of a loss of ours the sum checks it, so that a GPU is not asked here.
+        # The gradient of a built-in loss is checked where it is summed, without waiting for a GPU.
         if self._checks_gradients and not bool(z_B.grad.isfinite().all()):
             raise ModelError(
                 f"{self._owner}: the gradient of its loss by z is NaN or infinite; lower "
@@ -416,9 +434,11 @@ class HeadTrainer(LabelTrainer):
     """The active's encoder, and the head over all parties' representations, concatenated.
 
     Args:
-        owner, encoder, head, features_N, labels_N: the active's name, networks and data.
+        encoder, head: the active's networks.
         passives: whose representations follow its own, in the order of the head.
         task: what it learns; None: classes.
+
+    For the other arguments see `LabelTrainer`.
     """
 
     def __init__(
@@ -435,10 +455,7 @@ class HeadTrainer(LabelTrainer):
         task: Task | None = None,
         own_steps: OwnSteps = BY_SETTINGS,
     ) -> None:
-        """Move networks, features and labels to the device.
-
-        `owner`: the party, for errors.
-        """
+        """Move networks, features and labels to the device."""
         self.encoder = encoder
         self.head = head
         self._passives = tuple(passives)
@@ -454,55 +471,69 @@ class HeadTrainer(LabelTrainer):
         )
 
     def train_on_parts(
-        self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
+        self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[StepLoss, dict[str, Tensor]]:
-        """Take one step; return the task loss, and its gradient on each passive's
-        part, by passive.
+        """Take one step; return the task loss, and by passive its gradient on what that sent.
 
-        `own_B`: the active's rows. `parts`: each passive's representations.
+        Args:
+            step: of the run.
+            rows_B: positions in the active's table, (B,).
+            parts: by passive, its representations of these rows, (B, *shape).
         """
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
         self.zero_grad()
-        self.note_rows(step, own_B)
-        features_B = self.compute.take_rows(self.features_N, own_B)
+        self.note_rows(step, rows_B)
+        features_B = self.compute.take_rows(self.features_N, rows_B)
         with self._run_networks(features_B), self.forward_pass(step):
             scores_BK = self.compute_scores(self.encoder(features_B), parts)
-        labels_B = self.labels_N[self.compute.move_batch(own_B)]
+        labels_B = self.labels_N[self.compute.move_batch(rows_B)]
         scores_BK = scores_BK.to(self.compute.dtype)
         loss = self.task.compute_loss(scores_BK, labels_B, self._weights_K)
         self.require_own_weights(loss, *parts.values())
         loss.backward()
         self.note_loss(loss)
         self.step()
-        return defer_reading(loss), {
-            name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None
-        }
+        gradients = {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
+        return defer_reading(loss), gradients
 
-    def compute_scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        """Return the head's scores (B, K) for own representations and the passives' parts."""
-        read = [h_B.flatten(1) for h_B in self.merge_parts(own_B, parts)]
-        scores_BK: Tensor = self.head(torch.cat(read, dim=1))
+    def compute_scores(self, own_h_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        """Return the head's scores (B, K).
+
+        `own_h_B`: the active's representations. `parts`: by passive, its representations.
+        """
+        inputs = [h_B.flatten(1) for h_B in self.merge_parts(own_h_B, parts)]
+        scores_BK: Tensor = self.head(torch.cat(inputs, dim=1))
         return scores_BK
 
-    def merge_parts(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return the inputs of the head, side by side."""
-        return (own_B, *(parts[name] for name in self._passives))
+    def merge_parts(self, own_h_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return the tensors (B, *shape) that the head reads concatenated: the active's
+        representations, then each passive's.
+        """
+        return (own_h_B, *(parts[name] for name in self._passives))
 
 
 class SumTrainer(HeadTrainer):
-    """The head reads the sum of all parties' representations: its one part is that of the others.
+    """A trainer whose head reads the sum of all parties' representations.
 
-    With linear encoders and no clip that is one network on the concatenated table.
+    `passives` has one name, under which `parts` has the sum of all passives' representations. With
+    linear encoders and no clipping this is one network on the concatenated table.
     """
 
-    def merge_parts(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return the head's inputs: own representation plus the sum of the passives'."""
-        (others_BD,) = (parts[name] for name in self._passives)
-        return (own_B.flatten(1) + others_BD,)
+    def merge_parts(self, own_h_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return what the head reads: the sum of all parties' representations, (B, D)."""
+        (passives_sum_BD,) = (parts[name] for name in self._passives)
+        return (own_h_B.flatten(1) + passives_sum_BD,)
 
 
 class EncoderTrainer(Trainer):
-    """A passive's encoder, which learns from the gradient on what it sent."""
+    """A passive's encoder, which learns from the gradient on what it sent.
+
+    Args:
+        encoder: the passive's network.
+        features_N: its rows (N, *shape).
+
+    For the other arguments see `Trainer`.
+    """
 
     knows_loss = False
 
@@ -516,13 +547,10 @@ class EncoderTrainer(Trainer):
         seed: int,
         own_steps: OwnSteps = BY_SETTINGS,
     ) -> None:
-        """Move encoder and features to the device.
-
-        `owner`: the party, for errors.
-        """
+        """Move encoder and features to the device."""
         self.encoder = encoder
         modules = {"encoder": encoder}
-        # A frozen encoder sends, and learns nothing.
+        # An encoder with frozen weights is allowed: it sends, and learns nothing.
         has_weights = next(encoder.parameters(), None) is not None
         super().__init__(
             owner, modules, train=train, seed=seed, own_steps=own_steps, may_be_fixed=has_weights
@@ -530,14 +558,17 @@ class EncoderTrainer(Trainer):
         self.features_N = self.compute.move_tensor(features_N)
 
     def check_rows(self, rows_B: Tensor, *, is_training: bool) -> None:
-        """Refuse an encoder in which one of these rows moves another; see `check_row_wise`."""
+        """Raise PromiseError if one of these rows changes another's representation.
+
+        `is_training`: whether the encoder is in training mode; see `check_row_wise`.
+        """
         features_B = self.compute.take_rows(self.features_N, rows_B)
         check_row_wise(self.encoder, features_B, training=is_training, owner=self._owner)
 
     def encode_rows(self, step: int, rows_B: Tensor, *, is_training: bool) -> Tensor:
-        """Return representations of these rows for the guard.
+        """Return the representations of these rows (B, *shape), before the guard adds noise.
 
-        `is_training`: with dropout, and in the autograd graph.
+        `is_training`: whether they are computed with dropout, and in the autograd graph.
         """
         self.set_training(is_training)
         if is_training:
@@ -552,8 +583,9 @@ class EncoderTrainer(Trainer):
         return h_B.to(self.compute.dtype)
 
     def apply_gradient(self, z_B: Tensor, gradient_B: Tensor) -> None:
-        """Take one step from the gradient on z, the representations computed last; frozen networks
-        stay.
+        """Take one step from the gradient on z (B, *shape), what was sent of this batch.
+
+        `z_B` is in the autograd graph, unless the encoder is frozen, which then stays as it is.
         """
         self.zero_grad()
         loss = make_joint_loss(0.0, z_B, self.compute.move_batch(gradient_B))
@@ -564,12 +596,9 @@ class EncoderTrainer(Trainer):
 
 
 def _require_finite(owner: str, subject: str, *results: Tensor | None) -> None:
-    """Refuse networks that give NaN from the start.
+    """Raise ModelError if an output of the first batch is NaN or infinite.
 
-    `owner`: the party, for errors. `subject`: what errors call the outputs.
-
-    Raises:
-        ModelError: a result is NaN or infinite.
+    `owner`: the party. `subject`: what made the outputs, for the error.
     """
     for result in results:
         if result is not None and not bool(result.isfinite().all()):
@@ -581,11 +610,11 @@ def _require_finite(owner: str, subject: str, *results: Tensor | None) -> None:
 
 
 def _capture_input(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
-    """Return the input of the head's last layer."""
-    read: list[Tensor] = []
-    hook = linear.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
+    """Return what `linear`, the head's last layer, reads when the head is called on h, (U, D)."""
+    inputs: list[Tensor] = []
+    hook = linear.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     try:
         head(h_UD)
     finally:
         hook.remove()
-    return read[0]
+    return inputs[0]

@@ -27,16 +27,16 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Numbers = NDArray[np.float32] | Floats
 
-_STRENGTHS = (0.01, 0.1, 1.0, 10.0)
+_STRENGTHS = (0.01, 0.1, 1.0, 10.0)  # of ridge regression, among which one is chosen
 BLOCK = 2**16
-"""Rows of which as many numbers as there are features may lie beside each other."""
-_PARTS = 5
+"""Rows whose features are copied to float64 at a time."""
+_FOLDS = 5
 """Folds of the validation rows; fewer rows than these measure nothing."""
-_OF_ONESELF = 0.5
-_OF_VOTES = 1.0
-"""Deviations of a about 1, and of b about 0, before a labelled row is looked at."""
-_MOST = (2.0, 20.0)
-_START = (1.0, 0.3)
+_DEVIATION_A = 0.5
+_DEVIATION_B = 1.0
+"""Standard deviations of the normal priors of a, about 1, and of b, about 0."""
+_MAX_WEIGHTS = (2.0, 20.0)  # of a and b
+_START = (1.0, 0.3)  # of the search for a and b
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,7 +46,7 @@ class ValidationRows:
     Attributes:
         places: (J,), among the U rows, of rows on which votes were cast without their own label.
         labels: (J,).
-        own_JK: the probabilities that the active's own model gives them, learnt without them.
+        own_JK: class probabilities by the active's own model, trained without these rows.
     """
 
     places: Integers
@@ -60,13 +60,15 @@ class Help:
 
     Attributes:
         rows: validation rows, J.
-        gain: log-likelihood of their labels that votes add, nats a row; deviation: of that mean.
-            Both are measured on rows that took no part in weighing; 0 with too few rows.
-        right, alone: share of these rows on which the votes, and the active's own model, are right.
-        learnt: how much more often a student is right than the active's own model, by the weighed
-            votes, on rows that it was not trained on; 0: not measured.
-        always: help is enabled whatever these figures are.
-        averaged: what is learnt with votes is averaged with the best three local models.
+        gain: mean log-likelihood that votes add to a row's label, in nats, measured on rows by
+            which the votes were not weighted; 0 with too few rows.
+        deviation: standard error of the gain; 0 with too few rows.
+        right: share of these rows for which the votes name the right class.
+        alone: the same for the active's own model.
+        learnt: accuracy of a model trained on weighted votes minus that of the active's own model,
+            on rows that neither was trained on; 0: not measured.
+        always: whether help is enabled whatever these figures are.
+        averaged: whether the model trained with votes is averaged with the best three local models.
     """
 
     rows: int
@@ -80,7 +82,7 @@ class Help:
 
     @property
     def is_sure(self) -> bool:
-        """True if the gain exceeds its uncertainty, and a model of own columns can learn it."""
+        """True if the gain exceeds its standard error, and the active's columns can learn it."""
         return self.gain > self.deviation and self.learnt >= 0
 
     @property
@@ -115,7 +117,7 @@ def pool_opinions(
     seed: int,
     always: bool = False,
 ) -> tuple[Floats, Help]:
-    """Return the probability of each class for each row, (U, K), and the validation of help.
+    """Return the pooled probability of each class for each row, (U, K), and the value of the votes.
 
     A logarithmic opinion pool (Genest and Zidek 1986, Combining Probability Distributions) of the
     active's own model p and the votes v, relative to the class frequencies f:
@@ -128,28 +130,30 @@ def pool_opinions(
 
     Args:
         read_UK: unbiased estimate of the sum of the passives' votes on each row.
-        own_UK: probabilities that the active's own model gives all rows.
-        frequencies: (K,), above 0, adding up to 1.
+        own_UK: class probabilities of all rows by the active's own model.
+        judges: the validation rows.
+        frequencies: f, (K,), above 0, adding up to 1.
         seed: of the folds that measure the gain.
-        always: enable help whatever the gain is.
+        always: whether votes are used whatever their gain is.
     """
     votes_UK = read_UK - read_UK.mean(axis=0)
     votes_UK -= votes_UK.mean(axis=1, keepdims=True)
-    size = float(np.sqrt((votes_UK**2).mean()))
-    votes_UK /= size if size > 0 else 1.0
+    root_mean_square = float(np.sqrt((votes_UK**2).mean()))
+    votes_UK /= root_mean_square if root_mean_square > 0 else 1.0
     log_f_K = np.log(frequencies)
     judge_count = len(judges.labels)
 
     def compute_evidence(own_BK: Floats) -> Floats:
-        """Return log p / f; a model that is sure of everything is only as sure as its labels
-        allow.
+        """Return log p / f, (B, K), where p is shrunk towards f with the weight of one row.
+
+        So a model cannot be more certain than its number of labelled rows allows.
         """
         weight = max(judge_count, 1)
         floored_BK = (weight * own_BK + frequencies) / (weight + 1)
         return np.asarray(np.log(floored_BK) - log_f_K)
 
     pool = _Pool(log_f_K, compute_evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
-    measured = pool.measure_help(seed, right=read_UK[judges.places].argmax(1))
+    measured = pool.measure_help(seed, voted_J=read_UK[judges.places].argmax(1))
     help_ = replace(measured, always=always)
     weights = pool.fit_weights(pool.every) if judge_count else _START
     a, b = weights if help_.is_in_use else (1.0, 0.0)
@@ -158,8 +162,13 @@ def pool_opinions(
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """The evidence of the validation rows: log f (K,); log p / f, the votes (J, K each) and labels
-    (J,).
+    """A logarithmic opinion pool on the validation rows; for p, v, f, a and b see `pool_opinions`.
+
+    Attributes:
+        log_f_K: log f.
+        own_JK: log p / f.
+        votes_JK: v.
+        labels_J: the rows' labels.
     """
 
     log_f_K: Floats  # noqa: N815
@@ -173,57 +182,64 @@ class _Pool:
         return np.arange(len(self.labels_J))
 
     def log_q(self, own_BK: Floats, votes_BK: Floats, a: float, b: float) -> Floats:
-        """Return log q (B, K): log f + a * own + b * votes, normalised over classes. `own_BK` is
-        log p / f of the active's own model, `votes_BK` the standardised votes.
+        """Return log q (B, K) = log f + a * own + b * votes, normalised over classes.
+
+        `own_BK`: log p / f. `votes_BK`: v.
         """
         scores_BK = self.log_f_K + a * own_BK + b * votes_BK
         return np.asarray(scipy.special.log_softmax(scores_BK, axis=1))
 
     def compute_log_likelihood(self, rows_B: Integers, a: float, b: float) -> Floats:
-        """Return log q of these rows' own labels, (B,)."""
+        """Return log q of the labels of these validation rows, (B,)."""
         log_q_BK = self.log_q(self.own_JK[rows_B], self.votes_JK[rows_B], a, b)
         return np.asarray(log_q_BK[np.arange(len(rows_B)), self.labels_J[rows_B]])
 
     def fit_weights(self, rows_B: Integers, *, without_votes: bool = False) -> tuple[float, float]:
-        """Return the a and b that best explain these rows' labels; `without_votes`: b is 0."""
+        """Return the a and b of maximum posterior for the labels of these validation rows.
+
+        `without_votes`: whether b is fixed to 0.
+        """
 
         def compute_loss(ab: Floats) -> float:
             """Return the negative log posterior of (a, b)."""
             a, b = map(float, ab)
-            prior = ((a - 1) / _OF_ONESELF) ** 2 + (b / _OF_VOTES) ** 2
+            prior = ((a - 1) / _DEVIATION_A) ** 2 + (b / _DEVIATION_B) ** 2
             return prior / 2 - float(self.compute_log_likelihood(rows_B, a, b).sum())
 
-        most_a, most_b = _MOST
-        start = (1.0, 0.0) if without_votes else _START
-        max_vote_weight = 0.0 if without_votes else most_b
-        bounds = [(0.0, most_a), (0.0, max_vote_weight)]
+        max_a, max_b = _MAX_WEIGHTS
+        start = _START
+        if without_votes:
+            start = (1.0, 0.0)
+            max_b = 0.0
+        bounds = [(0.0, max_a), (0.0, max_b)]
         result = scipy.optimize.minimize(compute_loss, start, method="L-BFGS-B", bounds=bounds)
         a, b = map(float, result.x)
         return a, b
 
-    def measure_help(self, seed: int, *, right: Integers) -> Help:
-        """Measure by cross-validation what votes add on rows that did not fit their weight.
+    def measure_help(self, seed: int, *, voted_J: Integers) -> Help:
+        """Measure by cross-validation how much votes raise the likelihood of held-out labels.
 
-        `right`: the class that votes name, by row.
+        `seed`: of the folds. `voted_J`: the class with the most votes, by row.
         """
         rows = len(self.labels_J)
         order = np.random.default_rng(derive_seed(seed, "weighing votes")).permutation(rows)
+        has_enough_rows = rows >= _FOLDS
         gain_J = np.zeros(rows)
-        for part in (order[first::_PARTS] for first in range(_PARTS if rows >= _PARTS else 0)):
-            fitted = np.setdiff1d(order, part)
-            weights = self.fit_weights(fitted)
-            own_weights = self.fit_weights(fitted, without_votes=True)
-            gain_J[part] = self.compute_log_likelihood(
-                part, *weights
-            ) - self.compute_log_likelihood(part, *own_weights)
-        judge = rows >= _PARTS
-        named = (self.log_f_K + self.own_JK).argmax(1)
+        for fold in range(_FOLDS if has_enough_rows else 0):
+            held_out = order[fold::_FOLDS]
+            fitted = np.setdiff1d(order, held_out)
+            with_votes = self.fit_weights(fitted)
+            without_votes = self.fit_weights(fitted, without_votes=True)
+            gain_J[held_out] = self.compute_log_likelihood(
+                held_out, *with_votes
+            ) - self.compute_log_likelihood(held_out, *without_votes)
+        own_class_J = (self.log_f_K + self.own_JK).argmax(1)
         return Help(
             rows=rows,
-            gain=float(gain_J.mean()) if judge else 0.0,
-            deviation=float(gain_J.std(ddof=1) / rows**0.5) if judge else 0.0,
-            right=float((right == self.labels_J).mean()) if rows else 0.0,
-            alone=float((named == self.labels_J).mean()) if rows else 0.0,
+            gain=float(gain_J.mean()) if has_enough_rows else 0.0,
+            deviation=float(gain_J.std(ddof=1) / rows**0.5) if has_enough_rows else 0.0,
+            right=float((voted_J == self.labels_J).mean()) if rows else 0.0,
+            alone=float((own_class_J == self.labels_J).mean()) if rows else 0.0,
         )
 
 
@@ -242,13 +258,17 @@ def fit_linear(
     taught_V: Integers,
     labelled_n: Integers,
 ) -> None:
-    """Fit a linear layer without a bias by ridge regression on rows `taught_V`, in float64.
+    """Fit a linear layer without a bias by ridge regression, in float64.
 
-    The strength is the one whose fit to all other rows best predicts the labelled rows (indices
-    `labelled_n`) by squared error: these are the validation rows. A row of phi_UD has norm of about
-    1 to 3.
+    Of a few regularisation strengths the one is chosen whose fit to the unlabelled rows best
+    predicts the labelled rows, by squared error.
 
-    `targets_UK`: class shares (U, K).
+    Args:
+        linear: the layer, D numbers -> K scores, changed in place.
+        phi_UD: what it reads of each row, with a norm of about 1 to 3.
+        targets_UK: class shares.
+        taught_V: indices of the rows to fit to, labelled ones included.
+        labelled_n: indices of the labelled rows.
     """
     unlabelled_V = np.setdiff1d(taught_V, labelled_n)
     strength = _STRENGTHS[1]
@@ -258,6 +278,7 @@ def fit_linear(
         phi_nD = phi_UD[labelled_n].astype(np.float64)
 
         def compute_error(strength: float) -> float:
+            """Return the mean squared error on the labelled rows."""
             return float(((phi_nD @ fitted(strength) - truth_nK) ** 2).mean())
 
         strength = min(_STRENGTHS, key=compute_error)
@@ -267,11 +288,11 @@ def fit_linear(
 
 
 def _fit_ridge(phi_UD: Numbers, targets_UK: Floats, rows_V: Integers) -> Callable[[float], Floats]:
-    """Return a function from strength to the ridge regression's weights for these rows.
+    """Return a function from a strength to the weights (D, K) of ridge regression on these rows.
 
     Rows are copied a block at a time, to save memory.
 
-    `targets_UK`: class shares (U, K).
+    `phi_UD`: features. `targets_UK`: class shares. `rows_V`: indices of the rows to fit to.
     """
     size = phi_UD.shape[1]
     gram_DD = np.zeros((size, size))
@@ -286,8 +307,14 @@ def _fit_ridge(phi_UD: Numbers, targets_UK: Floats, rows_V: Integers) -> Callabl
 
 
 class SoftTrainer(Trainer):
-    """A student network that learns probabilities of classes, or numbers, by descent. `loss`: of
-    what the network gives (B, K) and of targets (B, K).
+    """A trainer of a network on class probabilities, or numbers, as targets.
+
+    Args:
+        networks: the network, an encoder and a head.
+        features_N: rows (N, *shape).
+        loss: a function of the network's output (B, K) and of targets (B, K).
+
+    For the other arguments see `Trainer`.
     """
 
     def __init__(
@@ -300,18 +327,14 @@ class SoftTrainer(Trainer):
         seed: int,
         loss: Callable[..., Tensor] = F.cross_entropy,
     ) -> None:
-        """Make a trainer on soft labels: keep networks and loss, and move the features to the
-        device.
-
-        `owner`: the party, for errors.
-        """
+        """Take networks and loss, and move the features to the device."""
         super().__init__(owner, dict(networks.named_children()), train=train, seed=seed)
         self.networks = networks
         self.features_N = self.compute.move_tensor(features_N)
         self._loss = loss
 
     def train_batch(self, step: int, rows_B: Tensor, targets_BK: Tensor) -> StepLoss:
-        """Take one step towards these targets (B, K); return the loss."""
+        """Take one step on rows of the table towards these targets (B, K); return the loss."""
         self.zero_grad()
         with self.forward_pass(step):
             scores_BK, _ = self.networks(self.compute.take_rows(self.features_N, rows_B), None)
