@@ -50,17 +50,18 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel
 
 _ACTIVE = "active"
-# Settings name two parties or more, also those of a method that has no passive.
-_NOBODY = ("nobody",)
+# Settings must name two parties; this one stands in where there is no passive.
+_NO_PASSIVE = ("nobody",)
 _SETTINGS = "settings__"
-_OTHERS = {
+# By task, the estimator for the other one, for errors.
+_OTHER_ESTIMATORS = {
     Classification.name: "VerticalRegressor for numbers",
     Regression.name: "VerticalClassifier for classes",
 }
 
 
 class _HiddenFrames(dict[str, pd.DataFrame | None]):
-    """The frames by party, of which no text, page or pickle has the rows."""
+    """A mapping of frames by party whose text, HTML page and pickle leave out the rows."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _HiddenFrames.fromkeys, (list(self),)
@@ -138,20 +139,26 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _set_nested_setting(self, name: str, value: Any) -> None:
-        """Set one setting of the run, unless it has that value by default."""
+        """Set one setting of the run, unless it has that value by default.
+
+        `name`: its flat name, as settings__train__epochs. Raises ValueError: there is none.
+        """
         key = name.removeprefix(_SETTINGS)
         settings = self.settings if isinstance(self.settings, Mapping) else {}
-        # Keep unchanged defaults unset: today's default must not become an explicit choice.
         listed = list_parameters(settings, self._build_defaults())
-        if key in listed and key not in list_set_names(settings) and _is_same(listed[key], value):
-            return
+        is_default = key in listed and key not in list_set_names(settings)
+        if is_default and _is_same(listed[key], value):
+            return  # so that today's default does not become an explicit choice
         try:
             self.settings = replace_setting({**self._section_default(key), **settings}, key, value)
         except KeyError:
             raise self._build_parameter_error(name) from None
 
     def _section_default(self, key: str) -> dict[str, Any]:
-        """Return the default values in a setting's section."""
+        """Return the section of a setting with the estimator's defaults; empty if it has none.
+
+        `key`: the setting's flat name without the prefix, as train__epochs.
+        """
         section = key.partition("__")[0]
         defaults = self._build_defaults()
         return {section: defaults[section]} if section in defaults else {}
@@ -234,7 +241,12 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _order_labels(self, X: Any, y: Any) -> Any:
-        """Return y in the order of X. Raises an error if the frames do not identify rows."""
+        """Return y, whose index, if any, must be that of X, or row numbers.
+
+        Raises:
+            ConfigError: a frame has no index that names people, or was left out of a pickle.
+            DataError: the index of y names other people than that of X, or in another order.
+        """
         me = type(self).__name__
         require_dense(X, party=_ACTIVE)
         absent = [name for name, frame in (self.passives or {}).items() if frame is None]
@@ -257,15 +269,15 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
                 f"rows came as {type(X).__name__}, which names nobody; give a pandas frame, and in "
                 'a Pipeline say .set_output(transform="pandas") of what stands before'
             )
-        named = getattr(y, "index", None)
-        if not isinstance(named, pd.Index) or named.equals(pd.RangeIndex(len(named))):
+        index = getattr(y, "index", None)
+        if not isinstance(index, pd.Index) or index.equals(pd.RangeIndex(len(index))):
             return y
         if not isinstance(X, pd.DataFrame):
             return order_by_position(y, f"{me}: y", error=DataError)
-        numbered = named.inferred_type == "integer" != X.index.inferred_type
-        if numbered and not named.isin(X.index).any():
-            return y  # numbers of rows, such as a split leaves, beside names of people
-        if len(named) == len(X) and not named.equals(X.index):
+        are_numbers = index.inferred_type == "integer" and X.index.inferred_type != "integer"
+        if are_numbers and not index.isin(X.index).any():
+            return y  # row numbers, as a split leaves them, where X has names of people
+        if len(index) == len(X) and not index.equals(X.index):
             raise DataError(
                 f"{me}: the index of y names other people than that of X, or in "
                 "another order; give y.loc[X.index], or y.to_numpy() where it goes by place"
@@ -273,7 +285,10 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return y
 
     def _predict_rows(self, X: Any) -> torch.Tensor:
-        """Return the model's predictions of the rows, float64."""
+        """Return the model's predictions of the rows: probabilities (N, K), or numbers (N,).
+
+        Raises DataError: columns do not fit those of training.
+        """
         check_is_fitted(self)
         X = _convert_frame(X)
         raw = validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan")
@@ -281,8 +296,8 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         encoding = self.model_.encoding
         assert isinstance(encoding, ColumnEncoding)
         if not (isinstance(X, pd.DataFrame) and self._has_column_names):
-            # Columns have their places alone. Texts that name them scikit-learn has compared, or
-            # warned of; numbers it has not looked at.
+            # Columns are matched by position. Scikit-learn compares names that are texts, but not
+            # numbers.
             if isinstance(X, pd.DataFrame) and _has_other_order(X.columns):
                 raise DataError(
                     "the input: its columns are numbered in another order, and the model was "
@@ -310,7 +325,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         if task != self._task:
             raise ConfigError(
                 f"{type(self).__name__}: settings.task is {task!r}, and this estimator is for "
-                f"{self._task}; leave it out, or take {_OTHERS[self._task]}"
+                f"{self._task}; leave it out, or take {_OTHER_ESTIMATORS[self._task]}"
             )
         settings = {
             **self._build_defaults(),
@@ -318,20 +333,28 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             "task": self._task,
             "seed": self.seed,
         }
-        # Settings that a file would contain; the frames replace these files.
+        # A run's settings must name files; the frames replace them.
         settings["data"] = {
             "dataset": "tables",
             "active": _ACTIVE,
             "id_column": "index",
             "label_column": "label",
-            "parties": {name: {"file": "frame"} for name in (_ACTIVE, *(self.passives or _NOBODY))},
+            "parties": {
+                name: {"file": "frame"} for name in (_ACTIVE, *(self.passives or _NO_PASSIVE))
+            },
         }
         return Config.model_validate(settings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Labels:
-    """The labels (N,) as a run learns them: places in `classes`, or standardised by `targets`."""
+    """The labels as a run learns them.
+
+    Attributes:
+        numbers: (N,), indices in `classes`, or numbers standardised by `targets`.
+        classes: labels as texts, sorted; empty for a regression.
+        targets: mean and scale of a regression's labels; None for classes.
+    """
 
     numbers: torch.Tensor
     classes: tuple[str, ...] = ()
@@ -397,8 +420,8 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         decides.
         """
         shares_NK = torch.from_numpy(self.predict_proba(X))
-        best_N = self.model_.decide_classes(shares_NK).numpy()
-        labels: NDArray[Any] = self.classes_[best_N]
+        class_N = self.model_.decide_classes(shares_NK).numpy()
+        labels: NDArray[Any] = self.classes_[class_N]
         return labels
 
 
@@ -470,9 +493,10 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def _convert_frame(X: Any) -> Any:
-    """Return a frame of any library as pandas', with times and durations as objects.
+    """Return a frame of any library as a pandas frame; arrays and others unchanged.
 
-    Numpy has no array of both numbers and times.
+    Columns of times and durations become objects, since scikit-learn makes one NumPy array of all
+    columns, which cannot have both numbers and times.
     """
     require_dense(X, party=_ACTIVE)
     if not isinstance(X, pd.DataFrame):
@@ -492,9 +516,9 @@ def _has_other_order(columns: "pd.Index[Any]") -> bool:
 
 
 def _name_columns(X: Any, raw: Any) -> pd.DataFrame:
-    """Return the rows as a frame with the caller's column names and people.
+    """Return the rows as a frame, with the names of columns and people if X has them.
 
-    `raw`: rows as scikit-learn passes them.
+    `X`: a pandas frame, or an array. `raw`: its rows as an array, after scikit-learn's checks.
     """
     if isinstance(X, pd.DataFrame):
         return X.set_axis(list(map(column_name, X.columns)), axis=1)
@@ -505,10 +529,7 @@ def _name_columns(X: Any, raw: Any) -> pd.DataFrame:
 
 
 def _check_cells(raw: NDArray[Any]) -> None:
-    """Raise TypeError for cells that are neither texts nor numbers.
-
-    `raw`: (N, F).
-    """
+    """Raise TypeError if cells of an array (N, F) are neither texts nor numbers."""
     kinds = {type(cell) for cell in raw.ravel()}
     strange = [kind.__name__ for kind in kinds if not issubclass(kind, (str, numbers.Real))]
     if strange:
@@ -521,7 +542,11 @@ def _check_cells(raw: NDArray[Any]) -> None:
 def _build_table(
     name: str, frame: pd.DataFrame, labels_N: torch.Tensor | None = None
 ) -> PartyTable:
-    """Return one party's table, with an encoding fitted to its frame."""
+    """Return one party's table, with an encoding fitted to all rows of its frame.
+
+    `name`: the party's. `frame`: its index names people. `labels_N`: as a run learns them; None: a
+    passive.
+    """
     require_dense(frame, party=name)
     frame = convert_number_cells(frame) if frame.columns.is_unique else frame
     texts = [str(name) for name, cells in frame.items() if not has_measures(cells)]

@@ -96,8 +96,8 @@ class FramesModel:
         """
         if self.solo.task.tells != Classification.tells:
             return np.asarray(self._predict_rows(frame).numpy())
-        places_N = self.solo.decide_classes(torch.from_numpy(self.predict_proba(frame)))
-        labels: NDArray[Any] = np.array(self.classes_)[places_N.numpy()]
+        class_N = self.solo.decide_classes(torch.from_numpy(self.predict_proba(frame)))
+        labels: NDArray[Any] = np.array(self.classes_)[class_N.numpy()]
         return labels
 
     @isolate_torch_modes()
@@ -177,8 +177,9 @@ class FramesResult:
         return self.run.wire_bytes
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row for each measure with its interval; the headline measure's row also has the
-        best local model and the gain.
+        """Return a frame with a row for each measure: its value and the ends of its interval.
+
+        The row of the headline measure also has that of the best local model, and the gain.
         """
         table = pd.DataFrame(
             {
@@ -257,35 +258,37 @@ def run_frames(
         rules=_parse_id_rules(settings),
     )
     with ExitStack() as stack:
-        place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
-        if (place / _TABLES).exists():
-            raise CheckpointError(f"{place} holds frames of a run already; choose a new folder")
+        run_folder = Path(folder or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
+        if (run_folder / _TABLES).exists():
+            raise CheckpointError(
+                f"{run_folder} holds frames of a run already; choose a new folder"
+            )
         config = _build_config(
             settings,
             _name_files(frames),
             method=method,
             data={
                 "active": active_name,
-                "folder": str(place / _TABLES),
+                "folder": str(run_folder / _TABLES),
                 "id_column": id,
                 "label_column": label,
             },
         )
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with cache_fits():
             try:
-                _write_frames(frames, place / _TABLES)
+                _write_frames(frames, run_folder / _TABLES)
                 with warnings.catch_warnings():
                     # This process has all tables, so a secure sum would hide nothing from it.
                     warnings.simplefilter("ignore", UnsafeChoiceWarning)
-                    run_result = run(config, place)
+                    run_result = run(config, run_folder)
             except BaseException:
-                if not RunFolder(place).config.exists():  # it never began: no frames are left
-                    shutil.rmtree(place / _TABLES, ignore_errors=True)
+                if not RunFolder(run_folder).config.exists():  # the run has not begun
+                    shutil.rmtree(run_folder / _TABLES, ignore_errors=True)
                 raise
             result = _load_result(
                 config,
-                place,
+                run_folder,
                 run_result,
                 _map_labels_by_text(frames[active_name], label),
                 baselines=baselines,
@@ -297,8 +300,9 @@ def run_frames(
 
 
 def _parse_id_rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
-    """Return how IDs are compared; None if those settings are wrong, which
-    `_build_config` reports.
+    """Return the rules by which IDs are compared, from the run's section `alignment`.
+
+    None if that section is wrong, which `_build_config` then reports.
     """
     alignment = settings.get("alignment") or {}
     try:
@@ -316,7 +320,11 @@ def _build_config(
 ) -> Config:
     """Return the run's configuration, whose tables are the written frames. Raises ConfigError.
 
-    `files`: name of each party's file.
+    Args:
+        settings: the user's sections of a run's YAML file.
+        files: name of each party's file.
+        method: its name, or its section.
+        data: settings of the section `data` that follow from the frames.
     """
     content = {"name": "frames", **settings, "method": method}
     data_settings = content.get("data") or {}
@@ -324,9 +332,8 @@ def _build_config(
         raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
     parties = _build_parties(data_settings.get("parties") or {}, files)
     known_method = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
-    if (
-        known_method and known_method.settings.representations_from is None
-    ):  # a guard has nothing to protect
+    if known_method and known_method.settings.representations_from is None:
+        # No representations are sent, so a guard has nothing to protect.
         content.setdefault("guard", {"mechanism": "none"})
     content["data"] = {
         "dataset": _TABLES,
@@ -373,8 +380,13 @@ def _load_result(
 ) -> FramesResult:
     """Read the result of a run from its finished folder.
 
-    `labels`: the active's label settings. `baselines`: whether local models are measured. `keeps`:
-    whether the run's folder stays.
+    Args:
+        config: the run's.
+        folder: the run's.
+        run_result: what `run` returned.
+        labels: the active's labels, by the text that names the class in the run.
+        baselines: whether local models are measured.
+        keeps: whether the folder remains, so that a report is written to it.
     """
     from apfed_experiments.finished import mount_attacks
     from apfed_experiments.solo import measure_run_baselines
@@ -401,9 +413,10 @@ def _load_result(
 
 
 def _write_report(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
-    """Return who learns what, and the report's page; empty without the extra that makes it.
+    """Return what each party learns, and the path of the report's page.
 
-    `draws`: whether pictures can be drawn.
+    Both are empty without the packages that reports need. `draws`: whether the page is written;
+    otherwise its path is None.
     """
     try:
         from apfed_experiments.report import load_run, write_report
@@ -427,7 +440,16 @@ def check_frames(
 ) -> dict[str, pd.DataFrame]:
     """Return by party, the active first, a pandas frame with checked labels, and IDs as texts.
 
-    `id_column`: column of IDs. `rules`: normalisation of IDs; None: as they stand.
+    Args:
+        active: the active's frame.
+        passives: frames by passive.
+        name: the active's name.
+        id_column: the column of IDs in each frame.
+        label: the active's column of labels.
+        rules: by which IDs are normalised before they are compared; None: the defaults.
+
+    Raises DataError: a frame lacks a column, IDs are repeated or never match, or labels are of one
+        class.
     """
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
@@ -456,20 +478,20 @@ def check_frames(
 def _map_labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
     """Return the labels as in the frame, by the text that names the class in a run."""
     labels = frame[label].dropna().unique().tolist()
-    # If texts differ only in surrounding blanks, the one without blanks names the class.
-    texts = ((format_cell(value), value) for value in labels)
-    return dict(sorted(texts, key=lambda pair: pair[0] == pair[1]))
+    pairs = [(format_cell(value), value) for value in labels]
+    # If labels differ only in surrounding blanks, the one without blanks comes last, and stays.
+    return dict(sorted(pairs, key=lambda pair: pair[0] == pair[1]))
 
 
 def _name_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     """Return, by party, the name that `_write_frames` gives its file."""
-    return {party: f"party-{place}.parquet" for place, party in enumerate(frames)}
+    return {party: f"party-{number}.parquet" for number, party in enumerate(frames)}
 
 
 def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Write each as a Parquet file in a folder that its owner alone may enter.
+    """Write each party's frame as a Parquet file in a folder that only its owner may enter.
 
-    `frames`: by party.
+    Raises DataError: columns that Parquet cannot store; names them all.
     """
     faults = FaultList()
     for party, frame in frames.items():
@@ -484,7 +506,7 @@ def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
 
 
 def _check_column(column: "pd.Series", *, party: str) -> None:
-    """Refuse a column that a Parquet file cannot store."""
+    """Raise DataError if a Parquet file cannot store a column."""
     kind = pd.api.types.infer_dtype(column, skipna=True)
     if kind.startswith("mixed"):
         raise DataError(
@@ -503,7 +525,11 @@ def _check_column(column: "pd.Series", *, party: str) -> None:
 def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -> list[str]:
     """Return a frame's IDs as texts. Raises DataError: no rows, no such column, or repeated IDs.
 
-    `native`: the caller's frame, before pandas converted it.
+    Args:
+        frame: the party's, in pandas.
+        native: the same as the caller gave it, whose cells of dates pandas has not changed.
+        column: that of IDs.
+        party: the party's name.
     """
     if not len(frame):
         raise DataError(f"{party}: its frame has no rows")
@@ -512,7 +538,7 @@ def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -
             f"{party}: it has no column {column!r} of IDs; its columns are "
             f"{', '.join(frame.columns[:10])}: name another as id, or add it"
         )
-    native_frame = nw.from_native(native, eager_only=True)  # pandas makes moments of days
+    native_frame = nw.from_native(native, eager_only=True)
     cells = native_frame[column].to_native() if column in native_frame.columns else frame[column]
     texts = id_texts(cells, party=party, subject=f"column {column!r}", strip=True, key="id")
     repeated = pd.Series(texts)

@@ -219,10 +219,11 @@ class Passive:
     workers: int = field(default=4, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check that it has either rows, or a gradient function without other code. Raises
-        ConfigError.
+        """Raise ConfigError unless it has either rows, or a gradient function without other code.
+
+        A loss class is replaced by an object with its defaults.
         """
-        if self.loss in (Reconstruction, Contrastive):  # the class, for one as it stands
+        if self.loss in (Reconstruction, Contrastive):
             object.__setattr__(self, "loss", self.loss())
         if self.gradient is None:
             if self.rows is None:
@@ -396,9 +397,10 @@ class PredictingNetwork(nn.Sequential):
     """An encoder and a head, which take rows of any precision."""
 
     def forward(self, rows_B: Tensor) -> Tensor:
-        """Return class scores (B, K)."""
-        weights = [*self.parameters(), *self.buffers()]
-        dtype = next((one.dtype for one in weights if one.is_floating_point()), rows_B.dtype)
+        """Return class scores (B, K); rows are first converted to the networks' precision."""
+        tensors = [*self.parameters(), *self.buffers()]
+        dtypes = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
+        dtype = next(dtypes, rows_B.dtype)
         scores_BK = rows_B.to(dtype)
         for part in self:
             scores_BK = part(scores_BK)
@@ -406,7 +408,10 @@ class PredictingNetwork(nn.Sequential):
 
 
 def _describe_model(networks: ActiveNetworks | None, active: Active) -> str:
-    """Return what the model that predicts is, in words; "" where there is none."""
+    """Return in words which model predicts: the active's network, local models, or an average.
+
+    "" if the active keeps no networks (None).
+    """
     if networks is None:
         return ""
     trained = "a built-in network" if active.encoder is None else "your own network"
@@ -523,16 +528,16 @@ def train(
         attacks=attacks,
         settings=settings,
     )
-    place = None if folder is None else Path(folder)
+    run_folder = None if folder is None else Path(folder)
     if config.attacks:
         from apfed_attacks.run import expand_choices
 
         expand_choices(config.attacks)  # a wrong name is refused before the training
     with warnings.catch_warnings():
-        # This process is all parties: a plain sum hides nothing from who has it all.
+        # This process has all tables, so an unsafe sum reveals nothing new to it.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         result = run_in_memory(
-            config, place, data=data, code=code, resume=resume, on_progress=on_progress
+            config, run_folder, data=data, code=code, resume=resume, on_progress=on_progress
         )
     networks = result.own_networks
     model = None
@@ -542,7 +547,7 @@ def train(
         networks=model,
         classes=classes,
         run=result,
-        attacks=_run_attacks(config, place, result),
+        attacks=_run_attacks(config, run_folder, result),
         test_rows=data.test_rows,
         black_boxes=tuple(party.name for party in passives if party.gradient is not None),
         model_is=_describe_model(networks, active),
@@ -553,7 +558,9 @@ def train(
 def _run_attacks(
     config: Config, folder: Path | None, result: RunResult
 ) -> "tuple[AttackResult, ...]":
-    """Run the configured attacks, and return their results; in a folder write them, too."""
+    """Run the configured attacks, and return their results; if the run has a folder, write them to
+    it, too.
+    """
     if not config.attacks:
         return ()
     if folder is None:
@@ -594,10 +601,11 @@ def load_training_recording(
 
 
 def _make_code(party: Active | Passive, shared: OwnSteps) -> OwnCode:
-    """Return what a party brings of its own; `shared`: optimizer and scheduler of who has none.
+    """Return a party's own networks, loss, optimizer and scheduler.
 
-    Raises:
-        ConfigError: a part is no code; names the party.
+    `shared`: the optimizer and scheduler of parties without their own.
+
+    Raises ConfigError: a part is neither a module nor a function; names the party.
     """
     parts: dict[str, Any] = {
         "encoder": party.encoder,
@@ -622,10 +630,8 @@ def _make_code(party: Active | Passive, shared: OwnSteps) -> OwnCode:
 
 
 def _require_parties(active: Active, passives: Sequence[Passive]) -> None:
-    """Refuse what is no active, or no list of passives.
-
-    Raises:
-        ConfigError: says what was handed in.
+    """Raise ConfigError unless the arguments are an `Active` and a list of `Passive`s, with texts
+    as names.
     """
     if not isinstance(active, Active):
         raise ConfigError(
@@ -637,14 +643,14 @@ def _require_parties(active: Active, passives: Sequence[Passive]) -> None:
             "passives: expected a list of secure_apfed.Passive(name, ids, rows, ...), got "
             f"{type(passives).__name__}; write [passive] for one"
         )
-    for place, helper in enumerate(passives):
-        if not isinstance(helper, Passive):
+    for position, passive in enumerate(passives):
+        if not isinstance(passive, Passive):
             raise ConfigError(
-                f"passives[{place}]: expected secure_apfed.Passive(name, ids, rows, ...), got "
-                f"{type(helper).__name__}"
+                f"passives[{position}]: expected secure_apfed.Passive(name, ids, rows, ...), got "
+                f"{type(passive).__name__}"
             )
-    everybody: list[Any] = [active, *passives]
-    for party in everybody:
+    parties: list[Any] = [active, *passives]
+    for party in parties:
         if not isinstance(party.name, str):
             raise ConfigError(
                 f"a party's name is a text, as 'clinic'; got {type(party.name).__name__}"
@@ -652,12 +658,11 @@ def _require_parties(active: Active, passives: Sequence[Passive]) -> None:
 
 
 def _refuse_misplaced_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse a setting of `train` or `model` that is given as an argument of its own.
+    """Raise ConfigError if a setting of the section `train` or `model` is given as an argument.
 
-    Other unknown names are left to `Config`.
+    The error names the section. Other unknown names are reported by `Config`.
 
-    Raises:
-        ConfigError: names the section that it belongs in.
+    `settings`: the further keyword arguments of `train`, by name.
     """
     for name, value in settings.items():
         if name in Config.model_fields:
@@ -700,8 +705,10 @@ def _make_config(
 ) -> Config:
     """Return the settings of the run, as its YAML file would state them.
 
-    `labelled`: number or share of rows that keep their label; None: all. `test_fraction`: share of
-    the active's labelled rows that only measure.
+    `classes`: the labels in the order of the scores. `train`: the section of this name. `settings`:
+    further sections. For the other arguments see the function `train`.
+
+    Raises ConfigError: a setting is wrong, or a party brought code that the method does not use.
     """
     names = [active.name, *(party.name for party in passives)]
     if not passives:
@@ -734,18 +741,18 @@ def _make_config(
     settings_of_run["model"] = {"network": own, **model}
     if active.head is not None:
         settings_of_run["model"]["head_network"] = "own"
-    kind = METHODS.get(settings_of_run["method"]["name"])
-    has_loss = kind is not None and kind.settings.sums_gradients
-    if active.projection is not None and passives and not has_loss:
+    method_name = settings_of_run["method"]["name"]
+    method_class = METHODS.get(method_name)
+    has_losses = method_class is not None and method_class.settings.sums_gradients
+    if active.projection is not None and passives and not has_losses:
         raise ConfigError(
-            f"{active.name}: it brought a projection, which method "
-            f"{settings_of_run['method']['name']} does "
+            f"{active.name}: it brought a projection, which method {method_name} does "
             "not send; leave it out, or train with apfed, apfed_r or apfed_c"
         )
-    if kind is not None:
-        _require_used(passives, kind.settings, title=settings_of_run["method"]["name"])
+    if method_class is not None:
+        _require_used(passives, method_class.settings, title=method_name)
     settings_of_run["passives"] = {
-        party.name: _describe_passive(party, model, has_loss=has_loss) for party in passives
+        party.name: _describe_passive(party, model, has_losses=has_losses) for party in passives
     }
     return load_config_text(json.dumps(settings_of_run, default=str), source="train", own=True)
 
@@ -753,10 +760,9 @@ def _make_config(
 def _require_used(
     passives: Sequence[Passive], settings: type[MethodSettings], *, title: str
 ) -> None:
-    """Refuse code of passives that the method would not run.
+    """Raise ConfigError if a passive brings an encoder or a loss that the method does not use.
 
-    Raises:
-        ConfigError: names the passive, the part and what takes it.
+    `settings`: the method's settings class, with its facts. `title`: its name, for the error.
     """
     sends = settings.representations_from == "passives" or settings.sums_representations
     for party in passives:
@@ -777,20 +783,23 @@ def _require_used(
 
 
 def _describe_passive(
-    party: Passive, model: Mapping[str, Any], *, has_loss: bool
+    party: Passive, model: Mapping[str, Any], *, has_losses: bool
 ) -> dict[str, Any]:
     """Return a passive's settings; networks that it does not bring are built-in ones.
 
-    `has_loss`: whether it brings a loss of its own.
+    `model`: the run's section of this name. `has_losses`: whether passives have losses under the
+    run's method.
+
+    Raises ConfigError: it brings a gradient, and passives have no losses.
     """
-    if party.gradient is not None and not has_loss:
+    if party.gradient is not None and not has_losses:
         raise ConfigError(
             f"{party.name}: it brings a gradient, and this method sums none of passives; take "
             "method apfed, or leave it out"
         )
-    brings = party.encoder is not None
-    description: dict[str, Any] = {"model": {**model, "network": "own" if brings else "auto"}}
-    if has_loss:
+    network = "auto" if party.encoder is None else "own"
+    description: dict[str, Any] = {"model": {**model, "network": network}}
+    if has_losses:
         description |= {"objective": _describe_loss(party), "weight": party.weight}
     return description
 
@@ -836,17 +845,16 @@ def _make_data(
 ) -> tuple[VerticalData, tuple[Any, ...]]:
     """Return all parties' tables with the active's split, and the classes in order.
 
-    `labelled`: number or share of rows that keep their label; None: all. `test_fraction`: share of
-    the active's labelled rows that only measure.
+    For the arguments see `train`.
     """
     labels_N, classes = _read_labels(active)
     known = np.flatnonzero(labels_N.numpy() != UNLABELLED)
-    _, tested = split_rows(labels_N.numpy()[known], test_fraction, seed=seed)
-    test_rows = known[tested]
+    _, test_positions = split_rows(labels_N.numpy()[known], test_fraction, seed=seed)
+    test_rows = known[test_positions]
     train_rows = np.setdiff1d(np.arange(len(labels_N)), test_rows)
     chosen = choose_labelled_rows(labels_N.numpy()[train_rows], labelled, seed=seed)
     data = VerticalData(
-        table=_make_table(active, labels=labels_N, fitted=train_rows),
+        table=_make_table(active, labels=labels_N, fitted_rows=train_rows),
         train_rows=torch.from_numpy(train_rows),
         test_rows=torch.from_numpy(test_rows),
         classes=tuple(str(name) for name in classes),
@@ -857,10 +865,9 @@ def _make_data(
 
 
 def _read_labels(active: Active) -> tuple[Tensor, tuple[Any, ...]]:
-    """Return the class of each row, `UNLABELLED` where there is none, and the classes.
+    """Return the class index of each row (N,), `UNLABELLED` without a label, and the classes.
 
-    Raises:
-        DataError: they are no column of two classes or more, one cell a row.
+    Raises DataError: the labels are not one class a row, of two classes or more.
     """
     labels = active.labels
     if isinstance(labels, Tensor):
@@ -913,17 +920,24 @@ def _read_labels(active: Active) -> tuple[Tensor, tuple[Any, ...]]:
             f"{active.name}: its labels write {', '.join(alike)} both as a number and as a text; "
             "give all in one way, as labels.astype(str)"
         )
-    places = {value: place for place, value in enumerate(classes)}
-    codes = [places.get(value, UNLABELLED) for value in column.where(column.notna(), None)]
-    return torch.tensor(codes, dtype=torch.int64), tuple(classes)
+    index_of_class = {value: index for index, value in enumerate(classes)}
+    cells = column.where(column.notna(), None)
+    indices = [index_of_class.get(value, UNLABELLED) for value in cells]
+    return torch.tensor(indices, dtype=torch.int64), tuple(classes)
 
 
 def _make_table(
-    party: Active | Passive, *, labels: Tensor | None, fitted: NDArray[np.int64] | None = None
+    party: Active | Passive,
+    *,
+    labels: Tensor | None,
+    fitted_rows: NDArray[np.int64] | None = None,
 ) -> PartyTable:
     """Return a party's rows with their IDs as texts.
 
-    `fitted`: the rows to which columns are fitted; None: all. `labels`: (N,), or None.
+    `labels`: class indices (N,); None: the party has none. `fitted_rows`: positions of the rows
+    whose statistics the columns' encoding uses; None: all.
+
+    Raises DataError: IDs or rows do not fit.
     """
     if isinstance(party.ids, AbstractSet):
         raise DataError(
@@ -941,18 +955,15 @@ def _make_table(
     if isinstance(party.rows, pd.DataFrame):
         _require_rows(party, len(ids), party.rows)
         _refuse_ids_among_columns(party, ids, party.rows)
-    features, encoding = _read_rows(party, fitted)
+    features, encoding = _read_rows(party, fitted_rows)
     _require_rows(party, len(ids), features)
     return PartyTable(party.name, ids, features, labels, encoding)
 
 
 def _require_one_order(party: Active | Passive) -> None:
-    """Refuse columns of pandas that name the same rows in different orders.
+    """Raise DataError if two of IDs, rows and labels have the same pandas index in other orders.
 
-    Rows, IDs and labels belong together by their places, whatever their indices say.
-
-    Raises:
-        DataError: names both.
+    They belong together by position; different indices are ignored.
     """
     columns = {"IDs": party.ids, "rows": party.rows, "labels": getattr(party, "labels", None)}
     indices = {
@@ -960,27 +971,24 @@ def _require_one_order(party: Active | Passive) -> None:
         for name, column in columns.items()
         if isinstance(column, pd.Series | pd.DataFrame) and column.index.is_unique
     }
-    for (one, index), (other, second) in combinations(indices.items(), 2):
-        if len(index) == len(second) and not index.equals(second):
-            if not index.difference(second).empty:
-                continue  # other names: rows are taken by their places
+    for (first, index), (second, other_index) in combinations(indices.items(), 2):
+        if len(index) == len(other_index) and not index.equals(other_index):
+            if not index.difference(other_index).empty:
+                continue  # not the same names, so rows are taken by position
             raise DataError(
-                f"{party.name}: its {one} and its {other} have the same index in different orders, "
-                f"and rows belong together by their places; give the {other} as "
-                f"{other.lower()}.loc[{one.lower()}.index]"
+                f"{party.name}: its {first} and its {second} have the same index in different "
+                f"orders, and rows belong together by their places; give the {second} as "
+                f"{second.lower()}.loc[{first.lower()}.index]"
             )
 
 
 def _refuse_ids_among_columns(
     party: Active | Passive, ids: Sequence[str], rows: pd.DataFrame
 ) -> None:
-    """Refuse a frame with a column that holds the IDs, which would be learnt as a feature.
-
-    Raises DataError: names the column.
-    """
-    for place, name in enumerate(rows.columns):
-        pairs = zip(rows.iloc[:, place], ids, strict=True)
-        if len(ids) > 1 and all(str(cell).strip() == own for cell, own in pairs):
+    """Raise DataError if a column of a frame holds the IDs, which would be learnt as a feature."""
+    for position, name in enumerate(rows.columns):
+        pairs = zip(rows.iloc[:, position], ids, strict=True)
+        if len(ids) > 1 and all(str(cell).strip() == own_id for cell, own_id in pairs):
             raise DataError(
                 f"{party.name}: column {name} of its frame holds its IDs, from which nothing can "
                 f"be learnt; leave it out, as rows.drop(columns={name!r})"
@@ -996,11 +1004,11 @@ def _require_rows(party: Active | Passive, ids: int, rows: Sized) -> None:
 
 
 def _read_rows(
-    party: Active | Passive, fitted: NDArray[np.int64] | None
+    party: Active | Passive, fitted_rows: NDArray[np.int64] | None
 ) -> tuple[Any, FeatureEncoding]:
-    """Return the rows as features, and their encoding.
+    """Return a party's rows as features (N, *shape), and their encoding.
 
-    `fitted`: rows from which the encoding is fitted; None: all.
+    `fitted_rows`: positions of the rows whose statistics a frame's encoding uses; None: all.
     """
     rows = party.rows
     if isinstance(party, Passive) and rows is None:
@@ -1008,9 +1016,11 @@ def _read_rows(
         return torch.zeros((len(party.ids), 1)), ArrayEncoding(row_shape=(1,))
     if isinstance(rows, pd.DataFrame):
         _require_columns(party, rows)
-        words = [name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])]
-        known = rows if fitted is None else rows.iloc[fitted]
-        encoding = fit_columns(known, categorical=words, source=party.name)
+        text_columns = [
+            name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])
+        ]
+        fitted = rows if fitted_rows is None else rows.iloc[fitted_rows]
+        encoding = fit_columns(fitted, categorical=text_columns, source=party.name)
         return encoding.encode(rows, source=party.name), encoding
     if isinstance(rows, str | PurePath):
         rows = load_array(Path(rows), party=party.name)
@@ -1019,11 +1029,7 @@ def _read_rows(
 
 
 def _require_columns(party: Active | Passive, rows: pd.DataFrame) -> None:
-    """Refuse a frame whose columns have one name, or whose cells hold lists or objects.
-
-    Raises:
-        DataError: names the column.
-    """
+    """Raise DataError if two columns of a frame have one name, or cells hold lists or objects."""
     if not rows.columns.is_unique:
         twice = rows.columns[rows.columns.duplicated()].unique().tolist()
         raise DataError(
@@ -1044,9 +1050,14 @@ def _require_columns(party: Active | Passive, rows: pd.DataFrame) -> None:
 def _compare_locally(
     result: TrainingResult, config: Config, data: VerticalData, fresh: Mapping[str, OwnCode]
 ) -> TrainingResult:
-    """Measure what the active achieves without help: its own network, and local models.
+    """Return the result with the measures of what the active achieves without passives: by its own
+    network, and by local models.
 
-    `fresh`: untrained copies of each party's networks.
+    Args:
+        result: of the run with passives.
+        config: that run's settings.
+        data: all parties' tables.
+        fresh: the active's code with untrained copies of its networks, by the active's name.
     """
     single = replace(data, passives=())
     local_settings = config.model_dump(mode="json", exclude_defaults=True)
