@@ -187,14 +187,14 @@ def _prepare_folders(
 
     `timeout`: seconds of patience with a silent peer.
     """
-    from secure_apfed.organisations.local import prepare_parties, relay_command
+    from secure_apfed.organisations.local import make_relay_command, prepare_parties
     from secure_apfed.runs import folder as run_folder
-    from secure_apfed.runs.run import WAYS
+    from secure_apfed.runs.run import LINK_TYPES
 
     with run_folder.RunFolder(folder).open_for_run(config, resume=False):
-        over = WAYS.get(transport.value, "tcp")
+        over = LINK_TYPES.get(transport.value, "tcp")
         files = prepare_parties(config, folder, timeout_s=timeout, way=over)
-    relay = relay_command(files.values())
+    relay = make_relay_command(files.values())
     if as_json:
         parties = {name: str(file) for name, file in files.items()}
         terminal.print_json({"parties": parties, "relay": list(relay)})

@@ -72,7 +72,7 @@ from secure_apfed.networks.objectives import Contrastive
 from secure_apfed.organisations.local import prepare_parties, run_relay
 from secure_apfed.organisations.party import ConnectedParty, PartyFile, join_session
 from secure_apfed.privacy.release import PrivateRelease
-from secure_apfed.runs.run import WAYS, Way
+from secure_apfed.runs.run import LINK_TYPES, LinkType
 from secure_apfed.settings.training import ContrastiveSettings
 
 _TIMEOUT_S = 60.0
@@ -407,7 +407,7 @@ TRANSPORT = Bench(
         make_single_group(
             f"{name}/m{_PASSIVES}/b{_BATCH}", _measure_transport, way, _count_repetitions(quick)
         )
-        for name, way in WAYS.items()
+        for name, way in LINK_TYPES.items()
     ],
     fields=("peer_seconds",),
 )
@@ -415,7 +415,7 @@ TRANSPORT = Bench(
 
 @contextmanager
 def _start_parties(
-    config: Config, data: VerticalData, *, way: Way
+    config: Config, data: VerticalData, *, way: LinkType
 ) -> Iterator[tuple[ConnectedParty, ActiveRole]]:
     """Yield the active of a session in this process; each other party has a process of its own.
 

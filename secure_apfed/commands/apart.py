@@ -541,9 +541,9 @@ def restart_counter(
     An older copy goes on from what it holds. Any other file is set aside, and the counter restarts:
     it forgets what the party gave away.
     """
-    from secure_apfed.organisations.counters import restart_in
+    from secure_apfed.organisations.counters import restart_and_log
 
-    restart = restart_in(folder, counter, party=party)
+    restart = restart_and_log(folder, counter, party=party)
     if as_json:
         terminal.print_json(restart.as_json())
         return

@@ -161,15 +161,20 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     A party that declared none is assumed to have a table like this one, with a note.
     """
     from secure_apfed.config.file import load_config
-    from secure_apfed.organisations.party import PartyFile, own_data, role_of, shape_of
+    from secure_apfed.organisations.party import (
+        PartyFile,
+        describe_table,
+        determine_role,
+        load_party_data,
+    )
     from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
     from secure_apfed.settings.data import TableShape
 
     file = PartyFile.from_file(path)
     config = load_config(file.config)
     sealed = file.folder / SEALED
-    data = own_data(file, config, role_of(file, config))
-    own_shape = TableShape() if data is None else shape_of(data, columns=False)
+    data = load_party_data(file, config, determine_role(file, config))
+    own_shape = TableShape() if data is None else describe_table(data, columns=False)
     shapes = {file.party: own_shape}
     if sealed.exists():
         project = SignedFile.from_file(sealed).open_document(SealedProject, sealed)

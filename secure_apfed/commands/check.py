@@ -121,7 +121,7 @@ class Checks:
         """
         from secure_apfed.base.faults import FaultList
         from secure_apfed.config.file import load_config
-        from secure_apfed.organisations.party import PartyFile, role_of
+        from secure_apfed.organisations.party import PartyFile, determine_role
         from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
         from secure_apfed.runs.folder import PartyFolder
 
@@ -133,7 +133,7 @@ class Checks:
         self.file = file = PartyFile.from_file(path)
         self.config = load_config(file.config)
         self.code = 0
-        self.role = role_of(file, self.config)
+        self.role = determine_role(file, self.config)
         if not (file.folder / "identity.pem").is_file():
             raise ConfigError(f"{file.folder} holds no identity.pem; put it back, or answer anew")
         self.identity = PartyFolder(file.folder).load_identity()
@@ -281,9 +281,9 @@ class Checks:
 
     def _check_table(self) -> Iterator[Finding]:
         """Load the party's table, and report rows, columns, ID patterns and labels."""
-        from secure_apfed.organisations.party import own_data
+        from secure_apfed.organisations.party import load_party_data
 
-        data = own_data(self.file, self.config, self.role)
+        data = load_party_data(self.file, self.config, self.role)
         if data is None:
             return
         text = (
@@ -485,7 +485,7 @@ class Checks:
         """
         from secure_apfed.exchange import Links, StatusTracker, run_role
         from secure_apfed.organisations.party import connect_peers
-        from secure_apfed.organisations.project import digest_of
+        from secure_apfed.organisations.project import digest_content
 
         file = self.file
         me = self.file.party
@@ -501,7 +501,7 @@ class Checks:
         links = Links(me, list(file.peers), transport.send_frame, lambda envelope, size: None)
         own_facts = {
             "version": _get_version(),
-            "settings": digest_of(self.config.collect_terms()).hex(),
+            "settings": digest_content(self.config.collect_terms()).hex(),
             "sealed project": self.sealed.digest.hex() if self.sealed else "",
         }
         shares = compute_pattern_shares(self.patterns)

@@ -640,9 +640,9 @@ def _format_listen_address(address: str) -> str:
     from ipaddress import ip_address
 
     from secure_apfed.exchange.sockets import parse_address, spell_address
-    from secure_apfed.organisations.project import listens_at
+    from secure_apfed.organisations.project import choose_listen_address
 
-    host, port = parse_address(listens_at(address))
+    host, port = parse_address(choose_listen_address(address))
     return spell_address(("127.0.0.1" if host == "localhost" else str(ip_address(host)), port))
 
 

@@ -18,7 +18,7 @@ from secure_apfed.methods.alignment import hides_overlaps_by_transfers, needs_de
 from secure_apfed.methods.terms import may_lack_passives
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["COALITIONS", "Coalition", "Conflict", "facts_of", "find_conflicts"]
+__all__ = ["COALITIONS", "Coalition", "Conflict", "find_conflicts", "list_facts"]
 
 _ALTERS = "the sum, without being noticed by parties that it does not run"
 _MASKED = "sum bfv + pairwise masks or sum plain + pairwise masks"
@@ -144,8 +144,9 @@ class Conflict:
     """A group of parties that one organisation would run, and what follows.
 
     Attributes:
-        parties: names, in the run's order; who: what they are together; gets: what they would read
-            or alter.
+        parties: names, in the run's order.
+        who: their roles, as in `Coalition.who`.
+        gets: what they would read or alter, in words.
     """
 
     parties: tuple[str, ...]
@@ -153,7 +154,7 @@ class Conflict:
     gets: str
 
 
-def facts_of(config: RunSettings, passives: int) -> frozenset[str]:
+def list_facts(config: RunSettings, passives: int) -> frozenset[str]:
     """Return the facts of a run with this number of passives, in the words of the column `when`."""
     counts = {"M = 2": passives == 2, "M >= 2": passives >= 2, "M >= 3": passives >= 3}
     facts = {word for word, holds in counts.items() if holds}
@@ -169,48 +170,64 @@ def facts_of(config: RunSettings, passives: int) -> frozenset[str]:
 def find_conflicts(
     config: RunSettings, roles: Mapping[str, PartyRole], together: Collection[str]
 ) -> Iterator[Conflict]:
-    """Yield what an organisation gains by running all these parties of a run.
+    """Yield what an organisation gains by running several parties of a run.
 
-    `roles`: of all parties of the run. Reading comes before altering; each coalition that the
-    organisation covers is yielded once, with its members among `together`.
+    Each coalition whose members it runs is yielded once; those that read come before those that
+    alter.
+
+    Args:
+        config: the run's settings.
+        roles: of all parties of the run, by name.
+        together: names of the parties that the organisation runs.
     """
     passives = sum(role == "passive" for role in roles.values())
-    facts = facts_of(config, passives)
-    rows = [row for row in COALITIONS if (row.reads or row.alters) and row.applies_to(facts)]
-    for row in sorted(rows, key=lambda row: not row.reads):
-        if row.needs_threshold_below_all and _find_threshold(config, passives) >= passives:
+    facts = list_facts(config, passives)
+    coalitions = [
+        coalition
+        for coalition in COALITIONS
+        if (coalition.reads or coalition.alters) and coalition.applies_to(facts)
+    ]
+    for coalition in sorted(coalitions, key=lambda coalition: not coalition.reads):
+        if coalition.needs_threshold_below_all and _find_threshold(config, passives) >= passives:
             continue
-        parties = _list_members(
-            row.who, roles, together, minimum=_count_needed_passives(config, row, passives)
-        )
+        minimum = _count_needed_passives(config, coalition, passives)
+        parties = _list_members(coalition.who, roles, together, minimum=minimum)
         if parties:
-            gets = f"read {row.reads}" if row.reads else f"could alter {row.alters}"
-            yield Conflict(parties=parties, who=row.who, gets=gets)
+            gets = f"could alter {coalition.alters}"
+            if coalition.reads:
+                gets = f"read {coalition.reads}"
+            yield Conflict(parties=parties, who=coalition.who, gets=gets)
 
 
-def _count_needed_passives(config: RunSettings, row: Coalition, passives: int) -> int:
-    """Return how many passives form a coalition that needs several."""
-    if row.who == "active and all passives but one":
+def _count_needed_passives(config: RunSettings, coalition: Coalition, passives: int) -> int:
+    """Return how many of the run's M passives a coalition needs: 1 unless it says several."""
+    if coalition.who == "active and all passives but one":
         return max(1, passives - 1)
-    if row.who == "aggregator and more than 2t - M - 1 passives":
+    if coalition.who == "aggregator and more than 2t - M - 1 passives":
         return max(1, 2 * _find_threshold(config, passives) - passives)
     return 1
 
 
 def _find_threshold(config: RunSettings, passives: int) -> int:
-    """Return t, the number of passives that recoverable masks need to decode a sum."""
+    """Return t, the number of passives by which a sum under recoverable masks can be decoded.
+
+    `passives`: M, their number in the run.
+    """
     if config.secure_sum.threshold is not None:
         return config.secure_sum.threshold
     return 2 * passives // 3 + 1 if may_lack_passives(config) else passives
 
 
 def _list_members(
-    group: str, roles: Mapping[str, PartyRole], together: Collection[str], *, minimum: int
+    who: str, roles: Mapping[str, PartyRole], together: Collection[str], *, minimum: int
 ) -> tuple[str, ...]:
-    """Return the parties of `together` that form this coalition; empty if members are missing.
+    """Return the parties of `together` that form a coalition; empty if members are missing.
 
-    `minimum`: how many passives it needs. `group`: which parties collude, such as active +
-    aggregator. `roles`: of all parties of the run.
+    Args:
+        who: the coalition's roles, as in `Coalition.who`.
+        roles: of all parties of the run, by name.
+        together: names of the parties that one organisation runs.
+        minimum: how many passives the coalition needs, if it says several.
     """
     members: dict[str, list[str]] = {
         role: [] for role in ("active", "passive", "aggregator", "dealer")
@@ -223,6 +240,7 @@ def _list_members(
     aggregator = members["aggregator"]
     dealer = members["dealer"]
     enough = passives if len(passives) >= minimum else []
+    # By coalition: groups of parties, none of which may be empty.
     needed: dict[str, tuple[list[str], ...]] = {
         "active and aggregator": (active, aggregator),
         "active and dealer": (active, dealer),
@@ -236,7 +254,8 @@ def _list_members(
         "aggregator and any other party": ([*active, *passives, *dealer], aggregator),
         "dealer and any other party": ([*active, *passives, *aggregator], dealer),
     }
-    first = [name for name, role in roles.items() if role == "passive"][:1]
-    needed["active and the first passive"] = (active, [one for one in passives if one in first])
-    parts = needed[group]
-    return tuple(name for part in parts for name in part) if all(parts) else ()
+    first_passive = [name for name, role in roles.items() if role == "passive"][:1]
+    own_first_passive = [name for name in passives if name in first_passive]
+    needed["active and the first passive"] = (active, own_first_passive)
+    groups = needed[who]
+    return tuple(name for group in groups for name in group) if all(groups) else ()

@@ -42,11 +42,11 @@ __all__ = [
     "CounterKind",
     "NothingReleased",
     "Restart",
-    "kind_of",
+    "find_counter_kind",
     "list_nonzero_counters",
     "open_counters",
+    "restart_and_log",
     "restart_counter",
-    "restart_in",
 ]
 
 ANSWER_BOOK = "answered.sqlite"
@@ -54,8 +54,8 @@ ANSWER_BOOK = "answered.sqlite"
 WITNESS = "counters.json"
 """The file in a party's folder with the last state of its audit log and its counters."""
 _DIGEST_BYTES = 16
-_NOBODY = "0" * 2 * _DIGEST_BYTES
-_Why: TypeAlias = Literal["missing", "lower", "of another run", "unreadable"]
+_NO_DIGEST = "0" * 2 * _DIGEST_BYTES
+_FaultReason: TypeAlias = Literal["missing", "lower", "of another run", "unreadable"]
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ class Count:
     """The state of a counter.
 
     Attributes:
-        number: releases, answers or refusals; it never falls.
-        origin: digest, hex, that differs between the files of different runs and parties.
-        digest: of all that was counted, hex; equal to `origin` if a file does not keep its past.
+        number: of releases, answers or refusals; it never falls.
+        origin: a digest, hex, that differs between the files of different runs and parties.
+        digest: of all that was counted, hex; equal to `origin` if the file does not store each
+            count.
     """
 
     number: int
@@ -74,6 +75,8 @@ class Count:
 
 
 class _NotedCount(BaseModel):
+    """A `Count` as `counters.json` has it."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     number: int = Field(ge=0)
@@ -82,7 +85,14 @@ class _NotedCount(BaseModel):
 
 
 class _Witness(BaseModel):
-    """The contents of `counters.json`; `chain`: of the audit log after this many `lines`."""
+    """The contents of `counters.json`, the second record of a party's counters.
+
+    Attributes:
+        party: the party's name.
+        lines: number of lines of its audit log.
+        chain: hash of the log's last line, which depends on all lines before.
+        counters: by file name.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -106,9 +116,9 @@ class _LineCounter:
 
     def _reset_count(self) -> None:
         """Forget the count, so that the file is read again from its beginning."""
-        self._offset = 0
+        self._offset = 0  # bytes that were read
         self._lines = 0
-        self._origin = _NOBODY
+        self._origin = _NO_DIGEST
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def load_count(self) -> Count:
@@ -126,7 +136,10 @@ class _LineCounter:
         return self._make_count()
 
     def load_count_until(self, number: int) -> Count:
-        """Return the count after this number of lines, or after all if there are fewer."""
+        """Return the count after `number` counted lines, or after all if there are fewer.
+
+        A last line without its end counts here if it is complete otherwise.
+        """
         self._reset_count()
         with open_plain(self._path) as file:
             for line in file:
@@ -153,13 +166,16 @@ class _LineCounter:
 
 
 class _BookCounter:
-    """The book of what a passive answered; its origin is a digest of its own key."""
+    """A reader of an answer book (`served.AnswerBook`), an SQLite file.
+
+    Its count is how often anything was counted in the book, and its origin a digest of its key.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def load_count(self) -> Count:
-        """Return the count of the file now. Raises CheckpointError: it is not a book of answers."""
+        """Return the book's current count. Raises CheckpointError: it is not an answer book."""
         os.close(open_regular(self._path, create=False))
         try:
             address = f"{self._path.resolve().as_uri()}?mode=rw"
@@ -174,7 +190,7 @@ class _BookCounter:
         return Count(changes, origin, origin)
 
     def load_count_until(self, number: int) -> Count:
-        """Return the present count: a book does not store its past."""
+        """Return the current count, since a book does not store earlier ones."""
         del number
         return self.load_count()
 
@@ -196,9 +212,9 @@ class CounterKind:
 
     Attributes:
         pattern: of the names of its files.
-        counts: what, in a few words.
-        make: its reader.
-        when_saved: whether a count is binding only when a checkpoint is about to store it; before
+        counts: what it counts, in a few words.
+        make: makes a reader of such a file.
+        when_saved: whether a count is recorded only when a checkpoint is about to store it; before
             that, nothing that depends on it has been sent.
     """
 
@@ -220,65 +236,65 @@ COUNTERS: tuple[CounterKind, ...] = (
 """Every counter that a party keeps in a file; checkpoints repeat the ledgers."""
 
 
-def kind_of(name: str) -> CounterKind | None:
+def find_counter_kind(name: str) -> CounterKind | None:
     """Return the kind of counter that a file of this name is; None: it is not a counter."""
     return next((kind for kind in COUNTERS if Path(name).match(kind.pattern)), None)
 
 
 class CounterFiles:
-    """The counters in one party's folder, watched while the party runs; see `CounterSource`.
+    """The counters in one party's folder, read while the party runs; a `CounterSource`.
 
     Args:
-        noted: the recorded count of each.
-        watches: whether it reports new counts from now on, or the recorded counts once more.
+        folder: the party's.
+        party: its name.
+        noted: the recorded counts, by file name.
+        watches: whether the files are read for new counts; otherwise `list_changes` reports the
+            recorded ones.
     """
 
     def __init__(
         self, folder: Path, party: str, noted: Mapping[str, Count] = {}, *, watches: bool = True
     ) -> None:
-        """Make the reader of a party's counters; the recorded counts are compared with the files.
-
-        `noted`: the recorded count of each. `watches`: whether it reports new counts from now on,
-        or the recorded counts once more.
-        """
+        """Take the recorded counts; no file is read yet."""
         self._folder = folder
         self._party = party
-        self._reports_new_counts = watches
+        self._reads_files = watches
         self._recorded_counts = dict(noted)
         self._readers: dict[str, _Counter] = {}
-        self._stamps: dict[str, tuple[int, int]] = {}
+        self._stamps: dict[str, tuple[int, int]] = {}  # of each file when it was read last
 
     def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
-        """Yield name, number, origin and digest of each counter that changed since the last call.
+        """Yield file name, number, origin and digest of each counter that changed since the last
+        call.
 
-        `saved`: whether a checkpoint follows; some counters are binding only then.
+        `saved`: whether a checkpoint is about to be stored; some kinds are read only then.
 
         Raises CheckpointError: a counter is missing, or counts less than before.
         """
-        if not self._reports_new_counts:
+        if not self._reads_files:
             for name, count in self._recorded_counts.items():
                 yield name, count.number, count.origin, count.digest
             return
         stamps = dict(self._list_stamps())
-        for name, noted in self._recorded_counts.items():
-            if noted.number and name not in stamps:
+        for name, recorded in self._recorded_counts.items():
+            if recorded.number and name not in stamps:
                 raise CheckpointError(
                     f"restore {self._folder / name} from a copy: it is gone, and this session "
                     "counted in it"
                 )
         for name, stamp in stamps.items():
-            kind = kind_of(name)
+            kind = find_counter_kind(name)
             if kind is None or stamp == self._stamps.get(name) or (kind.when_saved and not saved):
                 continue
             reader = self._readers.setdefault(name, kind.make(self._folder / name))
             count = reader.load_count()
             self._stamps[name] = stamp
-            noted = self._recorded_counts.get(name, Count(0, count.origin, count.digest))
-            if count.number < noted.number:
+            recorded = self._recorded_counts.get(name, Count(0, count.origin, count.digest))
+            if count.number < recorded.number:
                 raise CheckpointError(
                     f"restore {self._folder / name} from a copy: it counts {count.number} "
-                    f"{kind.counts}, and counted {noted.number} before, so another process wrote "
-                    "to it"
+                    f"{kind.counts}, and counted {recorded.number} before, so another process "
+                    "wrote to it"
                 )
             if count != self._recorded_counts.get(name):
                 self._recorded_counts[name] = count
@@ -290,7 +306,9 @@ class CounterFiles:
         return frozenset(name for name, count in self._recorded_counts.items() if count.number)
 
     def exclude_counters(self, names: Collection[str]) -> "CounterFiles":
-        """Return the recorded counts without these counters, whose files were deleted."""
+        """Return a reporter of the recorded counts, without these counters, whose files were
+        deleted.
+        """
         noted = {name: count for name, count in self._recorded_counts.items() if name not in names}
         return CounterFiles(self._folder, self._party, noted, watches=False)
 
@@ -298,14 +316,14 @@ class CounterFiles:
         """Yield name, and modification time and size, of each counter's file."""
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                if kind_of(entry.name) is not None:
+                if find_counter_kind(entry.name) is not None:
                     status = entry.stat(follow_symlinks=False)
                     yield entry.name, (status.st_mtime_ns, status.st_size)
 
     def write_witness(self, lines: int, head: str) -> None:
-        """Write the audit log's number of lines, the hash of its last line, and all counters.
+        """Write `counters.json`, beside the audit log, so that a log that is cut short is noticed.
 
-        The file lies beside the log, so that a log cut short is noticed.
+        `lines`: number of the log's lines. `head`: hash of its last line.
         """
         counters = {name: asdict(count) for name, count in self._recorded_counts.items()}
         content = {"party": self._party, "lines": lines, "chain": head, "counters": counters}
@@ -315,10 +333,18 @@ class CounterFiles:
 
 @dataclass(frozen=True)
 class _Fault:
-    """A fault of a counter: `noted` is what it should count at least."""
+    """A fault of a counter's file.
+
+    Attributes:
+        name: of the file.
+        why: the kind of fault.
+        noted: the recorded count, which the file should have at least.
+        actual: its present count; None: it cannot be read.
+        detail: further words on an unreadable file.
+    """
 
     name: str
-    why: _Why
+    why: _FaultReason
     noted: Count
     actual: Count | None
     detail: str = ""
@@ -326,7 +352,13 @@ class _Fault:
 
 @dataclass
 class _Record:
-    """The recorded counters of a folder, from its audit log, else from `counters.json`."""
+    """The recorded counters of a folder.
+
+    Attributes:
+        noted: by file name, from the audit log, or from `counters.json` if the log has a fault.
+        log: the audit log's summary; None: there is none, or it has a fault.
+        fault: of the audit log itself; None: none.
+    """
 
     noted: dict[str, Count]
     log: Summary | None
@@ -334,9 +366,7 @@ class _Record:
 
 
 def _load_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
-    """Return the content of `counters.json`; or None, and why it cannot be trusted
-    ("": no file).
-    """
+    """Return the content of `counters.json`; or None, and why it cannot be used ("": no file)."""
     path = folder / WITNESS
     if not os.path.lexists(path):
         return None, ""
@@ -350,13 +380,16 @@ def _load_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
 
 
 def _load_record(folder: Path, party: str) -> _Record:
-    """Read audit log and `counters.json`, compare them, and return the recorded counts."""
+    """Read audit log and `counters.json`, compare them, and return the recorded counts.
+
+    A fault of the log is part of the result, and not raised.
+    """
     path = folder / FILE_NAME
     witness, unreadable = _load_witness(folder, party)
     counters = witness.counters if witness else {}
     by_witness = {name: Count(**count.model_dump()) for name, count in counters.items()}
     was_in_use = witness is not None or bool(unreadable)
-    noted = Count(witness.lines if witness else 0, _NOBODY, _NOBODY)
+    noted = Count(witness.lines if witness else 0, _NO_DIGEST, _NO_DIGEST)
     if not os.path.lexists(path):
         lost = was_in_use or any(_list_traces(folder))
         fault = _Fault(FILE_NAME, "missing", noted, None) if lost else None
@@ -364,6 +397,7 @@ def _load_record(folder: Path, party: str) -> _Record:
     chain_at: list[str] = []
 
     def note_chain(number: int, chain: str) -> None:
+        """Store the log's chain hash after the recorded number of lines."""
         if number == noted.number:
             chain_at.append(chain)
 
@@ -391,8 +425,10 @@ def _find_log_fault(
     """Compare an intact audit log with `counters.json`; return its fault, or None.
 
     Args:
-        witness: what `counters.json` recorded of the log; None: nothing.
-        noted: how many lines that file records.
+        log: the log's summary.
+        party: the folder's party.
+        noted: how many lines `counters.json` records of the log.
+        witness: that file; None: there is none.
         chain_at: the log's chain hash after that many lines, if it has them.
     """
     if log.party != party:
@@ -404,7 +440,7 @@ def _find_log_fault(
         detail = f"{log.path.parent / WITNESS} is missing, which says how many lines it had"
         return _Fault(FILE_NAME, "unreadable", noted, None, detail)
     if log.lines < noted.number:
-        return _Fault(FILE_NAME, "lower", noted, Count(log.lines, _NOBODY, _NOBODY))
+        return _Fault(FILE_NAME, "lower", noted, Count(log.lines, _NO_DIGEST, _NO_DIGEST))
     is_same = [*chain_at] == [witness.chain]
     return None if is_same else _Fault(FILE_NAME, "of another run", noted, None)
 
@@ -422,7 +458,7 @@ def _list_traces(folder: Path) -> Iterator[Path]:
 def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
     """Yield the name and count of each counter's file in the folder; None: it is unreadable."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        kind = kind_of(path.name)
+        kind = find_counter_kind(path.name)
         if kind is not None:
             try:
                 yield path.name, kind.make(path).load_count()
@@ -433,7 +469,7 @@ def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
 def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
     """Compare one counter's file with its recorded count; return its fault, or None."""
     path = folder / name
-    kind = kind_of(name)
+    kind = find_counter_kind(name)
     if kind is None or not noted.number:
         return None
     if not os.path.lexists(path):
@@ -453,7 +489,7 @@ def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
 
 def _describe_fault(fault: _Fault) -> str:
     """Return a counter's fault in words."""
-    kind = kind_of(fault.name)
+    kind = find_counter_kind(fault.name)
     counts = kind.counts if kind else "lines"
     record_file = FILE_NAME if kind else WITNESS
     noted_text = f"{record_file} notes {fault.noted.number:,} {counts}"
@@ -470,8 +506,8 @@ def _describe_fault(fault: _Fault) -> str:
     return f"is not the file of this run that {record_file} knows{detail}"
 
 
-def _refuse(folder: Path, party: str, fault: _Fault) -> CheckpointError:
-    """Return the error for a counter that is not as recorded, with both remedies."""
+def _make_fault_error(folder: Path, party: str, fault: _Fault) -> CheckpointError:
+    """Return the error for a counter's fault, with both remedies: a copy, or a restart."""
     return CheckpointError(
         f"put the newest copy of {folder / fault.name} back: it {_describe_fault(fault)}, and "
         f"begun anew it would forget what {party} gave away. If there is no copy and it shall "
@@ -481,18 +517,19 @@ def _refuse(folder: Path, party: str, fault: _Fault) -> CheckpointError:
 
 
 def open_counters(folder: Path, party: str) -> CounterFiles:
-    """Compare all counters in a party's folder with their second record; return them for watching.
+    """Compare all counters in a party's folder with their second record; return them for use while
+    the party runs.
 
-    Raises CheckpointError: a counter is missing, lower than recorded, of another run or party, or
-    unreadable; or the audit log itself is.
+    Raises CheckpointError: a counter, or the audit log itself, is missing, lower than recorded, of
+        another run or party, or unreadable.
     """
     record = _load_record(folder, party)
     if record.fault is not None:
-        raise _refuse(folder, party, record.fault)
+        raise _make_fault_error(folder, party, record.fault)
     for name, noted in record.noted.items():
         fault = _find_fault(folder, name, noted)
         if fault is not None:
-            raise _refuse(folder, party, fault)
+            raise _make_fault_error(folder, party, fault)
     return CounterFiles(folder, party, record.noted)
 
 
@@ -506,9 +543,10 @@ class Restart:
     """The outcome of `restart_counter`.
 
     Attributes:
-        line: for the audit log; aside: the new place of a file that was unreliable; None: there was
-            none, or the counter continues from it.
-        files: the counters to watch.
+        line: for the audit log.
+        aside: the new path of a file that was unreliable; None: there was none, or the counter
+            continues from it.
+        files: the other counters as recorded.
         peers: the log's peers, with their identities, hex.
     """
 
@@ -523,18 +561,22 @@ class Restart:
 
 
 def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Restart:
-    """Let one counter continue, by its name, although its file is not as recorded.
+    """Let one counter continue although its file is not as recorded.
 
     An older copy of its own file continues from its count; any other file is moved aside, and the
     counter restarts at zero.
 
-    `now`: seconds since 1970.
+    Args:
+        folder: the party's.
+        name: of the counter's file.
+        party: the party's name.
+        now: seconds since 1970.
 
     Raises:
         ConfigError: no counter has that name, or nothing is wrong with it.
         CheckpointError: the audit log itself must be restarted first.
     """
-    if name != FILE_NAME and (kind_of(name) is None or Path(name).name != name):
+    if name != FILE_NAME and (find_counter_kind(name) is None or Path(name).name != name):
         patterns = ", ".join(kind.pattern for kind in COUNTERS)
         raise ConfigError(f"{name!r} is no counter; counters are {FILE_NAME}, {patterns}")
     record = _load_record(folder, party)
@@ -542,7 +584,7 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
     noted = record.noted
     if name != FILE_NAME:
         if fault is not None:
-            raise _refuse(folder, party, fault)
+            raise _make_fault_error(folder, party, fault)
         count = noted.get(name)
         fault = _find_fault(folder, name, count) if count else None
         noted = {other: count for other, count in noted.items() if other != name}
@@ -550,9 +592,9 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
         raise ConfigError(
             f"{folder / name} counts as noted, so there is nothing to restart; start the party"
         )
-    keeps = fault.why == "lower"
+    is_older_copy = fault.why == "lower"
     aside = None
-    if not keeps and os.path.lexists(folder / name):
+    if not is_older_copy and os.path.lexists(folder / name):
         aside = _find_free_name(folder, name)
         (folder / name).rename(aside)
     line = Restarted(
@@ -560,7 +602,7 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
         counter=name,
         why=fault.why,
         noted=fault.noted.number,
-        number=fault.actual.number if keeps and fault.actual else 0,
+        number=fault.actual.number if is_older_copy and fault.actual else 0,
     )
     peers = record.log.peers if record.log else {}
     watched = CounterFiles(folder, party, noted, watches=False)
@@ -582,10 +624,11 @@ class NothingReleased:
     promise = Promise(figure="epsilon_x", epsilon=None)
 
 
-def restart_in(folder: Path, name: str, *, party: str) -> Restart:
+def restart_and_log(folder: Path, name: str, *, party: str) -> Restart:
     """Restart a counter as `restart_counter` does, and record it in the signed audit log.
 
-    Raises as `restart_counter`, and CheckpointError: a process runs in the folder.
+    Raises as `restart_counter`, and CheckpointError: there is no such folder, or a process runs in
+    it.
     """
     from secure_apfed.runs.folder import PartyFolder
 

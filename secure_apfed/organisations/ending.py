@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Leftover:
-    """A kind of file that does not stay: its pattern in the folder, and why it goes."""
+    """A kind of file that is deleted: the pattern of its name, and what it is."""
 
     pattern: str
     why: str
@@ -92,7 +92,14 @@ KEPT: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner of a folder: the party, its peers' identities, and its file, if there is one."""
+    """The owner of a folder.
+
+    Attributes:
+        folder: the party's.
+        party: its name.
+        peers: the other parties' public identities, by name.
+        file: the party's file; None: there is none.
+    """
 
     folder: Path
     party: str
@@ -102,6 +109,8 @@ class Owner:
 
 def find_owner(folder: Path | None, config: Path | None) -> Owner:
     """Return the owner of a folder, from the party's file or the audit log in the folder.
+
+    `folder`, `config`: the folder, or the party's file; exactly one of them is given.
 
     Raises ConfigError: neither or both are given, or the owner cannot be found.
     """
@@ -135,8 +144,9 @@ class EndPlan:
     """The plan of an end: what it deletes and keeps.
 
     Attributes:
+        owner: of the folder.
         deletes: name, reason and bytes of each file, in order.
-        keeps: by name, the reason.
+        keeps: the reason, by file name.
         ended_at: when the project was ended here, seconds since 1970; None: it is not.
     """
 
@@ -202,7 +212,7 @@ def end_project(owner: Owner, *, now: float) -> EndPlan:
     folder = PartyFolder(owner.folder)
     log_path = owner.folder / FILE_NAME
     if log_path.exists() and log_path.stat().st_size:
-        summarise_log(log_path)  # which refuses one that was altered before anything is deleted
+        summarise_log(log_path)  # an altered log is refused before anything is deleted
     if not (owner.folder / "identity.pem").is_file():
         raise CheckpointError(
             f"{owner.folder} holds no identity.pem, which signs the end; put it back from its copy"
@@ -211,15 +221,14 @@ def end_project(owner: Owner, *, now: float) -> EndPlan:
         with folder.lock_exclusively():
             return _delete_and_sign(owner, folder, now)
     except FolderInUseError:
-        raise _refuse_running(owner, folder, now) from None
+        raise _mark_while_running(owner, folder, now) from None
 
 
-def _refuse_running(owner: Owner, folder: PartyFolder, now: float) -> CheckpointError:
-    """Write the marker for a running `serve`, which then ends; return the error for the caller.
+def _mark_while_running(owner: Owner, folder: PartyFolder, now: float) -> CheckpointError:
+    """Return the error for a folder in which a process runs; if it is `serve`, write the marker,
+    by which it ends after its session.
 
-    A running training is left unchanged.
-
-    `now`: seconds since 1970.
+    A running training is left unchanged. `now`: seconds since 1970.
     """
     remedy = "end it (Ctrl-C, SIGTERM, or `systemctl stop` of its unit), and say this command again"
     if not folder.ended.exists():
@@ -245,8 +254,13 @@ def _write_marker(
 ) -> None:
     """Write `project-ended.json`, which forbids to start anything in the folder.
 
-    `deletes`: files that are deleted. `now`: seconds since 1970. `is_complete`: whether they are
-    deleted already. `counters_are_as_noted`: None: not checked yet.
+    Args:
+        owner: of the folder.
+        deletes: names of the files to delete.
+        now: seconds since 1970.
+        is_complete: whether they are deleted already.
+        counters_are_as_noted: whether counters were as the audit log records them, before anything
+            was deleted; None: not checked yet.
     """
     ending = Ending(
         party=owner.party,
@@ -260,16 +274,18 @@ def _write_marker(
 
 
 def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
-    """Delete the planned files, and sign the end in the audit log; return the plan
-    with its time.
+    """Delete the planned files, and sign the end in the audit log; return the plan with its time.
 
-    `now`: seconds since 1970.
+    If an earlier call was interrupted, its files and its comparison of counters are recorded, too.
+
+    `folder`: the owner's, locked. `now`: seconds since 1970.
     """
     plan = plan_end(owner)
     if plan.is_done:
         return plan
     marker = load_ending(owner.folder)
-    earlier = () if marker is None or marker.is_complete else marker.deletes
+    is_interrupted = marker is not None and not marker.is_complete
+    earlier = marker.deletes if marker is not None and is_interrupted else ()
     names = [*dict.fromkeys((*earlier, *(name for name, _, _ in plan.deletes)))]
     counters, are_as_noted = _compare_counters(owner)
     if earlier and marker is not None and marker.counters_are_as_noted is not None:
@@ -278,7 +294,7 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     for name, _, _ in plan.deletes:
         _delete_path(owner.folder / name)
     _sync_folder(owner.folder)
-    # These change now, and nothing of a secret key belongs into a log that others read.
+    # The first two change now, and others read the log, which must not reveal a secret key.
     undigested = (FILE_NAME, WITNESS, "identity.pem")
     kept = {
         name: _digest_file(owner.folder / name) for name in plan.keeps if name not in undigested
@@ -301,7 +317,7 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
 
 
 def _compare_counters(owner: Owner) -> tuple[CounterFiles, bool]:
-    """Return the counters, and whether they are as the audit log records them."""
+    """Return the counters, and whether they are as the audit log records them; if not, none."""
     try:
         return open_counters(owner.folder, owner.party), True
     except CheckpointError:
@@ -326,5 +342,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file, hex."""
     with open_plain(path) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -68,13 +68,14 @@ class EnginePlan:
     """A plan of an engine's files: the facts of a project from which they are written.
 
     Attributes:
-        party: whose folder it is; organiser: who proposed the project.
+        party: the party whose folder gets the files.
+        organiser: the party that proposed the project.
         parties: all names of the run, the active first.
-        server: where NVFlare's server or Flower's SuperLink is reached; server_by: who runs it, in
-            the organiser's words.
-        run_by: organisations that run a party under another name.
+        server: where NVFlare's server or Flower's SuperLink is reached.
+        server_by: the organisation that runs it, in the organiser's words.
+        run_by: organisations that run a party under another name, by the party's name.
         project: SHA-256 of the sealed project, hex.
-        restarts: how often a party begins again by itself.
+        restarts: how often a party restarts by itself.
         folder: the party's own, absolute.
     """
 
@@ -95,7 +96,7 @@ class EnginePlan:
 
 
 def find_engine(text: str) -> EngineName:
-    """Return the engine of this name, in any capitals; ValueError: there is none."""
+    """Return the engine of this name, in upper or lower case. Raises ValueError: there is none."""
     for name in ENGINES:
         if text.casefold() == name:
             return name
@@ -110,11 +111,13 @@ def check_engine(
     is_run: bool,
     has_addresses: bool,
 ) -> None:
-    """Raise ValueError: the engine cannot carry these parties, or its server is not named.
+    """Raise ValueError if an engine cannot start these parties, or its server is not named.
 
     Args:
-        server: "host:port" of the engine's server.
-        is_run: whether the proposal says who runs it.
+        engine: the engine.
+        parties: names of the run's parties.
+        server: "host:port" of the engine's server; None: the proposal names none.
+        is_run: whether the proposal says who runs that server.
         has_addresses: whether parties or a relay have addresses of their own.
     """
     title = TITLES[engine]
@@ -145,6 +148,7 @@ def check_engine(
 
 
 def _check_sites(parties: Iterable[str], *, has_addresses: bool) -> None:
+    """Raise ValueError if parties cannot be sites of NVFlare: by their names or addresses."""
     for name in parties:
         if "." in name:
             raise ValueError(f"NVFlare takes no dots in names of sites; rename {name}")
@@ -162,18 +166,19 @@ def write_engine_files(engine: EngineName, plan: EnginePlan) -> Path | None:
 
     Without an engine nothing is written, and None returned. Files of the same names are replaced.
     """
-    make = _MAKERS.get(engine)
-    if make is None:
+    make_files = _FILE_MAKERS.get(engine)
+    if make_files is None:
         return None
-    home = plan.folder / engine
-    for name, text in make(plan, home).items():
-        path = home / name
+    engine_folder = plan.folder / engine
+    for name, text in make_files(plan, engine_folder).items():
+        path = engine_folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode())
-    return home / "README.md"
+    return engine_folder / "README.md"
 
 
 def _make_nvflare_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
+    """Return the texts of the files for NVFlare, by their names below `folder`."""
     files = {"site.env": _make_environment({PARTY_FILE: plan.folder / _PARTY})}
     if plan.party == plan.organiser:
         files["project.yml"] = format_yaml(_build_nvflare_project(plan))
@@ -231,21 +236,25 @@ def _build_nvflare_project(plan: EnginePlan) -> dict[str, Any]:
 
 
 def _name_lead(plan: EnginePlan) -> str:
-    """Return the name of the kit that submits jobs; NVFlare wants the form of an e-mail address."""
+    """Return the name of the startup kit that submits jobs; NVFlare requires an e-mail address."""
     return f"lead@{plan.organiser.replace('_', '-')}.example"
 
 
 def _spell_organisation(text: str) -> str:
-    """Return an organisation in the letters that NVFlare takes."""
+    """Return an organisation's name in the characters that NVFlare allows."""
     return re.sub("[^A-Za-z0-9]+", "_", text).strip("_") or "unnamed"
 
 
 def _make_job(
-    plan: EnginePlan, job: str, party: str, options: Mapping[str, bool]
+    plan: EnginePlan, job: str, site_class: str, options: Mapping[str, bool]
 ) -> dict[str, str]:
-    """Return a job's files, the same as `PartyRecipe` of `nvflare_job.py` exports.
+    """Return the texts of a job's files, the same as `PartyRecipe` of `nvflare_job.py` exports.
 
-    `party`: the class that runs a site's party. `options`: rules of the job, such as resume.
+    Args:
+        plan: the project.
+        job: the folder of the job.
+        site_class: dotted path of the class that runs a site's party.
+        options: its arguments.
     """
     server = {
         "format_version": 2,
@@ -271,7 +280,7 @@ def _make_job(
                 },
             }
         ],
-        "components": [{"id": "party", "path": party, "args": dict(options)}],
+        "components": [{"id": "party", "path": site_class, "args": dict(options)}],
         **_NO_FILTERS,
     }
     meta = {
@@ -293,6 +302,7 @@ def _make_job(
 
 
 def _make_nvflare_page(plan: EnginePlan, folder: Path) -> str:
+    """Return the page with the commands for NVFlare; `folder`: that of the engine's files."""
     kits = folder / "kits" / plan.title / "prod_00"
     host, _ = plan.server
     submit: _Words = ["nvflare", "job", "submit", "--startup-kit", kits / _name_lead(plan), "-j"]
@@ -324,6 +334,7 @@ def _make_nvflare_page(plan: EnginePlan, folder: Path) -> str:
 
 
 def _make_flower_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
+    """Return the texts of the files for Flower, by their names below `folder`."""
     environment = {
         PARTY_FILE: plan.folder / _PARTY,
         LOG: plan.folder / _LOG,
@@ -368,6 +379,7 @@ def _make_flower_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
 
 
 def _make_flower_page(plan: EnginePlan, folder: Path) -> str:
+    """Return the page with the commands for Flower; `folder`: that of the engine's files."""
     key = folder / "supernode-key"
     certificate = folder / "superlink.pem"
     make_key = _Step(
@@ -396,11 +408,12 @@ def _make_flower_page(plan: EnginePlan, folder: Path) -> str:
             "Run once all SuperNodes are up",
             [[*flwr, "run", folder / "app", _CONNECTION, "--stream"]],
         )
-        steps = [make_key, _start_superlink(plan), register, start_node, run]
+        steps = [make_key, _make_superlink_step(plan), register, start_node, run]
     return _make_page(plan, "Flower", steps)
 
 
-def _start_superlink(plan: EnginePlan) -> "_Step":
+def _make_superlink_step(plan: EnginePlan) -> "_Step":
+    """Return the commands that make the SuperLink's certificate and start it."""
     host, port = plan.server
     key = "superlink.key"
     certificate = "superlink.pem"
@@ -423,12 +436,18 @@ def _start_superlink(plan: EnginePlan) -> "_Step":
 
 @dataclass(frozen=True)
 class _Step:
-    """A step of the instructions: its text, and commands as words to quote or as a shell line."""
+    """A step of a page of instructions.
+
+    Attributes:
+        text: what the step is for.
+        commands: each as words, which are quoted for a shell, or as a shell's line.
+    """
 
     text: str
     commands: Sequence[_Words | str]
 
-    def spell_out(self, number: int) -> str:
+    def to_markdown(self, number: int) -> str:
+        """Return the step as an item of a numbered list in Markdown."""
         lines = [
             command if isinstance(command, str) else shlex.join(map(str, command))
             for command in self.commands
@@ -437,20 +456,24 @@ class _Step:
 
 
 def _read_variables(path: Path) -> str:
-    """Return the line by which a shell exports the variables of a file (`_make_environment`)."""
+    """Return a shell's line that exports the variables of a file (see `_make_environment`)."""
     return f"set -a; . {shlex.quote(str(path))}; set +a"
 
 
 def _make_page(plan: EnginePlan, title: str, steps: Sequence[_Step]) -> str:
-    first = (
+    """Return a page of instructions in Markdown; `title`: the engine's."""
+    head = (
         f"# {title} at {plan.party}\n\n"
         f"What {plan.party} runs, in this order. Nothing here is secret.\n"
     )
-    return "\n".join([first, *(step.spell_out(at) for at, step in enumerate(steps, 1))])
+    return "\n".join([head, *(step.to_markdown(number) for number, step in enumerate(steps, 1))])
 
 
 def _make_environment(variables: Mapping[str, Path]) -> str:
-    """Return a file that a shell reads with `.`, and systemd as an EnvironmentFile."""
+    """Return the text of a file that a shell reads with `.`, and systemd as an EnvironmentFile.
+
+    `variables`: their values by name.
+    """
     return "".join(f"{name}={shlex.quote(str(path))}\n" for name, path in variables.items())
 
 
@@ -465,6 +488,7 @@ def _as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _spell_toml(value: object) -> str:
+    """Return a text, a whole number or a list of these as a value of TOML."""
     if isinstance(value, list):
         return f"[{', '.join(map(_spell_toml, value))}]"
     if isinstance(value, str):
@@ -479,7 +503,7 @@ def _escape_in_toml(character: str) -> str:
     return character if character.isprintable() else f"\\U{ord(character):08X}"
 
 
-_MAKERS: Mapping[EngineName, Callable[[EnginePlan, Path], dict[str, str]]] = {
+_FILE_MAKERS: Mapping[EngineName, Callable[[EnginePlan, Path], dict[str, str]]] = {
     "nvflare": _make_nvflare_files,
     "flower": _make_flower_files,
 }

@@ -24,8 +24,8 @@ except ImportError as error:
     ) from error
 
 _RECORD = "party"
-_QUESTION_S = 60.0
-_LONGEST_S = 30 * 86_400.0
+_QUESTION_S = 60.0  # after which a question is dropped
+_LONGEST_S = 30 * 86_400.0  # of a run
 
 host = ClientApp()
 server = ServerApp()
@@ -34,33 +34,33 @@ server = ServerApp()
 @host.query("who")  # type: ignore[untyped-decorator]  # flwr is not always installed
 def tell_party(message: Message, context: Context) -> Message:
     """Report the party and the project that the site's own configuration names."""
-    told = {key: str(context.node_config.get(key, "")) for key in ("party", "project")}
-    return Message(RecordDict({_RECORD: ConfigRecord(told)}), reply_to=message)
+    values = {key: str(context.node_config.get(key, "")) for key in ("party", "project")}
+    return Message(RecordDict({_RECORD: ConfigRecord(values)}), reply_to=message)
 
 
 @host.query("awake")  # type: ignore[untyped-decorator]  # flwr is not always installed
 def tell_awake(message: Message, context: Context) -> Message:
-    """Answer; a SuperNode does so only while it runs no party."""
+    """Answer, which shows that the SuperNode runs no party now."""
     return Message(RecordDict(), reply_to=message)
 
 
 @host.train()  # type: ignore[untyped-decorator]  # flwr is not always installed
 def play_party(message: Message, context: Context) -> Message:
-    """Run the party of this site to its end; report its exit code and nothing else."""
+    """Run the party of this site to its end; report only its exit code."""
     code = run_own_party(os.environ)
     return Message(RecordDict({_RECORD: ConfigRecord({CODE: code})}), reply_to=message)
 
 
 @server.main()  # type: ignore[untyped-decorator]  # flwr is not always installed
 def lead_run(grid: Grid, context: Context) -> None:
-    """Lead one run; raise where a party did not end well, so that Flower's run fails, too."""
+    """Lead one run. Raises RuntimeError: a party failed, so that Flower's run fails, too."""
     config = context.run_config
     names = [check_name(name) for name in str(config["parties"]).split(",")]
     Lead(names, str(config["project"]), _GridMail(grid), restarts=int(config["restarts"])).run()
 
 
 class _GridMail:
-    """Questions and answers by Flower's messages; see `Mail`."""
+    """A `Mail` of questions and replies by Flower's messages."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid

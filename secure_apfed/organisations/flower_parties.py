@@ -46,10 +46,10 @@ PLAY = "train"
 
 CODE = "code"
 _LOOK_S = 1.0
-_ASK_AGAIN_S = 15.0
-# Of Flower's: no such message, no such reply, no such node, the app's process was ended.
+_ASK_AGAIN_S = 15.0  # between questions whether a party's SuperNode still runs it
+# Flower's error codes for: no such message, no such reply, no such node, process of the app ended.
 _UNANSWERED = frozenset({3, 4, 5, 8})
-_NO_ANSWER = 1
+_NO_ANSWER = 1  # the exit code of a party whose reply has none
 _WORDS_OF_CODES = {
     2: "a setting is wrong",
     3: "a folder, file or table does not fit",
@@ -60,7 +60,13 @@ _WORDS_OF_CODES = {
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply to a question: untrusted values, or the number of an error of Flower's."""
+    """A reply to a question.
+
+    Attributes:
+        asked: the question's name.
+        values: its content, untrusted.
+        error: Flower's error code; None: there is no error.
+    """
 
     asked: str
     values: Mapping[str, Any]
@@ -68,22 +74,26 @@ class Reply:
 
 
 class Mail(Protocol):
-    """Questions to SuperNodes, and their answers; each question has a name."""
+    """A carrier of questions to SuperNodes, and of their replies."""
 
-    def list_nodes(self) -> Iterable[int]: ...
+    def list_nodes(self) -> Iterable[int]:
+        """Return the numbers of the SuperNodes that are online."""
 
-    def ask(self, node: int, question: str) -> str: ...
+    def ask(self, node: int, question: str) -> str:
+        """Send a question (`WHO`, `AWAKE` or `PLAY`) to a SuperNode; return the question's name."""
 
-    def read_replies(self, asked: Sequence[str]) -> Iterable[Reply]: ...
+    def read_replies(self, asked: Sequence[str]) -> Iterable[Reply]:
+        """Return the replies that have come to the questions of these names."""
 
 
 def run_own_party(environment: Mapping[str, str]) -> int:
     """Run the site's party in a process of its own; return its exit code.
 
-    The process ends where this one ends, since its standard input does.
+    The process ends if this one ends, since its standard input then does.
 
-    Raises:
-        ConfigError: the site's environment names no party, or a log that cannot be written.
+    `environment`: the site's variables, by name.
+
+    Raises ConfigError: they name no party, or a log that cannot be written.
     """
     if not (path := environment.get(PARTY_FILE)):
         raise ConfigError(
@@ -104,7 +114,7 @@ def run_own_party(environment: Mapping[str, str]) -> int:
             try:
                 return process.wait()
             finally:
-                # A party of another user (sudo) takes no signal from here, and ends by its input.
+                # A party of another user (sudo) cannot be signalled; it ends with its input.
                 with contextlib.suppress(PermissionError):
                     process.terminate()
 
@@ -131,7 +141,14 @@ def _open_log(path: str | None) -> Iterator[int]:
 
 @dataclass
 class _Site:
-    """A SuperNode that named its party."""
+    """A SuperNode that named its party.
+
+    Attributes:
+        node: Flower's number of it.
+        asked: name of the question to run the party; "": it is not asked now.
+        probe: name of the question whether it is awake; "": it is not asked now.
+        asked_at: when the last question was sent, seconds of the leader's clock.
+    """
 
     node: int
     asked: str = ""
@@ -146,8 +163,10 @@ class Lead:
         names: of all parties of the run.
         project: the digest of the sealed project in hex; a site of another project is refused.
         mail: reaches the SuperNodes.
-        restarts: how often a party is asked again after its SuperNode was gone.
+        restarts: how often a party is started again after its SuperNode was gone.
         show: receives each line for the log of the run.
+        now: the clock, in seconds.
+        wait: waits for this number of seconds.
     """
 
     def __init__(
@@ -168,13 +187,13 @@ class Lead:
         self._show = show
         self._now = now
         self._wait = wait
-        self._sites: dict[str, _Site] = {}
-        self._nodes: dict[int, str] = {}
-        self._greetings: dict[str, int] = {}
-        self._starts = dict.fromkeys(names, 0)
-        self._lost: set[str] = set()
-        self._second: set[int] = set()
-        self._codes: dict[str, int] = {}
+        self._sites: dict[str, _Site] = {}  # by party
+        self._nodes: dict[int, str] = {}  # party by SuperNode; "": none of this run
+        self._greetings: dict[str, int] = {}  # SuperNode by the name of the question who it is
+        self._starts = dict.fromkeys(names, 0)  # by party, how often it was started
+        self._lost: set[str] = set()  # started parties whose SuperNode is gone
+        self._waiting_nodes: set[int] = set()  # in the name of a party that another one runs
+        self._codes: dict[str, int] = {}  # exit codes, by ended party
 
     def run(self) -> None:
         """Run to the end.
@@ -207,9 +226,10 @@ class Lead:
             name = self._nodes.pop(node)
             site = self._sites.get(name)
             if site is not None and site.node == node:
-                self._lose(name)
+                self._lose_site(name)
 
-    def _lose(self, name: str) -> None:
+    def _lose_site(self, name: str) -> None:
+        """Forget a party's SuperNode that is gone; if the party was started, it is lost."""
         del self._sites[name]
         if name not in self._codes and self._starts[name]:
             self._lost.add(name)
@@ -223,13 +243,14 @@ class Lead:
 
     def _read_replies(self) -> None:
         """Read what SuperNodes answered, each reply untrusted."""
-        waited = [*self._greetings]
+        questions = [*self._greetings]
         for site in self._sites.values():
-            waited += [text for text in (site.asked, site.probe) if text]
-        for reply in self._mail.read_replies(waited) if waited else ():
+            questions += [question for question in (site.asked, site.probe) if question]
+        for reply in self._mail.read_replies(questions) if questions else ():
             self._read_reply(reply)
 
     def _read_reply(self, reply: Reply) -> None:
+        """Process a reply: who a SuperNode is, how its party ended, or that it runs no party."""
         asked = reply.asked
         if asked in self._greetings:
             self._meet_site(self._greetings.pop(asked), reply)
@@ -240,36 +261,40 @@ class Lead:
             elif asked == site.probe:
                 site.probe = ""
                 if site.asked and reply.error is None:
-                    # It answers while its party should run: what it was asked, it has forgotten.
+                    # It is awake while its party should run, so it restarted meanwhile.
                     site.asked = ""
                     self._show(f"{name}: its SuperNode began anew")
 
     def _meet_site(self, node: int, reply: Reply) -> None:
-        """Note which party a SuperNode runs; leave strangers out.
+        """Note which party a SuperNode runs; leave out others and second ones.
 
-        `node`: Flower's number of the SuperNode.
+        `node`: Flower's number of the SuperNode. `reply`: its party and project.
         """
-        told = reply.values
-        name = str(told.get("party", ""))
-        if not told:
+        values = reply.values
+        name = str(values.get("party", ""))
+        if not values:
             return  # it left before it answered, and is asked again when it is back
         if name not in self._names:
             self._nodes[node] = ""
             self._show(f"a SuperNode names the party {quote_text(name)}, which is not in this run")
-        elif told.get("project") != self._project:
+        elif values.get("project") != self._project:
             self._nodes[node] = ""
             self._show(f"{name}: its SuperNode is of another project: let it use its own site.env")
         elif name in self._sites:  # asked again until the former SuperNode is gone
-            if node not in self._second:
+            if node not in self._waiting_nodes:
                 self._show(f"{name}: another SuperNode in its name waits until the first is gone")
-            self._second.add(node)
+            self._waiting_nodes.add(node)
         else:
             self._nodes[node] = name
             self._sites[name] = _Site(node)
             self._show(f"{name}: its SuperNode is here")
 
     def _start_parties(self) -> None:
-        """Ask every SuperNode without a running party for its start, once all were met."""
+        """Start each party that does not run, once the SuperNodes of all parties are here.
+
+        A SuperNode that was asked long ago is asked whether it is awake, as it would be after a
+        restart.
+        """
         missing = set(self._names) - set(self._sites) - set(self._codes) - self._lost
         if missing and not any(self._starts.values()):
             return
@@ -289,6 +314,7 @@ class Lead:
                 site.asked_at = self._now()
 
     def _end_party(self, name: str, site: _Site, reply: Reply) -> None:
+        """Note a party's exit code; without an answer it may be started again."""
         code = reply.values.get(CODE)
         site.asked = ""
         if reply.error in _UNANSWERED:
@@ -299,7 +325,7 @@ class Lead:
 
 
 def _describe_code(code: int) -> str:
-    """Return what an exit code of a party means; its own log says more."""
+    """Return in words what a party's exit code means."""
     if code == 0:
         return "its party has ended"
     return f"its party ended with {code}: {_WORDS_OF_CODES.get(code, 'its own log says more')}"

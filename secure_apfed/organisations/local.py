@@ -70,23 +70,25 @@ from secure_apfed.runs.outcome import (
     write_outcome,
 )
 from secure_apfed.runs.past_sessions import load_logged_sessions
-from secure_apfed.runs.run import Way
+from secure_apfed.runs.run import LinkType
 from secure_apfed.settings.data import TABLES
 
 RELAY = "relay"  # its name in the certificate, and its folder's name
 _PROGRAM = (sys.executable, "-m", "secure_apfed.cli")
 _LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
-_BLOCKS = 40
+_PORT_BLOCKS = 40  # disjoint sets of ports, of which a process prefers one
 _CA = Path("ca.pem")
 _CERTIFICATE = Path("certificate.pem")
 _KEY = Path("key.pem")
 _GONE_S = 3.0  # a process on this machine that is unreachable for this long has ended
 _START_S = 60.0
 _PROGRESS = TypeAdapter(Progress)
-_Hear: TypeAlias = Callable[[Mapping[str, Any]], None]
+_OnEvent: TypeAlias = Callable[[Mapping[str, Any]], None]
 _LOOK_S = 0.05
-_GRACE_S = 10.0
+_GRACE_S = 10.0  # for a process to end after it was asked to, or after its part is over
+_TIMEOUTS = 8
+"""Units of patience after which a party is certain to have noticed that another is gone."""
 _MAX_LINE = 2**20
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
 _READING_S = 86_400.0
@@ -97,7 +99,8 @@ _SHARED = "shared.yaml"
 _TABLE = "table.safetensors"
 _LOG = "log.txt"
 _OWN_FAULTS = (2, 3)  # exit codes for errors in the party's own settings and data
-_FOLLOWS = ("RunStoppedError", "PartyLeftError", "Interrupted", "Terminated")  # another did it
+# Kinds of errors that a party reports when another party, or a person, caused its end.
+_FOLLOWING_ERRORS = ("RunStoppedError", "PartyLeftError", "Interrupted", "Terminated")
 _CONVERTED = frozenset({"method", "privacy", "contributions", "promises", "stated"})
 """Fields of a result that its file holds in another form."""
 _RECORDED = tuple(
@@ -118,19 +121,18 @@ _ERRORS: tuple[type[Exception], ...] = (
 )
 
 
-def free_addresses(count: int) -> list[str]:
-    """Return unused addresses on loopback.
+def find_free_addresses(count: int) -> list[str]:
+    """Return `count` unused addresses on loopback. Raises ConfigError: fewer are free.
 
     Their ports are below the ephemeral ports, so that no other connection takes one before its
-    party listens. Processes that run in parallel prefer disjoint ports. Raises ConfigError: too few
-    are free.
-
-    `count`: how many.
+    party listens. Processes that run in parallel prefer disjoint ports.
     """
     addresses: list[str] = []
-    mine = _PORTS[os.getpid() % _BLOCKS :: _BLOCKS]
-    draw = secrets.SystemRandom()
-    candidates = (port for ports in (mine, _PORTS) for port in draw.sample(ports, len(ports)))
+    preferred = _PORTS[os.getpid() % _PORT_BLOCKS :: _PORT_BLOCKS]
+    generator = secrets.SystemRandom()
+    candidates = (
+        port for ports in (preferred, _PORTS) for port in generator.sample(ports, len(ports))
+    )
     with contextlib.ExitStack() as stack:
         while len(addresses) < count:
             if (port := next(candidates, None)) is None:
@@ -144,49 +146,50 @@ def free_addresses(count: int) -> list[str]:
     return addresses
 
 
-def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """Return each party's link settings for its file; create the certificates.
+def make_link_settings(
+    link_type: LinkType, folders: Mapping[str, Path]
+) -> dict[str, dict[str, Any]]:
+    """Return the link settings of each party's file; for TLS, write certificates and keys.
 
     The authority's key is discarded afterwards, so that it cannot sign further certificates.
 
-    `folders`: each party's.
+    `link_type`: the connection between the parties. `folders`: by party, its folder.
     """
-    if over == "tcp":
-        return {name: {"link": over, "reconnect_s": _GONE_S} for name in folders}
-    if over == "nvflare":
-        return {name: {"link": over} for name in folders}
+    if link_type == "tcp":
+        return {name: {"link": link_type, "reconnect_s": _GONE_S} for name in folders}
+    if link_type == "nvflare":
+        return {name: {"link": link_type} for name in folders}
     from secure_apfed.exchange.certificates import make_authority
 
     authority = make_authority("secure-apfed trial")
-    way: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "link": "grpc",
         "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),
     }
     certified = dict(folders)
-    if over == "relay":
+    if link_type == "relay":
         parties = next(iter(folders.values())).parent
         certified[RELAY] = own_subfolder(parties.parent / RELAY)
         make_private(certified[RELAY])
-        (way["relay"],) = free_addresses(1)
+        (settings["relay"],) = find_free_addresses(1)
     for name, folder in certified.items():
         credentials = authority.issue_certificate(name)
         write_atomically(folder / _CA, credentials.ca)
         write_atomically(folder / _CERTIFICATE, credentials.certificate)
         write_atomically(folder / _KEY, credentials.key, private=True)
-    return dict.fromkeys(folders, way)
+    return dict.fromkeys(folders, settings)
 
 
-def relay_command(files: Iterable[Path]) -> tuple[str, ...]:
-    """Return the command that runs these parties' relay, as a list of words; empty
-    if none has one.
+def make_relay_command(files: Iterable[Path]) -> tuple[str, ...]:
+    """Return the words after `secure-apfed` that run these parties' relay; () if they use none.
 
-    `files`: settings file of each party.
+    `files`: the parties' files, which all name the same relay.
     """
-    party = next(iter(files))
-    address = PartyFile.from_file(party).relay
+    first_file = next(iter(files))
+    address = PartyFile.from_file(first_file).relay
     if address is None:
         return ()
-    folder = party.parent.parent.parent / RELAY
+    folder = first_file.parent.parent.parent / RELAY
     words = ["relay", "--listen", address]
     for file in (_CA, _CERTIFICATE, _KEY):
         words += [f"--{file.stem}", str(folder / file)]
@@ -195,8 +198,11 @@ def relay_command(files: Iterable[Path]) -> tuple[str, ...]:
 
 @contextmanager
 def run_relay(files: Iterable[Path]) -> Iterator[None]:
-    """Run the relay that these parties' files name, if any, in its own process during the block."""
-    words = relay_command(files)
+    """Run the relay that these parties' files name, if any, in a process during the `with` block.
+
+    Raises ConfigError: it did not start.
+    """
+    words = make_relay_command(files)
     if not words:
         yield
         return
@@ -237,17 +243,24 @@ def run_locally(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     timeout_s: float = 60.0,
     on_status: Callable[[Status], None] = lambda status: None,
-    way: Way = "tcp",
+    link_type: LinkType = "tcp",
     on_work: Callable[[str, Work], None] = lambda party, work: None,
     baselines: bool = False,
 ) -> RunResult:
     """Train, evaluate and write one run whose parties each have a process; see `secure_apfed.run`.
 
-    `on_status` is called from a thread with each party's status, at most once a second;
-    `on_progress` with the active's progress; `on_work` with a party's name and its long work. With
-    `baselines` the active's process also measures the best local models.
-
-    `resume`: continue from the checkpoints. `timeout_s`: seconds a party may be silent.
+    Args:
+        config: the run's settings.
+        folder: the run's, which is required.
+        data: all parties' tables; None: they are loaded here, or by each party if one is too large
+            for memory.
+        resume: whether to continue from the checkpoints.
+        on_progress: called with the active's progress.
+        timeout_s: the unit of patience: seconds for which a party may be silent.
+        on_status: called from a thread with each party's status, at most once a second.
+        link_type: the connection between the parties.
+        on_work: called with a party's name and the progress of its long computations.
+        baselines: whether the active's process also measures the best local models.
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
@@ -256,7 +269,8 @@ def run_locally(
         active_folder = PartyFolder(run.get_party_path(config.data.active_name))
         if resume:
             _refuse_another_run(config, run)
-        if not (resume and active_folder.result.exists()):  # then what is left to do is to gather
+        is_finished = resume and active_folder.result.exists()
+        if not is_finished:
             data = data or _load_unless_mapped(config)
             files = prepare_parties(
                 config,
@@ -265,7 +279,7 @@ def run_locally(
                 timeout_s=timeout_s,
                 meet_s=_READING_S if data is None else _MEET_S,
                 resume=resume,
-                way=way,
+                link_type=link_type,
             )
             options = [
                 *(["--resume"] if resume else []),
@@ -274,12 +288,15 @@ def run_locally(
 
             def report_event(event: Mapping[str, Any]) -> None:
                 """Pass an event that a party's process printed to the callbacks."""
-                if isinstance(work := event.get("work"), dict):
+                work = event.get("work")
+                if isinstance(work, dict):
                     on_work(*parse_work_event(work))
-                if isinstance(status := event.get("status"), dict):
+                status = event.get("status")
+                if isinstance(status, dict):
                     fields = {name: status[name] for name in Status.model_fields & status.keys()}
                     on_status(Status.model_validate(fields))
-                if progress := event.get("progress"):
+                progress = event.get("progress")
+                if progress:
                     on_progress(_PROGRESS.validate_python(progress))
 
             with (
@@ -287,12 +304,12 @@ def run_locally(
                 _start_processes(files, options, report_event) as processes,
             ):
                 _wait_for_processes(processes, active_folder, timeout_s, config)
-            failed = _find_failure(processes)
-            if failed and not active_folder.result.exists():
-                raise failed
-            if failed:
+            failure = _find_failure(processes)
+            if failure and not active_folder.result.exists():
+                raise failure
+            if failure:
                 warnings.warn(
-                    f"nothing to do: the run is finished, but not at all parties:\n{failed}",
+                    f"nothing to do: the run is finished, but not at all parties:\n{failure}",
                     stacklevel=2,
                 )
         return _gather_results(config, run, active_folder)
@@ -307,7 +324,7 @@ def _load_unless_mapped(config: Config) -> VerticalData | None:
 
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:
-    """Refuse to resume a run of one process, or a run with another configuration."""
+    """Raise CheckpointError if the folder's run was of one process, or had other settings."""
     if run.recordings.list_steps():
         raise CheckpointError(
             f"resume with --transport memory: {run.path} holds a run that one process played"
@@ -327,22 +344,27 @@ def prepare_parties(
     timeout_s: float = 60.0,
     meet_s: float = _MEET_S,
     resume: bool = False,
-    way: Way = "tcp",
+    link_type: LinkType = "tcp",
 ) -> dict[str, Path]:
     """Create each party's folder, key, rows and settings file; return the files by party.
 
-    Each party reads its own table when it starts, unless the tables are given as `data`. Over
-    "nvflare" the files are for a job (`nvflare_job.py` beside this file); over "grpc" and "relay"
-    each party also gets a certificate from an authority of this trial.
-
-    `timeout_s`: seconds a party may be silent. `meet_s`: seconds that parties wait for one another
-    at first, `timeout_s` at least. `resume`: continue from the checkpoints.
+    Args:
+        config: the run's settings.
+        folder: the run's.
+        data: all parties' tables; None: each party reads its own when it starts, or a built-in set
+            is loaded here.
+        timeout_s: the unit of patience: seconds for which a party may be silent.
+        meet_s: seconds that parties wait for one another at first, `timeout_s` at least.
+        resume: whether tables that a former call wrote are kept.
+        link_type: the connection between the parties. For "grpc" and "relay" each party also gets
+            a certificate of an authority of this trial; for "nvflare" the files are for a job (see
+            `nvflare_job.py`).
     """
     if data is None and config.data.dataset != TABLES:
         data = load_data(config.data, seed=config.seed)
     if data is None:  # each party reads its own file when it starts
-        active, *helping = party_names(config.data)
-        passives = tuple(helping)
+        active, *others = party_names(config.data)
+        passives = tuple(others)
     else:
         data.compare_ids(make_id_rules(config.alignment).normalise_text)
         active = data.active.name
@@ -351,49 +373,48 @@ def prepare_parties(
     run = RunFolder(folder)
     write_atomically(run.config, dump_settings(config).encode())
     shared, code = split_code(config, active, passives)
-    path = run.config
+    shared_path = run.config
     refuse_code(shared, source="the file that the run's processes share")
-    if shared != config:  # no party may name another's code
-        path = run.path / _SHARED
-        write_atomically(path, dump_settings(shared).encode())
-    peers = _prepare_peers(run, names, way)
+    if shared != config:  # the shared file leaves out names of code, which is each party's own
+        shared_path = run.path / _SHARED
+        write_atomically(shared_path, dump_settings(shared).encode())
+    peers = _prepare_peers(run, names, link_type)
+    link_settings = make_link_settings(
+        link_type, {name: run.get_party_path(name) for name in names}
+    )
+    files = {}
     for name in names:
         table = run.get_party_path(name) / _TABLE
         party_data = None if data is None else data.select_party(name)
         if party_data is not None and not (resume and table.exists()):
             write_atomically(table, pack_own(party_data), private=True)
-    ways = trial_ways(way, {name: run.get_party_path(name) for name in names})
-    files = {}
-    for name in names:
         settings = PartyFile(
             party=name,
             active=active,
             passives=passives,
-            config=Path("..", "..", path.name),
+            config=Path("..", "..", shared_path.name),
             listen=peers[name].address,
             peers={peer: peers[peer] for peer in names if peer != name},
-            table=Path(_TABLE)
-            if data is not None and data.select_party(name) is not None
-            else None,
+            table=None if party_data is None else Path(_TABLE),
             allow_reading_all=config.settings_of(name).allow_reading_all,
             code=code.get(name, CodeSettings()),
             code_folder=Path.cwd(),
             timeout_s=timeout_s,
             meet_s=max(meet_s, timeout_s),
-            **ways[name],
+            **link_settings[name],
         )
         files[name] = run.get_party_path(name) / _PARTY
         write_atomically(files[name], dump_settings(settings).encode())
     return files
 
 
-def _prepare_peers(run: RunFolder, names: Sequence[str], way: Way) -> dict[str, Peer]:
-    """Create the parties' folders and keys; return the address and identity of each.
+def _prepare_peers(run: RunFolder, names: Sequence[str], link_type: LinkType) -> dict[str, Peer]:
+    """Create the parties' folders and keys; return the address and identity of each, by name.
 
-    `names`: of the parties.
+    Over a relay or NVFlare parties have no addresses.
     """
-    addresses: Sequence[str | None] = free_addresses(len(names))
-    if way in ("relay", "nvflare"):
+    addresses: Sequence[str | None] = find_free_addresses(len(names))
+    if link_type in ("relay", "nvflare"):
         addresses = [None] * len(names)
     peers = {}
     for name, address in zip(names, addresses, strict=True):
@@ -404,11 +425,15 @@ def _prepare_peers(run: RunFolder, names: Sequence[str], way: Way) -> dict[str, 
 
 
 class _Process:
-    """A party's process, which reports events on stdout; `reported_error`: the error that it
-    reported.
+    """A party's process, which prints its events on stdout, a JSON object a line.
+
+    Attributes:
+        name: the party's.
+        process: the process.
+        reported_error: kind and message of the last error that it printed; empty: none.
     """
 
-    def __init__(self, name: str, process: "subprocess.Popen[bytes]", on_event: _Hear) -> None:
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", on_event: _OnEvent) -> None:
         """Start a thread that reads the events of a party's process; `on_event` receives them."""
         self.name = name
         self.process = process
@@ -419,6 +444,7 @@ class _Process:
 
     @property
     def code(self) -> int | None:
+        """The exit code; None while it runs."""
         return self.process.poll()
 
     def wait_for_end(self) -> None:
@@ -443,14 +469,15 @@ class _Process:
 
 @contextmanager
 def _start_processes(
-    files: Mapping[str, Path], options: Sequence[str], on_event: _Hear
+    files: Mapping[str, Path], options: Sequence[str], on_event: _OnEvent
 ) -> Iterator[Sequence[_Process]]:
-    """Start one process for each party; end all of them after the block.
+    """Start one process for each party; end all of them after the `with` block.
 
-    `files`: settings file of each party. `options`: further words of the command.
+    `files`: each party's file. `options`: further words of the command. `on_event`: called with
+    each event of each process.
     """
     processes: list[_Process] = []
-    share = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(files)))}
+    threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(files)))}
     try:
         for name, file in files.items():
             command = [*_PROGRAM, "party", "--config", str(file), "--json-events"]
@@ -461,7 +488,7 @@ def _start_processes(
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env=share | os.environ,
+                    env=threads | os.environ,
                 )
             processes.append(_Process(name, process, on_event))
         yield processes
@@ -491,36 +518,42 @@ def _wait_for_processes(
 
     Parties whose part is over and which still measure what they sent are awaited without limit.
 
-    `timeout_s`: seconds a party may be silent.
+    `timeout_s`: the unit of patience: seconds for which a party may be silent.
     """
-    leading = next(process for process in processes if process.name == config.data.active_name)
-    others = [process for process in processes if process is not leading]
-    if not _wait_for_active(leading, others, active_folder, patience_s=8 * timeout_s + _GRACE_S):
+    active = next(process for process in processes if process.name == config.data.active_name)
+    others = [process for process in processes if process is not active]
+    patience_s = _TIMEOUTS * timeout_s
+    if not _wait_for_active(active, others, active_folder, patience_s=patience_s + _GRACE_S):
         return
     # The others only have to receive the end, or to notice that the active is gone.
-    deadline = time.monotonic() + (_GRACE_S if leading.code == 0 else 8 * timeout_s)
-    end_files = [PartyFolder(active_folder.path.with_name(other.name)).ended for other in others]
-    while any(
-        other.code is None
-        and (time.monotonic() < deadline or (bool(config.attacks) and end_file.exists()))
-        for other, end_file in zip(others, end_files, strict=True)
-    ):
+    deadline = time.monotonic() + (_GRACE_S if active.code == 0 else patience_s)
+    end_files = {
+        other.name: PartyFolder(active_folder.path.with_name(other.name)).ended for other in others
+    }
+
+    def is_awaited(other: _Process) -> bool:
+        """Return whether a party still runs, and is in time or measures what it sent."""
+        is_measuring = bool(config.attacks) and end_files[other.name].exists()
+        return other.code is None and (time.monotonic() < deadline or is_measuring)
+
+    while any(map(is_awaited, others)):
         time.sleep(_LOOK_S)
 
 
 def _wait_for_active(
-    leading: _Process, others: Sequence[_Process], active_folder: RunFolder, *, patience_s: float
+    active: _Process, others: Sequence[_Process], active_folder: RunFolder, *, patience_s: float
 ) -> bool:
-    """Wait for the active's process to end; False: it waits in vain for parties that have ended.
+    """Wait for the active's process to end; return False if the run cannot go on.
 
-    `patience_s`: how long it may wait for them, in seconds.
+    So it is if a party fails by its own settings or data before the contract is signed, or if the
+    active has waited for ended parties for `patience_s` seconds.
     """
     signed_at_start = _get_signing_time(active_folder)
     lost_since: float | None = None
-    while leading.code is None:
+    while active.code is None:
         time.sleep(_LOOK_S)
         has_begun = _get_signing_time(active_folder) != signed_at_start
-        if not has_begun and any(process.code in _OWN_FAULTS for process in (leading, *others)):
+        if not has_begun and any(process.code in _OWN_FAULTS for process in (active, *others)):
             return False
         # Without a contract the active needs every party. With a result it waits for no party, but
         # may still measure its local models.
@@ -536,21 +569,26 @@ def _wait_for_active(
 
 
 def _get_signing_time(folder: RunFolder) -> int:
+    """Return when the contract in a folder was written, in nanoseconds; 0: there is none."""
     return folder.contract.stat().st_mtime_ns if folder.contract.exists() else 0
 
 
 def _find_failure(processes: Sequence[_Process]) -> Exception | None:
-    """Return the error that caused the others, with each party's message; None: all succeeded.
+    """Return the error by which a run ended, with the message of each party that failed; None: all
+    parties succeeded.
 
-    `processes`: all parties'.
+    The error is of the kind that the first party reported which did not stop because of another;
+    without one it is a PartyLeftError.
+
+    `processes`: of all parties, which have ended.
     """
     failed = [process for process in processes if process.code != 0]
     if not failed:
         return None
     originators = [
-        process for process in failed if process.reported_error.get("kind") not in _FOLLOWS
+        process for process in failed if process.reported_error.get("kind") not in _FOLLOWING_ERRORS
     ]
-    leading = next((process for process in originators if process.reported_error), None)
+    first = next((process for process in originators if process.reported_error), None)
     # First the cause, then parties that failed without a report, then those that only followed.
     followers = [
         process
@@ -558,19 +596,15 @@ def _find_failure(processes: Sequence[_Process]) -> Exception | None:
         if process.reported_error.get("kind") == RunStoppedError.__name__
     ]
     causes = [process for process in failed if process not in followers] or followers
-    causes.sort(key=lambda process: (process is not leading, bool(process.reported_error)))
+    causes.sort(key=lambda process: (process is not first, bool(process.reported_error)))
     lines = [f"{process.name}: {_describe_failure(process)}" for process in causes]
     if causes is not followers and followers:
         lines.append(
             f"{' and '.join(process.name for process in followers)} heard of it, and stopped"
         )
-    kinds = {kind.__name__: kind for kind in _ERRORS}
-    kind = (
-        kinds.get(leading.reported_error.get("kind", ""), PartyLeftError)
-        if leading
-        else PartyLeftError
-    )
-    return kind("\n".join(lines))
+    error_classes = {error_class.__name__: error_class for error_class in _ERRORS}
+    kind = first.reported_error.get("kind", "") if first else ""
+    return error_classes.get(kind, PartyLeftError)("\n".join(lines))
 
 
 def _describe_failure(process: _Process) -> str:
@@ -584,8 +618,8 @@ def _describe_failure(process: _Process) -> str:
 
 
 def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) -> RunResult:
-    """Copy the parties' results into the run's folder, combine their accounts, and return the
-    result.
+    """Copy the active's files into the run's folder, combine all parties' messages and privacy
+    accounts, and return the result.
     """
     for name in (
         "contract",
@@ -648,21 +682,25 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
 
 
 def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
-    """Return what a party sent in all sessions, from its audit log if its part did not end."""
+    """Return the flows of a party's sent messages in all sessions, as JSON values.
+
+    If its part did not end, they are taken from its audit log.
+    """
     if not party.flows.exists():
         return [asdict(flow) for flow in load_logged_sessions(party.path / FILE_NAME).sent]
     return [flow for flow in load_json(party.flows, list[Any]) if flow["sender"] == party.path.name]
 
 
 def _pick_worst_account(active: Privacy, others: Sequence[Privacy]) -> Privacy:
-    """Return the account with the highest cost of representations, with the active's cost of
-    labels.
+    """Return the account with the highest epsilon of representations, and the active's epsilon of
+    labels and model.
 
-    `others`: the other parties' accounts.
+    `active`: the active's account. `others`: the other parties' accounts.
     """
-    released = max(others, key=lambda account: account.epsilon_x, default=None)
-    if released is None or active.epsilon_x > released.epsilon_x:
+    worst = max(others, key=lambda account: account.epsilon_x, default=None)
+    if worst is None or active.epsilon_x > worst.epsilon_x:
         return active
-    of_labels = {"epsilon_y": active.epsilon_y, "epsilon_model": active.epsilon_model}
-    trace = (*released.trace, *active.trace[1:])  # its first line: nothing is sent
-    return released.model_copy(update={**of_labels, "trace": trace})
+    label_costs = {"epsilon_y": active.epsilon_y, "epsilon_model": active.epsilon_model}
+    # The first line of the active's trace says that it sends no representations.
+    trace = (*worst.trace, *active.trace[1:])
+    return worst.model_copy(update={**label_costs, "trace": trace})

@@ -47,24 +47,22 @@ ALLOWED_CLASSES = (
 )
 """Prefixes of classes that `class_allow_list` must contain at every site and at the server."""
 
-_LIST = "class_allow_list"
+_ALLOW_LIST = "class_allow_list"
 _NAME = "secure-apfed"
 
 
 class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
-    """The job.
+    """A recipe of a job that runs the parties of a run.
 
     Args:
-        sites: the parties of the run, each the name of its site, too; with the aggregator and the
-            dealer, where the run has them.
-        resume: go on from the checkpoints in the parties' folders.
+        sites: names of the parties, which are those of their sites, too; with the aggregator and
+            the dealer, if the run has them.
+        name: the job's.
+        resume: whether the parties continue from the checkpoints in their folders.
     """
 
     def __init__(self, sites: Sequence[str], *, name: str = _NAME, resume: bool = False) -> None:
-        """Check the sites' names, and build the job. Raises ConfigError.
-
-        `resume`: continue from the checkpoints in the parties' folders.
-        """
+        """Check the sites' names, and build the job. Raises ConfigError."""
         if len(sites) < 2 or len(set(sites)) < len(sites):
             raise ConfigError(f"a job needs two sites or more, each once; got {', '.join(sites)}")
         try:
@@ -75,18 +73,21 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
             raise ConfigError(f"NVFlare takes no dots in names of sites; rename {dotted[0]}")
         if SERVER in sites:
             raise ConfigError(f"{SERVER} is the name of NVFlare's own; rename that party")
-        super().__init__(job_of(name, parties))
+        super().__init__(make_job(name, parties))
 
 
-def job_of(name: str, parties: Mapping[str, Site]) -> FedJob:
-    """Return a job that runs these parties at their sites, and ends when one of them disappears."""
+def make_job(name: str, parties: Mapping[str, Site]) -> FedJob:
+    """Return a job that runs these parties at their sites, and ends when one of them disappears.
+
+    `name`: the job's. `parties`: by site.
+    """
     job = FedJob(name, len(parties), list(parties), fail_fast=True)
     job.set_app_packages(["secure_apfed"])
     server = job.to_server(Server(), id="server")
     job.to_server(CollabController(server_obj_id=server), id="controller")
     for site, party in parties.items():
-        played = job.to(party, site, id="party")
-        job.to(CollabExecutor(client_obj_id=played), site, id="executor", tasks=["*"])
+        party_id = job.to(party, site, id="party")
+        job.to(CollabExecutor(client_obj_id=party_id), site, id="executor", tasks=["*"])
     return job
 
 
@@ -96,10 +97,11 @@ def simulate_job(
     """Run the parties of this machine as a job in NVFlare's simulator, each in its own process.
 
     Args:
-        resume: continue from the checkpoints in the parties' folders.
-        files: of all parties, as `prepare_parties` of `organisations/local.py` makes them over
+        files: of all parties, as `prepare_parties` of `organisations/local.py` makes them for
             "nvflare".
-        workspace: NVFlare's; files of a former job in it are removed.
+        workspace: NVFlare's folder; files of a former job in it are removed.
+        resume: whether the parties continue from the checkpoints in their folders.
+        name: the job's.
     """
     local = workspace / name / "local"
     local.mkdir(parents=True, exist_ok=True)
@@ -117,16 +119,15 @@ def simulate_job(
 
 
 class PartyKits(Builder):  # type: ignore[misc]  # nvflare ships no annotations
-    """A builder that writes into all sites' and the server's kits what jobs of parties need.
+    """A builder that adds to the startup kits of server and sites what jobs of parties need.
 
     Among the builders of `project.yml` it stands after NVFlare's `StaticFileBuilder`.
     """
 
     def build(self, project: Any, ctx: Any) -> None:
-        """Allow the classes of such jobs, store their logs at the sites, and forbid
-        submitted code.
+        """Allow the classes of such jobs, keep their logs at the sites, and forbid submitted code.
 
-        `ctx`: NVFlare's objects of the provisioned project.
+        `project`, `ctx`: NVFlare's objects of the project that is provisioned.
         """
         for owner in (project.get_server(), *project.get_clients()):
             local = Path(ctx.get_local_dir(owner))
@@ -149,22 +150,24 @@ def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> 
     default = resources.with_name(f"{resources.name}.default")
     source = next((file for file in (resources, default) if file.exists()), None)
     content = _load_json(source) if source is not None else {"format_version": 2}
-    allowed = content.get(_LIST, DEFAULT_CLASS_ALLOW_LIST)
-    _write_json(resources, content | {_LIST: [*dict.fromkeys([*allowed, *classes])]})
+    allowed = content.get(_ALLOW_LIST, DEFAULT_CLASS_ALLOW_LIST)
+    _write_json(resources, content | {_ALLOW_LIST: [*dict.fromkeys([*allowed, *classes])]})
 
 
 def _deny_code(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the rights by role without that to submit own code.
+    """Return NVFlare's authorization settings, in which no role may submit code of its own.
 
-    `content`: rights by role.
+    `content`: the settings; their "permissions" have, by role, a mapping from right to who has it,
+    or one text for all rights.
     """
     roles: dict[str, Any] = content["permissions"]
-    named = {right for rights in roles.values() if isinstance(rights, dict) for right in rights}
-    rights_of_all = {role: rights for role, rights in roles.items() if not isinstance(rights, dict)}
-    spelled_out = roles | {
-        role: dict.fromkeys(named, rights) for role, rights in rights_of_all.items()
+    all_rights = {
+        right for rights in roles.values() if isinstance(rights, dict) for right in rights
     }
-    denied = {role: rights | {"byoc": "none"} for role, rights in spelled_out.items()}
+    denied = {}
+    for role, rights in roles.items():
+        explicit = rights if isinstance(rights, dict) else dict.fromkeys(all_rights, rights)
+        denied[role] = explicit | {"byoc": "none"}
     return content | {"permissions": denied}
 
 

@@ -49,46 +49,47 @@ SERVER = "server"
 _CALL_S = 15.0
 _OVER = "its part is over"
 _ENDED = "NVFlare ended the job: it was aborted, or a site of it is gone"
-_LONGEST_S = 3e7
-# parties are notified of each other's end much earlier
+_LONGEST_S = 3e7  # of a run; parties are notified of each other's end much earlier
 _LOOK_S = 0.2
-_GRACE_S = 30.0
+_GRACE_S = 30.0  # after a party ended, until the others are asked whether they still run
 _LOG = "log.txt"
 _LOGGER = logging.getLogger(__name__)
 
 
 class Site:
+    """A site of the job, which runs the party that its own environment names, once."""
+
     def __init__(self, resume: bool = False) -> None:
         """Prepare a site whose party has not run yet; `resume`: continue from its checkpoint."""
         self._resume = resume
         self._lock = threading.Lock()
-        self._played = False
-        self._playing = False
-        self._ended = ""
-        self._calls: Calls | None = None
-        self._stopped: dict[str, str] = {}
+        self._has_started = False
+        self._is_running = False
+        self._ended = ""  # why NVFlare ended the job
+        self._calls: Calls | None = None  # the connections of the present session
+        self._stopped: dict[str, str] = {}  # by ended peer, its error in one line
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def play(self) -> str:
-        """Run the party to its end; return its failure in words for all sites, "" on success."""
+        """Run the party to its end; return its error in words for all sites, "" for none."""
         site: str = collab.site_name
         self._require_first(site, collab.caller)
-        # It logs every call.
+        # Its dispatcher logs every call.
         logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
         peers = {client.name: client(timeout=_CALL_S) for client in collab.other_clients}
         ended = threading.Event()
-        watch = (collab.context.abort_signal, ended)
-        threading.Thread(target=self._watch_abort, args=watch, daemon=True).start()
+        arguments = (collab.context.abort_signal, ended)
+        threading.Thread(target=self._watch_abort, args=arguments, daemon=True).start()
         _LOGGER.info("%s: its party begins", site)
         try:
             self.run_party(site, partial(self._open_links, peers))
-        except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
-            failure = _shareable_error(error)
+        except Exception as error:  # noqa: BLE001 - after any error all sites are notified
+            failure = _describe_shareable(error)
             _LOGGER.error("%s: %s", site, failure)
             self._announce_end(peers, failure)
             return failure
         finally:
-            self._playing = False
+            self._is_running = False
             ended.set()
         _LOGGER.info("%s: its party has ended", site)
         self._announce_end(peers, _OVER)  # a party that would restart must not wait for it
@@ -97,23 +98,24 @@ class Site:
     def _require_first(self, site: str, caller: str) -> None:
         """Raise WrongSiteError unless the server calls, and the party has not run in this job."""
         with self._lock:
-            if self._played or caller != SERVER:
+            if self._has_started or caller != SERVER:
                 raise WrongSiteError(f"{site}: its party is played once a job, by the server alone")
-            self._played = self._playing = True
+            self._has_started = True
+            self._is_running = True
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def playing(self) -> bool:
         """Return whether the party still runs; a call without an answer means that the site is
         gone.
         """
-        return self._playing
+        return self._is_running
 
     def run_party(self, site: str, connect: Connect) -> None:
         """Run the party by its own file, and log progress and errors locally.
 
-        `connect` connects it by this job's calls.
+        `site`: the site's name. `connect`: connects the party to the others by this job's calls.
 
-        `site`: its name.
+        Raises what the party raises, and WrongSiteError: the file is of another party.
         """
         folder: Path | None = None
         try:
@@ -126,17 +128,15 @@ class Site:
                 )
             folder = settings.folder
 
-            reported_epochs = [
-                0
-            ]  # epochs: NVFlare's log says how far the active is, and nothing more
+            reported_epochs = [0]
 
-            def tell_progress(progress: Progress) -> None:
-                """Log the first progress report of each epoch."""
+            def log_progress(progress: Progress) -> None:
+                """Log the first progress report of each epoch, of which only the number."""
                 if progress.epoch > reported_epochs[-1]:
                     reported_epochs.append(progress.epoch)
                     _LOGGER.info("%s: epoch %d of %d", site, progress.epoch, progress.epochs)
 
-            def tell_restart(reason: str) -> None:
+            def log_restart(reason: str) -> None:
                 """Log why a new session starts."""
                 _LOGGER.warning("%s: %s", site, reason)
                 _write_log(settings.folder, reason)
@@ -145,8 +145,8 @@ class Site:
                 file,
                 resume=self._resume,
                 connect=connect,
-                on_progress=tell_progress,
-                on_restart=tell_restart,
+                on_progress=log_progress,
+                on_restart=log_restart,
             )
         except Exception as error:
             _write_log(folder, f"{type(error).__name__}: {error}")
@@ -162,7 +162,7 @@ class Site:
     def stopped(self, failure: str) -> None:
         """Note that the calling site's party has ended, and will not connect again.
 
-        `failure`: its error; empty: it succeeded.
+        `failure`: its error or message, untrusted.
         """
         reason = _shorten_to_line(failure)
         with self._lock:
@@ -172,18 +172,20 @@ class Site:
             calls.note_stop(collab.caller, reason)
 
     def _announce_end(self, peers: Mapping[str, Any], failure: str) -> None:
-        """Tell all sites that this party has ended; connected peers also learn it
-        over their links.
+        """Call all sites to say that this party has ended; connected peers learn it by their links,
+        too.
 
-        `failure`: its error; empty: it succeeded.
+        `peers`: NVFlare's object of each other site, by name. `failure`: the party's error, or that
+        its part is over.
         """
 
         def announce_to_peer(peer: Any) -> None:
+            """Call one site; a site that does not answer is ignored."""
             with contextlib.suppress(CollabCallError, RunAborted):
                 peer.stopped(failure)
 
-        with ThreadPoolExecutor(max(1, len(peers))) as telling:
-            telling.map(announce_to_peer, peers.values())
+        with ThreadPoolExecutor(max(1, len(peers))) as pool:
+            pool.map(announce_to_peer, peers.values())
 
     def _open_links(
         self,
@@ -195,7 +197,14 @@ class Site:
     ) -> Transport:
         """Return links to all peers by calls; close those of an earlier session.
 
-        `identities`: public identities by name.
+        Args:
+            peers: NVFlare's object of each other site, by name.
+            settings: the party's file.
+            identity: its key pair.
+            identities: public identities of all parties, by name.
+            report_missing: called with the peers that have not connected yet.
+
+        Raises ConfigError: the file names other peers than the job has sites.
         """
         me = LocalEnd(
             name=settings.party,
@@ -210,10 +219,9 @@ class Site:
             )
 
         def send_frame(peer: str, name: bytes, number: int, frame: bytes) -> bool:
-            """Send one frame by a call to the peer's site. Raises ConnectionError:
-            the call failed.
+            """Send one frame by a call to the peer's site; see `Calls.take_frame`.
 
-            `number`: of the frame, from 0.
+            Raises ConnectionError: the call failed.
             """
             try:
                 return peers[peer].carry(name, number, frame) is True
@@ -233,7 +241,10 @@ class Site:
         )
 
     def _replace_calls(self, calls: Calls) -> Calls:
-        """Replace the former session's connections by those of a new one."""
+        """Replace the former session's connections by those of a new one, and return these.
+
+        They learn at once which peers, or that the job, ended before.
+        """
         with self._lock:
             former = self._calls
             self._calls = calls
@@ -248,9 +259,10 @@ class Site:
         return calls
 
     def _watch_abort(self, aborted: Any, ended: threading.Event) -> None:
-        """End the party when NVFlare ends the job; no session starts afterwards.
+        """Wait until the party has ended; if NVFlare ends the job before, end all connections.
 
-        `aborted`: NVFlare's signal.
+        No session starts afterwards. `aborted`: NVFlare's signal. `ended`: set when the party has
+        ended.
         """
         while not ended.wait(_LOOK_S):
             if aborted.triggered:
@@ -267,32 +279,41 @@ class Server:
 
     @collab.main  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def run(self) -> None:
-        """Run the whole job."""
-        ended: dict[str, str] = {}
+        """Start all parties, and wait until each has ended or is gone.
+
+        After a failure the other parties may go on, or be gone as well: from then on they are asked
+        from time to time.
+
+        Raises RuntimeError: a party failed or is gone.
+        """
+        failures: dict[str, str] = {}  # by ended party; "": it succeeded
 
         def note_end(call: Any, failure: str) -> str:
-            ended[call.target_name.partition(".")[0]] = _shorten_to_line(failure)
+            """Store a party's result; `call`: NVFlare's object of the call."""
+            failures[call.target_name.partition(".")[0]] = _shorten_to_line(failure)
             return ""
 
         sites = collab.clients
         lost_sites = set[str]()
         ask_at = float("inf")
-        played = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=note_end).play()
-        while waited := [
-            site for site in sites if site.name not in {*ended, *lost_sites, *played.failures}
+        calls = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=note_end).play()
+        while running := [
+            site for site in sites if site.name not in {*failures, *lost_sites, *calls.failures}
         ]:
             if collab.is_aborted:
                 return
-            if time.monotonic() > ask_at:  # some parties continue without the failed ones
-                lost_sites |= {site.name for site in waited if not _is_running(site)}
+            if time.monotonic() > ask_at:
+                lost_sites |= {site.name for site in running if not _is_running(site)}
                 ask_at = float("inf")
-            if played.failures or any(ended.values()):
+            if calls.failures or any(failures.values()):
                 ask_at = min(ask_at, time.monotonic() + _GRACE_S)
             time.sleep(_LOOK_S)
-        failed = {site.name: ended.get(site.name, "it was not heard of any more") for site in sites}
-        if any(failed.values()):
+        results = {
+            site.name: failures.get(site.name, "it was not heard of any more") for site in sites
+        }
+        if any(results.values()):
             raise RuntimeError(
-                "; ".join(f"{site}: {failure}" for site, failure in failed.items() if failure)
+                "; ".join(f"{site}: {failure}" for site, failure in results.items() if failure)
             )
 
 
@@ -309,7 +330,9 @@ class WrongSiteError(ConfigError):
 
 
 def find_party_file(site: str) -> Path:
-    """Return the file that the site's environment names; WrongSiteError: it names none."""
+    """Return the party's file that the site's environment names. Raises WrongSiteError: it names
+    none.
+    """
     if not (path := os.environ.get(PARTY_FILE)):
         raise WrongSiteError(
             f"{site}: start this site with {PARTY_FILE} in its environment: the path of its "
@@ -318,13 +341,13 @@ def find_party_file(site: str) -> Path:
     return Path(path.replace("{site}", check_name(site)))
 
 
-def _shareable_error(error: Exception) -> str:
-    """Return an error in words for all sites: who left, or only its type.
+def _describe_shareable(error: Exception) -> str:
+    """Return an error in words that all sites may read: which party left, or only its type.
 
-    The text of other errors may contain private data, and goes into the party's own log.
+    The text of other errors may contain private data; it is written to the party's own log only.
     """
-    open_to_all = isinstance(error, PartyLeftError | WrongSiteError)
-    failure = str(error) if open_to_all else f"its own {_LOG} says more"
+    is_shareable = isinstance(error, PartyLeftError | WrongSiteError)
+    failure = str(error) if is_shareable else f"its own {_LOG} says more"
     return f"{type(error).__name__}: {failure}"
 
 

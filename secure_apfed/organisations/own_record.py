@@ -27,7 +27,15 @@ _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class SentBatch:
-    """A batch that this party sent or contributed: values (B, ...) of alignment positions (B,)."""
+    """A batch that this party sent or contributed.
+
+    Attributes:
+        kind: of the message.
+        receiver: the peer.
+        step: of the run.
+        rows: alignment positions, (B,).
+        values: representations or gradients of these, (B, *shape).
+    """
 
     kind: Kind
     receiver: str
@@ -44,6 +52,11 @@ class OwnRecord:
     """A `LinkObserver` that records one party's own messages.
 
     Args:
+        me: the party's name.
+        role: its role.
+        config: the run's settings.
+        data: the party's; None: it has no rows.
+        active: the active's name.
         keeps: whether it keeps what it sends, up to 256 MB from the start and from the end.
         past: the totals of its earlier sessions, to which its counts are added.
 
@@ -65,9 +78,7 @@ class OwnRecord:
         keeps: bool = False,
         past: PastSessions = NONE_BEFORE,
     ) -> None:
-        """Make a party's record of what it sends, on top of earlier sessions; `keeps`: whether
-        batches are stored.
-        """
+        """Start with the totals of earlier sessions, and no stored batches."""
         self.me = me
         self.role = role
         self.config = config
@@ -126,9 +137,10 @@ class OwnRecord:
             self._keep_batch(SentBatch(Kind.CONTRIBUTION, self.active, step, rows_B, values_BD))
 
     def _parse_batches(self, envelope: Envelope) -> Iterator[SentBatch]:
-        """Yield the batch of representations or gradients in a sent message, with its rows.
+        """Yield the batch of representations or gradients in a sent message, if it has one.
 
-        A message that went to another passive before is not repeated.
+        The same payload to several receivers is one batch. The rows of gradients are those of the
+        request that was sent to the receiver in the same step.
         """
         kind = envelope.kind
         receiver = envelope.receiver
@@ -139,7 +151,7 @@ class OwnRecord:
         digest = hashlib.sha256(envelope.payload).digest()
         if kind is Kind.REQUEST:
             self._requests[receiver] = step, tensors.get("rows", _NO_ROWS)
-        elif self._newest.get(kind) != digest:  # else the same to another passive
+        elif self._newest.get(kind) != digest:  # not the same payload to another receiver
             self._newest[kind] = digest
             if kind is Kind.REPRESENTATIONS:
                 yield SentBatch(kind, receiver, step, tensors["rows"], tensors["z"])
@@ -151,7 +163,7 @@ class OwnRecord:
     def _keep_batch(self, batch: SentBatch) -> None:
         """Store a batch: the first ones up to the memory limit, after that only the newest."""
         if len(batch.rows) != len(batch.values) or not len(batch.rows):
-            return  # not row by row
+            return  # it does not have one value for each row
         if self._size + batch.size <= _MAX_BYTES and not self._last:
             self._size += batch.size
             self._first.append(batch)

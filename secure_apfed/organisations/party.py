@@ -88,8 +88,8 @@ PARTY_FILE = "party.yaml"
 ANSWERED = "answer-{}.json"
 """Name of the file in a party's folder with its answer to a proposed project; "{}": the party."""
 _NOTHING = "nothing to do: "
-_MIN_A_DAY = 100
-_DAYS_OF_A_TABLE = 10
+_MIN_A_DAY = 100  # answers, if the party's file sets no limit
+_DAYS_OF_A_TABLE = 10  # in which as many answers as people are allowed, likewise
 Place: TypeAlias = Annotated[str, AfterValidator(_check_address)]
 
 
@@ -126,6 +126,7 @@ class Tls(Settings):
     revoked: Path | None = None
 
     def resolve_paths(self, folder: Path) -> "Tls":
+        """Return the settings with relative paths resolved from a folder."""
         paths = {name: path for name, path in self if path is not None}
         return self.model_copy(update={name: folder / path for name, path in paths.items()})
 
@@ -155,9 +156,7 @@ class ServeSettings(Settings):
     epsilon: float | None = Field(None, gt=0)
 
     def limits_for(self, people: int) -> "ServeSettings":
-        """Return the settings with every limit as a number, for a table with this
-        number of people.
-        """
+        """Return the settings with default limits filled in, by the number of people."""
         a_day = max(_MIN_A_DAY, people // _DAYS_OF_A_TABLE)
         return self.model_copy(
             update={
@@ -191,11 +190,13 @@ class OwnLimits(Settings):
         return load_settings_text(cls, format_yaml(limits or {"minima": {}}), source=str(path))
 
     def require_protection(self, config: Config, *, party: str, path: Path, ask: str) -> None:
-        """Refuse a run's settings that protect less than these limits.
+        """Raise ConfigError if a run's settings protect less than these limits; name all of them.
 
-        `ask`: who may change the settings.
-
-        Raises ConfigError: names all such settings.
+        Args:
+            config: the run's settings.
+            party: whose limits these are, for the error.
+            path: the file of the limits, for the error.
+            ask: the party that may change the run's settings, for the error.
         """
         require_limits(
             config,
@@ -283,22 +284,22 @@ class PartyFile(OwnLimits):
     def from_file(cls, path: Path) -> "PartyFile":
         """Read a party's file; relative paths are resolved from its folder. Raises ConfigError."""
         file = load_settings_text(cls, load_text(path), source=str(path), own=True)
-        below = path.parent
-        table = None if file.table is None else below / file.table
+        base = path.parent
+        table = None if file.table is None else base / file.table
         paths = {
-            "config": below / file.config,
-            "folder": below / file.folder,
+            "config": base / file.config,
+            "folder": base / file.folder,
             "table": table,
-            "code_folder": below / file.code_folder,
+            "code_folder": base / file.code_folder,
         }
         if file.serve.table is not None:
-            served = file.serve.model_copy(update={"table": below / file.serve.table})
-            file = file.model_copy(update={"serve": served})
-        return file.model_copy(update={**paths, "tls": file.tls and file.tls.resolve_paths(below)})
+            serve = file.serve.model_copy(update={"table": base / file.serve.table})
+            file = file.model_copy(update={"serve": serve})
+        return file.model_copy(update={**paths, "tls": file.tls and file.tls.resolve_paths(base)})
 
 
 Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes], Missed], Transport]
-"""Connects a party to all others; see `connect`."""
+"""A function that connects a party to all others; for its arguments see `connect_peers`."""
 
 
 def connect_peers(
@@ -307,10 +308,17 @@ def connect_peers(
     known: Mapping[str, bytes],
     on_missing: Missed = lambda missing: None,
 ) -> Transport:
-    """Connect to all peers by the kind of link that the party's file names.
+    """Connect to all peers by the type of link that the party's file names.
 
-    `on_missing`: called with the missing peers and the reason for each. `known`: public identities
-    by name.
+    Args:
+        file: the party's.
+        identity: its key pair.
+        known: public identities of all parties, by name.
+        on_missing: called repeatedly with the missing peers and the reason for each.
+
+    Raises:
+        ConfigError: the file names a link that cannot be made here.
+        PartyLeftError: a peer did not come in time.
     """
     if file.link not in LINKS:
         raise ConfigError(
@@ -320,16 +328,19 @@ def connect_peers(
     return LINKS[file.link](file, identity, known).meet_peers(on_missing)
 
 
-class _OverTcp:
-    """A way to peers over TCP: those that listen are dialled, the others come to a door."""
+class _TcpRoutes:
+    """A party's routes to its peers over TCP: it dials those that listen, and accepts the others.
+
+    Attributes:
+        file: the party's.
+        me: its keys and those of its peers.
+        certificate: SHA-256 of its TLS certificate, hex; empty without TLS.
+    """
 
     certificate = ""
 
     def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
-        """Prepare connections over TCP, with the party's keys and those of its peers.
-
-        `known`: public identities by name.
-        """
+        """Prepare connections; for the arguments see `connect_peers`."""
         self.file = file
         self.me = LocalEnd(
             name=file.party,
@@ -342,29 +353,35 @@ class _OverTcp:
     def meet_peers(self, on_missing: Missed) -> Transport:
         """Open the routes and wait until all peers have connected."""
         with ExitStack() as stack:
-            ways = self.make_routes(stack)
+            connectors = self.make_connectors(stack)
             return LinkTransport.meet_peers(
                 self.file.party,
-                ways,
+                connectors,
                 patience_s=self.file.reconnect_s,
                 meet_s=self.file.meet_s,
                 end=stack.pop_all().close,
                 on_missing=on_missing,
             )
 
-    def make_routes(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
-        """Return, by peer, a function that makes a connection to it."""
+    def make_connectors(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
+        """Return, by peer, a function that makes a connection to it.
+
+        `stack`: gets what must be closed in the end, such as a port.
+        """
         dialled = [peer for peer in self.file.peers if self.needs_dialling(peer)]
-        ways = {peer: partial(self.dial_and_prove, peer) for peer in dialled}
-        if awaited := tuple(peer for peer in self.file.peers if peer not in ways):
-            door = self.make_acceptor(awaited)
-            stack.callback(self.start_listening(door))
-            ways |= {peer: partial(door.take_connection, peer) for peer in awaited}
-        return {**ways}
+        connectors = {peer: partial(self.dial_and_prove, peer) for peer in dialled}
+        awaited = tuple(peer for peer in self.file.peers if peer not in connectors)
+        if awaited:
+            acceptor = self.make_acceptor(awaited)
+            stack.callback(self.start_listening(acceptor))
+            connectors |= {peer: partial(acceptor.take_connection, peer) for peer in awaited}
+        return {**connectors}
 
     def needs_dialling(self, peer: str) -> bool:
-        """Return whether this party dials: the other listens, and this one does not or comes first
-        by name.
+        """Return whether this party dials a peer: the peer listens, and this party does not, or has
+        the later name.
+
+        Raises ConfigError: neither of the two listens.
         """
         party = self.file.party
         has_address = self.file.peers[peer].address is not None
@@ -388,7 +405,7 @@ class _OverTcp:
     def prepare_connection(self, connection: Carrier, peer: str) -> None:
         """Do what must precede the proof of identity; by default nothing."""
 
-    def address_of(self, peer: str) -> Address:
+    def parse_peer_address(self, peer: str) -> Address:
         """Return a peer's address from the party's file."""
         address = self.file.peers[peer].address
         assert address is not None
@@ -396,7 +413,7 @@ class _OverTcp:
 
     def dial_peer(self, peer: str) -> Carrier:
         """Open a TCP connection to a peer. Raises ConnectionError: names peer and address."""
-        address = self.address_of(peer)
+        address = self.parse_peer_address(peer)
         try:
             return sockets.dial(address)
         except ConnectionError as error:
@@ -416,8 +433,9 @@ class _OverTcp:
         return PeerAcceptor(self.me, awaited, absent=absence)
 
     def start_listening(self, acceptor: PeerAcceptor) -> Callable[[], None]:
-        """Listen for peers and pass their connections to the acceptor; return a function that stops
-        it.
+        """Pass connections of peers that dial to the acceptor; return a function that ends this.
+
+        Raises ConfigError: the address cannot be used.
         """
         assert self.file.listen is not None
         try:
@@ -430,17 +448,15 @@ class _OverTcp:
             ) from error
 
     def load_revocations(self) -> frozenset[str]:
+        """Return the entries of the party's revocation list; none over plain TCP."""
         return frozenset()
 
 
-class _OverGrpc(_OverTcp):
-    """The same between machines with TLS at both ends; or all peers at a relay that all dial."""
+class _GrpcRoutes(_TcpRoutes):
+    """A party's routes over gRPC, between machines with TLS; or through a relay that all dial."""
 
     def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
-        """Prepare connections over gRPC: import it, and load the TLS credentials.
-
-        `known`: public identities by name.
-        """
+        """Import gRPC, and load the TLS credentials; for the arguments see `connect_peers`."""
         from secure_apfed.exchange import certificates, grpc_link, relay
 
         self._certificates = certificates
@@ -452,7 +468,7 @@ class _OverGrpc(_OverTcp):
         super().__init__(file, identity, known)
 
     def _load_credentials(self, file: PartyFile) -> "Credentials | None":
-        """Return the TLS credentials; None on loopback if the file allows plaintext by name."""
+        """Return the TLS credentials; None on loopback, if the file allows plaintext there."""
         if (tls := file.tls) is not None:
             revoked = self._certificates.load_revocations(tls.revoked)
             return self._certificates.Credentials.from_files(
@@ -463,9 +479,9 @@ class _OverGrpc(_OverTcp):
                 f"{file.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
                 "project makes them)"
             )
-        named = [file.listen, file.relay, *(peer.address for peer in file.peers.values())]
+        addresses = [file.listen, file.relay, *(peer.address for peer in file.peers.values())]
         self._grpc.warn_of_plaintext(
-            *(parse_address(address)[0] for address in named if address is not None)
+            *(parse_address(address)[0] for address in addresses if address is not None)
         )
         return None
 
@@ -479,7 +495,7 @@ class _OverGrpc(_OverTcp):
             address = parse_address(file.relay)
             name = file.relay_name
         else:
-            address = self.address_of(peer)
+            address = self.parse_peer_address(peer)
             name = None if file.peers[peer].behind_proxy else peer
         return self._grpc.dial(address, self._credentials, name=name, proxy=file.proxy)
 
@@ -493,7 +509,10 @@ class _OverGrpc(_OverTcp):
         return PeerAcceptor(self.me, awaited, self._require_certificate)
 
     def _require_certificate(self, name: str, certificate: bytes) -> None:
-        """Raise an error unless the caller's certificate is the peer's; skipped behind a proxy."""
+        """Raise RemoteProtocolError unless a caller's certificate is that of the peer `name`.
+
+        Not checked without TLS, or for a peer behind a proxy. `certificate`: in PEM.
+        """
         peer = self.file.peers.get(name)
         if self._credentials is not None and peer is not None and not peer.behind_proxy:
             self._certificates.require_caller(name, certificate, self.load_revocations())
@@ -505,7 +524,10 @@ class _OverGrpc(_OverTcp):
         return self._grpc.Port(address, self._credentials, acceptor.admit_stranger).close
 
     def load_revocations(self) -> frozenset[str]:
-        """Return the current revocation list; if it is missing, nobody is admitted."""
+        """Return the entries of the current revocation list.
+
+        Raises ConnectionError: it cannot be read, so that no peer is admitted.
+        """
         try:
             return self._certificates.load_revocations(
                 self.file.tls.revoked if self.file.tls else None
@@ -514,7 +536,7 @@ class _OverGrpc(_OverTcp):
             raise ConnectionError(str(error)) from error
 
 
-LINKS: Mapping[str, type[_OverTcp]] = {"tcp": _OverTcp, "grpc": _OverGrpc}
+LINKS: Mapping[str, type[_TcpRoutes]] = {"tcp": _TcpRoutes, "grpc": _GrpcRoutes}
 
 
 @isolate_torch_modes()
@@ -537,11 +559,12 @@ def run_party(
     left or returned, unless that one stopped for its settings, data or budget.
 
     Args:
-        resume: continue from the last checkpoint.
+        path: the party's file.
+        resume: whether to continue from the last checkpoint.
         on_progress: called with each `Progress`.
-        status: records the state of all links; None: nobody reads it.
         wrap_transport: wraps the transport, for example to simulate faults.
         on_restart: called with the reason of each new session.
+        status: records the state of all links; None: nobody reads it.
         connect: connects to the peers.
         on_record: receives the party's record of its messages, after its part is over.
         on_common: receives how many of its people are common, once the rows are aligned.
@@ -553,7 +576,7 @@ def run_party(
     status = status or StatusTracker()
     result = None
     record = None
-    failed = ""
+    failure = ""
     with status:
         while record is None:
             resumes = resume and not restarts
@@ -574,18 +597,18 @@ def run_party(
                 except PartyLeftError as error:
                     if not restarts_left or is_final_stop(error):
                         raise
-                    failed = str(error)
+                    failure = str(error)
             if record is None:
                 restarts += 1
-                begins = f"{file.party} begins session {restarts + 1} by itself"
-                on_restart(f"{_NOTHING}{begins}; {_describe_cause(failed)}")
+                restart = f"{file.party} begins session {restarts + 1} by itself"
+                on_restart(f"{_NOTHING}{restart}; {_describe_cause(failure)}")
     on_record(record)
     return result
 
 
-def _describe_cause(failed: str) -> str:
+def _describe_cause(failure: str) -> str:
     """Return why a session ended, without advice that a restart makes unnecessary."""
-    return failed.removeprefix(_NOTHING).replace(f"; {ALL_AGAIN}", "")
+    return failure.removeprefix(_NOTHING).replace(f"; {ALL_AGAIN}", "")
 
 
 def _run_session(
@@ -597,10 +620,13 @@ def _run_session(
     restarts: int,
     on_common: Callable[[CommonPeople], None],
 ) -> RunResult | None:
-    """Run one session; `restarts`: how many further sessions this party may start by itself.
+    """Run one session to its end; the active returns the result, other parties None.
 
-    `on_progress`: called with each `Progress`. `on_common`: receives how many of its people are
-    common, once the rows are aligned.
+    Args:
+        connected: the party and its links.
+        file: the party's.
+        on_progress, status, on_common: as of `run_party`.
+        restarts: how many further sessions this party may start by itself.
     """
     folder = RunFolder(file.folder)
     options: dict[str, Any] = {"timeout_s": file.timeout_s, "observer": status}
@@ -619,11 +645,11 @@ def _run_session(
             people.append(party_session.common)
             on_common(party_session.common)
 
-    helping = run_helper(
+    script = run_helper(
         own, connected.links, METHODS[own.config.method.name], connected.role, entered=note_entry
     )
-    run_role(helping, connected.links, connected.transport, **options)
-    # The active's own are among its results.
+    run_role(script, connected.links, connected.transport, **options)
+    # The active writes these files with its results.
     write_atomically(folder.config, dump_settings(own.config).encode())
     folder.write_json(folder.flows, record.plain_flows)
     if people:
@@ -633,6 +659,16 @@ def _run_session(
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectedParty:
+    """A party in a session, connected to all peers.
+
+    Attributes:
+        own: its settings, data, secrets and code.
+        role: its role in the run.
+        links: its links, over the transport.
+        transport: carries its frames.
+        record: of its messages.
+    """
+
     own: PartyContext
     role: PartyRole
     links: Links
@@ -651,8 +687,15 @@ def connect_with_audit(
 ) -> Iterator[tuple[dict[str, bytes], AuditLog, Transport]]:
     """Check the party's counters, open its audit log, and connect it to the peers.
 
-    Yields the public identities of all parties, the log, and the transport. `past`: totals of
-    earlier sessions, to which the status adds.
+    Yields the public identities of all parties, the log, and the transport.
+
+    Args:
+        file: the party's.
+        identity: its key pair.
+        meter: the account of its privacy promise.
+        status: records the state of all links.
+        connect: connects to the peers.
+        past: totals of earlier sessions, to which the status adds.
     """
     known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
     folder = PartyFolder(file.folder).path
@@ -686,13 +729,13 @@ def join_session(
     status: StatusTracker | None = None,
     connect: Connect = connect_peers,
 ) -> Iterator[ConnectedParty]:
-    """Lock the party's folder, load its rows, and connect it to the peers; see `run_party`.
+    """Lock the party's folder, load its rows, and connect it to the peers, for a `with` block.
 
-    `resume`: continue from the last checkpoint. `wrap_transport`: wraps the transport, for example
-    to simulate faults. `status`: records the state of all links; None: nobody reads it.
+    For the arguments and errors see `run_party`.
     """
     status = status or StatusTracker()
-    from secure_apfed.organisations.project import require_agreed_link  # which reads party files
+    # Imported late, since that module imports this one.
+    from secure_apfed.organisations.project import require_agreed_link
 
     require_open_project(file.folder)
     require_agreed_link(file)
@@ -700,7 +743,7 @@ def join_session(
     refuse_code(config, source=f"{file.party}: {file.config}, which all parties share,")
     require_own_limits(file, config)
     rules = config.rules
-    role = role_of(file, config)
+    role = determine_role(file, config)
     resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
     with ExitStack() as stack:
         folder = PartyFolder(file.folder)
@@ -708,21 +751,21 @@ def join_session(
         stack.enter_context(folder.lock_for_run(resume=resume, counted=list_counters))
         if resume and role == "active" and not folder.holds_steps:
             raise make_no_checkpoint_error(folder.path)
-        data = own_data(file, config, role)
+        data = load_party_data(file, config, role)
         store = PartyCheckpointStore(folder, file.party, config, data, role=role)
         shapes = [data.table.shape] if data else []
         batch = config.train.batch_size
         stack.enter_context(limit_threads_for(config.model, batch, shapes))
         secrets = store.secrets
-        # With as much patience as the run has with who is started again.
-        meet_s = max(file.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
-        patient = file.model_copy(update={"meet_s": meet_s})
+        # Peers that restart by themselves are awaited as long as the run's patience allows.
+        restart_s = (rules.patience_s or 0.0) if rules.restarts else 0.0
+        patient_file = file.model_copy(update={"meet_s": max(file.meet_s, restart_s)})
         past = load_logged_sessions(folder.path / FILE_NAME)
-        known, audit, transports = stack.enter_context(
-            connect_with_audit(patient, secrets.identity, store.meter, status, connect, past)
+        known, audit, own_transport = stack.enter_context(
+            connect_with_audit(patient_file, secrets.identity, store.meter, status, connect, past)
         )
         store.audit = audit
-        transport = wrap_transport(transports)
+        transport = wrap_transport(own_transport)
         record = OwnRecord(
             file.party,
             role,
@@ -758,27 +801,26 @@ def join_session(
 
 
 class _ActiveCallbacks(RunCallbacks):
-    """The training loop's callbacks at an active in its own process: report progress, and check at
-    each checkpoint whether absent parties are back.
+    """The training loop's callbacks at an active whose parties restart by themselves: at each
+    checkpoint it checks whether absent parties are back.
     """
 
     def __init__(
         self, writer: RunWriter, on_progress: Callable[[Progress], None], connected: ConnectedParty
     ) -> None:
-        """Make the training loop's callbacks of an active whose parties run apart, to find absent
-        ones.
+        """Take the active's links.
 
-        `on_progress`: called with each `Progress`.
+        `writer`: writes the run's files. `on_progress`: called with each `Progress`.
         """
         super().__init__(writer, on_progress)
         self._links = connected.links
         self._transport = connected.transport
-        self._ended_passives = set[str]()
+        self._dismissed = set[str]()
 
     def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
         """Dismiss newly absent parties from this session; return those that wait for a new one."""
-        for name in set(absent) - self._ended_passives:
-            self._ended_passives.add(name)
+        for name in set(absent) - self._dismissed:
+            self._dismissed.add(name)
             self._links.dismiss_peer(
                 name, f"{name} fell silent, and the session went on without it"
             )
@@ -793,12 +835,13 @@ async def _run_active(
     restarts: int,
     on_common: Callable[[CommonPeople], None],
 ) -> RunResult:
-    """Run the active's whole side, with training loop, result and files; helpers
-    use `run_helper`.
+    """Run the active's side of a session: set-up, training loop, result and files.
 
-    `on_progress`: called with each `Progress`. `restarts`: how many further sessions this party may
-    start by itself. `on_common`: receives how many of its people are common, once the rows are
-    aligned.
+    Args:
+        connected: the active and its links.
+        folder: the active's, for the run's files.
+        on_progress, on_common: as of `run_party`.
+        restarts: how many further sessions this party may start by itself.
     """
     own = connected.own
     links = connected.links
@@ -815,43 +858,41 @@ async def _run_active(
     incoming = connected.record.received_by_me
     session = Session(entered, learner, links, outgoing, headline=method.headline)
     writer = RunWriter(folder, config, heard=incoming)
-    watch = (
-        _ActiveCallbacks(writer, on_progress, connected)
-        if restarts
-        else RunCallbacks(writer, on_progress)
-    )
-    watch.past = connected.record.past
-    loop = TrainingLoop(session, labels, watch, state)
+    callbacks = RunCallbacks(writer, on_progress)
+    if restarts:
+        callbacks = _ActiveCallbacks(writer, on_progress, connected)
+    callbacks.past = connected.record.past
+    loop = TrainingLoop(session, labels, callbacks, state)
     await loop.run()
     return loop.build_result()
 
 
 def require_own_limits(file: PartyFile, config: Config) -> None:
-    """Refuse settings below the party's own limits. Raises ConfigError: names all of them."""
+    """Raise ConfigError if a run's settings protect less than the limits in the party's file."""
     file.require_protection(
         config, party=file.party, path=file.folder / PARTY_FILE, ask=file.active
     )
 
 
-def role_of(file: PartyFile, config: Config) -> PartyRole:
-    """Return this party's role. Raises ConfigError: its file names other parties
-    than the run has.
-    """
+def determine_role(file: PartyFile, config: Config) -> PartyRole:
+    """Return this party's role. Raises ConfigError: its file and the run differ in the parties."""
     roles = assign_roles(METHODS[config.method.name], config, file.active, file.passives)
-    named = {file.party, *file.peers}
-    if named != set(roles):
+    names_in_file = {file.party, *file.peers}
+    if names_in_file != set(roles):
         raise ConfigError(
             f"{file.party}: a run of {config.method.name} with these settings is of "
-            f"{', '.join(roles)}; the file of {file.party} names {', '.join(sorted(named))}: "
-            "correct party, active, passives and peers"
+            f"{', '.join(roles)}; the file of {file.party} names "
+            f"{', '.join(sorted(names_in_file))}: correct party, active, passives and peers"
         )
     return roles[file.party]
 
 
-def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
-    """Return this party's data; None at an aggregator or dealer.
+def load_party_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
+    """Return this party's data: its prepared rows, or its own table; None at an aggregator or
+    dealer.
 
-    Raises DataError: in its answer to a project it declared another table.
+    Raises DataError: the table has faults, or differs from the one declared in the party's answer
+        to a project.
     """
     if role in ("aggregator", "dealer"):
         return None
@@ -866,20 +907,20 @@ def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None
 
 
 def _require_declared_table(file: PartyFile, data: OwnData) -> None:
-    """Raise DataError if the table differs from the one declared in the project's answer.
+    """Raise DataError if the table differs from that declared in the answer to a project.
 
-    Row counts may differ by a factor of two.
+    Row counts may differ by a factor of two. Without an answer nothing is checked.
     """
     answer = file.folder / ANSWERED.format(file.party)
-    declaration = (
-        load_json(answer, dict[str, Any])["document"]["table"] if answer.exists() else None
-    )
+    declaration = None
+    if answer.exists():
+        declaration = load_json(answer, dict[str, Any])["document"]["table"]
     if declaration is None:
         return
     declared = TableShape(**declaration)
-    current = shape_of(data, columns=declared.columns is not None)
-    rough = {"rows", "labelled"}
-    is_same = current.model_dump(exclude=rough) == declared.model_dump(exclude=rough)
+    current = describe_table(data, columns=declared.columns is not None)
+    counts = {"rows", "labelled"}
+    is_same = current.model_dump(exclude=counts) == declared.model_dump(exclude=counts)
     if is_same and declared.rows / 2 <= current.rows <= declared.rows * 2:
         return
     declared_columns, current_columns = (
@@ -898,10 +939,8 @@ def _require_declared_table(file: PartyFile, data: OwnData) -> None:
     )
 
 
-def shape_of(data: OwnData, *, columns: bool) -> TableShape:
-    """Return a table's public facts: counts rounded to two digits, and column names
-    if `columns`.
-    """
+def describe_table(data: OwnData, *, columns: bool) -> TableShape:
+    """Return a table's public facts: rounded counts, and column names if `columns`."""
     table = data.table
     encoding = data.table.encoding
     labels = {}
@@ -917,4 +956,5 @@ def shape_of(data: OwnData, *, columns: bool) -> TableShape:
 
 
 def _round_digits(count: int) -> int:
+    """Return a count rounded to its first two digits."""
     return round(count, 2 - len(str(count)))

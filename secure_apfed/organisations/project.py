@@ -58,7 +58,7 @@ from secure_apfed.organisations.party import (
     OwnLimits,
     PartyFile,
     Place,
-    shape_of,
+    describe_table,
 )
 from secure_apfed.organisations.revocation import RENEWED, REVOKED, find_newest_pem
 from secure_apfed.runs.folder import PartyFolder, require_open_project
@@ -78,9 +78,9 @@ _KEY = "key.pem"
 _RELAY = "relay"
 _PURPOSE = b"project v1"
 _MAX_BYTES = 2**20
-_MAX_PLACE = 200
+_MAX_KEY_LETTERS = 200
 _HEX_32 = re.compile("[0-9a-f]{64}")
-_NOT_LOOKED_AT = frozenset(
+_UNCHECKED_KEYS = frozenset(
     {"request", "relay_request", "certificate", "ca", "certificates", "answers", "proposal"}
 )
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -89,9 +89,10 @@ _NOTHING_REVOKED = (
     b"# Certificates (SHA-256 or serial number) and identities that this party refuses, in hex, a "
     b"line each.\n# It is read again whenever it changes: secure-apfed certs revoke ... --list\n"
 )
-# Keys of one party that a proposal carries all the same: the name, and those of the intersection.
-_SAID_TO_ALL = ("name", "dealer", "pairwise_overlaps")
-_SAID_OF_TABLES = (
+# Settings that each party sets for itself, but which a proposal contains all the same.
+_OWN_KEYS_IN_PROPOSAL = ("name", "dealer", "pairwise_overlaps")
+# Settings of `data` that a proposal contains where parties have their own tables.
+_SHARED_DATA_KEYS = (
     "dataset",
     "partition",
     "labels_at",
@@ -107,20 +108,29 @@ _DocumentT = TypeVar("_DocumentT", bound="Document")
 
 
 Show: TypeAlias = Callable[["Proposal", Config, TableShape | None], None]
-"""Receives a proposal, the run of a party, and the shape of its table that it would reveal."""
+"""A callback that shows a proposal, a party's settings of the run, and the facts of its table that
+the answer reveals (None: none)."""
 
 
-def digest_of(content: Any) -> bytes:
+def digest_content(content: Any) -> bytes:
     """Return the SHA-256 of plain values in their canonical JSON form, 32 bytes."""
     return hashlib.sha256(_encode_canonical(content)).digest()
 
 
 def _encode_canonical(content: Any) -> bytes:
+    """Return plain values as JSON with sorted keys and no spaces."""
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
 class Document(Settings):
-    """A document that `party` signs by its `identity`."""
+    """A document that a party signs.
+
+    Attributes:
+        kind: of the document.
+        version: of secure-apfed that wrote it.
+        party: the author.
+        identity: the author's public key, hex.
+    """
 
     kind: str
     version: Annotated[str, AfterValidator(check_version)] = Field(
@@ -140,9 +150,10 @@ class Proposal(Document):
     Attributes:
         settings: of the run, as `list_shared_settings` returns them.
         addresses: "host:port" of the parties that listen; the others only dial out.
-        relay: the address that all dial instead; relay_by: the party that runs it.
-        over: the engine that starts the parties, and its links; server: where its server is
-            reached.
+        relay: the address that all dial instead; null: there is no relay.
+        relay_by: the party that runs it.
+        over: the engine that starts the parties, and its links.
+        server: "host:port" of the engine's server.
         run_by: organisations that run an aggregator or a dealer, an engine's `server`, or a party
             under another name.
         together: groups of parties that one organisation may run although it then reads more;
@@ -171,24 +182,27 @@ class Proposal(Document):
 
     @cached_property
     def conflicts(self) -> tuple[tuple[str, Conflict], ...]:
-        """What each organisation could read or alter because it runs several parties."""
-        organisations: dict[str, list[str]] = {}
+        """Each organisation that could read or alter something because it runs several parties, by
+        name, with that conflict. Names that differ only in case or signs count as one.
+        """
+        parties_by_organisation: dict[str, list[str]] = {}
         for name in self.roles:
             key = "".join(filter(str.isalnum, self.run_by.get(name, name).casefold()))
-            organisations.setdefault(key or name, []).append(name)
+            parties_by_organisation.setdefault(key or name, []).append(name)
         return tuple(
             (self.run_by.get(parties[-1], parties[0]), conflict)
-            for parties in organisations.values()
+            for parties in parties_by_organisation.values()
             for conflict in find_conflicts(self.build_config(), self.roles, parties)
         )
 
     def require_allowed_groups(
         self, colluding_groups: Sequence[Sequence[str]], remedy: str
     ) -> None:
-        """Raise ValueError if an organisation runs parties together that `colluding_groups`
-        does not name.
+        """Raise ValueError if an organisation runs parties that could collude, and that are not in
+        one of the allowed groups.
 
-        `remedy`: what the error advises.
+        `colluding_groups`: the allowed groups, as names of parties. `remedy`: what the error
+        advises.
         """
         allowed = [set(group) for group in colluding_groups]
         for organisation, conflict in self.conflicts:
@@ -200,20 +214,21 @@ class Proposal(Document):
                 )
 
     def build_config(self, own_table: Mapping[str, Any] | None = None, party: str = "") -> Config:
-        """Return the run's settings, with one party's own table settings (in
-        `data.parties`) added.
+        """Return the run's settings.
+
+        `own_table`: settings of one party's own table, which are added as `data.parties.PARTY`;
+        None: none are. `party`: that party's name.
+
+        Raises ConfigError: the party has no table in the run, or the settings name code.
         """
         settings = self.settings
         if own_table:
             data = self.build_config().data
             if party not in (data.parties or {}):
                 raise ConfigError(f"{party} takes part without a table of its own; name none")
-            data_of_all = settings["data"]
-            tables = settings["data"]["parties"]
-            settings = {
-                **settings,
-                "data": {**data_of_all, "parties": {**tables, party: own_table}},
-            }
+            shared_data = settings["data"]
+            tables = {**shared_data["parties"], party: own_table}
+            settings = {**settings, "data": {**shared_data, "parties": tables}}
         config = load_config_text(format_yaml(settings), source="the proposal's settings")
         refuse_code(config, source="the proposal")
         return config
@@ -282,12 +297,16 @@ class Proposal(Document):
 
 
 class Answer(Document):
-    """The answer of a party to a proposal, of which `proposal` is the digest.
+    """The answer of a party to a proposal.
 
     Attributes:
-        request: for a certificate of the project's authority, in PEM; or, from an organisation that
-            has an authority, its certificate and that authority's; relay_request: for the relay's.
-        table: the shape of its own table; null: not revealed.
+        proposal: digest of the proposal, hex.
+        request: signing request for a certificate of the project's authority, in PEM; null: the
+            party has a certificate.
+        certificate: the certificate of a party whose organisation has an authority of its own.
+        ca: the certificate of that authority.
+        relay_request: signing request for the relay's certificate, from the party that runs it.
+        table: the public facts of its own table; null: not revealed.
     """
 
     kind: Literal["answer"] = "answer"
@@ -331,6 +350,8 @@ class SignedFile(Settings):
     def open_document(self, kind: type[_DocumentT], source: object) -> _DocumentT:
         """Verify the signature and return the document; before, nothing of it is used or shown.
 
+        `kind`: the class of the expected document. `source`: what errors call the file.
+
         Raises RemoteProtocolError: altered, of another kind or version, or malformed.
         """
         expected_kind = kind.model_fields["kind"].default
@@ -369,9 +390,15 @@ class SignedFile(Settings):
 
 
 class SealedProject(Document):
-    """The project that all hold: the proposal, all answers, and the parties' certificates (PEM).
+    """The project, the same at all parties: the proposal, all answers, and certificates.
 
     All its signatures are verified when it is built; people compare whose keys they are.
+
+    Attributes:
+        proposal: signed by the organiser.
+        answers: by party, each signed by it.
+        ca: certificates of all authorities, in PEM.
+        certificates: by party, in PEM; that of the relay by its own name.
     """
 
     kind: Literal["sealed project"] = "sealed project"
@@ -393,7 +420,7 @@ class SealedProject(Document):
 
     @property
     def digest(self) -> bytes:
-        return digest_of(self.model_dump(mode="json"))
+        return digest_content(self.model_dump(mode="json"))
 
     @property
     def project_words(self) -> str:
@@ -406,17 +433,17 @@ class SealedProject(Document):
         its own key.
         """
         proposal = self.proposal_document
-        by_key = dict[str, str]()
+        party_of_key = dict[str, str]()
         if (proposal.party, proposal.identity) != (self.party, self.identity):
             raise ValueError(
                 f"{proposal.party} proposed it as {proposal.words!r}, and {self.party} sealed it "
                 f"as {self.words!r}; who proposes seals: ask {proposal.party} by telephone"
             )
         for name, answer in self.answer_documents.items():
-            other = by_key.setdefault(answer.identity, name)
+            other = party_of_key.setdefault(answer.identity, name)
             if answer.party != name or name not in proposal.roles:
                 raise ValueError(f"{name} answers, and asked were {', '.join(proposal.roles)}")
-            if answer.proposal != digest_of(self.proposal.document).hex():
+            if answer.proposal != digest_content(self.proposal.document).hex():
                 raise ValueError(
                     f"{name} answered another proposal; send it this one, to join in a new folder"
                 )
@@ -431,7 +458,8 @@ class SealedProject(Document):
 
 
 def _require_kind(document: Mapping[str, Any], expected_kind: str) -> None:
-    """Raise ValueError if the document is of another kind or version, or has hidden characters.
+    """Raise ValueError if a document is of another kind or version, or has characters that are not
+    shown.
 
     `expected_kind`: such as proposal or answer.
     """
@@ -458,11 +486,12 @@ def _require_kind(document: Mapping[str, Any], expected_kind: str) -> None:
 
 
 def _drop_pems(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document without certificates and requests, which have a pattern of their own.
+    """Return a document without the keys whose texts may contain line breaks.
 
-    Documents within a sealed project are checked when they are opened.
+    These are certificates and requests, which have a pattern of their own, and the documents within
+    a sealed project, which are checked when they are opened.
     """
-    return {key: value for key, value in document.items() if key not in _NOT_LOOKED_AT}
+    return {key: value for key, value in document.items() if key not in _UNCHECKED_KEYS}
 
 
 def _describe_document_fault(error: Exception, expected_kind: str) -> str:
@@ -473,27 +502,34 @@ def _describe_document_fault(error: Exception, expected_kind: str) -> str:
 
 
 def list_shared_settings(config: Config) -> dict[str, Any]:
-    """Return the settings of a run for a proposal, without one party's own table, machine or
+    """Return the settings of a run for a proposal, without those of one party's table, machine or
     folders.
     """
     shared = _dump_settings(config)
     shared["data"].pop("folder", None)
     if config.data.dataset == TABLES:
-        several = config.data.horizontal or config.data.labels_at
-        shared_keys = {*_SAID_OF_TABLES, *(["classes"] if several else [])}
+        shared_keys = {*_SHARED_DATA_KEYS}
+        if config.data.horizontal or config.data.labels_at:  # several parties number the classes
+            shared_keys.add("classes")
         shared["data"] = {key: value for key, value in shared["data"].items() if key in shared_keys}
         shared["data"]["parties"] = {name: {} for name in config.data.parties or {}}
     return shared
 
 
 def _dump_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings that were given, without those that each party sets for itself."""
+    """Return as plain values the settings that were set explicitly, section by section.
+
+    Left out are those that each party sets for itself (`EACH_ALONE`), except for
+    `_OWN_KEYS_IN_PROPOSAL`.
+    """
     values = settings.model_dump(mode="json", exclude_unset=True)
     for name, field in type(settings).model_fields.items():
-        if EACH_ALONE in field.metadata and name not in _SAID_TO_ALL:
+        if EACH_ALONE in field.metadata and name not in _OWN_KEYS_IN_PROPOSAL:
             values.pop(name, None)
-        elif name in values and isinstance(value := getattr(settings, name), Settings):
-            values[name] = _dump_settings(value)
+            continue
+        section = getattr(settings, name)
+        if name in values and isinstance(section, Settings):
+            values[name] = _dump_settings(section)
     return values
 
 
@@ -507,12 +543,16 @@ def propose_project(
     show: Show = lambda *_: None,
     **fields: Any,
 ) -> Proposal:
-    """Write a proposal, and the organiser's own answer, into its folder; run by the organiser
-    `party`.
+    """Write a proposal, and the organiser's own answer, into its folder; run by the organiser.
 
-    `fields`: addresses, relay, relay_by, over, server and run_by of the proposal; see
-    `answer_proposal`. `certificates`: folder with certificate.pem, key.pem and ca.pem of an
-    organisation with an authority of its own; None: a request is made.
+    Args:
+        config: the run's settings, with the organiser's own table.
+        party: the organiser.
+        folder: its own, in which there is no project yet.
+        certificates, columns, show: as of `answer_proposal`.
+        fields: addresses, relay, relay_by, over, server, run_by and together of the proposal.
+
+    Raises ConfigError: these settings cannot be proposed.
     """
     identity = _prepare_folder(folder, party)
     try:
@@ -525,7 +565,7 @@ def propose_project(
     except ValidationError as error:
         raise ConfigError(f"this cannot be proposed: {_describe_first_error(error)}") from None
     own_settings = config.model_dump(mode="json", exclude_unset=True)
-    if config.data.dataset == TABLES:  # so that paths hold from anywhere
+    if config.data.dataset == TABLES:  # an absolute path, valid from any working directory
         own_settings["data"]["folder"] = str((config.data.folder or Path()).expanduser().absolute())
     signed = SignedFile.from_document(identity, proposal)
     _write_answer(
@@ -549,11 +589,15 @@ def answer_proposal(
     """Create a party's folder, keys, settings and answer; run by each party that takes part.
 
     Args:
-        table: settings of its own table, as in `data.parties`.
-        columns: whether the answer reveals column names.
+        path: of the proposal.
+        party: the party that answers.
+        folder: its own, in which there is no project yet.
+        table: settings of its own table, as in `data.parties`; None: it has none.
         certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
-            has an authority of its own.
-        show: called with the request before anything is written; it may raise to cancel.
+            has an authority of its own; None: the organiser is asked for a certificate.
+        columns: whether the answer reveals column names.
+        show: called with what the answer will say before anything is written; it may raise to
+            cancel.
         colluding_groups: groups of parties that this party lets one organisation run, although that
             then reads more; without this, groups of the proposal are refused.
         settings: further settings of its own table, each as "data.parties.shop.numeric=[age]".
@@ -626,9 +670,8 @@ def _write_answer(
 
     The party's own limits are checked, and `show` is called, before anything is written.
 
-    `certificates`: folder with certificate.pem, key.pem and ca.pem of an organisation with an
-    authority of its own; None: a request is made. `columns`: whether the names of columns are
-    described, too. `show`: called with proposal, settings and the table's shape.
+    `proposal`: the signed file. `settings`: the party's, of the run. For the other arguments see
+    `answer_proposal`.
     """
     identity = PartyFolder(folder).load_identity()
     fields = dict[str, Any]()
@@ -641,19 +684,20 @@ def _write_answer(
         key = credentials.key
         fields["certificate"] = credentials.certificate.decode()
         fields["ca"] = credentials.ca.decode()
-    secret = {_KEY: key}
+    private_keys = {_KEY: key}
     if proposal.document["relay_by"] == party:
-        request, secret[f"{_RELAY}-{_KEY}"] = make_request(_RELAY)
-        fields["relay_request"] = request.decode()
+        relay_request, relay_key = make_request(_RELAY)
+        private_keys[f"{_RELAY}-{_KEY}"] = relay_key
+        fields["relay_request"] = relay_request.decode()
     config = load_config_text(format_yaml(settings), source=str(folder / RUN))
     table_settings = (config.data.parties or {}).get(party)
     if table_settings is not None and table_settings.is_here:
         data = load_own_tables(config.data, party, seed=config.seed)
-        fields["table"] = shape_of(data, columns=columns)
+        fields["table"] = describe_table(data, columns=columns)
     content = Answer(
         party=party,
         identity=identity.public.hex(),
-        proposal=digest_of(proposal.document).hex(),
+        proposal=digest_content(proposal.document).hex(),
         **fields,
     )
     content_of_proposal = proposal.open_document(Proposal, folder)
@@ -662,7 +706,7 @@ def _write_answer(
         config, party=party, path=own_file, ask=content_of_proposal.party
     )
     show(content_of_proposal, config, content.table)
-    for name, pem in secret.items():
+    for name, pem in private_keys.items():
         write_atomically(folder / name, pem, private=True)
     write_atomically(folder / RUN, format_yaml(settings).encode())
     proposal.write_file(folder / PROPOSAL)
@@ -676,11 +720,15 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
     project's words. `secure_apfed.organisations.renewal` renews one certificate under the same
     authority, whose key stays in this folder.
 
-    `paths`: of the answers. `days`: how long certificates are valid.
+    `paths`: of the answers. `folder`: the organiser's. `days`: how long certificates are valid.
+
+    Raises:
+        ConfigError: the folder is not the organiser's.
+        RemoteProtocolError: answers are missing, contradictory or altered.
     """
-    written = SignedFile.from_file(folder / PROPOSAL)
+    signed_proposal = SignedFile.from_file(folder / PROPOSAL)
     identity = PartyFolder(folder).load_identity()
-    proposal = written.open_document(Proposal, folder / PROPOSAL)
+    proposal = signed_proposal.open_document(Proposal, folder / PROPOSAL)
     if proposal.identity != identity.public.hex():
         raise ConfigError(f"{folder} is not of {proposal.party}, who proposed this and alone seals")
     answers: dict[str, SignedFile] = {}
@@ -703,15 +751,15 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
             require_caller(name, answer.certificate.encode(), frozenset())
             certificates[name] = answer.certificate
             authorities[answer.ca] = None
-        for called, request in {name: answer.request, _RELAY: answer.relay_request}.items():
+        for holder, request in {name: answer.request, _RELAY: answer.relay_request}.items():
             if request is not None:
-                certificate = authority.sign_request(request.encode(), called, days=days)
-                certificates[called] = certificate.decode()
+                certificate = authority.sign_request(request.encode(), holder, days=days)
+                certificates[holder] = certificate.decode()
     try:
         sealed = SealedProject(
             party=proposal.party,
             identity=proposal.identity,
-            proposal=written,
+            proposal=signed_proposal,
             answers=answers,
             ca="".join(authorities),
             certificates=certificates,
@@ -730,18 +778,24 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     party.
 
     Keys of party.yaml that the project does not set stay as they are.
+
+    `path`: of the sealed project. `party`: this party. `folder`: its own.
+
+    Raises:
+        RemoteProtocolError: the project is of another proposal, or lacks this party's answer.
+        ConfigError: its settings protect less than the party's own limits.
     """
     require_open_project(folder)
-    mine = SignedFile.from_file(folder / ANSWER.format(party))
-    proposed = SignedFile.from_file(folder / PROPOSAL)
+    own_answer = SignedFile.from_file(folder / ANSWER.format(party))
+    own_proposal = SignedFile.from_file(folder / PROPOSAL)
     sealed = SignedFile.from_file(path).open_document(SealedProject, path)
     proposal = sealed.proposal_document
-    if sealed.proposal != proposed:
+    if sealed.proposal != own_proposal:
         raise RemoteProtocolError(
             f"{path} is of another proposal than {folder / PROPOSAL}, which {party} answered; name "
             f"the folder of its answer (--folder), or ask {proposal.party} which of the two holds"
         )
-    if sealed.answers.get(party) != mine:
+    if sealed.answers.get(party) != own_answer:
         raise RemoteProtocolError(
             f"{path} lacks the answer of {party} that lies in {folder}: it holds another one, of "
             f"{sealed.answer_documents[party].words!r}; send {proposal.party} yours again, and ask "
@@ -759,7 +813,7 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     Credentials.from_files(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
     if path.absolute() != (folder / SEALED).absolute():
         write_atomically(folder / SEALED, load_bytes(path, maximum=_MAX_BYTES))
-    fields = _party_file(sealed, party)
+    fields = _make_party_settings(sealed, party)
     config = load_config(folder / RUN)
     own_file = folder / PARTY_FILE
     OwnLimits.from_early_file(own_file).require_protection(
@@ -772,18 +826,18 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
         if data is not None:
             write_atomically(folder / _TABLE, pack_own(data), private=True)
             fields["table"] = _TABLE
-    written = folder / PARTY_FILE
-    previous = parse_yaml(load_text(written), str(written))[0] if written.exists() else {}
-    # A list that its owner named stays the one that is read.
+    previous = parse_yaml(load_text(own_file), str(own_file))[0] if own_file.exists() else {}
+    # A revocation list that the party's file names already is kept.
     previous_tls = previous.get("tls") if isinstance(previous.get("tls"), dict) else None
     fields["tls"]["revoked"] = (previous_tls or {}).get("revoked") or REVOKED
-    write_atomically(written, format_yaml({**previous, **fields}).encode())
-    PartyFile.from_file(written)
+    write_atomically(own_file, format_yaml({**previous, **fields}).encode())
+    PartyFile.from_file(own_file)  # raises ConfigError if the merged file is not valid
     write_engine_files(proposal.over, _plan_engine(sealed, party, folder, config))
     return sealed
 
 
 def _plan_engine(sealed: SealedProject, party: str, folder: Path, config: Config) -> EnginePlan:
+    """Return the facts from which the engine's files in this party's folder are written."""
     proposal = sealed.proposal_document
     return EnginePlan(
         party=party,
@@ -799,10 +853,9 @@ def _plan_engine(sealed: SealedProject, party: str, folder: Path, config: Config
 
 
 def require_agreed_link(file: PartyFile) -> None:
-    """Refuse another link in a party's file than its sealed project has, where there is one.
+    """Raise ConfigError if a party's file names another link than its sealed project.
 
-    Raises:
-        ConfigError: names both, and who can change the project.
+    Without a sealed project in the party's folder nothing is checked.
     """
     path = file.folder / SEALED
     if not path.is_file():
@@ -818,14 +871,14 @@ def require_agreed_link(file: PartyFile) -> None:
 
 
 def _remove_renewals(folder: Path, sealed: SealedProject) -> None:
-    """Delete renewed certificates of a project that was sealed earlier."""
+    """Delete renewed certificates in a folder that belong to another project than this one."""
     for path in folder.glob(RENEWED.format("*")):
         document = load_json(path, dict[str, Any]).get("document", {})
         if not isinstance(document, dict) or document.get("project") != sealed.digest.hex():
             path.unlink()
 
 
-def _party_file(sealed: SealedProject, party: str) -> dict[str, Any]:
+def _make_party_settings(sealed: SealedProject, party: str) -> dict[str, Any]:
     """Return the settings of party.yaml that follow from the sealed project."""
     proposal = sealed.proposal_document
     fields: dict[str, Any] = {
@@ -844,21 +897,23 @@ def _party_file(sealed: SealedProject, party: str) -> dict[str, Any]:
         "listen": None,
     }
     if (address := proposal.addresses.get(party)) is not None:
-        fields["listen"] = listens_at(address)
+        fields["listen"] = choose_listen_address(address)
     return fields
 
 
-def listens_at(address: str) -> str:
-    """Return where to listen so that others reach `address`: on all interfaces, or on loopback."""
+def choose_listen_address(address: str) -> str:
+    """Return where to listen so that others reach this address: its port on all interfaces, or the
+    address itself if it is on loopback.
+    """
     host, port = parse_address(address)
     return address if is_loopback(host) else spell_address(("0.0.0.0", port))  # noqa: S104
 
 
 def _describe_first_error(error: ValidationError | ConfigError) -> str:
-    """Return the first fault of a validation error, with its key."""
+    """Return the first fault of a validation error in words, after its dotted key."""
     if isinstance(error, ConfigError):
         return str(error)
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
-    place = escape_text(".".join(map(str, first["loc"]))[:_MAX_PLACE])
-    return ": ".join(filter(None, (place, message)))
+    key = escape_text(".".join(map(str, first["loc"]))[:_MAX_KEY_LETTERS])
+    return f"{key}: {message}" if key else message

@@ -67,12 +67,15 @@ class RenewedCertificate(Document):
 
 
 def request_certificate(config: Path, *, new_key: bool = False) -> Path:
-    """Write a party's request to the organiser; return that file. Run by the party.
+    """Write a party's request to the organiser; return its path. Run by the party.
 
     Args:
-        new_key: request a certificate for another key, since the one in use leaked; the old one
-            stays in use until the certificate is accepted. After that the project cannot be sealed
-            again from the party's former answer.
+        config: the party's file.
+        new_key: whether the certificate is for another key, since the one in use leaked; the old
+            one stays in use until the certificate is accepted. After that the project cannot be
+            sealed again from the party's former answer.
+
+    Raises ConfigError: the party has no `tls`, or its folder no sealed project.
     """
     file = PartyFile.from_file(config)
     require_open_project(file.folder)
@@ -95,9 +98,9 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
 
 
 def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
-    """Issue a certificate for a request; return the file for the party. Run by the organiser.
+    """Issue a certificate for a request; return the path of the answer. Run by the organiser.
 
-    `days`: how long it is valid.
+    `path`: of the request. `folder`: the organiser's. `days`: how long the certificate is valid.
 
     Raises:
         ConfigError: this is not the organiser's folder, or has no key of the authority.
@@ -137,6 +140,8 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
 
     A training continues with the old one until it is started again; a serving party restarts its
     session with the new one. If the process is killed, the same call completes it.
+
+    `path`: of the organiser's answer. `config`: this party's file.
 
     Raises:
         RemoteProtocolError: it is not from the organiser, or belongs to another project.
@@ -204,7 +209,11 @@ def _require_signer(
     *,
     signer: str,
 ) -> None:
-    """Refuse a document of another project, or not signed by the signer's sealed identity."""
+    """Raise RemoteProtocolError if a document is of another project, or not signed by the identity
+    that the sealed project names for the party `signer`.
+
+    `path`: of the document, for the error.
+    """
     identities: Mapping[str, str] = {
         name: answer.identity for name, answer in sealed.answer_documents.items()
     }
@@ -221,7 +230,9 @@ def _require_signer(
 
 
 def _load_authority(folder: Path, sealed: SealedProject) -> tuple[bytes, bytes]:
-    """Return certificate and key of the project's authority, in PEM."""
+    """Return certificate and key of the project's authority, in PEM. Raises ConfigError: the key is
+    missing, or another one.
+    """
     path = folder / AUTHORITY_KEY
     if not path.exists():
         raise ConfigError(

@@ -45,16 +45,18 @@ RENEWED = "renewed-{}.json"
 """The file in a party's folder with the renewed certificate of a party, by its name."""
 _SEALED = "sealed.json"
 _PARTY_FILES = ("party.yaml", "party.yml")
-_MAX_FILES = 1000
+_MAX_SUBFOLDERS = 1000
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A party's file that names a list.
+    """A party's file, and the revocation list that it names.
 
     Attributes:
-        party: its name; path: of the file; revoked: the list that it names; None: none.
-        relay: the address of the relay that it dials; None: none.
+        party: its name.
+        path: of the file.
+        revoked: the list; None: it names none.
+        relay: the address of the relay that the party dials; None: none.
     """
 
     party: str
@@ -66,14 +68,15 @@ class Reader:
 def find_readers(
     revoked: Path, *, beside: Sequence[Path] = ()
 ) -> tuple[list[Reader], list[Reader]]:
-    """Return the parties' files near a list that read it, and those over TLS that do not.
+    """Return the parties' files near a list that name it, and those with TLS that do not.
 
     Args:
+        revoked: the list.
         beside: further folders to search with their subfolders, in addition to the list's own.
     """
     from secure_apfed.organisations.party import PartyFile
 
-    reading: list[Reader] = []
+    readers: list[Reader] = []
     others: list[Reader] = []
     for path in _iter_party_files([revoked.absolute().parent, *beside]):
         try:
@@ -83,11 +86,12 @@ def find_readers(
         if file.tls is None:
             continue
         reader = Reader(file.party, path, file.tls.revoked, file.relay)
-        reads_list = (
-            file.tls.revoked is not None and file.tls.revoked.resolve() == revoked.resolve()
-        )
-        (reading if reads_list else others).append(reader)
-    return reading, others
+        named_list = file.tls.revoked
+        if named_list is not None and named_list.resolve() == revoked.resolve():
+            readers.append(reader)
+        else:
+            others.append(reader)
+    return readers, others
 
 
 def _iter_party_files(folders: Sequence[Path]) -> Iterator[Path]:
@@ -96,26 +100,27 @@ def _iter_party_files(folders: Sequence[Path]) -> Iterator[Path]:
     for folder in folders:
         if not folder.is_dir():
             continue
-        below = sorted(path for path in folder.iterdir() if path.is_dir())
-        for place in (folder, *below[:_MAX_FILES]):
+        subfolders = sorted(path for path in folder.iterdir() if path.is_dir())
+        for searched in (folder, *subfolders[:_MAX_SUBFOLDERS]):
             for name in _PARTY_FILES:
-                path = place / name
+                path = searched / name
                 if path.is_file() and path.resolve() not in yielded:
                     yielded.add(path.resolve())
                     yield path
 
 
 def find_unread_lists(file: "PartyFile") -> list[Path]:
-    """Return the non-empty revocation lists in the folder of a party's files that its settings do
-    not name.
+    """Return the non-empty revocation lists beside a party's files that its settings do not name.
+
+    Searched are its folder and that of `tls.ca`, for names with "revoked".
     """
     assert file.tls is not None
     read_list = file.tls.revoked.resolve() if file.tls.revoked is not None else None
-    places = dict.fromkeys((file.folder.resolve(), file.tls.ca.resolve().parent))
+    folders = dict.fromkeys((file.folder.resolve(), file.tls.ca.resolve().parent))
     lists = dict.fromkeys(
         path.resolve()
-        for place in places
-        for path in sorted(place.glob("*revoked*"))
+        for folder in folders
+        for path in sorted(folder.glob("*revoked*"))
         if path.is_file()
     )
     return [path for path in lists if path != read_list and _revokes_anything(path)]
@@ -131,26 +136,30 @@ def _revokes_anything(path: Path) -> bool:
 
 def find_revoked_names(file: "PartyFile", revoked: frozenset[str]) -> list[str]:
     """Return the names of peers whose identity or certificate is revoked."""
-    return [name for name, marks in _list_revocable_entries(file).items() if marks & revoked]
+    entries_by_peer = _make_entries_by_peer(file)
+    return [name for name, entries in entries_by_peer.items() if entries & revoked]
 
 
-def _list_revocable_entries(file: "PartyFile") -> dict[str, frozenset[str]]:
-    """Return the entries that may revoke each peer: its identity, and its sealed certificate."""
-    marks = {name: {peer.identity.lower()} for name, peer in file.peers.items()}
+def _make_entries_by_peer(file: "PartyFile") -> dict[str, frozenset[str]]:
+    """Return by peer the entries by which a list may revoke it: its identity, and its newest
+    certificate in the party's folder.
+    """
+    entries_by_peer = {name: {peer.identity.lower()} for name, peer in file.peers.items()}
     sealed = file.folder / _SEALED
     if sealed.is_file():
         document = load_json(sealed, dict[str, Any]).get("document", {})
         certificates = document.get("certificates", {}) if isinstance(document, dict) else {}
         for name, pem in certificates.items() if isinstance(certificates, dict) else ():
-            if name in marks and isinstance(pem, str):
-                marks[name] |= make_revocation_entries(
-                    find_newest_pem(file.folder, name, pem).encode()
-                )
-    return {name: frozenset(entries) for name, entries in marks.items()}
+            if name in entries_by_peer and isinstance(pem, str):
+                newest = find_newest_pem(file.folder, name, pem)
+                entries_by_peer[name] |= make_revocation_entries(newest.encode())
+    return {name: frozenset(entries) for name, entries in entries_by_peer.items()}
 
 
 def find_newest_pem(folder: Path, name: str, sealed: str) -> str:
-    """Return a party's newest certificate known in this folder: a renewed one, or `sealed`."""
+    """Return a party's newest certificate (PEM) in a folder: a renewed one, or `sealed`, that of
+    the sealed project.
+    """
     path = folder / RENEWED.format(name)
     if not path.is_file():
         return sealed
@@ -167,14 +176,12 @@ class RevocationWatch:
     """
 
     def __init__(self, file: "PartyFile") -> None:
-        """Find the list that the party's file names, and the entries that would
-        revoke each peer.
-        """
+        """Find the list that the file names, and the entries that would revoke each peer."""
         self._me = file.party
         self._path = file.tls.revoked if file.tls is not None else None
         self._list = RevokedList(self._path)
-        self._marks: Mapping[str, frozenset[str]] = (
-            _list_revocable_entries(file) if self._path else {}
+        self._entries_by_peer: Mapping[str, frozenset[str]] = (
+            _make_entries_by_peer(file) if self._path else {}
         )
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
@@ -198,7 +205,7 @@ class RevocationWatch:
             raise ConfigError(
                 f"tls.revoked: {self._me} cannot read {self._path} any more ({error}); put it back"
             ) from error
-        if self._marks.get(peer, frozenset()) & revoked:
+        if self._entries_by_peer.get(peer, frozenset()) & revoked:
             raise PartyLeftError(
                 f"{peer} is revoked by the list of {self._me} ({self._path}); where {peer} has a "
                 f"renewed certificate, take that over at {self._me}: secure-apfed certs accept "
@@ -212,24 +219,27 @@ class FilesReplacedError(ApfedError):
 
 
 class SessionFiles:
-    """The files that a serving session started with: the party's file and those of TLS; it restarts
-    if they change.
+    """The files with which a serving session started: the party's file and those of TLS.
+
+    The session restarts if one of them is replaced.
 
     Args:
-        path: of the party's file; file: its content; others: further files.
-        say: called once if a replaced file cannot be used.
+        path: of the party's file.
+        file: its content.
+        others: further files, whose replacement matters as well.
+        say: called once with a message if a replaced file cannot be used.
     """
 
     def __init__(
         self, path: Path, file: "PartyFile", *others: Path, say: Callable[[str], None]
     ) -> None:
-        """Remember the files' present state; `say`: called once if a replaced file is unusable."""
+        """Remember the files' present state."""
         self._path = path
         self._file = file
         self._others = others
         self._show_line = say
-        self._stamps = self._compute_stamps()
-        self._unusable = self._stamps
+        self._stamps = self._compute_stamps()  # at the start
+        self._unusable = self._stamps  # when they were last found unusable
 
     def require_same(self, missing: Mapping[str, str]) -> None:
         """Raise FilesReplacedError if a file was replaced by one that a new session can use.

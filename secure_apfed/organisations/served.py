@@ -63,7 +63,7 @@ from secure_apfed.organisations.party import (
     ServeSettings,
     connect_peers,
     connect_with_audit,
-    own_data,
+    load_party_data,
     require_own_limits,
 )
 from secure_apfed.organisations.revocation import FilesReplacedError, RevocationWatch, SessionFiles
@@ -92,7 +92,10 @@ _REFUSED_S = 10.0  # how long an active waits for a refused peer: others retry e
 
 
 def _read_run_name(folder: PartyFolder) -> str:
-    """Return the run's name in the folder. Raises CheckpointError: it has no contract."""
+    """Return the run's name from the contract in a party's folder.
+
+    Raises CheckpointError: the folder has no contract, or a damaged one.
+    """
     try:
         document = load_json(folder.contract, dict[str, Any])["document"]
         CONTRACT.parse_format_number(folder.contract, document)
@@ -106,11 +109,13 @@ class AnswerBook:
 
     Args:
         path: a file on this machine's disk that only its owner can read.
-        people: number of people in requests at most; limits that are not set follow from it.
-        budget: the epsilon that all answers about one person may cost; None: no bound but the
-            limits.
+        me: the passive.
+        limits: those of its file.
+        people: number of people who may be asked about; limits that are not set follow from it.
+        budget: the epsilon that all answers about one person may cost; None: only the limits bound
+            it.
         run: the run whose model answers.
-        today: returns the day that answers count for.
+        today: returns the day (UTC) for which answers are counted.
 
     Raises:
         CheckpointError: the file is no record of answers, or one of another party or run.
@@ -127,13 +132,7 @@ class AnswerBook:
         run: str = "",
         today: Callable[[], str] = lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
     ) -> None:
-        """Open the SQLite book of answers, or create it for this party and run.
-
-        `people`: how many there are in the passive's list. `budget`: epsilon that all answers about
-        one person may cost; None: no limit. `today`: returns the day that answers count for.
-
-        Raises CheckpointError: the file is damaged, or of another party or run.
-        """
+        """Open the SQLite file, or create it for this party and run; see the class."""
         self._me = me
         self._limits = limits.limits_for(people)
         self._today = today
@@ -145,7 +144,7 @@ class AnswerBook:
             self._book.execute("CREATE TABLE IF NOT EXISTS hashed (at PRIMARY KEY, under BLOB)")
             self._book.execute("INSERT OR IGNORE INTO hashed VALUES (0, ?)", (fresh_key(),))
             self._book.execute("CREATE TABLE IF NOT EXISTS counted (what PRIMARY KEY, times)")
-            # How often anything was counted: what the audit log notes of this book.
+            # How often anything was counted, which the audit log records of this book.
             self._book.execute("CREATE TABLE IF NOT EXISTS running (at PRIMARY KEY, changes)")
             self._book.execute("INSERT OR IGNORE INTO running VALUES (0, 0)")
             self._book.execute("CREATE TABLE IF NOT EXISTS whose (at PRIMARY KEY, party, run)")
@@ -169,7 +168,7 @@ class AnswerBook:
         self._book.close()
 
     def count_lookups(self, count: int) -> None:
-        """Count `count` looked-up IDs against the day's limit. Raises LimitReachedError."""
+        """Count this number of looked-up IDs against the day's limit. Raises LimitReachedError."""
         with self._open_transaction():
             self._count_use("lookups_a_day", self._today(), count)
 
@@ -178,26 +177,29 @@ class AnswerBook:
     ) -> None:
         """Count one answer about each of these people. Raises LimitReachedError; then none counts.
 
-        `would_cost`: the epsilon of a given number of answers about one person; None: answers have
-        no noise.
+        `people`: their IDs. `would_cost`: returns the epsilon of a number of answers about one
+        person; None: answers have no noise.
         """
         with self._open_transaction():
-            uses = max(self._count_use("a_person", self._hash_person(person)) for person in people)
+            most_answers = max(
+                self._count_use("a_person", self._hash_person(person)) for person in people
+            )
             if would_cost is not None and self._budget is not None:
-                self._require_limit("epsilon", would_cost(uses), self._budget)
+                self._require_limit("epsilon", would_cost(most_answers), self._budget)
             self._count_use("a_day", self._today(), len(people))
             self._count_use("in_all", "", len(people))
 
     def list_exhausted_people(
         self, people: Sequence[bytes], cost: Callable[[int], float] | None
     ) -> list[int]:
-        """Return the indices of these people whose limit is reached: no more answers about them.
+        """Return the indices of those people about whom no more answers are allowed.
 
-        `cost`: the epsilon of a given number of answers about one person; None: answers have no
-        noise.
+        `people`: their IDs. `cost`: returns the epsilon of a number of answers about one person;
+        None: answers have no noise.
         """
         limit = self._limits.a_person
         if cost is not None and self._budget is not None:
+            # The largest number of answers whose epsilon is within the budget.
             limit = bisect_right(range(1, limit + 1), self._budget, key=cost)
         return [index for index, person in enumerate(people) if self._count_times(person) >= limit]
 
@@ -214,7 +216,8 @@ class AnswerBook:
     def _count_use(self, limit: str, subject: str, count: int = 1) -> int:
         """Add to a counter of one limit; return its new value. Raises LimitReachedError.
 
-        `subject`: what is counted.
+        `limit`: key of `ServeSettings`. `subject`: which of its counters: a hashed person, a day,
+        or "" for the only one.
         """
         times: int
         (times,) = self._book.execute(
@@ -226,7 +229,10 @@ class AnswerBook:
         return times
 
     def _require_limit(self, limit: str, value: float, maximum: float) -> None:
-        """Raise LimitReachedError if a value exceeds this limit of the party's file."""
+        """Raise LimitReachedError if a value exceeds the maximum of this limit.
+
+        `limit`: key of `ServeSettings`, for the error.
+        """
         if value > maximum:
             raise LimitReachedError(
                 f"{self._me} answers no more: the limit serve.{limit} of its file is {maximum:g}, "
@@ -235,9 +241,9 @@ class AnswerBook:
 
     @contextmanager
     def _open_transaction(self) -> Iterator[None]:
-        """Run the block as one transaction on the disk; an error undoes what it counted."""
+        """Run the `with` block as one transaction on the disk; an error undoes what it counted."""
         self._book.execute("BEGIN IMMEDIATE")
-        with self._book:  # which commits, or takes back what was counted
+        with self._book:  # commits at the end, or rolls back
             self._book.execute("UPDATE running SET changes = changes + 1")
             yield
 
@@ -251,15 +257,13 @@ class _ServeMeter:
     charges = 0
 
     def __init__(self, config: Config, file: PartyFile) -> None:
-        """Make the meter of served answers; it promises the budget for one person if there is
-        noise.
-        """
+        """Compute the promise from the run's settings and the party's file."""
         if file.party not in file.passives:
             reason = "a prediction asks it for nothing of its rows"
             self.promise = Promise(figure=config.method.figure, epsilon=None, why=reason)
             return
         self.promise = promise_of_party(config, "passive", ())
-        if self.promise.state == NOTHING_SENT:  # yet: noise is agreed
+        if self.promise.state == NOTHING_SENT:  # nothing was sent yet, and noise is agreed
             budget = _compute_budget(config, file.serve)
             reason = ""
             if budget is None:
@@ -270,6 +274,19 @@ class _ServeMeter:
 
 @dataclass(frozen=True)
 class _JointParty:
+    """A party that takes part in joint prediction.
+
+    Attributes:
+        file: the party's, without the dealer among its peers.
+        config: the run's settings.
+        method: the run's method.
+        folder: the party's.
+        run: the run's name in the contract.
+        card: of its network; None: it has none, as an aggregator.
+        tensors: the network's, by name.
+        code: its own networks.
+    """
+
     file: PartyFile
     config: Config
     method: Tvfl
@@ -281,8 +298,9 @@ class _JointParty:
 
     @classmethod
     def from_file(cls, path: Path) -> "_JointParty":
-        """Load a party's settings, run and network for joint prediction, and check that it may
-        serve.
+        """Load a party's settings, run and network, and check that it may predict jointly.
+
+        Raises ConfigError, CheckpointError: it may not, or a file is missing or damaged.
         """
         file = PartyFile.from_file(path)
         require_open_project(file.folder)
@@ -313,7 +331,11 @@ class _JointParty:
     def open_links(
         self, data: OwnData | None, connect: Connect, status: StatusTracker
     ) -> Iterator[tuple[PartyContext, Links, Any]]:
-        """Connect to the peers; yield this party's context, links and transport."""
+        """Connect to the peers; yield this party's context, links and transport.
+
+        `data`: the party's; None: an aggregator. `connect`: connects to the peers. `status`:
+        records the state of all links.
+        """
         file = self.file
         identity = self.folder.load_identity()
         meter = _ServeMeter(self.config, file)
@@ -356,8 +378,10 @@ def serve_party(
     """Serve joint predictions by a party's file, session after session.
 
     Args:
+        path: the party's file.
+        sessions: the number of sessions after which it ends; None: it runs until the process ends.
+        connect: connects to the peers.
         status: records the state of all links; None: nobody reads it.
-        sessions: end after this number; None: run until the process is ended.
         on_session: called with how each session ended, and when one restarts because the party's
             file, its certificate or its revocation list was replaced in between.
 
@@ -396,7 +420,9 @@ def serve_party(
                 )
                 break
             session_files = SessionFiles(path, file, file.folder / PROJECT_ENDED, say=on_session)
-            limits = PartyFile.from_file(path).serve  # as they are now
+            limits = PartyFile.from_file(
+                path
+            ).serve  # which may have changed since the last session
             party = replace(party, file=party.file.model_copy(update={"serve": limits}))
             try:
                 with ExitStack() as stack:
@@ -423,7 +449,10 @@ def serve_party(
 
 
 def _require_while_meeting(connect: Connect, require: Missed) -> Connect:
-    """Return a function that connects as `connect` does, and calls `require` while it waits."""
+    """Return a function that connects as `connect` does, and calls `require` while it waits.
+
+    `require`: called with the missing peers; it may raise to end the wait.
+    """
 
     def meet_and_check(
         file: PartyFile,
@@ -433,7 +462,7 @@ def _require_while_meeting(connect: Connect, require: Missed) -> Connect:
     ) -> Transport:
         """Connect to the peers; report missing ones, and raise what `require` raises.
 
-        `identities`: public identities by name.
+        For the arguments see `connect_peers`.
         """
 
         def check_missing(missing: Mapping[str, str]) -> None:
@@ -447,22 +476,23 @@ def _require_while_meeting(connect: Connect, require: Missed) -> Connect:
 
 
 class _Refusals:
-    """A record of the refusals that an active meets; unlike silence, they do not end by themselves.
+    """A record of the refusals that an active meets while it connects.
 
-    All others serve already, and retry every second. A party that is still refused after
-    `_REFUSED_S` has to act first, for example to renew a certificate that was revoked.
+    Unlike silence, a refusal does not end by itself: a party that is still refused after
+    `_REFUSED_S`, in which others retry every second, has to act first, for example to renew a
+    revoked certificate.
     """
 
     def __init__(self, me: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without refusals; `clock` returns seconds."""
+        """Start without refusals; `me`: the active. `clock`: returns seconds."""
         self._me = me
         self._clock = clock
         self._refused_since: dict[str, float] = {}
 
     def require_bearable(self, missing: Mapping[str, str]) -> None:
-        """Raise PartyLeftError if a party has been refused, or refuses this one, for too long.
+        """Raise PartyLeftError if a party was refused, or refused this one, for `_REFUSED_S`.
 
-        `missing`: reason by missing party.
+        `missing`: by missing party, the reason, which is a `Refusal` or another text.
         """
         now = self._clock()
         refused = {name: cause for name, cause in missing.items() if isinstance(cause, Refusal)}
@@ -486,21 +516,24 @@ def _open_book(party: _JointParty, *, people: int) -> AnswerBook:
 
 
 def _compute_budget(config: Config, limits: ServeSettings) -> float | None:
-    """Return the epsilon that all answers about one person may cost; None: no noise is agreed, or
-    no limit.
+    """Return the epsilon that all answers about one person may cost.
+
+    It is that of the party's file, of the run's guard, or of the noise under sums; None: there is
+    none of these.
     """
     noise = config.method.find_noise(config)
     return limits.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
 
 
 def _load_served_table(party: _JointParty, card: JointNetworkCard) -> OwnData:
-    """Return the table of the people whom requests may concern, encoded for this
-    passive's network.
+    """Return the table of the people who may be asked about, encoded for this passive's network.
+
+    Raises DataError: the table does not have the columns of the training.
     """
     file = party.file
     config = party.config
     if file.serve.table is None:
-        data = own_data(file, config, "passive")
+        data = load_party_data(file, config, "passive")
         assert data is not None
         if data.table.encoding != card.encoding:
             raise DataError(
@@ -535,7 +568,8 @@ class JointPredictionCounts:
 
     Attributes:
         alone: rows predicted locally, by the active's local model.
-        refused: those of them whose people a passive no longer answers about.
+        refused: those of them about whose person a passive gives no more answers.
+        seconds: how long the prediction took.
         why: the reason if joint prediction ended early.
     """
 
@@ -553,6 +587,14 @@ class JointPredictionCounts:
 
 @dataclass(frozen=True)
 class _Block:
+    """Rows of the file that are predicted together.
+
+    Attributes:
+        names: their IDs as in the file.
+        ids: the same, normalised and encoded.
+        features: (B, *shape).
+    """
+
     names: tuple[str, ...]
     ids: list[bytes]
     features: Tensor
@@ -572,10 +614,13 @@ def predict_jointly(
     impossible.
 
     Args:
-        status: records the state of all links; None: nobody reads it.
-        path: the active's file; data: CSV or Parquet with its columns and IDs.
+        path: the active's file.
+        data: CSV or Parquet with its columns and IDs.
         output: .csv, .parquet or .json, which appears when it is complete; None: `write` receives
             the rows block by block.
+        connect: connects to the peers.
+        status: records the state of all links; None: nobody reads it.
+        write: called with a frame of each block of predictions, if there is no `output`.
 
     Raises ConfigError, DataError, ModelError: the file, the rows or the stored model does not fit.
 
@@ -633,10 +678,10 @@ class _JointPrediction:
         blocks: Iterator[_Block],
         write: Callable[[pd.DataFrame], None],
     ) -> None:
-        """Prepare a joint prediction; load the local model for people whom the parties cannot
-        predict jointly.
+        """Load the local model, for people who cannot be predicted jointly.
 
-        `write`: takes each block of predictions.
+        `party`: the active. `card`: of its joint network. `blocks`: the rows. `write`: called with
+        a frame of each block of predictions.
         """
         self._party = party
         self._blocks = blocks
@@ -683,7 +728,8 @@ class _JointPrediction:
     def _write_block(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
         """Write one block: joint predictions of known rows, local ones of the others.
 
-        `scores_nK`: joint scores of the known rows.
+        `known_B`: which rows the other parties know. `scores_nK`: joint scores of these rows, in
+        their order.
         """
         jointly_B = torch.from_numpy(known_B)
         task = self._solo.task
@@ -709,7 +755,7 @@ class _JointPrediction:
 def _iterate_blocks(
     joint_party: _JointParty, card: JointNetworkCard, data: Path
 ) -> Iterator[_Block]:
-    """Yield IDs, encoded IDs and features of a file's rows in blocks."""
+    """Yield the rows of a file in blocks, encoded as the joint network's card says."""
     party = joint_party.file.party
     columns = _find_id_columns(joint_party.config, joint_party.file.party)
     pieces = encode_pieces(

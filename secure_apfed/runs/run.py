@@ -309,23 +309,23 @@ class _SimulationCallbacks(RunCallbacks):
         )
 
 
-Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
+LinkType: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
 """Name of the connection between parties in processes of their own."""
-WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
+LINK_TYPES: Mapping[str, LinkType] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
 """Connections between the parties' processes, by the name of the transport."""
 
 
-def _run_in_processes(way: Way, *args: Any, **options: Any) -> RunResult:
+def _run_in_processes(link_type: LinkType, *args: Any, **options: Any) -> RunResult:
     """Start a process for each party; modules that only this needs are loaded here."""
     from secure_apfed.organisations.local import run_locally
 
-    return run_locally(*args, way=way, **options)
+    return run_locally(*args, link_type=link_type, **options)
 
 
 _LOGGER = logging.getLogger(__name__)
 TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
     "memory": run_in_memory,
-    **{name: partial(_run_in_processes, way) for name, way in WAYS.items()},
+    **{name: partial(_run_in_processes, link_type) for name, link_type in LINK_TYPES.items()},
 }
 RunTransport: TypeAlias = Literal["memory", "local", "grpc", "relay"]
 """The transports that `run` takes: the keys of `TRANSPORTS`."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from secure_apfed.organisations.local import free_addresses
+from secure_apfed.organisations.local import find_free_addresses
 from tests.links.kits import make_environment
 from tests.waiting import wait_until
 
@@ -32,7 +32,7 @@ class Flower:
 
     def __init__(self, folder: Path, address: str = "") -> None:
         self.home = folder
-        self.address = address or free_addresses(1)[0]
+        self.address = address or find_free_addresses(1)[0]
         self.certificate = folder / "superlink.pem"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, tuple[list[str], Mapping[str, str]]] = {}
@@ -111,7 +111,7 @@ class Flower:
             return "registered" in self.flwr("supernode", "register", f"{key}.pub", "trial")
 
         wait_until(is_registered)
-        port = free_addresses(1)[0].rpartition(":")[2]
+        port = find_free_addresses(1)[0].rpartition(":")[2]
         words = ["flower-supernode", "--port", port, "--superlink", self.address]
         words += ["--root-certificates", str(self.certificate)]
         words += ["--auth-supernode-private-key", str(key), "--node-config", node_config]

@@ -16,7 +16,7 @@ from secure_apfed.exchange.grpc_link import dial
 from secure_apfed.exchange.relay import Relay
 from secure_apfed.exchange.sealed_connection import Carrier
 from secure_apfed.exchange.sockets import parse_address, spell_address
-from secure_apfed.organisations.local import free_addresses
+from secure_apfed.organisations.local import find_free_addresses
 from secure_apfed.organisations.party import PartyFile, Peer, Tls, connect_peers
 from tests.waiting import LONG_S, wait_until
 
@@ -157,7 +157,7 @@ class Pair:
         self.folder = folder
         self.authority = make_authority()
         self.identities: dict[str, Identity] = {name: fresh_identity() for name in ("ann", "bob")}
-        (self.address,) = free_addresses(1)
+        (self.address,) = find_free_addresses(1)
         self.told: dict[str, dict[str, Any]] = {}
         self.met: dict[str, Transport] = {}
         self.failed: dict[str, BaseException] = {}

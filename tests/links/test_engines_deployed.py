@@ -16,8 +16,8 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.organisations.engines import EngineName, EnginePlan, write_engine_files
-from secure_apfed.organisations.local import free_addresses, prepare_parties, run_locally
-from secure_apfed.runs.run import Way, run
+from secure_apfed.organisations.local import find_free_addresses, prepare_parties, run_locally
+from secure_apfed.runs.run import LinkType, run
 from tests.links.flower import Flower
 from tests.links.kits import Kits
 from tests.links.test_nvflare import secrets_of
@@ -52,10 +52,10 @@ class Project:
     def __init__(self, config: Config, folder: Path, engine: EngineName) -> None:
         self.run = folder / "run"
         make_private(self.run)
-        way: Way = "nvflare" if engine == "nvflare" else "grpc"
-        self.files = prepare_parties(config, self.run, way=way, timeout_s=60)
+        way: LinkType = "nvflare" if engine == "nvflare" else "grpc"
+        self.files = prepare_parties(config, self.run, link_type=way, timeout_s=60)
         names = tuple(self.files)
-        (self.server,) = free_addresses(1)
+        (self.server,) = find_free_addresses(1)
         for name, file in self.files.items():
             plan = EnginePlan(
                 party=name,
@@ -91,7 +91,7 @@ class Project:
 def test_processes_over_grpc_end_with_memorys_models(tmp_path: Path) -> None:
     config = config_of()
     run(config, tmp_path / "memory")
-    run_locally(config, tmp_path / "grpc", way="grpc")
+    run_locally(config, tmp_path / "grpc", link_type="grpc")
     assert model_digests(tmp_path / "grpc") == model_digests(tmp_path / "memory")
 
 

@@ -61,7 +61,7 @@ class Job:
         self.run = folder / "run"
         self.workspace = folder / "nvflare"
         make_private(self.run)
-        self.files = prepare_parties(config, self.run, way="nvflare", timeout_s=20)
+        self.files = prepare_parties(config, self.run, link_type="nvflare", timeout_s=20)
         for file in self.files.values():
             file.write_text(file.read_text().replace("reconnect_s: 30.0", "reconnect_s: 3.0"))
 
@@ -112,7 +112,7 @@ class Job:
         return {path: path.read_bytes() for path in self.workspace.rglob("*") if path.is_file()}
 
 
-def job_of(folder: Path, method: str, **changes: Any) -> Job:
+def make_job(folder: Path, method: str, **changes: Any) -> Job:
     return Job(small_config(method, **{"train": SHORT, **changes}), folder)
 
 
@@ -141,7 +141,7 @@ def secrets_of(files: Mapping[str, Path]) -> list[bytes]:
 def test_memorys_models_from_a_job_that_keeps_nothing(
     method: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    job = job_of(tmp_path, method, **changes)
+    job = make_job(tmp_path, method, **changes)
     run(load_config(job.run / "config.yaml"), tmp_path / "memory")
     assert job.play() == 0
     assert model_digests(job.run) == model_digests(tmp_path / "memory")
@@ -158,7 +158,7 @@ def test_memorys_models_from_a_job_that_keeps_nothing(
 @needs_nvflare
 @pytest.mark.slow
 def test_a_site_with_anothers_file_plays_nobody(tmp_path: Path) -> None:
-    job = job_of(tmp_path, "apfed_c", **OPEN)
+    job = make_job(tmp_path, "apfed_c", **OPEN)
     job.files["passive-1"].write_text(job.files["passive-2"].read_text())
     assert job.play() != 0
     told = "SECURE_APFED_PARTY names the file of passive-2 here, and this site is passive-1"
@@ -169,7 +169,7 @@ def test_a_site_with_anothers_file_plays_nobody(tmp_path: Path) -> None:
 @needs_nvflare
 @pytest.mark.slow
 def test_a_party_that_cannot_begin_is_named_and_its_words_stay_its_own(tmp_path: Path) -> None:
-    job = job_of(tmp_path, "apfed_c", **OPEN)
+    job = make_job(tmp_path, "apfed_c", **OPEN)
     (job.files["passive-1"].parent / "table.safetensors").write_bytes(b"4711 is secret")
     assert job.play() != 0
     assert "table.safetensors holds no prepared rows" in job.load_log("passive-1")
@@ -186,7 +186,7 @@ def test_a_party_that_cannot_begin_is_named_and_its_words_stay_its_own(tmp_path:
 @pytest.mark.slow
 def test_a_site_that_is_killed_is_named_and_the_next_job_resumes(tmp_path: Path) -> None:
     """The simulator leaves it to the parties to notice; a deployed server ends the job at once."""
-    job = job_of(tmp_path, "apfed_c", **OPEN, train={**SHORT, "epochs": 60})
+    job = make_job(tmp_path, "apfed_c", **OPEN, train={**SHORT, "epochs": 60})
     killed: list[float] = []
 
     def kill() -> None:
@@ -214,7 +214,7 @@ def test_a_site_that_is_killed_is_named_and_the_next_job_resumes(tmp_path: Path)
 @needs_nvflare
 @pytest.mark.slow
 def test_all_wait_for_a_site_that_was_frozen_and_end_with_memorys_models(tmp_path: Path) -> None:
-    job = job_of(tmp_path, "apfed_c", **OPEN, train={**SHORT, "epochs": 40}, rules=WAIT)
+    job = make_job(tmp_path, "apfed_c", **OPEN, train={**SHORT, "epochs": 40}, rules=WAIT)
     run(load_config(job.run / "config.yaml"), tmp_path / "memory")
 
     def freeze() -> None:
@@ -244,7 +244,7 @@ def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.Mo
 
 
 def test_outside_a_job_such_a_party_says_where_it_belongs(tmp_path: Path) -> None:
-    job = job_of(tmp_path, "apfed_c", **OPEN)
+    job = make_job(tmp_path, "apfed_c", **OPEN)
     with pytest.raises(ConfigError, match="active: link: nvflare is for a job of NVFlare's"):
         run_party(job.files["active"])
 
@@ -311,7 +311,7 @@ def site_of(job: Job, caller: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any
 def test_the_server_alone_starts_a_party_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = job_of(tmp_path, "apfed_c", **OPEN)
+    job = make_job(tmp_path, "apfed_c", **OPEN)
     module, facade = site_of(job, "passive-1", monkeypatch)
     played: list[Path] = []
     monkeypatch.setattr(module, "run_party", lambda path, **options: played.append(path))
@@ -333,7 +333,7 @@ def test_after_the_end_of_the_job_no_session_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever has `rules.restarts` left would wait for peers that never come."""
-    job = job_of(tmp_path, "apfed_c", **OPEN, rules=WAIT)
+    job = make_job(tmp_path, "apfed_c", **OPEN, rules=WAIT)
     module, facade = site_of(job, "server", monkeypatch)
     before = threading.active_count()
     aborting = threading.Timer(1.0, lambda: setattr(facade.context.abort_signal, "triggered", True))

@@ -29,7 +29,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Authority, make_authority
 from secure_apfed.organisations import project
 from secure_apfed.organisations.engines import EngineName
-from secure_apfed.organisations.local import free_addresses
+from secure_apfed.organisations.local import find_free_addresses
 from secure_apfed.organisations.party import PartyFile
 from secure_apfed.organisations.revocation import RevocationWatch
 from secure_apfed.runs.folder import PartyFolder
@@ -72,7 +72,7 @@ class Organisations:
         tables(base)
         (base / "aggregator").mkdir()
         self.addresses = dict(
-            zip(("bank", "shop", "aggregator"), addresses or free_addresses(3), strict=True)
+            zip(("bank", "shop", "aggregator"), addresses or find_free_addresses(3), strict=True)
         )
         text = blocks(PAGE, "yaml")[0].replace("bank.csv", str(base / "bank" / "bank.csv"))
         text += "alignment: {normalisation: [unicode_nfc, strip, whole_numbers]}\n"
@@ -910,7 +910,7 @@ def test_two_parties_meet_and_compare(
         config,
         "bank",
         homes["bank"],
-        addresses={"bank": free_addresses(1)[0]},
+        addresses={"bank": find_free_addresses(1)[0]},
         over=over,
         **(engine if over == "flower" else {}),
     )
@@ -997,7 +997,7 @@ def test_the_guide_runs_as_printed_between_four_organisations(
     printed = "\n".join(blocks(PAGE, "bash")[:2]).replace("\\\n", " ")
     for address, free in zip(
         ("bank.example:7001", "shop.example:7002", "sums.example:7003"),
-        free_addresses(3),
+        find_free_addresses(3),
         strict=True,
     ):
         printed = printed.replace(address, free)
@@ -1044,7 +1044,7 @@ def test_the_tutorial_runs_as_printed_from_an_invitation_to_joint_predictions(
     (settings,) = blocks(TUTORIAL, "yaml")
     Path("run.yaml").write_text(settings)
     printed = "\n".join(blocks(TUTORIAL, "bash")).replace("--seeds 3", "--seeds 2")
-    for port, free in zip(("7001", "7002", "7003"), free_addresses(3), strict=True):
+    for port, free in zip(("7001", "7002", "7003"), find_free_addresses(3), strict=True):
         printed = printed.replace(f"127.0.0.1:{port}", free)
     waiting: list[subprocess.Popen[bytes]] = []
     for words in filter(None, map(str.split, printed.splitlines())):
@@ -1091,7 +1091,7 @@ def sealed_over_grpc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tables(base)
     (base / "aggregator").mkdir()
     (base / "bank" / "run.yaml").write_text(OVER_GRPC)
-    addresses = dict(zip(THREE, free_addresses(3), strict=True))
+    addresses = dict(zip(THREE, find_free_addresses(3), strict=True))
     at = " ".join(f"--at {name}={address}" for name, address in addresses.items())
     commands = [
         ("bank", f"new run.yaml --as bank --over grpc {at} --run-by aggregator=Sums"),

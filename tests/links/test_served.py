@@ -31,7 +31,7 @@ from secure_apfed.exchange.resumable_link import LinkTransport, Refusal
 from secure_apfed.methods.joint_sum import SummedPassive
 from secure_apfed.methods.serving import JointPredictor, LimitReachedError
 from secure_apfed.organisations import served
-from secure_apfed.organisations.local import free_addresses, prepare_parties
+from secure_apfed.organisations.local import find_free_addresses, prepare_parties
 from secure_apfed.organisations.party import PartyFile, ServeSettings, run_party
 from secure_apfed.organisations.revocation import FilesReplacedError, SessionFiles
 from secure_apfed.organisations.served import AnswerBook, predict_jointly, serve_party
@@ -503,7 +503,7 @@ class OverTls:
         self.folder = folder
         names = [name for name in files_by_party if "." not in name and name != "new"]
         self.helpers = [name for name in names if name != "bank"]
-        addresses = dict(zip(names, free_addresses(len(names)), strict=True))
+        addresses = dict(zip(names, find_free_addresses(len(names)), strict=True))
         self.marks: dict[str, str] = {}
         self.told: dict[str, Queue[str]] = {name: Queue() for name in names}
         self.over = Event()

@@ -29,7 +29,7 @@ from secure_apfed.exchange import (
 from secure_apfed.organisations.local import prepare_parties, run_relay
 from secure_apfed.organisations.party import PartyFile, run_party
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.run import Way
+from secure_apfed.runs.run import LinkType
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import LONG_S, wait_until
 
@@ -215,7 +215,7 @@ class Parties:
         timeout_s: float = 60.0,
         meet_s: float = 60.0,
         silent_s: float = 15.0,
-        way: Way = "tcp",
+        way: LinkType = "tcp",
         command: Sequence[str] | None = None,
     ) -> None:
         self.config = config
@@ -226,7 +226,7 @@ class Parties:
         self._meet_s = meet_s
         self._silent_s = silent_s
         self._command = command
-        self._over: Way = way
+        self._over: LinkType = way
         self.processes: dict[str, BaseProcess] = {}
 
     @contextmanager
@@ -239,7 +239,7 @@ class Parties:
             self.run.path,
             data=self._data,
             timeout_s=self._timeout_s,
-            way=self._over,
+            link_type=self._over,
         )
         self.prepare_files(files)
         for name, file in files.items():

@@ -33,11 +33,11 @@ LONG = {"epochs": 4000, "batch_size": 64, "learning_rate": 0.01, "device": "cpu"
 
 def test_of_ports_each_is_named_once_and_too_few_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_PORTS", range(31_900, 32_000))
-    held = local.free_addresses(80)
+    held = local.find_free_addresses(80)
     assert len({*held}) == 80
     assert {int(place.rpartition(":")[2]) for place in held} <= {*range(31_900, 32_000)}
     with pytest.raises(ConfigError, match=r"31900 to 31999 of 127\.0\.0\.1 \d+ are free and 101"):
-        local.free_addresses(101)
+        local.find_free_addresses(101)
 
 
 def command(config: Path, folder: Path, *more: str) -> list[str]:

@@ -12,7 +12,7 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS
-from secure_apfed.runs.run import Way, run
+from secure_apfed.runs.run import LinkType, run
 from secure_apfed.runs.solo import load_model
 from tests.links.pair import Proxy
 from tests.local import processes
@@ -84,7 +84,9 @@ PLAYED = [
 
 @pytest.mark.sampled(every=6)
 @pytest.mark.parametrize(("case", "way"), PLAYED)
-def test_the_same_models_in_one_process_and_in_many(case: str, way: Way, tmp_path: Path) -> None:
+def test_the_same_models_in_one_process_and_in_many(
+    case: str, way: LinkType, tmp_path: Path
+) -> None:
     method, changes = CASES[case]
     config = small_config(method, **{"train": SHORT, "guard": OPEN, **changes})
     same_models(processes.Parties(config, tmp_path / "apart", way=way), tmp_path / "memory")

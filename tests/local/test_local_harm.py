@@ -16,9 +16,9 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind
-from secure_apfed.organisations.counters import restart_in
+from secure_apfed.organisations.counters import restart_and_log
 from secure_apfed.runs.audit_log import compare_logs, verify_log
-from secure_apfed.runs.run import RunTransport, Way, run
+from secure_apfed.runs.run import LinkType, RunTransport, run
 from secure_apfed.runs.solo import load_model
 from tests.local.processes import (
     PHASES,
@@ -77,7 +77,7 @@ ASKED = [
     ("passive-1", Harm(Kind.ALIGNMENT, 1, signal.SIGTERM, awaiting=True)),
 ]
 # A role in each phase, between machines; over the same links.
-APART: list[tuple[Way, list[tuple[str, Kind]]]] = [
+APART: list[tuple[LinkType, list[tuple[str, Kind]]]] = [
     (
         "grpc",
         [
@@ -90,7 +90,7 @@ APART: list[tuple[Way, list[tuple[str, Kind]]]] = [
     ),
     ("relay", [("active", Kind.REPRESENTATIONS), ("aggregator", Kind.SUM)]),
 ]
-Case: TypeAlias = tuple[str, Harm, Way]
+Case: TypeAlias = tuple[str, Harm, LinkType]
 CASES: dict[str, list[Case]] = {
     "killed": [(name, Harm(kind, at), "tcp") for (name, kind), at in SENT.items()],
     "killed while it writes": [
@@ -147,7 +147,7 @@ def test_every_kind_of_message_of_every_role_is_harmed_once(whole: Path) -> None
 @pytest.mark.sampled(every=10)
 @pytest.mark.parametrize(("name", "harm", "way"), [*cases()])
 def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
-    name: str, harm: Harm, way: Way, whole: Path, tmp_path: Path
+    name: str, harm: Harm, way: LinkType, whole: Path, tmp_path: Path
 ) -> None:
     kind = Parties if way == "tcp" else Impatient
     frozen, asked = (harm.signal == number for number in (signal.SIGSTOP, signal.SIGTERM))
@@ -269,7 +269,7 @@ def test_nobody_begins_anew_over_what_others_hold(stopped: Parties) -> None:
     with stopped.start(resume=True):
         assert "is missing, and audit.log" in stopped.watch(["active"])["active"]["message"]
     for path in ledgers:
-        restart_in(lost, path.name, party="active")
+        restart_and_log(lost, path.name, party="active")
     said = stopped.play(resume=True)  # the active restarts, since it has nothing to go on from
     assert "restarts, and the folder of passive-1 holds step" in said["passive-1"]["message"]
     assert all(path.read_bytes() == before[path] for path in before if path.parent != lost)

@@ -10,7 +10,7 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.methods import METHODS, assign_roles
-from secure_apfed.organisations.coalitions import COALITIONS, facts_of, find_conflicts
+from secure_apfed.organisations.coalitions import COALITIONS, find_conflicts, list_facts
 
 NAMED = {(row.who, row.when) for row in TABLE}
 OURS = {(row.who, row.when): row for row in COALITIONS}
@@ -158,7 +158,7 @@ def test_single_parties_and_strangers_are_no_conflict(method: str) -> None:
 
 
 def test_facts_are_those_of_the_run() -> None:
-    facts = facts_of(config_of("apfed_r", "ckks"), 3)
+    facts = list_facts(config_of("apfed_r", "ckks"), 3)
     assert {"sum ckks", "M >= 2", "M >= 3", "gradients are summed"} <= facts
     assert "a dealer aligns" not in facts
     assert "M = 2" not in facts

@@ -197,9 +197,9 @@ def test_a_counter_that_is_not_as_noted_is_refused_until_it_is_restarted_by_name
 
 
 def raise_of(command: list[str]) -> None:
-    from secure_apfed.organisations.counters import restart_in
+    from secure_apfed.organisations.counters import restart_and_log
 
-    restart_in(Path(command[2]), command[3], party=command[5])
+    restart_and_log(Path(command[2]), command[3], party=command[5])
 
 
 def test_an_older_copy_goes_on_from_what_it_holds(tmp_path: Path) -> None:

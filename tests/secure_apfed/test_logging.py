@@ -19,7 +19,7 @@ import pytest
 from apfed_protocols import count_common, randomness, secure_sum
 from apfed_protocols.sums import masked
 from secure_apfed import align_with, open_link, run_frames
-from secure_apfed.organisations.local import free_addresses
+from secure_apfed.organisations.local import find_free_addresses
 from tests import architecture_rules
 from tests.contracts.sum_parties import find_secrets
 
@@ -173,7 +173,7 @@ def test_protocols_and_links_log_no_secret(kept: Kept, keys: set[bytes]) -> None
     secure_sum("masked", values, to="clinic", clip=10_000)(values)
     people = [f"planted-person-{row}" for row in range(9)]
     count_common({"bank": people, "shop": people[3:]}, hub="bank")
-    (place,) = map(str, free_addresses(1))
+    (place,) = map(str, find_free_addresses(1))
 
     def take_part_as(me: str, peer: str, **where: str) -> None:
         with open_link(me, peer, secret=SECRET, **where) as link:  # type: ignore[arg-type]

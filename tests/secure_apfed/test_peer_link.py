@@ -13,7 +13,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import align_with, open_link
 from secure_apfed.exchange import fresh_identity, resumable_link, sealed_connection
 from secure_apfed.exchange.sealed_connection import PeerAcceptor
-from secure_apfed.organisations.local import free_addresses
+from secure_apfed.organisations.local import find_free_addresses
 from tests.contracts.hostile import run_in_fork
 from tests.waiting import LONG_S
 
@@ -22,7 +22,7 @@ SECRET = "long and told in private"
 
 def both(bank: dict[str, Any], shop: dict[str, Any]) -> list[Any]:
     """The rows of the bank, who listens, and of the shop; or what they were told."""
-    (place,) = map(str, free_addresses(1))
+    (place,) = map(str, find_free_addresses(1))
 
     def play(given: dict[str, Any], ids: list[str]) -> Any:
         try:

@@ -38,7 +38,7 @@ RECOVERY = {
     "organisations/local.py": ("_refuse_another_run",),
     "runs/course.py": ("_readmit_passives",),
     "methods/session.py": ("_load_checkpoint",),
-    "organisations/counters.py": ("_refuse", "list_changes"),
+    "organisations/counters.py": ("_make_fault_error", "list_changes"),
 }
 FIRST = re.compile(
     r"(\{\}: )?(nothing to do: |(resume|start|put|choose|restore|name|finish|remove) )"
