@@ -70,7 +70,7 @@ _CIFAR100_NAMES = (
     "sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip "
     "turtle wardrobe whale willow_tree wolf woman worm"
 )
-# A header and a byte a pixel or label.
+# Bytes of each IDX file: a header, and a byte for each pixel or label.
 _IDX = {
     "train-images-idx3-ubyte": 16 + 60_000 * 784,
     "train-labels-idx1-ubyte": 8 + 60_000,
@@ -93,12 +93,16 @@ _MONTHS = range(1, 7)
 
 
 def _make_idx_files(*sha256: str) -> tuple[DataFile, ...]:
+    """Return the four IDX files of a set, with these digests in the order of `_IDX`."""
     files = zip(_IDX.items(), sha256, strict=True)
     return tuple(DataFile(name, size, digest) for (name, size), digest in files)
 
 
 def _make_gz_downloads(files: tuple[DataFile, ...], *folders: str) -> tuple[Download, ...]:
-    return tuple(Download(f, tuple(f"{address}/{f.name}.gz" for address in folders)) for f in files)
+    """Return the downloads of gzip files that lie in each of these folders, given as URLs."""
+    return tuple(
+        Download(file, tuple(f"{folder}/{file.name}.gz" for folder in folders)) for file in files
+    )
 
 
 _MNIST = _make_idx_files(
@@ -118,7 +122,7 @@ _CIFAR10 = tuple(
     for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 )
 _CIFAR100 = (DataFile("train.bin", 50_000 * 3074), DataFile("test.bin", 10_000 * 3074))
-# Of each view its columns, and what its file is.
+# By view: number of columns, then size and SHA-256 of its file.
 _MFEAT = {
     "fou": (76, 1_278_159, "b517f89501eff177b4daf897d8f7e8eb6a5b0e5671f740e57cc1d768f6b969b3"),
     "fac": (216, 1_469_530, "fc9f88143a423f7cf9df6ce9a2afcdde23c1d4e3202e436e17447c09945da1ca"),
@@ -134,7 +138,8 @@ def _make_handwritten_set(
 ) -> DataSet:
     """Return the catalogue entry of UCI's handwritten numerals with these feature sets as views.
 
-    `subfolders`: folder of each feature set's file.
+    `name`: of the entry. `title`: what distinguishes it. `subfolders`: folders in which the files
+    may lie besides one of the entry's name.
     """
     widths = {view: _MFEAT[view][0] for view in views}
     return DataSet(
@@ -165,7 +170,13 @@ def _make_cifar_set(
 ) -> DataSet:
     """Return the catalogue entry of CIFAR-10 or CIFAR-100, whose files lie in one archive.
 
-    `subfolder`: folder inside the archive. `sha256`: of the archive, in hex.
+    Args:
+        name, title: of the entry.
+        subfolder: the folder inside the archive.
+        classes: their names.
+        files: of the archive; the last one is the test split.
+        size: bytes of the archive.
+        sha256: its digest, hex.
     """
     archive = DataFile(f"cifar-{len(classes)}-binary.tar.gz", size, sha256)
     address = f"https://www.cs.toronto.edu/~kriz/{archive.name}"
@@ -367,9 +378,10 @@ def find_dataset(name: str) -> DataSet:
 
 
 def take_dataset(settings: DataSettings) -> DataSettings:
-    """Return the settings with the data set's key in the catalogue; import a plug-in's.
+    """Return the settings with the data set's name in the catalogue; a plug-in's is imported.
 
-    Raises ConfigError: there is no such set, or another party than this one named code.
+    An unknown name is left, which `find_dataset` reports. Raises ConfigError: another party than
+    this one named the plug-in's code.
     """
     name = settings.dataset
     if name == TABLES or name in DATASETS or find_code_name(name, "datasets") is None:
@@ -392,12 +404,18 @@ def describe_dataset(dataset: DataSet) -> dict[str, str]:
 def fetch_dataset(
     name: str, folder: Path | None = None, progress: Progress | None = None
 ) -> tuple[Path, ...]:
-    """Download the files of a data set into `folder`/`name`; return their paths.
+    """Download the files of a data set into a subfolder of its name; return their paths.
 
-    Files that exist and match their checksum are not fetched again. Raises DataError: no address
-    gives the right bytes.
+    Files that exist and match their checksum are not fetched again.
 
-    `progress`: called with (file, bytes so far, bytes in all).
+    Args:
+        name: the data set's.
+        folder: where the subfolder is made; None: the default folder of downloads.
+        progress: called with (file, bytes so far, bytes in all); None: not called.
+
+    Raises:
+        ConfigError: there is no such set.
+        DataError: it cannot be downloaded, or no address sends the right bytes.
     """
     dataset = find_dataset(name)
     if dataset.files and not dataset.downloads:
@@ -456,6 +474,7 @@ def check_data(settings: DataSettings) -> None:
 
 
 def _list_given_keys(settings: DataSettings, *keys: str) -> str:
+    """Return in words those of the keys whose values differ from the default; "" for none."""
     fields = DataSettings.model_fields
     return " and ".join(key for key in keys if getattr(settings, key) != fields[key].default)
 
@@ -520,10 +539,11 @@ def _list_dataset_problems(settings: DataSettings) -> Iterator[str]:
             f"got {', '.join(named)}"
         )
     if settings.horizontal:
-        cuts = ("views",) if not named else ()
-        if misplaced := _list_given_keys(
-            settings, *cuts, "active_view", "columns", "overlap", "aligned"
-        ):
+        vertical_keys = ["active_view", "columns", "overlap", "aligned"]
+        if not named:  # a number of views cuts features; names of views choose them
+            vertical_keys.insert(0, "views")
+        misplaced = _list_given_keys(settings, *vertical_keys)
+        if misplaced:
             yield (
                 "partition: horizontal gives every party all features of people of its own; leave "
                 f"{misplaced} out, or take partition: vertical"

@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Connection
 
 _ROWS = 10_000  # of a chunk
-_Place = Callable[[Path], Path]
+_ResolvePath = Callable[[Path], Path]
 
 
-def query_table(database: Database, resolve_path: _Place, *, party: str) -> pyarrow.Table:
-    """Return the rows of the query.
+def query_table(database: Database, resolve_path: _ResolvePath, *, party: str) -> pyarrow.Table:
+    """Return the rows of a party's query.
 
-    `resolve_path`: resolves the path of a file that the settings name.
+    `database`: its settings. `resolve_path`: resolves the path of a file that they name.
+
+    Raises:
+        ConfigError: a driver or the password is missing.
+        DataError: the database reports an error, or a column has cells of several kinds.
     """
     tables: list[pyarrow.Table] = []
     try:
@@ -52,9 +56,9 @@ def _make_array(cells: Sequence[Any]) -> pyarrow.Array:
 
 
 def _fetch_chunks(
-    database: Database, resolve_path: _Place, party: str
+    database: Database, resolve_path: _ResolvePath, party: str
 ) -> Iterator[tuple[tuple[str, ...], Sequence[Sequence[Any]]]]:
-    """Yield column names and some rows at a time; once, without rows, if the result is empty."""
+    """Yield the column names, and `_ROWS` rows at a time; once without rows if there are none."""
     with _open_connection(database, resolve_path, party) as connection:
         result = connection.exec_driver_sql(database.query)
         names = tuple(result.keys())
@@ -66,7 +70,7 @@ def _fetch_chunks(
 
 @contextmanager
 def _open_connection(
-    database: Database, resolve_path: _Place, party: str
+    database: Database, resolve_path: _ResolvePath, party: str
 ) -> "Iterator[Connection]":
     """Open a read-only connection with the configured password.
 
@@ -109,10 +113,12 @@ def _open_connection(
         raise DataError(f"{key}: {reason}; correct url or query") from None
 
 
-def _make_read_only_url(url: "URL", resolve_path: _Place, key: str) -> "tuple[URL, dict[str, Any]]":
-    """Return the URL and the options that open an SQLite or DuckDB file read-only.
+def _make_read_only_url(
+    url: "URL", resolve_path: _ResolvePath, key: str
+) -> "tuple[URL, dict[str, Any]]":
+    """Return the URL and the driver's options that open an SQLite or DuckDB file read-only.
 
-    URLs of other databases are returned unchanged.
+    URLs of other databases are returned unchanged. `key`: of the settings, for errors.
     """
     kind = url.get_backend_name()
     if kind not in ("sqlite", "duckdb") or url.database in (None, ":memory:"):
@@ -127,9 +133,11 @@ def _make_read_only_url(url: "URL", resolve_path: _Place, key: str) -> "tuple[UR
     return url.set(database=path.as_uri(), query={"mode": "ro", "uri": "true"}), {}
 
 
-def _find_password(database: Database, resolve_path: _Place, key: str) -> str | None:
+def _find_password(database: Database, resolve_path: _ResolvePath, key: str) -> str | None:
     """Return the password from the environment or the first line of a file; None: none is
     configured.
+
+    `key`: of the settings, for errors.
 
     Raises ConfigError: it is missing, or others may read the file.
     """
@@ -150,7 +158,7 @@ def _find_password(database: Database, resolve_path: _Place, key: str) -> str | 
                 f"{key}.credentials: others may read {path} (mode {mode:o}); chmod 600 it"
             )
         return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
-    except (OSError, UnicodeDecodeError) as error:  # which would show a byte of it
+    except (OSError, UnicodeDecodeError) as error:  # a decoding error's text would show a byte
         reason = getattr(error, "strerror", None) or "no text in UTF-8"
         raise ConfigError(
             f"{key}.credentials: {path} cannot be read ({reason}); its first line is the password"

@@ -37,11 +37,14 @@ from secure_apfed.errors import DataError
 
 _ROWS = 50_000  # of a table, read at a time
 MIN_ROWS = 30
+"""Rows below which a column's mean and spread are not reported."""
 _FILLED_BY = "the mean of training rows, or as no category"
+# Drift that is reported: of the mean and of a single row, in standard deviations of training rows;
+# of the standard deviation, as a ratio; and the share of empty cells.
 _SHIFT = 0.5
-_WIDER = 2.0
 _FAR = 8.0
-_EMPTY = 0.05
+_WIDER = 2.0
+_EMPTY_SHARE = 0.05
 
 
 def load_blocks(
@@ -54,8 +57,17 @@ def load_blocks(
 ) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
     """Yield the IDs and float32 features of the rows in `path`, `rows` at a time.
 
-    Only one block of a table is in memory; arrays are loaded whole. Without ID columns, and for
-    arrays, IDs are row numbers from 0. `counts`: empty and ignored cells are added to it.
+    Only one block of a table is in memory; arrays are loaded whole.
+
+    Args:
+        path: CSV, Parquet, .npy or IDX.
+        encoding: the model's, which reads the rows.
+        id_columns: columns of the IDs, of which several are joined; without them, and for arrays,
+            IDs are row numbers from 0.
+        rows: of a block.
+        counts: empty and ignored cells are added to it; None: not counted.
+
+    Raises DataError: the file has no rows, or does not fit the encoding.
     """
     source = path.name
     first = 0
@@ -113,10 +125,11 @@ def _load_array(path: Path) -> RawFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnDrift:
-    """The difference between one column of new rows and that of the rows that the encoding was
-    fitted to.
+    """The drift of one column: how new rows differ from those that the encoding was fitted to.
 
     Attributes:
+        name: of the column.
+        rows: number of new rows.
         empty: rows with an empty cell, which counts as the mean or as no category.
         ignored: rows with a cell that is ignored, since no training row had such a value.
         shift: difference of the means, in standard deviations of the fitted rows; NaN for
@@ -141,25 +154,25 @@ class ColumnDrift:
         ignored, empty = (
             f"{count:,} of {self.rows:,} rows" for count in (self.ignored, self.empty)
         )
-        signs = {
-            f"{ignored} hold what no training row held, which counts for nothing": self.ignored > 0,
-            f"{empty} have an empty cell, which counts as {_FILLED_BY}": self.empty
-            > _EMPTY * self.rows,
-            f"its mean lies {self.shift:+.1f} deviations from that of training rows": (
-                has_enough_rows and abs(self.shift) > _SHIFT
-            ),
-            f"it is spread {self.spread:.2g} times as wide": (
-                has_enough_rows and (self.spread > _WIDER or self.spread < 1 / _WIDER)
-            ),
-            f"a row lies {self.farthest:.3g} deviations away": self.farthest > _FAR,
-        }
-        return "; ".join(sign for sign, holds in signs.items() if holds)
+        facts = list[str]()
+        if self.ignored > 0:
+            facts.append(f"{ignored} hold what no training row held, which counts for nothing")
+        if self.empty > _EMPTY_SHARE * self.rows:
+            facts.append(f"{empty} have an empty cell, which counts as {_FILLED_BY}")
+        if has_enough_rows and abs(self.shift) > _SHIFT:
+            facts.append(f"its mean lies {self.shift:+.1f} deviations from that of training rows")
+        if has_enough_rows and (self.spread > _WIDER or self.spread < 1 / _WIDER):
+            facts.append(f"it is spread {self.spread:.2g} times as wide")
+        if self.farthest > _FAR:
+            facts.append(f"a row lies {self.farthest:.3g} deviations away")
+        return "; ".join(facts)
 
 
 class DriftMeter:
-    """A meter that reads new rows, any number at a time, and reports every column's drift.
+    """A meter of every column's drift, to which new rows are added in batches.
 
-    The encoding adds to `counts` the cells of the rows that are added.
+    Attributes:
+        counts: given to the encoding, which adds the cells of the same rows.
     """
 
     def __init__(self, encoding: ColumnEncoding) -> None:
@@ -180,8 +193,11 @@ class DriftMeter:
         """Return every column's drift, in the encoding's order; empty if no row was added."""
         return tuple(self._compute_drift(*part) for part in self._parts) if self.counts.rows else ()
 
-    def _compute_drift(self, column: Column, rows_of_column: slice) -> ColumnDrift:
-        """Return one column's counts of cells, and for numbers its shift and spread."""
+    def _compute_drift(self, column: Column, features: slice) -> ColumnDrift:
+        """Return one column's counts of cells, and for numbers its shift and spread.
+
+        `features`: the range of the column's features.
+        """
         rows = self.counts.rows
         name = column.name
         plain = ColumnDrift(
@@ -189,11 +205,11 @@ class DriftMeter:
         )
         if isinstance(column, CategoricalColumn) or column.constant:
             return plain
-        mean = float(self._sum_F[rows_of_column]) / rows
-        variance = float(self._squares_F[rows_of_column]) / rows - mean**2
+        mean = float(self._sum_F[features]) / rows
+        variance = float(self._squares_F[features]) / rows - mean**2
         return replace(
             plain,
             shift=mean,
             spread=math.sqrt(max(variance, 0.0)),
-            farthest=float(self._largest_F[rows_of_column]),
+            farthest=float(self._largest_F[features]),
         )

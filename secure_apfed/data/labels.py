@@ -30,12 +30,14 @@ from secure_apfed.errors import DataError, SuspectColumnWarning
 
 UNLABELLED = -100
 """Value in place of a label that is unknown, or that training may not use."""
-# of what Python reads as a number, no digits of other scripts and no underscores
+# A number as Python reads it, but without underscores and digits of other scripts.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-_FARTHEST = 99.0  # deviations; UNLABELLED is no target
-_SHOWN = 5
-_WIDTH = 40
-_MAX_PROPOSED = 20
+# Standard deviations of the farthest target, below the absolute value of UNLABELLED.
+_FARTHEST = 99.0
+_MAX_SHOWN = 5  # labels in an error
+_WIDTH = 40  # characters of a label in an error
+_MAX_PROPOSED = 20  # classes in a proposed setting
+# Signs that look like others, and what they are read as.
 _SIGNS = {
     **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-"),
     ord("\u2044"): "/",
@@ -60,9 +62,9 @@ class TargetScale(BaseModel):
 
     @classmethod
     def from_targets(cls, targets_n: NDArray[Any], *, party: str) -> Self:
-        """Return the mean and standard deviation of the labelled training rows.
+        """Return the mean and standard deviation of the labels of labelled training rows.
 
-        `targets_n`: numbers of the labelled training rows.
+        Raises DataError: they are all equal, or too large.
         """
         mean = float(np.mean(targets_n))
         scale = float(np.std(targets_n))
@@ -75,8 +77,9 @@ class TargetScale(BaseModel):
         return cls(mean=mean, scale=scale)
 
     def encode(self, targets_N: NDArray[Any], *, party: str) -> Tensor:
-        """Return standardised targets, float32 (N,); NaN, for a missing target, becomes
-        `UNLABELLED`.
+        """Return standardised targets, float32 (N,), `UNLABELLED` where a target is NaN (missing).
+
+        Raises DataError: a target is too far from the mean.
         """
         z_N = (targets_N - self.mean) / self.scale
         extremes = np.flatnonzero(np.abs(z_N) > _FARTHEST)
@@ -97,7 +100,9 @@ class TargetScale(BaseModel):
 def parse_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDArray[np.float64]:
     """Return labels as numbers (N,); NaN where the cell is empty.
 
-    `texts`: one label a row; None or empty: no label.
+    `texts`: one label a row; None: no label. `party`, `column`: for errors.
+
+    Raises DataError: a label is no number.
     """
     targets_N = np.full(len(texts), np.nan)
     for row, text in enumerate(texts):
@@ -122,40 +127,44 @@ def require_one_spelling(
     about: Collection[str] | None = None,
     remedies: Sequence[Remedy] = (),
 ) -> None:
-    """Refuse labels that differ only in spelling, since they would silently be different classes.
+    """Raise TableError if labels differ only in spelling: silently they would be different classes.
 
     Ignored differences are case, Unicode composition and width, blanks, forms of one number ("1",
     "1.0", "1,0", "01", "+1", "1e0", "1,000" beside "1000"), truth words ("True", "T", "1"), quotes
     around a word, and blanks and dashes within ("class 1", "class1").
 
     Args:
-        where: the setting that names the classes, for an error.
+        labels: one a row; None: no label.
+        where: what has the labels, such as party and column, for the error.
+        remedy: what the error advises if they are different classes.
         listed: labels that the settings name, which perhaps no row has.
-        about: labels that are to be checked; None: all.
+        about: labels one of which a reported group must contain; None: any.
         remedies: settings that accept them as different, named in place of `remedy`.
     """
     counts = Counter(label for label in labels if label is not None)
-    plain = {label: _normalise_label(label) for label in (*counts, *listed)}
-    words = set(plain.values())
-    labels_by_meaning = defaultdict[object, list[str]](list)
-    for label, text in plain.items():
-        labels_by_meaning[_parse_meaning(text, words)].append(label)
-    repeated = [
-        " and ".join(
-            f"{_shorten_label(label)} ({counts[label]} rows)" for label in spellings[:_SHOWN]
-        )
-        for spellings in labels_by_meaning.values()
-        if len(spellings) > 1 and (about is None or not set(about).isdisjoint(spellings))
-    ]
+    normalised = {label: _normalise_label(label) for label in (*counts, *listed)}
+    words = set(normalised.values())
+    spellings_by_meaning = defaultdict[object, list[str]](list)
+    for label, text in normalised.items():
+        spellings_by_meaning[_parse_meaning(text, words)].append(label)
+    repeated = list[str]()
+    for spellings in spellings_by_meaning.values():
+        if len(spellings) > 1 and (about is None or not set(about).isdisjoint(spellings)):
+            shown = spellings[:_MAX_SHOWN]
+            repeated.append(
+                " and ".join(f"{_shorten_label(label)} ({counts[label]} rows)" for label in shown)
+            )
     if repeated:
-        rest = f", and {len(repeated) - _SHOWN} labels more" if len(repeated) > _SHOWN else ""
+        rest = (
+            f", and {len(repeated) - _MAX_SHOWN} labels more" if len(repeated) > _MAX_SHOWN else ""
+        )
         remedy = f"say {describe_remedies(remedies)}" if remedies else remedy
         message = (
             f"{where} spells one label in several ways, each of which would be a class of its own: "
-            f"{'; '.join(repeated[:_SHOWN])}{rest}; write each label in one way, or {remedy} if "
-            "they are different classes"
+            f"{'; '.join(repeated[:_MAX_SHOWN])}{rest}; write each label in one way, or {remedy} "
+            "if they are different classes"
         )
-        # Which spelling is right is for people to say: no setting is proposed to be pasted.
+        # The first remedy is empty, as only people know the right spelling; no setting mends it.
         raise TableError([Fault(message, ((), *remedies))])
 
 
@@ -164,17 +173,22 @@ def warn_of_empty_words(
     *,
     party: str,
     column: str,
-    count: bool,
+    are_empty: bool,
     listed: Sequence[str] = (),
 ) -> frozenset[str]:
     """Warn of labels that are "NA", "None" or similar; return the words that count as empty.
 
-    `count`: whether such words count as empty at all; those listed as classes never do.
+    Args:
+        labels: one a row; None: no label.
+        party, column: for the warning.
+        are_empty: whether such words count as empty at all.
+        listed: words that the settings list as classes, and which so never count as empty.
     """
     empty = EMPTY.difference(listed)
-    if read := {text: labels.count(text) for text in sorted(empty.intersection(labels)) if text}:
-        counts = ", ".join(f"{text!r} ({rows})" for text, rows in read.items())
-        treatment = "count as empty" if count else "are a class each, and do not count as empty"
+    words = [text for text in sorted(empty.intersection(labels)) if text]
+    if words:
+        counts = ", ".join(f"{text!r} ({labels.count(text)})" for text in words)
+        treatment = "count as empty" if are_empty else "are a class each, and do not count as empty"
         classes = (label for label in labels if label)
         remedies = _propose_classes(tuple(dict.fromkeys((*listed, *_sort_labels(classes)))))
         remedy = (
@@ -186,11 +200,11 @@ def warn_of_empty_words(
             SuspectColumnWarning,
             stacklevel=3,
         )
-    return empty if count else frozenset()
+    return empty if are_empty else frozenset()
 
 
 def _shorten_label(label: str) -> str:
-    """Return a label for messages, escaped if its letters alone look like another label's."""
+    """Return a label in quotes for a message, shortened; look-alike letters are escaped."""
     text = ascii(label) if not unicodedata.is_normalized("NFKC", label) else repr(label)
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}... ({len(label)} characters)"
 
@@ -200,6 +214,7 @@ def _normalise_label(label: str) -> str:
     forms.
     """
     text = unicodedata.normalize("NFKC", label).translate(_SIGNS)
+    # Invisible format characters ("Cf") go, and digits of other scripts become ASCII digits.
     text = "".join(
         str(unicodedata.decimal(sign, sign)) for sign in text if unicodedata.category(sign) != "Cf"
     )
@@ -207,7 +222,11 @@ def _normalise_label(label: str) -> str:
 
 
 def _parse_meaning(text: str, words: set[str]) -> object:
-    """Return a key for a label's meaning, equal for different spellings of one label."""
+    """Return a key for a label's meaning, equal for different spellings of one label.
+
+    `text`: the normalised label. `words`: all normalised labels of the column; a letter such as "t"
+    means "true" only if that word is among them, and "1,000" is 1000 only if that number is.
+    """
     word = _LETTERS.get(text, text)
     text = word if word in words else text
     text = _TRUTHS.get(text, text)
@@ -228,26 +247,35 @@ def encode_class_labels(
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return each row's class (N,), `UNLABELLED` without a label, and the names of the classes.
 
-    `listed`: classes that the settings name, in order; None: those that rows have.
+    Args:
+        labels: one a row; None: no label.
+        listed: classes that the settings name, in order; None: those that rows have.
+        party, column: for errors.
+
+    Raises TableError: a label is not among the listed classes, or spelt in several ways.
     """
     where = f"{party}: column {column!r}"
-    named = _sort_labels(label for label in labels if label is not None)
-    names = tuple(dict.fromkeys((*(listed or ()), *named)))
-    remedies = _propose_classes(names)
+    present = _sort_labels(labels)
+    all_classes = tuple(dict.fromkeys((*(listed or ()), *present)))
+    remedies = _propose_classes(all_classes)
     if listed is None:
         require_one_spelling(labels, where=where, remedies=remedies)
-    classes = _sort_labels(labels) if listed is None else listed
-    places: dict[str | None, int] = {label: place for place, label in enumerate(classes)}
-    if outside := Counter(label for label in labels if label is not None and label not in places):
+    classes = present if listed is None else listed
+    index_of_class: dict[str | None, int] = {label: index for index, label in enumerate(classes)}
+    outside = Counter(
+        label for label in labels if label is not None and label not in index_of_class
+    )
+    if outside:
         require_one_spelling(labels, where=where, listed=classes, about=outside, remedies=remedies)
         add = f"say {describe_remedies(remedies)}" if remedies else "add the class"
         message = (
             f"{party}: {outside.total()} labels lie outside the classes "
             f"{', '.join(map(_cut_label, classes))}, such as "
-            f"{', '.join(map(_cut_label, sorted(outside)[:_SHOWN]))}; mend them, or {add}"
+            f"{', '.join(map(_cut_label, sorted(outside)[:_MAX_SHOWN]))}; mend them, or {add}"
         )
         raise TableError([Fault(message, ((), *remedies))])
-    return np.array([places.get(label, UNLABELLED) for label in labels], np.int64), classes
+    indices = [index_of_class.get(label, UNLABELLED) for label in labels]
+    return np.array(indices, np.int64), classes
 
 
 def _propose_classes(classes: Sequence[str]) -> tuple[Remedy, ...]:
@@ -266,10 +294,13 @@ def choose_positive(labels_N: NDArray[np.int64], classes: Sequence[str]) -> str:
 def move_positive_last(
     labels_N: NDArray[np.int64], classes: tuple[str, ...], positive: str | None, *, where: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Renumber labels (N,) so that the positive one of two classes is class 1; None: no change.
+    """Renumber labels (N,) so that the positive one of two classes is class 1.
 
     Args:
-        where: the setting that names the class, for an error.
+        labels_N: class indices, or `UNLABELLED`.
+        classes: their names, in this order.
+        positive: the positive class; None: nothing changes.
+        where: the setting that names it, for an error.
 
     Raises DataError: there are not two classes, or none has this name.
     """
@@ -278,8 +309,8 @@ def move_positive_last(
     if len(classes) != 2 or positive not in classes:
         raise DataError(
             f"{where}: expected one of two classes, got {positive!r:.40} of "
-            f"{', '.join(map(_cut_label, classes[:_SHOWN])) or 'numbers'}; correct data.positive, "
-            "or leave it out"
+            f"{', '.join(map(_cut_label, classes[:_MAX_SHOWN])) or 'numbers'}; correct "
+            "data.positive, or leave it out"
         )
     if classes[1] == positive:
         return labels_N, classes

@@ -49,12 +49,12 @@ class LazyRows:
     """The rows (N, *shape) of a data set, float32, read from it when they are indexed.
 
     Args:
-        dataset: its items are tensors or arrays of one shape, or a tuple whose first is; a further
-            one (a label, say) is passed over.
+        dataset: its items are tensors or arrays of one shape, or tuples whose first element is one;
+            further elements, such as a label, are ignored.
         party: the party's name, for errors.
         rows: indices of the used items, in order, (N,); None: all.
-        workers: threads that read the rows of one batch side by side.
-        convert: makes the tensor of a row of an item; None: as above.
+        workers: threads that read the rows of one batch in parallel.
+        convert: makes a row's tensor from an item; None: the item is as described above.
 
     Raises:
         DataError: the data set is empty, or its first item is no row.
@@ -69,12 +69,7 @@ class LazyRows:
         workers: int = _THREADS,
         convert: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        """Wrap a data set whose rows are read when needed; the first row's shape holds for all.
-        Raises DataError: there is none.
-
-        `workers`: threads that read the rows of one batch side by side. `convert`: makes the tensor
-        of a row from an item; None: the item is one.
-        """
+        """Read the first row, whose shape all must have; for the arguments see the class."""
         self._dataset = dataset
         self._party = party
         self._rows = torch.arange(_count_items(dataset, party)) if rows is None else rows
@@ -138,10 +133,11 @@ class LazyRows:
             return torch.stack(list(pool.map(read, numbers)))
 
     def _read_row(self, number: int, shape: tuple[int, ...] | None = None) -> Tensor:
-        """Return one item as a float32 tensor. Raises DataError: unreadable, or of
-        another shape.
+        """Return one item as a float32 tensor.
 
-        `number`: its index.
+        `number`: its index in the data set. `shape`: that it must have; None: any.
+
+        Raises DataError: the item is unreadable, no row of numbers, or of another shape.
         """
         try:
             item = self._dataset[number]
@@ -229,11 +225,14 @@ def is_sampled(features: object) -> bool:
 
 
 def score_in_parts(score: Callable[[Tensor], Tensor], features: Any, rows: Tensor) -> Tensor:
-    """Return the scores (B, K) of these rows; lazy rows are loaded a few at a time."""
+    """Return the scores (B, K) of these rows; lazy rows are loaded a few at a time.
+
+    `score`: a function of features (B, *shape). `rows`: positions in `features`, (B,).
+    """
     if not is_lazy(features):
         return score(features[rows])
-    at_once = max(1, _NUMBERS_AT_ONCE // math.prod(features.shape[1:]))
-    return torch.cat([score(features[part]) for part in rows.split(at_once)])
+    rows_at_once = max(1, _NUMBERS_AT_ONCE // math.prod(features.shape[1:]))
+    return torch.cat([score(features[part]) for part in rows.split(rows_at_once)])
 
 
 def read_column(features: Any, column: int) -> Tensor:

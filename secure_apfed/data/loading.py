@@ -103,10 +103,17 @@ def _group_for_sampling(pool: Pool) -> Rows:
 
 
 class _People:
-    """The rows of the pool by party, in its own order, and the labels it knows."""
+    """The rows of the pool by party, in its own order, and the labels it knows.
+
+    Attributes:
+        train: by party, its training rows in the pool.
+    """
 
     def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
-        """Split the pool into test rows and each party's training rows, as configured."""
+        """Split the pool into test rows and each party's training rows, as configured.
+
+        `labels_N`: the sampling group of each row of the pool.
+        """
         self._labels_N = labels_N
         self._settings = settings
         self._seed = seed
@@ -134,8 +141,9 @@ class _People:
             self.train[self._active] = np.concatenate([split.shared, split.active_only])
 
     def list_rows(self, party: str) -> Rows:
-        """Return all rows of the party, in its order; in a horizontal partition only the active has
-        test rows.
+        """Return all rows of a party in the pool, in the party's order.
+
+        In a horizontal partition only the active has test rows.
         """
         rows = self.train[party]
         if party == self._active or not self._settings.horizontal:
@@ -169,8 +177,9 @@ class _People:
         return torch.from_numpy(train), test, known
 
     def fit_target_scale(self, numbers_N: NDArray[Any]) -> TargetScale:
-        """Return the scale of the active's labelled training rows; `numbers_N`: the pool's
-        labels.
+        """Return the mean and scale of the labels of the active's labelled training rows.
+
+        `numbers_N`: the pool's labels.
         """
         train, _, labelled = self.split_active_rows()
         known = (train if labelled is None else labelled).numpy()
@@ -182,10 +191,16 @@ class _People:
 def cut_strips(
     image: tuple[int, int, int], maximum: int, *, views: int, active_view: int
 ) -> list[ImageEncoding]:
-    """Return the encodings of partition m-i: strips of floor(height / m) rows, view i, counted from
-    1, first. Remaining rows at the bottom are dropped, as in APFed's experiments.
+    """Return the encodings of m horizontal strips of images, the active's strip first.
 
-    `image`: channels, height, width. `views`: m. `active_view`: the active's view, counted from 1.
+    This is partition m-i of APFed's experiments: strips of floor(height / m) rows; remaining rows
+    at the bottom are dropped.
+
+    Args:
+        image: channels, height, width.
+        maximum: the largest value of a pixel.
+        views: m.
+        active_view: i, the active's strip, counted from 1 at the top.
     """
     channels, height, width = image
     strip = height // views
@@ -216,6 +231,7 @@ def _encode_parties(
             views=1 if settings.horizontal else len(names),
             active_view=settings.active_view,
         )
+        # In a horizontal partition all parties have the only strip, which is the whole image.
         for name, strip in zip(names, strips * (len(names) // len(strips)), strict=True):
             rows = people.list_rows(name)
             cut_NCSW = pool.pixels[rows, :, strip.first_row : strip.end_row]
@@ -226,9 +242,13 @@ def _encode_parties(
     for name in names:
         rows = people.list_rows(name)
         if encoding is None or not settings.horizontal:
-            fitted = people.train[name] if name == names[0] else rows
+            is_active = name == names[0]
+            fitted_rows = people.train[name] if is_active else rows
             encoding = fit_views(
-                pool.frame.iloc[fitted], views[name], categorical=pool.categorical, source=name
+                pool.frame.iloc[fitted_rows],
+                views[name],
+                categorical=pool.categorical,
+                source=name,
             )
         features = encoding.encode(pool.frame.iloc[rows], source=name)
         yield name, rows, features, encoding, locate_views(encoding, views[name], source=name)

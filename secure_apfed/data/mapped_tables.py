@@ -49,19 +49,19 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
 LARGE_FILE = 2**30
-"""Bytes of a party's files from which on `data.memory_map: auto` maps its table."""
+"""Bytes of a party's files at which `data.memory_map: auto` begins to map its table."""
 
 BLOCK_ROWS = 2**18
 """Rows that are encoded, and stored, together."""
 
 _IDS_PER_BLOCK = 2**16
-_FEATURE = np.dtype("<f4")
+_FEATURE_TYPE = np.dtype("<f4")
 _FOLDER = "/var/tmp"  # noqa: S108  # its files have no names
-_LAST = "reading, features"
+_ENCODING = "reading, features"  # what progress calls the encoding of rows
 
 
 def is_mapped(settings: DataSettings, name: str) -> bool:
-    """Return whether a party's table is read by columns and blocks, and not as a whole."""
+    """Return whether the table of the party `name` is read by columns and blocks."""
     party_settings = (settings.parties or {})[name]
     if settings.memory_map != "auto" or party_settings.file is None:
         return settings.memory_map == "always"
@@ -80,6 +80,11 @@ def choose_folder() -> Path:
 def open_temporary(needed: int, *, party: str, purpose: str) -> IO[bytes]:
     """Open a temporary file without a name.
 
+    Args:
+        needed: bytes that it may take.
+        party: whose table it is for, in the error.
+        purpose: what it will contain, in the error.
+
     Raises DataError: the disk has fewer free bytes than are needed.
     """
     folder = choose_folder()
@@ -97,7 +102,7 @@ class MappedIds(Sequence[str]):
     """IDs of a table as texts in a memory-mapped file, without one Python object for each.
 
     Args:
-        pieces: the IDs, some thousand at a time.
+        pieces: the IDs in blocks.
         party: the party's name, for errors.
     """
 
@@ -119,19 +124,20 @@ class MappedIds(Sequence[str]):
         return len(self._texts)
 
     @overload
-    def __getitem__(self, place: int) -> str: ...
+    def __getitem__(self, index: int) -> str: ...
 
     @overload
-    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
 
-    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
         """Return one ID, or a tuple of several."""
-        if isinstance(place, slice):
-            rows = range(*place.indices(len(self)))
+        if isinstance(index, slice):
+            rows = range(*index.indices(len(self)))
             if rows.step == 1:
                 return tuple(self._texts[rows.start : rows.stop].to_pylist())
             return tuple(self._texts.take(pyarrow.array(rows, pyarrow.int64())).to_pylist())
-        return str(self._texts[range(len(self))[place]].as_py())
+        row = range(len(self))[index]  # so that negative ones count from the end
+        return str(self._texts[row].as_py())
 
     def __iter__(self) -> Iterator[str]:
         for piece in self.pieces():
@@ -162,7 +168,8 @@ class ColumnSource(Protocol):
     """A table that can be read column by column.
 
     Attributes:
-        names: of its columns, in Unicode NFC; rows: how many it has.
+        names: of its columns, in Unicode NFC.
+        rows: how many it has.
         attrs: those of its frame, which say whether its rows are lines of CSV files.
     """
 
@@ -175,7 +182,7 @@ class ColumnSource(Protocol):
 
 
 class _ConvertedColumns:
-    """The rules by which columns are converted as `load_frame` converts them."""
+    """A base of column sources that converts cells as `load_frame` does."""
 
     def __init__(
         self, texts: Sequence[str], words: Sequence[str], source: str, called: str
@@ -200,23 +207,26 @@ class _PackedColumns(_ConvertedColumns):
     def __init__(
         self, rows: "Dataset", texts: Sequence[str], words: Sequence[str], source: str, called: str
     ) -> None:
-        """Count the rows, and name the columns."""
+        """Count the rows, and name the columns.
+
+        `rows`: the opened files. For the other arguments see `load_frame`.
+        """
         super().__init__(texts, words, source, called)
         self._rows = rows
-        written = convert_to_pandas(rows.schema.empty_table()).columns
-        self._written = {column_name(name): str(name) for name in written}
-        self.names = tuple(self._written)
+        names_in_file = convert_to_pandas(rows.schema.empty_table()).columns
+        self._names_in_file = {column_name(name): str(name) for name in names_in_file}
+        self.names = tuple(self._names_in_file)
         self.rows = int(rows.count_rows())
         self.attrs: Mapping[str, Any] = {}
 
     def load_column(self, name: str) -> "pd.Series":
         """Read one column of all files."""
-        frame = load_packed_columns(self._rows, self._texts, columns=[self._written[name]])
+        frame = load_packed_columns(self._rows, self._texts, columns=[self._names_in_file[name]])
         return self._convert_column(frame, name)
 
 
 class _TextColumns(_ConvertedColumns):
-    """The columns of CSV files, whose texts were stored by columns while they were read once."""
+    """The columns of CSV files, which are read once and stored by columns as texts."""
 
     def __init__(
         self,
@@ -226,33 +236,33 @@ class _TextColumns(_ConvertedColumns):
         source: str,
         called: str,
     ) -> None:
-        """Store all cells as texts, some rows at a time."""
+        """Store all cells as texts, some rows at a time; for the arguments see `load_frame`."""
         super().__init__(texts, words, source, called)
         size = sum(file.stat().st_size for file in files)
         self._file = open_temporary(size, party=source, purpose="the cells")
         weakref.finalize(self, self._file.close)
-        lines = dict[Any, None]()
+        lines = dict[Any, None]()  # distinct, in order
         self.rows = 0
-        written: list[str] = []
+        names_in_file: list[str] = []
         writer: parquet.ParquetWriter | None = None
         for frame in read_text_blocks(files, source, BLOCK_ROWS):
             lines |= dict.fromkeys(frame.attrs[LINES])
-            written = list(map(str, frame.columns))
-            schema = pyarrow.schema([(name, pyarrow.large_string()) for name in written])
+            names_in_file = list(map(str, frame.columns))
+            schema = pyarrow.schema([(name, pyarrow.large_string()) for name in names_in_file])
             writer = writer or parquet.ParquetWriter(self._file, schema)
-            frame = frame.set_axis(written, axis=1)
+            frame = frame.set_axis(names_in_file, axis=1)
             writer.write_table(pyarrow.Table.from_pandas(frame, schema, preserve_index=False))
             self.rows += len(frame)
             report_work("reading, lines", self.rows, self.rows)
         if writer is not None:
             writer.close()
-        self._written = {column_name(name): name for name in written}
-        self.names = tuple(self._written)
+        self._names_in_file = {column_name(name): name for name in names_in_file}
+        self.names = tuple(self._names_in_file)
         self.attrs: Mapping[str, Any] = {LINES: tuple(lines)}
 
     def load_column(self, name: str) -> "pd.Series":
         """Read the texts of one column, and convert them."""
-        table = parquet.ParquetFile(self._file).read(columns=[self._written[name]])
+        table = parquet.ParquetFile(self._file).read(columns=[self._names_in_file[name]])
         frame: pd.DataFrame = table.replace_schema_metadata().to_pandas()
         frame.attrs.update(self.attrs)
         return self._convert_column(frame, name)
@@ -265,14 +275,13 @@ class _StoredColumns:
         """Open the file; `needed`: bytes that the columns may take."""
         self._file = open_temporary(needed, party=party, purpose="the columns")
         weakref.finalize(self, self._file.close)
-        self._places: dict[str, list[tuple[int, int]]] = {}
-        self._schemas: dict[str, pyarrow.Schema] = {}
+        self._places: dict[str, list[tuple[int, int]]] = {}  # of each block: offset, bytes
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
     def write_column(self, name: str, column: "pd.Series") -> None:
-        """Store a column; one that changes its type on the way stays unstored."""
+        """Store a column; one of objects, or whose type Arrow would change, is not stored."""
         if column.dtype == object:
             return
         frame = column.rename("cells").reset_index(drop=True).to_frame()
@@ -282,16 +291,16 @@ class _StoredColumns:
         places = []
         for start in range(0, max(1, len(frame)), BLOCK_ROWS):
             block = table.slice(start, BLOCK_ROWS).combine_chunks()
-            place = self._file.seek(0, os.SEEK_END)
+            offset = self._file.seek(0, os.SEEK_END)
             with ipc.new_stream(self._file, table.schema) as writer:
                 writer.write_table(block)
-            places.append((place, self._file.tell() - place))
+            places.append((offset, self._file.tell() - offset))
         self._places[name] = places
 
     def load_block(self, name: str, block: int) -> pyarrow.Table:
-        """Read one block of a column."""
-        place, size = self._places[name][block]
-        content = os.pread(self._file.fileno(), size, place)
+        """Read the block of a column with this number."""
+        offset, size = self._places[name][block]
+        content = os.pread(self._file.fileno(), size, offset)
         return ipc.open_stream(content).read_all()
 
     def load_column(self, name: str) -> "pd.Series":
@@ -414,14 +423,14 @@ class ColumnFiles:
         Raises DataError: as `ColumnEncoding.encode`; or the disk is too small.
         """
         width = encoding.shape[0]
-        needed = len(self) * width * _FEATURE.itemsize
+        needed = len(self) * width * _FEATURE_TYPE.itemsize
         with open_temporary(needed, party=self._party, purpose="the features") as file:
             blocks = self._iterate_blocks([column.name for column in encoding.columns], source)
             for features_BF in encoding.encode_blocks(blocks, source=source, counts=counts):
-                file.write(np.asarray(features_BF.numpy(), _FEATURE).tobytes())
-                report_work(_LAST, counts.rows, len(self))
+                file.write(np.asarray(features_BF.numpy(), _FEATURE_TYPE).tobytes())
+                report_work(_ENCODING, counts.rows, len(self))
             file.flush()
-            mapped = np.memmap(file, dtype=_FEATURE, mode="r", shape=(len(self), width))
+            mapped = np.memmap(file, dtype=_FEATURE_TYPE, mode="r", shape=(len(self), width))
         return MappedRows(mapped, party=self._party)
 
     def _load_column(self, name: str) -> "pd.Series":
@@ -446,26 +455,27 @@ class ColumnFiles:
 
     def _iterate_blocks(self, names: Sequence[str], source: str) -> Iterator[pd.DataFrame]:
         """Yield the selected rows of these columns, `BLOCK_ROWS` rows of the source at a time."""
-        names = [name for name in self._names if name in {column_name(name) for name in names}]
-        unstored = dict[str, pd.Series]()
-        for name in names:
+        wanted = {column_name(name) for name in names}
+        own_names = [name for name in self._names if name in wanted]
+        in_memory = dict[str, pd.Series]()  # columns that cannot be stored, of the selected rows
+        for name in own_names:
             if name in self._replaced or name not in self._stored:
-                column = self._load_column(name)
+                column = self._load_column(name)  # which stores it, if it can be stored
                 if name in self._replaced or name not in self._stored:
-                    unstored[name] = column
+                    in_memory[name] = column
         rows = self.index.to_numpy()
         for block, start in enumerate(range(0, self._source.rows, BLOCK_ROWS)):
             first, end = np.searchsorted(rows, [start, start + BLOCK_ROWS])
-            places = rows[first:end] - start
-            cells = {
-                name: unstored[name].iloc[first:end].reset_index(drop=True)
-                if name in unstored
-                else self._stored.load_block(name, block).to_pandas()["cells"].iloc[places]
-                for name in names
-            }
-            frame = pd.DataFrame(
-                {name: column.reset_index(drop=True) for name, column in cells.items()}
-            )
+            rows_in_block = rows[first:end] - start
+            cells = dict[str, pd.Series]()
+            for name in own_names:
+                if name in in_memory:
+                    column = in_memory[name].iloc[first:end]
+                else:
+                    stored = self._stored.load_block(name, block).to_pandas()["cells"]
+                    column = stored.iloc[rows_in_block]
+                cells[name] = column.reset_index(drop=True)
+            frame = pd.DataFrame(cells)
             frame.index = pd.Index(rows[first:end])
             frame.attrs.update(self.attrs)
             yield frame

@@ -21,27 +21,31 @@ Rows: TypeAlias = NDArray[np.int64]
 
 
 def make_generator(seed: int, purpose: str) -> np.random.Generator:
-    """Return the random generator of one purpose, so that changing one draw leaves others
-    unchanged.
-    """
+    """Return the random generator of one purpose, which is independent of those of others."""
     return np.random.default_rng(derive_seed(seed, "data", purpose))
 
 
 def split_rows(
     labels_N: Rows, test_fraction: float, *, seed: int, split: str = "by_class"
 ) -> tuple[Rows, Rows]:
-    """Return (train, test) rows.
+    """Return the positions of training and test rows, each ascending.
 
-    `split`: "by_class" puts the rounded share of each class into the test split; "at_random" reads
-    no label and takes the share of all rows. `test_fraction`: share of test rows.
+    Args:
+        labels_N: classes of all rows.
+        test_fraction: share of test rows, in (0, 1).
+        seed: of the split.
+        split: "by_class" puts the rounded share of each class into the test rows; "at_random" reads
+            no label and takes the share of all rows.
+
+    Raises DataError: one side would be empty.
     """
-    draw = make_generator(seed, "split")
+    generator = make_generator(seed, "split")
     group_N = np.zeros_like(labels_N) if split == "at_random" else labels_N
-    test = [np.empty(0, np.int64)]
+    test_parts = [np.empty(0, np.int64)]
     for group in np.unique(group_N):
-        rows = draw.permutation(np.flatnonzero(group_N == group))
-        test.append(rows[: round(test_fraction * len(rows))])
-    test_rows = np.sort(np.concatenate(test)).astype(np.int64)
+        rows = generator.permutation(np.flatnonzero(group_N == group))
+        test_parts.append(rows[: round(test_fraction * len(rows))])
+    test_rows = np.sort(np.concatenate(test_parts)).astype(np.int64)
     train_rows = np.setdiff1d(np.arange(len(labels_N), dtype=np.int64), test_rows)
     if not len(test_rows) or not len(train_rows):
         raise DataError(
@@ -60,11 +64,19 @@ def choose_labelled_rows(
     choice: str = "by_class",
     party: str | None = None,
 ) -> Rows | None:
-    """Return positions among T training rows whose labels training may use; None: all.
+    """Return the positions among T training rows whose labels training may use; None: all.
 
-    `wanted`: a number of rows, a share of those with a label, or None for all of those. For one
-    seed fewer rows are a subset of more. `party`: names a passive; None: the active. `choice`:
-    "by_class" or "at_random".
+    For one seed fewer rows are a subset of more.
+
+    Args:
+        labels_T: classes of the training rows, `UNLABELLED` for a row without a label.
+        wanted: a number of rows, or a share (below 1) of those with a label; None: all of those.
+        seed: of the choice.
+        choice: "by_class", which takes one row of each class first and then by the classes' shares,
+            or "at_random".
+        party: names a passive; None: the active.
+
+    Raises DataError: fewer rows are wanted than there are classes, or more than have a label.
     """
     known = np.flatnonzero(labels_T != UNLABELLED)
     if wanted is None:
@@ -86,20 +98,20 @@ def choose_labelled_rows(
     shuffled = make_generator(seed, purpose).permutation(known)
     if choice == "at_random":
         return np.sort(shuffled[:count])
-    # One of each class first, then each class by its share.
+    # Row k of a class with share s has rank k / s: one of each class first, then by the shares.
     queues = [shuffled[labels_T[shuffled] == label] for label in classes]
-    places = [np.arange(len(queue)) / (len(queue) / len(known)) for queue in queues]
-    order = np.argsort(np.concatenate(places), kind="stable")
+    ranks = [np.arange(len(queue)) / (len(queue) / len(known)) for queue in queues]
+    order = np.argsort(np.concatenate(ranks), kind="stable")
     return np.sort(np.concatenate(queues)[order[:count]])
 
 
 def passive_labels(
     labels_N: Rows, wanted: float | None, *, seed: int, choice: str, party: str
 ) -> Rows:
-    """Return the labels that a passive knows; `UNLABELLED` for rows that are not chosen.
+    """Return the labels (N,) that a passive knows: its own, `UNLABELLED` for rows that are not
+    chosen.
 
-    `wanted`: a number of rows, a share of those with a label, or None for all of those. `choice`:
-        "by_class" or "at_random".
+    For the arguments see `choose_labelled_rows`.
     """
     chosen = choose_labelled_rows(labels_N, wanted, seed=seed, choice=choice, party=party)
     if chosen is None:
@@ -110,9 +122,7 @@ def passive_labels(
 
 
 def draw_person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
-    """Return a random ID for each row of the pool, which reveals neither its position nor its
-    class.
-    """
+    """Return `count` distinct IDs in random order, which reveal nothing of a row."""
     numbers = make_generator(seed, "ids").permutation(count)
     return np.array([f"person-{number:06d}" for number in numbers])
 
@@ -120,9 +130,11 @@ def draw_person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
 def cut_columns(
     available: Sequence[str], chosen: Mapping[str, Sequence[int | str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Return party -> names of its columns, the active first.
+    """Return by party the names of its columns, the active first.
 
     `available`: names of all columns. `chosen`: columns by party, as names or indices.
+
+    Raises ConfigError: a party has none, a column is unknown, or two parties have one.
     """
     parties = {BUILT_IN_ACTIVE: chosen[BUILT_IN_ACTIVE]} | dict(chosen)
     cut = {
@@ -160,11 +172,13 @@ def _find_column(available: Sequence[str], column: int | str, party: str) -> str
 
 
 class Holdings(NamedTuple):
-    """A division of the pool's training rows: rows of all parties, further rows of the active, and
-    strangers (rows of passives that the active lacks); in no party's order.
+    """A division of the pool's training rows among the parties, in no party's order.
 
-    Strangers are the same for all passives, so that these know people in common whom the active
-    must not learn of.
+    Attributes:
+        shared: rows of all parties.
+        active_only: further rows of the active.
+        strangers: rows of all passives that the active lacks, so that passives know people in
+            common whom the active must not learn of.
     """
 
     shared: Rows
@@ -180,15 +194,22 @@ def count_shared_rows(rows: int, overlap: float) -> int:
 def draw_people(
     labels_N: Rows, *, rows: int | None, rows_per_class: int | None, seed: int
 ) -> Rows | None:
-    """Return the people to keep, ascending: `rows` in all, or `rows_per_class` of each class; None:
-    all.
+    """Return the positions of randomly chosen people, ascending; None: all are kept.
 
-    `rows_per_class`: how many of each class; None: `rows` in all.
+    Args:
+        labels_N: classes of all people.
+        rows: how many people in all; None: not limited so.
+        rows_per_class: how many people of each class; None: not limited so.
+        seed: of the choice.
+
+    Raises DataError: there are fewer people.
     """
     if rows is None and rows_per_class is None:
         return None
     order = make_generator(seed, "drawn people").permutation(len(labels_N))
-    groups = [order] if rows else [order[labels_N[order] == label] for label in np.unique(labels_N)]
+    groups = [order]
+    if not rows:
+        groups = [order[labels_N[order] == label] for label in np.unique(labels_N)]
     wanted = rows or rows_per_class or 0
     available = min(map(len, groups))
     if wanted > available:
@@ -209,8 +230,17 @@ def deal_people(
     whom the active lacks, so A + (A - S) <= T. So the active trains on about T / (2 - overlap) rows
     only: if it knew all people of a passive, alignment would look too easy.
 
-    With `aligned` the active gets all training rows (at most `limit`), so many of them are shared,
-    and there are no strangers.
+    With `aligned` the active gets all training rows (at most `limit`), of which `aligned` are
+    shared, and there are no strangers.
+
+    Args:
+        train_rows: T positions in the pool.
+        overlap: share of the active's rows that all parties have, in (0, 1].
+        limit: the most rows of the active; None: no limit.
+        seed: of the choice.
+        aligned: number of shared rows, in place of `overlap`; None: by `overlap`.
+
+    Raises DataError: nobody would be shared, or more people are wanted than the active has.
     """
     rows = make_generator(seed, "people").permutation(train_rows)
     active = math.floor(len(rows) / (2 - Fraction(str(overlap))))
@@ -239,6 +269,15 @@ def deal_clients(
 
     Each class is shuffled and dealt in turns; rows that do not divide evenly, or exceed a client's
     `limit`, are left out in proportion. The order is no party's. Source: FedMV, section 8.2.
+
+    Args:
+        labels_N: classes of all rows of the pool.
+        train_rows: positions of the training rows in it.
+        clients: how many.
+        limit: the most rows of a client; None: no limit.
+        seed: of the order.
+
+    Raises DataError: there are fewer rows than clients.
     """
     order = make_generator(seed, "clients").permutation(train_rows)
     rows_by_class = order[np.argsort(labels_N[order], kind="stable")]
@@ -248,5 +287,6 @@ def deal_clients(
             f"clients: {len(rows_by_class)} training rows are too few for {clients} clients; ask "
             "for fewer clients or more rows"
         )
-    shares = (rows_by_class[client::clients] for client in range(clients))
-    return tuple(rows[(2 * np.arange(size) + 1) * len(rows) // (2 * size)] for rows in shares)
+    dealt = (rows_by_class[client::clients] for client in range(clients))
+    # `size` rows at even distances, each in the middle of its part.
+    return tuple(rows[(2 * np.arange(size) + 1) * len(rows) // (2 * size)] for rows in dealt)

@@ -27,13 +27,13 @@ from secure_apfed.data.lazy_rows import is_lazy
 from secure_apfed.errors import CheckpointError, DataError
 
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
-_ABOUT = "party"
+_HEADER_KEY = "party"
 
 
 def _is_finite(features_NF: torch.Tensor) -> bool:
-    """Return whether all numbers are finite; an expanded row is checked once."""
-    repeated = features_NF.ndim > 1 and features_NF.stride(0) == 0
-    return bool((features_NF[:1] if repeated else features_NF).isfinite().all())
+    """Return whether all numbers are finite; of rows that are one expanded row, one is checked."""
+    is_expanded = features_NF.ndim > 1 and features_NF.stride(0) == 0
+    return bool((features_NF[:1] if is_expanded else features_NF).isfinite().all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,8 @@ class PartyTable:
         ids: distinct, in the party's own order; a tuple, or mapped (`MappedIds`).
         features: float32 (N, columns) or (N, channels, height, width); rows of a data set
             (`LazyRows`) are read, and checked, when a step needs them.
-        labels: int64 (N,), at a party that holds labels, or float32 where they are numbers to
-            predict, standardised; `UNLABELLED` where it does not know it.
+        labels: (N,), int64 class indices, or standardised float32 where labels are numbers to
+            predict; `UNLABELLED` for a row without one; None: the party holds no labels.
         encoding: how raw columns or images became the features, for prediction later.
         views: by name, the range of features that form a view; empty for images.
     """
@@ -169,17 +169,19 @@ class VerticalData(OwnData):
     def select_party(self, name: str) -> OwnData | None:
         """Return the data of the party of this name; None if it has none (an aggregator)."""
         if name == self.table.name:
-            return OwnData(**{each.name: getattr(self, each.name) for each in fields(OwnData)})
-        data_of_passives = (OwnData.for_passive(each, self.classes) for each in self.passives)
-        return next((own for own in data_of_passives if own.table.name == name), None)
+            return OwnData(**{field.name: getattr(self, field.name) for field in fields(OwnData)})
+        for table in self.passives:
+            if table.name == name:
+                return OwnData.for_passive(table, self.classes)
+        return None
 
     def replace_own(self, data: OwnData) -> "VerticalData":
         """Return the same data with `data` in place of the active's."""
         return replace(self, **vars(data))
 
     def compare_ids(self, rule: Callable[[str], str]) -> None:
-        """Refuse parties without any matching ID, after this normalisation. Raises DataError."""
-        if not self.horizontal:  # else no people are matched
+        """Raise DataError if two parties have no matching ID; `rule`: normalises an ID."""
+        if not self.horizontal:  # where parties have different people, and none are matched
             require_comparable({table.name: map(rule, table.ids) for table in self.tables})
 
     def __post_init__(self) -> None:
@@ -214,16 +216,16 @@ class VerticalData(OwnData):
             raise DataError(f"{self.active.name}: labelled rows are among its training rows")
 
     def _check_passive(self, table: PartyTable) -> None:
-        """Check that a passive has labels if it must, and in a horizontal partition the active's
-        features.
+        """Raise DataError unless a passive has labels just if it must, and in a horizontal
+        partition the active's features.
         """
         name = table.name
         labels_N = table.labels
         reason = "the partition is horizontal" if self.horizontal else "it is in labels_at"
-        holds = self.horizontal or name in self.labels_at
-        if labels_N is None and holds:
+        must_hold_labels = self.horizontal or name in self.labels_at
+        if labels_N is None and must_hold_labels:
             raise DataError(f"{name}: {reason}, and it has no labels; give it those of its rows")
-        if labels_N is not None and not holds:
+        if labels_N is not None and not must_hold_labels:
             raise DataError(
                 f"{name} is passive and holds no labels; give it None, or name it in labels_at"
             )
@@ -234,11 +236,11 @@ class VerticalData(OwnData):
                     f"{name}: {len(known)} of its rows have a label, at least one is needed, and "
                     f"all of 0 to {len(self.classes) - 1}"
                 )
-        like = self.active
-        if self.horizontal and table.layout != like.layout:
+        if self.horizontal and table.layout != self.active.layout:
             raise DataError(
                 f"{name}: under a horizontal partition all parties have the same features in the "
-                f"same order and the same views; those of {name} are others than {like.name}'s: "
+                f"same order and the same views; those of {name} are others than "
+                f"{self.active.name}'s: "
                 "give all of them the same columns in one order, of the same categories, and one "
                 "encoding"
             )
@@ -253,14 +255,14 @@ class VerticalData(OwnData):
         if self.targets is not None:
             self._check_targets(labels_N)
             return
-        wrong = (labels_N < 0) | (labels_N >= len(self.classes))
-        needed = torch.zeros_like(wrong)
-        needed[torch.cat([self.labelled_rows, self.test_rows])] = True
-        wrong &= needed | (labels_N != UNLABELLED)
-        if bool(wrong.any()):
+        is_outside = (labels_N < 0) | (labels_N >= len(self.classes))
+        is_needed = torch.zeros_like(is_outside)
+        is_needed[torch.cat([self.labelled_rows, self.test_rows])] = True
+        is_wrong = is_outside & (is_needed | (labels_N != UNLABELLED))
+        if bool(is_wrong.any()):
             raise DataError(
-                f"{self.active.name}: {int(wrong.sum())} labels lie outside the "
-                f"{len(self.classes)} classes, first {int(labels_N[wrong][0])}; "
+                f"{self.active.name}: {int(is_wrong.sum())} labels lie outside the "
+                f"{len(self.classes)} classes, first {int(labels_N[is_wrong][0])}; "
                 f"expected 0 to {len(self.classes) - 1}"
             )
         if len(labels_N[self.labelled_rows].unique()) < 2:
@@ -288,20 +290,23 @@ class VerticalData(OwnData):
 def check_distinct(
     ids: Sequence[str], *, party: str, place: Callable[[int], str] = "row {} (from 0)".format
 ) -> None:
-    """Raise DataError if an ID occurs twice; `place` says where a row is found.
+    """Raise DataError if an ID occurs twice.
 
-    Digests of 64 bits are compared first, so that IDs on disk need no Python objects.
+    Hashes of 64 bits are compared first, so that all IDs of a table on disk are never in memory.
+
+    `party`: whose IDs they are. `place`: says in words where a row is found.
     """
-    digests_N = np.fromiter(map(hash, ids), np.int64, count=len(ids))
-    in_order = np.sort(digests_N)
-    shared = in_order[1:][in_order[1:] == in_order[:-1]]
-    if not len(shared):
+    hashes_N = np.fromiter(map(hash, ids), np.int64, count=len(ids))
+    in_order = np.sort(hashes_N)
+    repeated_hashes = in_order[1:][in_order[1:] == in_order[:-1]]
+    if not len(repeated_hashes):
         return
-    suspects = {row: ids[row] for row in np.flatnonzero(np.isin(digests_N, shared)).tolist()}
-    repeated = [text for text, count in Counter(suspects.values()).items() if count > 1]
+    candidate_rows = np.flatnonzero(np.isin(hashes_N, repeated_hashes)).tolist()
+    candidates = {row: ids[row] for row in candidate_rows}
+    repeated = [text for text, count in Counter(candidates.values()).items() if count > 1]
     if not repeated:
         return
-    rows = [row for row, text in suspects.items() if text == repeated[0]]
+    rows = [row for row, text in candidates.items() if text == repeated[0]]
     raise DataError(
         f"{party}: {len(repeated)} IDs occur more than once, the first in "
         f"{', '.join(map(place, rows[:5]))}; each row needs its own ID, or name more ID "
@@ -319,7 +324,7 @@ def pack_own(data: OwnData) -> bytes:
         "labels": table.labels,
         "labelled": data.labelled,
     }
-    about = {
+    header = {
         "name": table.name,
         "ids": tuple(table.ids),
         "classes": data.classes,
@@ -328,37 +333,39 @@ def pack_own(data: OwnData) -> bytes:
         "views": _encode_views(table.views),
     }
     present = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    return save(present, metadata={_ABOUT: json.dumps(about)})
+    return save(present, metadata={_HEADER_KEY: json.dumps(header)})
 
 
 def load_own(path: Path, name: str) -> OwnData:
-    """Read a file of `pack_own` for the party of this name. Raises DataError: it is of another
-    party, or damaged.
+    """Read the data of the party of this name from a file of `pack_own`.
+
+    Raises DataError: the file is of another party, or damaged.
     """
     try:
         tensors = load(load_bytes(path))
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})[_ABOUT])
-        if about["name"] != name:
+            header = json.loads((file.metadata() or {})[_HEADER_KEY])
+        if header["name"] != name:
             raise DataError(
-                f"{name}: {path} holds the rows of {about['name']}; give each party its own"
+                f"{name}: {path} holds the rows of {header['name']}; give each party its own"
             )
-        views = {view: _parse_view(*parts) for view, parts in about["views"].items()}
+        views = {view: _parse_view(*values) for view, values in header["views"].items()}
         table = PartyTable(
             name,
-            tuple(about["ids"]),
+            tuple(header["ids"]),
             tensors["features"],
             tensors.get("labels"),
-            parse_encoding(about["encoding"]),
+            parse_encoding(header["encoding"]),
             views,
         )
+        scale = header.get("targets")
         return OwnData(
             table=table,
             train_rows=tensors["train_rows"],
             test_rows=tensors["test_rows"],
-            classes=tuple(about["classes"]),
+            classes=tuple(header["classes"]),
             labelled=tensors.get("labelled"),
-            targets=TargetScale.model_validate(scale) if (scale := about.get("targets")) else None,
+            targets=TargetScale.model_validate(scale) if scale else None,
         )
     except (
         CheckpointError,

@@ -43,7 +43,7 @@ _LABELS = "labels"
 
 Features: TypeAlias = Tensor | LazyRows
 MakeRows: TypeAlias = Callable[..., Any]
-"""Code of a party: makes its rows, of the `ids` that it is asked for, or with IDs of its own."""
+"""A party's own function that makes its rows: of the IDs in its argument `ids`, or with IDs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,10 +94,7 @@ class ImageFiles:
         channels: int | None = None,
         size: tuple[int, int] | None = None,
     ) -> None:
-        """Check file names, and that Pillow is installed. Raises DataError, ConfigError.
-
-        `channels`: 3 for colours, 1 for greys; None: as in the first file.
-        """
+        """Check file names, and that Pillow is installed; for the arguments see the class."""
         try:
             from PIL import Image
         except ModuleNotFoundError as error:
@@ -121,8 +118,9 @@ class ImageFiles:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Tensor:
-        """Read one image, converted and resized, (C, H, W) in 0 to 1. Raises DataError: unsupported
-        mode.
+        """Read one image, converted and resized, (C, H, W) in 0 to 1.
+
+        Raises DataError: its pixels are integers or floats of more than 8 bits.
         """
         with self._open(self._folder / self._names[index]) as image:
             if image.mode[0] in "IF":
@@ -178,12 +176,17 @@ def load_arrays(path: Path, *, party: str) -> Mapping[str, Any]:
 def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
     """Return rows of an array, a tensor or a map-style data set as features, (N, *shape).
 
-    `workers`: threads that read rows.
+    Arrays that are memory-mapped, and data sets, are read when rows are needed.
+
+    Args:
+        rows: what the party gave.
+        party: its name, for errors.
+        workers: threads that read the rows of a data set.
 
     Raises DataError: they are of another kind, or single numbers.
     """
     _refuse_other_tables(rows, party=party)
-    if isinstance(rows, np.memmap):  # larger than memory, perhaps
+    if isinstance(rows, np.memmap):  # which may be larger than memory
         is_plain = rows.dtype.kind in "biuf" and rows.ndim > 1
         return (
             MappedRows(rows, party=party)
@@ -198,8 +201,8 @@ def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
                     "rows.astype('float32')"
                 )
             rows = rows.astype(np.float32, copy=not rows.flags.writeable)
-        elif advice := _refuse_tensor(rows):
-            raise DataError(f"{party}: its rows are a tensor {advice}")
+        elif fault := _describe_tensor_fault(rows):
+            raise DataError(f"{party}: its rows are a tensor {fault}")
         features = torch.as_tensor(rows).detach().to("cpu", torch.float32)
         if features.ndim < 2:
             raise DataError(
@@ -226,10 +229,7 @@ def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
 
 
 def _refuse_other_tables(rows: Any, *, party: str) -> None:
-    """Refuse tables that numbers cannot be read from as they are.
-
-    Raises DataError: says what to hand in.
-    """
+    """Raise DataError for sparse and masked arrays, frames of other libraries, and records."""
     kind = type(rows).__name__
     if hasattr(rows, "toarray") and hasattr(rows, "nnz"):
         raise DataError(
@@ -253,8 +253,8 @@ def _refuse_other_tables(rows: Any, *, party: str) -> None:
         )
 
 
-def _refuse_tensor(rows: Tensor) -> str:
-    """Return why no rows can be read of a tensor, and what to give; "" where they can."""
+def _describe_tensor_fault(rows: Tensor) -> str:
+    """Return why a tensor's numbers cannot be read, and what to give instead; "" if they can."""
     if rows.is_meta:
         return "without numbers (on torch's meta device); give one with numbers"
     if rows.is_complex():
@@ -267,8 +267,8 @@ def _refuse_tensor(rows: Tensor) -> str:
 def load_array_rows(path: Path, *, party: str, has_table: bool, has_labels: bool) -> OwnRows:
     """Return the rows of a file of arrays; without a table also its IDs and labels.
 
-    `has_table`: whether IDs stand in a table beside the file. `has_labels`: whether the party has
-    labels.
+    `has_table`: whether the party has a table, which has the IDs. `has_labels`: whether the party
+    holds labels.
 
     Raises DataError: as `load_arrays`; or an array is missing.
     """
@@ -295,7 +295,9 @@ def make_code_rows(
         make: given `ids`, returns their rows in this order; if it takes no `ids`, those of the
             table's lines in their order. Without a table it returns the IDs and rows as a tuple,
             and at a party with labels the labels, too.
+        party: the party's name.
         ids: of the party's table; None: it has none.
+        has_labels: whether the party holds labels.
 
     Raises DataError: it fails, or returns something else.
     """
@@ -335,17 +337,22 @@ def _call_code(make: MakeRows, party: str, **arguments: Sequence[str]) -> Any:
     except ApfedError:
         raise
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        file_name = Path(frame.filename).name
         raise DataError(
-            f"{party}: {_name_of(make)} fails in line {place.lineno} of {Path(place.filename).name}"
-            f": {type(error).__name__}: {error}"
+            f"{party}: {_name_code(make)} fails in line {frame.lineno} of {file_name}: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
 def load_images(folder: Path, names: Sequence[Any], *, column: str, party: str) -> LazyRows:
     """Return the images that the cells of a column name, read when a step needs them.
 
-    `names`: of the file of each row, relative to the folder.
+    Args:
+        folder: where the files are.
+        names: the cells: of each row its file's name, relative to the folder.
+        column: the column's name, for errors.
+        party: its party, for errors.
 
     Raises ConfigError, DataError: as `ImageFiles`; or a cell is empty, or an image cannot be read.
     """
@@ -377,4 +384,5 @@ def _pick_rows(arrays: Mapping[str, Any], path: Path, *, party: str) -> Any:
 
 
 def _name_code(make: MakeRows) -> str:
+    """Return what errors call a function or another callable."""
     return getattr(make, "__qualname__", type(make).__name__)

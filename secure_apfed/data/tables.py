@@ -668,7 +668,7 @@ def _extract_labels(
             party=party,
             column=column,
             listed=settings.explicit_classes,
-            count=is_csv(frame),
+            are_empty=is_csv(frame),
         )
     return tuple(None if text == "" or text in empty else text for text in texts)
 

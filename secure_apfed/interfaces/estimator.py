@@ -404,7 +404,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         if self.classes_.dtype.kind not in "biuf":
             texts = [str(label) for label in y_N.tolist()]
             require_one_spelling(texts, where="the labels y", remedy="number them")
-            warn_of_empty_words(texts, party="VerticalClassifier", column="y", count=False)
+            warn_of_empty_words(texts, party="VerticalClassifier", column="y", are_empty=False)
         classes = tuple(map(str, self.classes_))
         return _Labels(numbers=torch.from_numpy(numbers_N).long(), classes=classes)
 
