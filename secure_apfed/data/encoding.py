@@ -69,16 +69,24 @@ NO_FEATURES = (
     "{source}: no feature columns are left beside IDs, labels and what is under ignore; take a "
     "column out of ignore, or name a table with features"
 )
-_FILLED: tuple[Missing, ...] = ("mean", "drop")
-_ROUNDING = 8 * np.finfo(np.float64).eps
-_SAME = 1e-6  # of a number that a file has in float32, too
+# Settings of `missing` that accept empty cells.
+_ACCEPTING: tuple[Missing, ...] = ("mean", "drop")
+_ROUNDING = 8 * np.finfo(np.float64).eps  # relative spread of a column that counts as constant
+# Relative distance from a constant column's value that counts as equal, such as in float32.
+_SAME = 1e-6
 RawFeatures: TypeAlias = pd.DataFrame | NDArray[np.generic]
-# The reader of the standardised numbers of each kind; dates are read by `_numbers`.
+# By kind of column, the function that reads its numbers; dates are read by `_parse_numbers`.
 _READ = MappingProxyType({"numeric": read_numbers, "duration": read_durations})
 
 
 class _Encoded(NamedTuple):
-    """A column's features (N, F), and (N,) which cells are empty and which count for nothing."""
+    """One column's encoded cells.
+
+    Attributes:
+        features: (N, F).
+        empty: (N,), which cells are empty.
+        ignored: (N,), which cells are ignored, since no training row had such a value.
+    """
 
     features: NDArray[np.float64]
     empty: NDArray[np.bool_]
@@ -133,20 +141,26 @@ class NumericColumn(Settings):
         """Return (N, 1); an empty cell becomes 0, the mean."""
         numbers_N = _parse_numbers(column, self.kind, source=source, formats=self.date_formats)
         empty_N = np.isnan(numbers_N)
-        other_N = np.zeros(len(numbers_N), dtype=bool)
+        ignored_N = np.zeros(len(numbers_N), dtype=bool)
         standard_N = np.where(empty_N, 0.0, (numbers_N - self.mean) / self.scale)
         if self.constant:
-            other_N = ~empty_N & (np.abs(numbers_N - self.mean) > _SAME * abs(self.mean))
+            ignored_N = ~empty_N & (np.abs(numbers_N - self.mean) > _SAME * abs(self.mean))
             standard_N = np.zeros(len(numbers_N))
-        return _Encoded(standard_N[:, None], empty_N, other_N)
+        return _Encoded(standard_N[:, None], empty_N, ignored_N)
 
 
 def _parse_numbers(
     column: "pd.Series", kind: str, *, source: str, formats: Sequence[str] = ()
 ) -> NDArray[np.float64]:
-    """Return finite numbers (N,) before standardisation; NaN where a cell is empty.
+    """Return a column as finite numbers (N,), not standardised; NaN where a cell is empty.
 
-    `kind`: "numeric", "date" or "duration". `formats`: date formats besides ISO 8601.
+    Args:
+        column: its cells.
+        kind: "numeric", "date" or "duration"; the latter two become days.
+        source: the party's name, for errors.
+        formats: date formats besides ISO 8601.
+
+    Raises DataError: a cell is of another kind, or infinite.
     """
     if kind == "date":
         numbers = read_days(column, source=source, formats=formats)
@@ -189,17 +203,20 @@ class CategoricalColumn(Settings):
         """Return the category that each of these texts denotes, by text.
 
         This is the text itself, or the category of the same meaning, as a number, a moment or, if
-        all categories are truth values, a truth value. A text that could stand for two categories
-        is left out.
+        all categories are truth values, a truth value. A text that denotes no category, or could
+        stand for two, is left out.
         """
-        own = {column_name(category): category for category in self.categories}
-        alike = defaultdict[str, set[str]](set)
-        for text, category in own.items():
-            alike[self._normalise_text(text)].add(category)
+        category_by_text = {column_name(category): category for category in self.categories}
+        categories_by_meaning = defaultdict[str, set[str]](set)
+        for text, category in category_by_text.items():
+            categories_by_meaning[self._normalise_text(text)].add(category)
         category_of = {}
         for text in texts:
             name = column_name(text)
-            matches = {own[name]} if name in own else alike[self._normalise_text(text)]
+            if name in category_by_text:
+                category_of[text] = category_by_text[name]
+                continue
+            matches = categories_by_meaning[self._normalise_text(text)]
             if len(matches) == 1:
                 (category_of[text],) = matches
         return category_of
@@ -219,13 +236,12 @@ class CategoricalColumn(Settings):
         number.
         """
         yield from (unicodedata.normalize(form, category) for form in ("NFC", "NFD"))
-        plain = [normalise_spelling(category)]
+        number = normalise_spelling(category)
         if self._are_truths:
             truth = _parse_truth(category)
             yield from (text for text, value in TRUTHS.items() if value == truth)
-            plain = [str(int(bool(truth)))]
-        for text in plain:
-            yield from (text, f"{text}.0")
+            number = str(int(bool(truth)))
+        yield from (number, f"{number}.0")
 
     @property
     def texts(self) -> frozenset[str]:
@@ -234,15 +250,15 @@ class CategoricalColumn(Settings):
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
         """Return one-hot features, (N, number of categories); zeros for empty and unknown cells."""
-        own = {category: index for index, category in enumerate(self.categories)}
+        index_of_category = {category: index for index, category in enumerate(self.categories)}
         texts = read_texts(column, words=self.texts)
         distinct = {text for text in texts if text is not None}
-        places = {text: own[category] for text, category in self.match_categories(distinct).items()}
+        category_of = self.match_categories(distinct)
         empty_N = np.array([text is None for text in texts], dtype=bool)
         hot_NF = np.zeros((len(column), len(self.categories)))
         for row, text in enumerate(texts):
-            if text in places:
-                hot_NF[row, places[text]] = 1.0
+            if text in category_of:
+                hot_NF[row, index_of_category[category_of[text]]] = 1.0
         ignored_N = ~empty_N & ~hot_NF.any(axis=1)
         return _Encoded(np.ones_like(hot_NF) if self.constant else hot_NF, empty_N, ignored_N)
 
@@ -258,8 +274,10 @@ Column = Annotated[NumericColumn | CategoricalColumn, Field(discriminator="kind"
 class ColumnEncoding(Settings):
     """A party's columns, in the order of its features.
 
-    Where `missing` is "mean" an empty number is filled with it, and a category with zeros; "error"
-    and "drop" refuse: each row of the input owes a row of output.
+    Attributes:
+        columns: the encoding of each column.
+        missing: "mean": an empty number becomes the mean, and an empty category zeros; "error" and
+            "drop": empty cells are refused, since each row of input must give a row of output.
     """
 
     kind: Literal["columns"] = "columns"
@@ -306,29 +324,37 @@ class ColumnEncoding(Settings):
     def encode_blocks(
         self, blocks: Iterable[pd.DataFrame], *, source: str, counts: CellCounts
     ) -> Iterator[torch.Tensor]:
-        """Yield the features of a table block by block, (B, F); its faults are those of all blocks.
+        """Yield the features of a table block by block, (B, F).
 
-        `blocks`: frames with these columns, others are ignored.
+        After the last block, empty cells of all blocks are refused if `missing` says so.
+
+        Args:
+            blocks: frames with these columns; others are ignored.
+            source: the party's name, for errors.
+            counts: rows, empty and ignored cells are added to it.
         """
         empty_cells = Counter[str]()
         is_of_texts = False
         for block in blocks:
             frame = self._select_columns(block, source)
             is_of_texts = is_csv(frame)
-            own = CellCounts()
-            yield self._encode_frame(frame, source, own)
-            empty_cells += own.empty
+            block_counts = CellCounts()
+            yield self._encode_frame(frame, source, block_counts)
+            empty_cells += block_counts.empty
             counts.rows += len(frame)
-            counts.empty += own.empty
-            counts.ignored += own.ignored
+            counts.empty += block_counts.empty
+            counts.ignored += block_counts.ignored
         if self.missing != "mean":
             cause = "" if is_of_texts else self._describe_lost_words(empty_cells)
             _refuse_empty(empty_cells, source=source, cause=cause)
 
     def _encode_frame(self, frame: pd.DataFrame, source: str, counts: CellCounts) -> torch.Tensor:
-        """Return the features (N, F) of these very columns; add empty and ignored cells."""
+        """Return the features (N, F) of a frame with just these columns, in this order.
+
+        `counts`: empty and ignored cells are added to it.
+        """
         features_NF = np.empty((len(frame), *self.shape), np.float32)
-        # one at a time: all of them in float64 would be twice as much
+        # Column by column, since all of them in float64 would need twice the memory.
         for column, own in zip(self.columns, self.places, strict=True):
             part, empty_N, ignored_N = column.encode(frame[column.name], source=source)
             counts.empty[column.name] = int(empty_N.sum())
@@ -342,8 +368,9 @@ class ColumnEncoding(Settings):
         return torch.from_numpy(features_NF)
 
     def _describe_lost_words(self, empty_cells: Mapping[str, int]) -> str:
-        """Return in words which categories pandas would read as empty cells; "" if none are
-        affected.
+        """Return in words which categories pandas reads as empty cells; "" if none are affected.
+
+        `empty_cells`: number of empty cells by column.
         """
         words = set[str]()
         for column in self.columns:
@@ -355,8 +382,9 @@ class ColumnEncoding(Settings):
         return f" ({quoted}, a category here, is empty to pandas: read_csv(keep_default_na=False))"
 
     def _select_columns(self, raw: RawFeatures, source: str) -> pd.DataFrame:
-        """Return the encoding's columns, in its order. Raises DataError: missing or repeated
-        columns.
+        """Return the encoding's columns of a frame or array, in the encoding's order.
+
+        Raises DataError: columns are missing or repeated, or the array is of another width.
         """
         names = [column.name for column in self.columns]
         if not isinstance(raw, pd.DataFrame):
@@ -366,36 +394,41 @@ class ColumnEncoding(Settings):
                     f"of shape {raw.shape}"
                 )
             return pd.DataFrame(raw, columns=names)
-        own = list(map(column_name, raw.columns))
-        times = Counter(own)
-        if repeated := [name for name in names if times[column_name(name)] > 1]:
+        own_names = list(map(column_name, raw.columns))
+        counts = Counter(own_names)
+        if repeated := [name for name in names if counts[column_name(name)] > 1]:
             raise DataError(
                 f"{source}: several columns are named {', '.join(repeated)}; give each a name of "
                 "its own"
             )
-        places = dict(zip(own, raw.columns, strict=True))
-        if absent := [name for name in names if column_name(name) not in places]:
+        name_in_frame = dict(zip(own_names, raw.columns, strict=True))
+        if absent := [name for name in names if column_name(name) not in name_in_frame]:
             raise DataError(
                 f"{source}: {len(absent)} of {len(names)} columns are missing: "
                 f"{', '.join(absent)}; the model was trained with them, so add them"
             )
-        selected = select_columns(raw, [places[column_name(name)] for name in names])
+        selected = select_columns(raw, [name_in_frame[column_name(name)] for name in names])
         return selected if list(selected.columns) == names else selected.set_axis(names, axis=1)
 
 
 def _refuse_empty(
     counts: Counter[str], *, source: str, advice: Advice | None = None, cause: str = ""
 ) -> None:
-    """Raise TableError if columns have empty cells; name the settings that would fill them.
+    """Raise TableError if columns have empty cells; it proposes settings that accept them.
 
-    `advice`: proposes settings for errors; None: no proposals. `cause`: why an empty cell is an
-    error.
+    Args:
+        counts: number of empty cells by column.
+        source: the party's name.
+        advice: proposes the settings; None: for a party called X, whose name is unknown here.
+        cause: further words on the columns.
     """
     columns = ", ".join(f"{name} ({count})" for name, count in (+counts).items())
     if not columns:
         return
     advice = advice or Advice("X")
-    remedies: tuple[Remedy, ...] = tuple((advice.set_value("missing", way),) for way in _FILLED)
+    remedies: tuple[Remedy, ...] = tuple(
+        (advice.set_value("missing", value),) for value in _ACCEPTING
+    )
     raise TableError(
         [
             Fault(
@@ -410,7 +443,8 @@ def _refuse_empty(
 def refuse_empty_cells(frame: pd.DataFrame, *, categorical: Sequence[str], advice: Advice) -> None:
     """Raise TableError for empty cells; a column without any value has a fault of its own.
 
-    `categorical`: columns that are encoded one-hot.
+    `categorical`: names of columns that are encoded one-hot, in which words such as NA are values.
+    `advice`: proposes settings for the error.
     """
     counts = Counter[str]()
     for name in frame.columns:
@@ -467,10 +501,11 @@ def fit_columns(
 def _fit_numbers(
     column: "pd.Series", formats: Sequence[str] = (), *, advice: Advice
 ) -> NumericColumn:
-    """Return the encoding of a column of numbers, dates or durations. Raises
-    DataError, TableError.
+    """Return the encoding of a column of numbers, dates or durations.
 
-    `formats`: date formats besides ISO 8601.
+    `formats`: date formats besides ISO 8601. `advice`: proposes settings for errors.
+
+    Raises DataError, TableError: cells are of another kind, too large, or all empty.
     """
     kind: Literal["numeric", "date", "duration"] = "numeric"
     source = advice.party
@@ -485,7 +520,7 @@ def _fit_numbers(
     numbers = _parse_numbers(column, kind, source=source, formats=written)
     name = str(column.name)
     known = numbers[~np.isnan(numbers)]
-    _check_any(len(known), column, advice)
+    _require_value(len(known), column, advice)
     with np.errstate(over="ignore", invalid="ignore"):
         mean = float(known.mean())
         deviation = float(known.std())
@@ -505,11 +540,13 @@ def _fit_categories(
 ) -> CategoricalColumn:
     """Return the encoding of a column of texts, with its `max_categories` most frequent categories.
 
+    `max_categories`: None: the settings give no limit. `advice`: proposes settings for errors.
+
     Raises TableError: it has too many categories, and the settings give no limit.
     """
     texts = read_texts(column, words=EMPTY)
     counts = Counter(text for text in texts if text is not None)
-    _check_any(len(counts), column, advice)
+    _require_value(len(counts), column, advice)
     if len(counts) > MAX_CATEGORIES and max_categories is None:
         name = str(column.name)
         remedies: list[Remedy] = [
@@ -540,8 +577,8 @@ def _fit_categories(
     )
 
 
-def _check_any(count: int, column: "pd.Series", advice: Advice) -> None:
-    """Raise TableError if a column has no value."""
+def _require_value(count: int, column: "pd.Series", advice: Advice) -> None:
+    """Raise TableError if a column has no value; `count`: how many it has."""
     if not count:
         name = str(column.name)
         remedies: tuple[Remedy, ...] = ((advice.add_to_list("ignore", name),),)
@@ -551,9 +588,11 @@ def _check_any(count: int, column: "pd.Series", advice: Advice) -> None:
 
 @dataclass(frozen=True)
 class View:
-    """The features `first` to `end` (exclusive) of a party.
+    """A view: a range of a party's features that belong together.
 
     Attributes:
+        first: position of its first feature.
+        end: that after its last one.
         sequence: (T, C) of a view of sequences; None: plain features.
     """
 
@@ -602,34 +641,38 @@ def fit_views(
 
 
 def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str) -> list[Column]:
-    """Return the columns of one view of sequences: each channel divided by its root mean square.
+    """Return the encodings of the columns of a view of sequences.
 
-    The number of steps, the first column, stays as it is.
+    Each channel is divided by its root mean square over the steps in use; the first column, the
+    number of steps, stays as it is.
+
+    `frame`: the view's columns. `steps`, `channels`: T and C.
     """
     numbers_NF = np.stack([read_numbers(frame[name], source=source) for name in frame], axis=1)
     used_N = numbers_NF[:, 0]
     steps_NTC = numbers_NF[:, 1:].reshape(-1, steps, channels)
     used_NT = np.arange(steps) < used_N[:, None]
-    mean_C = np.nan_to_num(np.square(steps_NTC[used_NT])).sum(0) / max(1, used_NT.sum())
-    scale_C = np.where(np.isfinite(mean_C) & (mean_C > 0), np.sqrt(mean_C), 1.0)
+    squares_C = np.nan_to_num(np.square(steps_NTC[used_NT])).sum(0)
+    mean_square_C = squares_C / max(1, used_NT.sum())
+    has_scale_C = np.isfinite(mean_square_C) & (mean_square_C > 0)
+    scale_C = np.where(has_scale_C, np.sqrt(mean_square_C), 1.0)
     first, *others = map(str, frame.columns)
     scales = np.tile(scale_C, steps).tolist()
-    constants = np.tile(mean_C == 0, steps).tolist()
-    return [
-        NumericColumn(name=first),
-        *(
-            NumericColumn(name=name, scale=scale, constant=constant)
-            for name, scale, constant in zip(others, scales, constants, strict=True)
-        ),
-    ]
+    constants = np.tile(mean_square_C == 0, steps).tolist()
+    columns: list[Column] = [NumericColumn(name=first)]
+    for name, scale, constant in zip(others, scales, constants, strict=True):
+        columns.append(NumericColumn(name=name, scale=scale, constant=constant))
+    return columns
 
 
 def locate_views(
     encoding: ColumnEncoding, views: Mapping[str, ViewColumns], *, source: str
 ) -> dict[str, View]:
-    """Return the position of each view among the features that the encoding produces.
+    """Return by name the range of each view among the features that the encoding produces.
 
-    `views`: columns of each view by its name.
+    `views`: the columns of each view, by its name. `source`: the party's name, for the error.
+
+    Raises DataError: the views do not have the encoding's columns in its order.
     """
     expected = [name for view in views.values() for name in view.columns]
     if [column.name for column in encoding.columns] != expected:
@@ -646,14 +689,16 @@ def locate_views(
 
 
 def check_views(features: Any, views: Mapping[str, View], *, party: str) -> None:
-    """Raise DataError unless the views cover all features, and sequences have valid numbers of
-    steps.
+    """Raise DataError unless the views cover all features without gaps, and views of sequences have
+    the right width and valid numbers of steps in use.
+
+    `features`: (N, F), perhaps read lazily. `views`: by name, in the order of the features.
     """
     if not views:
         return
     ends = [0, *(view.end for view in views.values())]
-    follow = all(view.first == end for view, end in zip(views.values(), ends, strict=False))
-    if features.dim() != 2 or not follow or ends[-1] != features.shape[1]:
+    are_adjacent = all(view.first == end for view, end in zip(views.values(), ends, strict=False))
+    if features.dim() != 2 or not are_adjacent or ends[-1] != features.shape[1]:
         raise DataError(
             f"{party}: views {', '.join(views)} must follow one another over all its features "
             f"{tuple(features.shape[1:])}"
@@ -661,17 +706,18 @@ def check_views(features: Any, views: Mapping[str, View], *, party: str) -> None
     for name, view in views.items():
         if view.sequence is None:
             continue
-        width, (max_steps, channels) = view.end - view.first, view.sequence
+        max_steps, channels = view.sequence
+        width = view.end - view.first
+        expected = 1 + max_steps * channels
         steps_N = read_column(features, view.first)
-        if width != (expected := 1 + max_steps * channels):
-            wrong = f"{width} columns, expected {expected} for {view.sequence}"
-        elif not bool(
-            ((steps_N >= 0) & (steps_N <= max_steps) & (steps_N == steps_N.round())).all()
-        ):
-            wrong = f"steps in use that are not whole numbers of 0 to {max_steps}"
-        else:
-            continue
-        raise DataError(f"{party}: view {name!r} has {wrong}")
+        is_count_N = (steps_N >= 0) & (steps_N <= max_steps) & (steps_N == steps_N.round())
+        fault = ""
+        if width != expected:
+            fault = f"{width} columns, expected {expected} for {view.sequence}"
+        elif not bool(is_count_N.all()):
+            fault = f"steps in use that are not whole numbers of 0 to {max_steps}"
+        if fault:
+            raise DataError(f"{party}: view {name!r} has {fault}")
 
 
 class ImageEncoding(Settings):
@@ -746,18 +792,22 @@ class ImageEncoding(Settings):
         return raw
 
     def _cut_strip(self, values: NDArray[np.generic], source: str) -> NDArray[np.generic]:
-        """Return the strips (N, C, S, W) of whole or already cut images. Raises DataError: another
-        shape.
+        """Return the strips (N, C, S, W) of whole images or of strips.
+
+        `values`: images of shape (C, H, W), (H, W) for one channel, or flat; or strips likewise.
+
+        Raises DataError: another shape.
         """
         full_shape = (self.channels, self.height, self.width)
         strip_shape = self.shape
-        for size in (strip_shape, full_shape):
-            flat = values.ndim == 2 and values.shape[1] == math.prod(size)
-            grey = values.ndim == 3 and self.channels == 1 and values.shape[1:] == size[1:]
-            if flat or grey or values.shape[1:] == size:
-                images_NCHW = values.reshape(len(values), *size)
-                rows = slice(None) if size == strip_shape else slice(self.first_row, self.end_row)
-                return images_NCHW[:, :, rows]
+        for shape in (strip_shape, full_shape):
+            is_flat = values.ndim == 2 and values.shape[1] == math.prod(shape)
+            is_grey = values.ndim == 3 and self.channels == 1 and values.shape[1:] == shape[1:]
+            if is_flat or is_grey or values.shape[1:] == shape:
+                images_NCHW = values.reshape(len(values), *shape)
+                if shape == strip_shape:
+                    return images_NCHW
+                return images_NCHW[:, :, self.first_row : self.end_row]
         raise DataError(
             f"{source}: expected images of {_format_shape(full_shape)} (channels x height x "
             f"width), or strips of {_format_shape(strip_shape)}, as arrays or flat "
@@ -767,9 +817,7 @@ class ImageEncoding(Settings):
         )
 
     def _check_range(self, pixels: NDArray[np.generic], source: str) -> None:
-        """Raise DataError if pixels are not finite, out of range, or seem scaled to
-        [0, 1] already.
-        """
+        """Raise DataError if pixels are not finite, out of range, or seem scaled to [0, 1]."""
         if not pixels.size:
             return
         numbers = pixels if pixels.dtype == np.uint8 else pixels.astype(np.float64)
