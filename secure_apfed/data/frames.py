@@ -241,7 +241,8 @@ def is_table(path: Path) -> bool:
 def list_files(path: Path, *, source: str) -> list[Path]:
     """Return the file itself, or all files of a folder (at any depth) or a pattern, sorted by name.
 
-    Hidden files, and those that begin with an underscore, are left out of a folder.
+    Hidden files, and those that begin with an underscore, are left out of a folder. `source`: what
+    errors call the table's owner.
 
     Raises DataError: `path` is a workbook, or has no table files, or files of several formats.
     """
@@ -324,7 +325,11 @@ def load_frame(
 def convert_cells(
     frame: pd.DataFrame, *, texts: Sequence[str], words: Sequence[str], source: str, called: str
 ) -> pd.DataFrame:
-    """Return rows of a file with their names in Unicode NFC and their cells as `load_frame` says.
+    """Return a table as read, with column names in Unicode NFC and cells converted.
+
+    Args:
+        frame: the table, changed in place if it is of CSV files.
+        texts, words, source, called: as of `load_frame`.
 
     Raises DataError: nested cells or NUL bytes.
     """
@@ -379,8 +384,8 @@ def convert_to_pandas(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
 def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Dataset":
     """Open Parquet or Arrow files as one data set; numbers of different types are widened.
 
-    `files`: those of `path`, which is one file, a folder or a pattern. Files below a folder named
-    country=de get a column country (Hive partitioning).
+    `files`: those of `path`, which is one file, a folder or a pattern; files below a folder named
+    country=de get a column country (Hive partitioning). `source`: the party's name, for errors.
     """
     from pyarrow import dataset  # slow to import
 
@@ -443,7 +448,8 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
     A line such as #id,age is the header itself if it has as many cells as the next line that is
     not a comment; a comment has a blank after #, or another number of cells.
 
-    `refuses_titles`: whether a title above the header is an error.
+    `source`: the party's name, for errors. `refuses_titles`: whether a title above the header is an
+    error.
 
     Raises DataError: a separator is not one character, too many lines are comments, or there is
     a title.
@@ -596,7 +602,7 @@ def _read_plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataF
     None for files that must be read by pandas, or that it refuses with a reason, such as rows of
     different lengths or an open quote.
 
-    `names`: of the columns.
+    `names`: of the columns. `head`: the part of the file above them.
     """
     if len(names) < 2 or not all(isinstance(name, str) for name in names):
         return None
@@ -729,9 +735,13 @@ def translate_read_errors(path: Path, file: Path, source: str) -> Iterator[None]
 def refuse_names(
     column_names: Iterable[str], path: Path | str, source: str, *, separator: str = ","
 ) -> None:
-    """Refuse two columns of one name, and a single column whose name contains another separator.
+    """Raise DataError for two columns of one name, or a single one with another separator in it.
 
-    `column_names`: in the order of the file.
+    Args:
+        column_names: in the order of the file.
+        path: the file, or what errors call the table.
+        source: the party's name, for errors.
+        separator: the file's.
     """
     names = pd.Series(list(column_names), dtype=object)
     for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
@@ -799,7 +809,10 @@ def _iter_cells(column: "pd.Series") -> Iterator[tuple[Any, bool]]:
 
 
 def _refuse_nested_cells(frame: pd.DataFrame, path: Path | str, source: str) -> None:
-    """Raise DataError if cells are lists or records, or texts with NUL bytes."""
+    """Raise DataError if cells are lists or records, or texts with NUL bytes.
+
+    `path`, `source`: what the error calls the table and its party.
+    """
     for name in frame.columns:
         column = frame[name]
         if column.dtype == object:

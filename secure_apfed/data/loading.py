@@ -221,7 +221,10 @@ def cut_strips(
 def _encode_parties(
     pool: Pool, dataset: DataSet, settings: DataSettings, people: _People
 ) -> Iterator[tuple[str, Rows, torch.Tensor, FeatureEncoding, dict[str, View]]]:
-    """Yield each party's name, rows of the pool, features, encoding, and positions of its views."""
+    """Yield each party's name, rows of the pool, features, encoding, and positions of its views.
+
+    `pool`: all people and features. `dataset`: whose it is. `people`: the division into parties.
+    """
     names = party_names(settings)
     if isinstance(pool, ImagePool):
         channels, height, width = pool.pixels.shape[1:]
@@ -257,7 +260,10 @@ def _encode_parties(
 def _split_columns(
     pool: TablePool, dataset: DataSet, settings: DataSettings
 ) -> dict[str, dict[str, ViewColumns]]:
-    """Return the columns of each party by view, from the settings or the set's natural views."""
+    """Return by party the columns of its views, from the settings or the data set's natural views.
+
+    In a horizontal partition every party has all views.
+    """
     if settings.columns is not None:
         cut = cut_columns(list(pool.frame.columns), settings.columns)
         return {name: {name: ViewColumns(columns=cut[name])} for name in cut}

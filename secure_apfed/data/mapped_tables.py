@@ -333,7 +333,10 @@ class ColumnFiles:
     def from_files(
         cls, path: Path, *, texts: Sequence[str], words: Sequence[str], source: str
     ) -> "ColumnFiles":
-        """Open a file, or several, as `load_frame` does. Raises DataError: they are unreadable."""
+        """Open a file, a folder or a pattern of names; for the arguments see `load_frame`.
+
+        Raises DataError: the files are unreadable.
+        """
         files = list_files(path, source=source)
         with translate_read_errors(path, files[0], source):
             if is_csv_path(files[0]):
@@ -345,7 +348,7 @@ class ColumnFiles:
     def from_query(
         cls, rows: pyarrow.Table, *, texts: Sequence[str], words: Sequence[str], source: str
     ) -> "ColumnFiles":
-        """Take the rows of a query, which are in memory."""
+        """Take the rows of a query, which are in memory; for the arguments see `load_frame`."""
         from pyarrow.dataset import dataset
 
         columns = _PackedColumns(dataset(rows), texts, words, source, "its query")
@@ -419,6 +422,9 @@ class ColumnFiles:
         self, encoding: ColumnEncoding, *, source: str, counts: CellCounts
     ) -> MappedRows:
         """Encode all rows in blocks, and return them memory-mapped, (N, F).
+
+        `source`: the party's name, for errors. `counts`: rows, empty and ignored cells are added to
+        it.
 
         Raises DataError: as `ColumnEncoding.encode`; or the disk is too small.
         """

@@ -122,7 +122,9 @@ class OwnData:
 
     @classmethod
     def for_passive(cls, table: PartyTable, classes: tuple[str, ...]) -> "OwnData":
-        """Return the data of a passive with this table; with labels, if the table has any."""
+        """Return the data of a passive with this table; if it has labels, all rows are training
+        rows, and `classes` names its classes.
+        """
         if table.labels is None:
             return cls(table=table)
         labelled = torch.nonzero(table.labels != UNLABELLED).flatten()

@@ -78,7 +78,7 @@ def _flatten_steps(steps_TC: _Floats) -> NDArray[np.float32]:
 def _draw_autoregressive(steps: int, coefficient: float, generator: np.random.Generator) -> _Floats:
     """Return a first-order autoregressive series (T,) of mean 0 and variance 1.
 
-    `coefficient`: the AR(1) coefficient, in (-1, 1).
+    `steps`: T. `coefficient`: the AR(1) coefficient, in (-1, 1).
     """
     noise_T = generator.normal(size=steps)
     noise_scale = np.sqrt(1 - coefficient**2)

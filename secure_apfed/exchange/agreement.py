@@ -64,7 +64,7 @@ class Greeting:
 
     @classmethod
     def from_message(cls, message: Envelope, known_identity: bytes) -> "Greeting":
-        """Parse the greeting of a party whose long-term identity must be `known_identity`.
+        """Parse a peer's message as the greeting of the party with the identity `known_identity`.
 
         Raises RemoteProtocolError: it is malformed, or names another identity.
         """

@@ -490,8 +490,9 @@ class ResumableLink:
         return kind, number, confirmed, frame[_FRAME.size :]
 
     def _drop_confirmed_parts(self, confirmed: int) -> None:
-        """Forget the parts that the peer confirms. Raises RemoteProtocolError: they were never
-        sent.
+        """Forget the parts that the peer confirms; `confirmed`: the number of all it has received.
+
+        Raises RemoteProtocolError: they were never sent.
         """
         if not self._confirmed <= confirmed <= self._confirmed + len(self._unconfirmed):
             raise RemoteProtocolError(
@@ -504,12 +505,15 @@ class ResumableLink:
         self._confirmed = confirmed
 
     def _run_writer(self, wire: _Wire) -> None:
-        """Send unconfirmed parts, confirmations and signs of life; one thread a connection."""
+        """Write parts, receipts and heartbeats to a connection until it is no longer in use.
+
+        Runs in a thread of its own.
+        """
         try:
             while (frame := self._next_frame(wire)) is not None:
                 wire.connection.send_bytes(frame)
         except OSError:
-            pass  # the reader connects again as soon as this wire is left
+            pass  # the reader connects again once no thread uses this wire
         finally:
             self._release_wire(wire)
 

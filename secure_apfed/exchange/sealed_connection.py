@@ -229,7 +229,9 @@ def _require_expected_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
 
 
 def _require_not_revoked(me: LocalEnd, name: str, theirs: _Hello) -> None:
-    """Refuse a peer whose identity or certificate is revoked. Raises RemoteProtocolError."""
+    """Raise RemoteProtocolError if the identity of the peer `name`, or the certificate in its
+    hello, is revoked.
+    """
     revoked = me.revoked()
     if me.known[name].hex() in revoked:
         raise RemoteProtocolError(f"the identity of {name} is revoked by the list of {me.name}")

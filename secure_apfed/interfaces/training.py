@@ -705,8 +705,12 @@ def _make_config(
 ) -> Config:
     """Return the settings of the run, as its YAML file would state them.
 
-    `classes`: the labels in the order of the scores. `train`: the section of this name. `settings`:
-    further sections. For the other arguments see the function `train`.
+    Args:
+        classes: the labels in the order of the scores.
+        train: the section of this name.
+        settings: further sections.
+        method, alignment, secure_sum, guard, labelled, test_fraction, seed, attacks: as of the
+            function `train`.
 
     Raises ConfigError: a setting is wrong, or a party brought code that the method does not use.
     """

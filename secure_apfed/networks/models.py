@@ -415,8 +415,8 @@ class RandomFeatures(Standardised):
         self.register_buffer("phases", 2 * math.pi * torch.rand(size))
 
     def fit(self, features_NF: Tensor) -> None:
-        """Set centre and scale by these rows, and the kernel width to the median distance between
-        about `_SAMPLE` of them.
+        """Set centre and scale by these rows (N, F), and the kernel width to the median distance
+        between about `_SAMPLE` of them.
         """
         rows_NF = features_NF.flatten(1).to(self.centre)
         self._fit_scale(rows_NF)

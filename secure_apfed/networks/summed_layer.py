@@ -142,7 +142,7 @@ class SummedLinear(nn.Module):
 
 
 def _check_sizes(layer: object, sizes: Mapping[str, int], add: object) -> None:
-    """Raise LocalProtocolError unless layer, party sizes and sum fit together."""
+    """Raise LocalProtocolError unless layer, sizes by party and the sum `add` fit together."""
     if not isinstance(layer, nn.Linear):
         raise LocalProtocolError(
             "SummedLinear: expected the nn.Linear that follows torch.cat, got "

@@ -467,7 +467,10 @@ def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
 
 
 def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
-    """Compare one counter's file with its recorded count; return its fault, or None."""
+    """Compare one counter's file with its recorded count; return its fault, or None.
+
+    `name`: of the file. `noted`: the recorded count.
+    """
     path = folder / name
     kind = find_counter_kind(name)
     if kind is None or not noted.number:

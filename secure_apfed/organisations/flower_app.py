@@ -70,12 +70,14 @@ class _GridMail:
         return nodes
 
     def ask(self, node: int, question: str) -> str:
+        """Send a question to a SuperNode; return the message's ID as the question's name."""
         ttl = _LONGEST_S if question == PLAY else _QUESTION_S
         message_id: str
         (message_id,) = self._grid.push_messages([Message(RecordDict(), node, question, ttl=ttl)])
         return message_id
 
     def read_replies(self, asked: Sequence[str]) -> Iterable[Reply]:
+        """Yield the replies that have come to the messages of these IDs."""
         for reply in self._grid.pull_messages(asked):
             name = reply.metadata.reply_to_message_id
             if reply.has_error():

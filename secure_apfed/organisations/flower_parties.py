@@ -221,7 +221,7 @@ class Lead:
         return not open_parties or (bool(self._codes) and open_parties <= self._lost)
 
     def _forget_gone(self, online: set[int]) -> None:
-        """Forget SuperNodes that are offline; their parties wait for another one."""
+        """Forget SuperNodes that are not among those online; their parties wait for another one."""
         for node in [node for node in self._nodes if node not in online]:
             name = self._nodes.pop(node)
             site = self._sites.get(name)

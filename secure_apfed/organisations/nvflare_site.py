@@ -96,7 +96,9 @@ class Site:
         return ""
 
     def _require_first(self, site: str, caller: str) -> None:
-        """Raise WrongSiteError unless the server calls, and the party has not run in this job."""
+        """Note that the party starts. Raises WrongSiteError: it has run in this job before, or
+        another site than the server calls.
+        """
         with self._lock:
             if self._has_started or caller != SERVER:
                 raise WrongSiteError(f"{site}: its party is played once a job, by the server alone")
