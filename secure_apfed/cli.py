@@ -193,7 +193,7 @@ def _prepare_folders(
 
     with run_folder.RunFolder(folder).open_for_run(config, resume=False):
         over = LINK_TYPES.get(transport.value, "tcp")
-        files = prepare_parties(config, folder, timeout_s=timeout, way=over)
+        files = prepare_parties(config, folder, timeout_s=timeout, link_type=over)
     relay = make_relay_command(files.values())
     if as_json:
         parties = {name: str(file) for name, file in files.items()}

@@ -376,7 +376,7 @@ def _make_plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
 
 
 @one_thread()
-def _measure_transport(case: str, way: Way, repetitions: int) -> Row:
+def _measure_transport(case: str, way: LinkType, repetitions: int) -> Row:
     """Return the row of a training step with every party in a process of its own, with its ratio to
     one process's.
 
@@ -424,7 +424,7 @@ def _start_parties(
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder)
         make_private(path)
-        files = dict(prepare_parties(config, path, data=data, timeout_s=_TIMEOUT_S, way=way))
+        files = dict(prepare_parties(config, path, data=data, timeout_s=_TIMEOUT_S, link_type=way))
         stack.enter_context(run_relay(files.values()))
         active = PartyFile.from_file(files.pop(data.active.name))
         for file in files.values():
