@@ -645,10 +645,10 @@ def _run_session(
             people.append(party_session.common)
             on_common(party_session.common)
 
-    script = run_helper(
+    helper_script = run_helper(
         own, connected.links, METHODS[own.config.method.name], connected.role, entered=note_entry
     )
-    run_role(script, connected.links, connected.transport, **options)
+    run_role(helper_script, connected.links, connected.transport, **options)
     # The active writes these files with its results.
     write_atomically(folder.config, dump_settings(own.config).encode())
     folder.write_json(folder.flows, record.plain_flows)

@@ -344,7 +344,7 @@ def test_others_may_note_a_renewed_certificate_and_revoke_the_old_one(here: Orga
     renewal.accept_certificate(made, clinic / "party.yaml")
     assert find_revoked_names(file, frozenset({old})) == []
     assert find_revoked_names(file, frozenset({new})) == ["shop"]
-    assert RevocationWatch(file)._marks["shop"] >= {new}
+    assert RevocationWatch(file)._entries_by_peer["shop"] >= {new}
     # A project that is sealed anew has other certificates.
     project.seal_project(
         [here.home(name) / project.ANSWER.format(name) for name in OTHERS], here.home("bank")

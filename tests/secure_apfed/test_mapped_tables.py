@@ -268,7 +268,7 @@ def test_baselines_of_mapped_rows_learn_from_a_sample(
     two_tables: Callable[[str], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(solo, "MAX_ROWS", 400)
-    monkeypatch.setattr(solo, "_MAX_TESTED", 150)
+    monkeypatch.setattr(solo, "_MAX_TEST_ROWS", 150)
     config = two_tables("always")
     result = run(config, tmp_path / "run")
     record = solo.measure_run_baselines(config, tmp_path / "run", result.trained)
