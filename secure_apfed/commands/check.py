@@ -575,8 +575,8 @@ class Checks:
                 text += "; an ID of these patterns is none of this party's, so hardly anybody "
                 text += "would be known to all"
             yield Finding("meeting", f"IDs of {name}", state, text)
-            rules = suggest_rules_for_patterns(own_patterns, peer_patterns, id_rules(settings))
-            if differ_by_zeros(own_patterns, peer_patterns, id_rules(settings)):
+            rules = suggest_rules_for_patterns(own_patterns, peer_patterns, make_id_rules(settings))
+            if differ_by_zeros(own_patterns, peer_patterns, make_id_rules(settings)):
                 padded_peers.append(name)
             elif not is_same and not rules:
                 incompatible_peers.append(name)

@@ -177,7 +177,7 @@ def _check_data() -> Iterator[Finding]:
         yield Finding("data", "folder for downloads", "optional", missing, remedy)
     for dataset in DATASETS.values():
         try:
-            folders = {file_path(dataset, file, None).parent for file in dataset.files}
+            folders = {find_dataset_file(dataset, file, None).parent for file in dataset.files}
         except DataError:
             yield Finding("data", dataset.name, "optional", "not found", dataset.how)
         else:

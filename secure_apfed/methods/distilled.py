@@ -776,7 +776,7 @@ def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor)
 
     The codes are standardised for the fit; the layer takes them as they are.
     """
-    layer = last_layer(networks)
+    layer = find_last_layer(networks)
     codes = codes_nD.double().cpu().numpy()
     mean_D = codes.mean(axis=0)
     deviation_D = codes.std(axis=0)
