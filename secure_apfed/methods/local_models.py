@@ -271,7 +271,8 @@ def _sample_training_rows(party: PartyContext, people: Tensor) -> Tensor:
 
     `people`: the active's row at each position of the alignment, (N,).
     """
-    config, data = party.config, party.data
+    config = party.config
+    data = party.data
     rows_U = intersect_rows(data.train_rows, None if config.train.use_unaligned else people)
     labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
     sample = sample_rows(len(rows_U), labelled.numpy(), seed=config.seed)
