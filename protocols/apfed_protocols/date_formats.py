@@ -21,6 +21,7 @@ def check_date_format(form: str) -> str:
         ValueError: it is ambiguous, or lacks day, month or year.
     """
     parts = _FIELD.findall(form)
+    # The split alternates between texts and fields; the texts between fields are at 2 and 4.
     separators = [text for text in _FIELD.split(form)[2:-1:2] if text]
     is_plain = not re.search(r"[%\d]", _FIELD.sub("", form))
     if sorted(parts) != ["%Y", "%d", "%m"] or len(separators) != 2 or not is_plain:

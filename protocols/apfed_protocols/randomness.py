@@ -95,14 +95,14 @@ def random_permutation(count: int, *, key: bytes | None = None) -> NDArray[np.in
     return np.lexsort((sort_keys[:, 1], sort_keys[:, 0])).astype(np.int64)
 
 
-def _after_fork() -> None:
+def _count_fork() -> None:
     """Count a fork, in the child process."""
     global _generation
     _generation += 1
 
 
 if hasattr(os, "register_at_fork"):  # where there are forks
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_count_fork)
 
 
 class ForkCheck:

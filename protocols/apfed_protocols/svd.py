@@ -498,8 +498,8 @@ class SvdServer(_SvdRole):
         return self._frames.open_frame(frame, MessageKind.TABLE, owner, owner=owner)
 
     def _compute_vectors(self, masked_NF: Floats) -> Floats:
-        """Return the first D left singular vectors of the sum of the masked tables, (N, D), with
-        zeros beyond its numerical rank.
+        """Return the first D left singular vectors of the sum of the masked tables, (rows,
+        vectors), with zeros beyond its numerical rank.
         """
         count = self.agreement.vectors
         try:
@@ -523,7 +523,8 @@ class SvdReceiver(SvdOwner):
         self._opened = False
 
     def open_vectors(self, vectors: bytes, people: bytes, *, rows: int) -> Floats:
-        """Return U, (N, D): orthonormal columns, those of the largest singular values first; once.
+        """Return U, (rows, vectors): orthonormal columns, those of the largest singular values
+        first; once.
 
         Columns beyond the numerical rank of the joint table are zeros. The largest number of each
         column is positive.
@@ -563,8 +564,8 @@ class SvdReceiver(SvdOwner):
 
 
 def _require_orthonormal(vectors: Floats, sender: str) -> None:
-    """Raise RemoteProtocolError, which names `sender`, unless the columns of `vectors`, (N, D), are
-    orthonormal to within 1e-8.
+    """Raise RemoteProtocolError, which names `sender`, unless the columns of `vectors`, (rows,
+    vectors), are orthonormal to within 1e-8.
     """
     deviation = np.abs(vectors.T @ vectors - np.eye(vectors.shape[1]))
     if not (deviation < _ORTHONORMAL_TOLERANCE).all():

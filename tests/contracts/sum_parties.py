@@ -32,7 +32,7 @@ from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import HomomorphicSum
 from apfed_protocols.sums.masked import MaskedSum, PairwiseSeeds
 from apfed_protocols.sums.recoverable import StepKeys
-from apfed_protocols.sums.seal_cipher import SealCipher, SealForm, scratch_file
+from apfed_protocols.sums.seal_cipher import SealCipher, SealForm, open_scratch_file
 from tests.with_crypten import usable
 
 CHOICES: Mapping[str, Callable[[SumAgreement], SecureSum]] = {
@@ -210,7 +210,7 @@ def _plus(cipher: SealCipher, blob: bytes, slots_S: NDArray[np.int64]) -> bytes:
     last = len(blob) // cipher.residues.width - degree
     loaded = cipher.load_ciphertexts([blob], 1, sender="us", last=last)
     (ciphertext,), plain = loaded, seal.Plaintext()
-    with scratch_file() as scratch:
+    with open_scratch_file() as scratch:
         cipher.encode(slots_S, plain, scratch)
         vars(cipher)["_evaluator"].add_plain_inplace(ciphertext, plain)
         numbers = cipher.ciphertext_form.extract_numbers(ciphertext, scratch)
@@ -301,7 +301,7 @@ class SealKeys:
     @staticmethod
     def numbers_of(key: Any) -> list[bytes]:
         """Two runs of four numbers of a public or secret key, as SEAL keeps them."""
-        with scratch_file() as scratch:
+        with open_scratch_file() as scratch:
             content = SealForm.decompress_object(scratch.save(key))
         return [content[-32:], content[-32 * 512 :][:32]]
 

@@ -37,7 +37,7 @@ from apfed_protocols.sums.seal_cipher import (
     SMALL_DEGREE,
     SealCipher,
     SealContext,
-    scratch_file,
+    open_scratch_file,
 )
 
 
@@ -310,7 +310,7 @@ def test_the_noise_is_as_large_as_seals(kind: type[BfvCipher]) -> None:
 def compute_coefficients_of(cipher: BfvCipher, ciphertext: Any) -> NDArray[np.int64]:
     """The two polynomials of a ciphertext that is a product in SEAL's transformed form."""
     vars(cipher)["_evaluator"].transform_from_ntt_inplace(ciphertext)
-    with scratch_file() as scratch:
+    with open_scratch_file() as scratch:
         numbers = cipher.ciphertext_form.extract_numbers(ciphertext, scratch)
     return numbers.reshape(2, -1).astype(np.int64)
 

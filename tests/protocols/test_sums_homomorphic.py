@@ -12,7 +12,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import MaskedBfvSum
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import HomomorphicSum
-from apfed_protocols.sums.seal_cipher import SealCipher, SealContext, SealForm, scratch_file
+from apfed_protocols.sums.seal_cipher import SealCipher, SealContext, SealForm, open_scratch_file
 from tests.contracts.sum_parties import (
     Parties,
     agreement,
@@ -92,7 +92,7 @@ def test_only_residues_cross_the_wire(sum_roles: Parties, cipher: SealCipher) ->
 
 
 def test_another_format_of_seal_is_our_own_fault(cipher: SealCipher) -> None:
-    with scratch_file() as scratch:
+    with open_scratch_file() as scratch:
         blob = scratch.save(cipher.make_key_pair().public_key)
     assert len(SealForm.decompress_object(blob)) > 32768
     said = r"does not serialise as SEAL 4\.1"
@@ -200,7 +200,7 @@ def test_residues_add_as_seal_adds_them(
     evaluator = vars(cipher)["_evaluator"]
     for name, blobs in parts.items():
         evaluator.add_inplace(theirs[0], cipher.load_ciphertexts(blobs, 1, sender=name)[0])
-    with scratch_file() as scratch:
+    with open_scratch_file() as scratch:
         assert scratch.save(ours[0]) == scratch.save(theirs[0])
 
 

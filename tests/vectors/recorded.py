@@ -29,7 +29,7 @@ from apfed_protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreeme
 from apfed_protocols.sums.homomorphic import HomomorphicSum, KeyHolder
 from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.roles import OneRoundCombiner
-from apfed_protocols.sums.seal_cipher import SealContext, scratch_file
+from apfed_protocols.sums.seal_cipher import SealContext, open_scratch_file
 
 AGREEMENT: dict[str, Any] = {
     "session": "vectors",
@@ -142,7 +142,7 @@ def key_holder(name: str, secret: bytes, fingerprint: bytes) -> KeyHolder:
     cipher = described.cipher
     parameters = vars(cipher)["_seal"]
     key = seal.SecretKey()
-    with scratch_file() as scratch:
+    with open_scratch_file() as scratch:
         scratch.load(key, parameters, secret)
     context = SealContext(None, None, seal.Decryptor(parameters, key))
     holder = described.make_receiver()
@@ -161,7 +161,7 @@ def load_recorded_keys(name: str) -> tuple[KeyHolder, bytes]:
     generator = seal.KeyGenerator(parameters)
     public = seal.PublicKey()
     generator.create_public_key(public)
-    with scratch_file() as scratch:
+    with open_scratch_file() as scratch:
         secret = scratch.save(generator.secret_key())
     context = SealContext(
         public,

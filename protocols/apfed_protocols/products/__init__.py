@@ -320,8 +320,8 @@ class SumOfProducts(DescribedSum):
 
     @cached_property
     def _empty_request(self) -> Frame:
-        """Return the header of a request: a frame of shape (n, K), that of the labels, without
-        blobs.
+        """Return the header of a request: a frame of shape (labels, classes), that of the labels,
+        without blobs.
         """
         shape = self.products.labelled, self.products.columns
         return self.make_frames().make_frame(FrameKind.REQUEST, shape)
@@ -360,15 +360,15 @@ class SumOfProducts(DescribedSum):
 
 
 def _expand_key(ring: Ring, seed: bytes) -> Digits:
-    """Return a of the public key (b, a) as digits, (L, N), expanded from a request's public
-    seed.
+    """Return a of the public key (b, a) as digits, (digits, coefficients), expanded from a
+    request's public seed.
     """
     return ring.expand_seed(seed, b"products key")
 
 
 def expand_label(ring: Ring, seed: bytes, position: int) -> Digits:
-    """Return a of the ciphertext (b, a) of the label at `position`, from 0, as digits, (L, N),
-    expanded from the request's public seed.
+    """Return a of the ciphertext (b, a) of the label at `position`, from 0, as digits, (digits,
+    coefficients), expanded from the request's public seed.
     """
     return ring.expand_seed(seed, b"products label", position.to_bytes(4, "big"))
 
@@ -478,7 +478,9 @@ class LabelValues(KeepsSecrets):
 
 
 def _multiply_by_power(numbers_LN: Digits, power: int) -> Digits:
-    """Return polynomials, given as digits (L, N), multiplied by X^power modulo X^N + 1."""
+    """Return polynomials, given as digits (digits, coefficients), multiplied by X^power modulo X^N
+    + 1.
+    """
     shifted_LN = np.roll(numbers_LN, power, axis=1)
     shifted_LN[:, :power] *= -1
     return shifted_LN
@@ -754,8 +756,8 @@ class ProductReceiver(SumReceiver):
     _sum: SumOfProducts
 
     def __init__(self, secure_sum: SumOfProducts, labels_nK: NDArray[Any]) -> None:
-        """Encrypt the labels, (n, K); or, if the agreement has candidates, commit to them. Raises
-        LocalProtocolError: the labels are no bits, or have another shape.
+        """Encrypt the labels, (labels, classes); or, if the agreement has candidates, commit to
+        them. Raises LocalProtocolError: the labels are no bits, or have another shape.
         """
         frames = secure_sum.make_frames()
         super().__init__(secure_sum, frames, NoSetup())
@@ -806,7 +808,7 @@ class ProductReceiver(SumReceiver):
         self._digest = hashlib.sha256(request).digest()
 
     def open_block(self, block: int, combined: bytes) -> FloatArray:
-        """Decrypt the sum of products of one block's people, (people, K) in float64.
+        """Decrypt the sum of products of one block's people, (people, classes) in float64.
 
         `combined`: the aggregator's message. Errors as in `SumReceiver.decode`.
         """
@@ -817,7 +819,7 @@ class ProductReceiver(SumReceiver):
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
         """Decrypt one block: c0 + c1 s, rounded to multiples of q / t; return real numbers,
-        (people, K).
+        (people, classes).
 
         Raises RemoteProtocolError: a word is malformed, or noise or sum are out of range.
         """
@@ -839,8 +841,8 @@ class ProductReceiver(SumReceiver):
         return described.fixed_point.dequantise_sum(integers_BK)
 
     def _fold_classes(self, product_US: Words) -> Words:
-        """Return one number for each person and class, (U, K): the coefficient of X^k or, with
-        candidates, the sum of those of X^k and X^(k + K).
+        """Return one number for each person and class, (people, classes): the coefficient of X^k
+        or, with candidates, the sum of those of X^k and X^(k + K).
         """
         folds = self._sum.headroom.folds
         columns = self._sum.products.columns
@@ -1001,8 +1003,8 @@ class ProductContributor(Role):
             yield self.answer_block(block, rows_Un[rows], noise_BK)
 
     def _quantise_rows(self, rows_Bn: FloatArray, people: int) -> IntArray:
-        """Return a block's rows in steps of fixed point, (people, n). Raises LocalProtocolError:
-        they have another shape, or a row exceeds the agreement's `row_bound`.
+        """Return a block's rows in steps of fixed point, (people, labels). Raises
+        LocalProtocolError: they have another shape, or a row exceeds the agreement's `row_bound`.
 
         `people`: the number of rows that the block has.
         """
@@ -1032,8 +1034,9 @@ class ProductContributor(Role):
             labels: the transforms of the encrypted labels.
 
         Returns:
-            Of c0 the numbers of the people and classes, (L, C, U, K); all of c1, (L, C, N). F
-            counts powers of X: S of c1, then folds * K of c0.
+            Of c0 the numbers of the people and classes, (L, C, U, K): digit, ciphertext, person in
+            it, class; and all of c1, (L, C, N): digit, ciphertext, coefficient. F are the powers
+            of X, S of c1 and then folds * K of c0; n the labels, H the roots.
         """
         headroom = self._products.headroom
         ring = self._products.ring
@@ -1125,8 +1128,8 @@ class ProductCombiner(Role):
 
 
 def _check_bits(labels_nK: object, agreement: ProductAgreement) -> IntArray:
-    """Return the labels as integers, (n, K). Raises LocalProtocolError: they have another shape,
-    numbers other than 0 and 1, or, with candidates, rows that are not one-hot.
+    """Return the labels as integers, (labels, classes). Raises LocalProtocolError: they have
+    another shape, numbers other than 0 and 1, or, with candidates, rows that are not one-hot.
     """
     shape = agreement.labelled, agreement.columns
     if type(labels_nK) is not np.ndarray or labels_nK.shape != shape:

@@ -93,8 +93,8 @@ class Ring:
         return -(-self.bits // 8)
 
     def expand_seed(self, seed: bytes, *context: bytes) -> Digits:
-        """Return a uniform polynomial as digits, (L, N), expanded from a public seed and the
-        context by AES-256 in counter mode.
+        """Return a uniform polynomial as digits, (digits, coefficients), expanded from a public
+        seed and the context by AES-256 in counter mode.
         """
         stream = np.frombuffer(keystream(seed, *context, length=self.size), np.uint8)
         bytes_CO = stream.reshape(self.degree, -1).copy()
@@ -102,8 +102,8 @@ class Ring:
         return self._split_digits(bytes_CO)
 
     def parse_digits(self, blob: bytes, *, sender: str) -> Digits:
-        """Decode a polynomial to digits, (L, N). Raises RemoteProtocolError, which names `sender`:
-        the blob has another size, or a coefficient is not below the modulus.
+        """Decode a polynomial to digits, (digits, coefficients). Raises RemoteProtocolError, which
+        names `sender`: the blob has another size, or a coefficient is not below the modulus.
         """
         if len(blob) != self.size:
             raise RemoteProtocolError(
@@ -118,8 +118,8 @@ class Ring:
         return self._split_digits(bytes_CO)
 
     def pack_digits(self, numbers_LC: Digits) -> bytes:
-        """Encode one polynomial, given as digits (L, N) of any magnitude, with its coefficients
-        reduced modulo 2^k.
+        """Encode one polynomial, given as digits (digits, coefficients) of any magnitude, with its
+        coefficients reduced modulo 2^k.
         """
         words_CW = np.zeros((self.degree, -(-self.bits // 64) + 1), dtype=_WORD)
         for digit_C, offset in zip(self.carry_digits(numbers_LC), self.offsets, strict=True):
@@ -130,8 +130,8 @@ class Ring:
         return words_CW.view(np.uint8)[:, : self._coefficient_bytes].tobytes()
 
     def _split_digits(self, bytes_CO: NDArray[np.uint8]) -> Digits:
-        """Return the digits, (L, C), of coefficients in little-endian bytes: C coefficients of O
-        bytes, which are copied to W words of 64 bits.
+        """Return the digits, (digits, coefficients), of coefficients in little-endian bytes: C
+        coefficients of O bytes, which are copied to W words of 64 bits.
         """
         padded = np.zeros((len(bytes_CO), 8 * (-(-self.bits // 64) + 1)), dtype=np.uint8)
         padded[:, : self._coefficient_bytes] = bytes_CO

@@ -98,7 +98,7 @@ class Sender:
         hashed = _hash_to_point(self._session, number, choice, pair[1 - choice])
         try:
             moved = crypto_core_ed25519_add(pair[choice], hashed)
-            secret = crypto_scalarmult(self._scalar, _to_montgomery(moved))
+            secret = crypto_scalarmult(self._scalar, _convert_to_montgomery(moved))
         except (RuntimeError, ZeroDivisionError):
             raise RemoteProtocolError(
                 f"{receiver} sent bytes that are no point of edwards25519, or one that would have "
@@ -219,7 +219,7 @@ def _pack_number(number: int) -> bytes:
     return number.to_bytes(4, "big")
 
 
-def _to_montgomery(point: bytes) -> bytes:
+def _convert_to_montgomery(point: bytes) -> bytes:
     """Return the u-coordinate (1 + y) / (1 - y) on Curve25519, 32 bytes, of a point on edwards25519
     (RFC 7748, section 4.1).
 

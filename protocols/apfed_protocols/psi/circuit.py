@@ -122,11 +122,11 @@ class CircuitInputs:
         member_index: this member's index among the members; 0 at the hub, which does not use it.
         slots: K, the slots of a bin, of each member, in their order.
         sizes: the numbers of IDs that the hub and then each member announced.
-        tags: at the hub the tag in each bin, (B,); at a member that in each slot, (K, B).
+        tags: at the hub the tag in each bin, (bins,); at a member that in each slot, (slots, bins).
         bins_of: the three bins of each own ID, (n, 3).
         id_tags: 63 bits of the hash of each own ID, (n,).
         tokens: 16 further bytes of the hash of each own ID, (n, 16).
-        row_of_bin: at the hub the row whose ID is in each bin, -1 for none, (B,).
+        row_of_bin: at the hub the row whose ID is in each bin, -1 for none, (bins,).
     """
 
     key: bytes = field(repr=False)
@@ -328,7 +328,7 @@ class CircuitIntersection(DealtIntersection):
         return hashing.count_bin_slots(member_size, bins)
 
     def make_table(self, id_tags: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
-        """Return the tags in all slots of a member, (K, B); None if they do not fit.
+        """Return the tags in all slots of a member, (slots, bins); None if they do not fit.
 
         Args:
             id_tags: of the member's IDs.
@@ -354,8 +354,8 @@ class CircuitIntersection(DealtIntersection):
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Return the tags in the hub's bins that are compared with each member, (M, B). Subclasses
-        may exchange messages for it.
+        """Return the tags in the hub's bins that are compared with each member, (members, bins).
+        Subclasses may exchange messages for it.
         """
         yield from ()
         return np.broadcast_to(inputs.tags, (len(members), *inputs.tags.shape))
@@ -363,8 +363,8 @@ class CircuitIntersection(DealtIntersection):
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Return the tags in this member's bins that are compared with the hub, (K, B). Subclasses
-        may exchange messages for it.
+        """Return the tags in this member's bins that are compared with the hub, (slots, bins).
+        Subclasses may exchange messages for it.
         """
         yield from ()
         return inputs.tags
@@ -471,7 +471,7 @@ class HubHelper(Protocol):
     def combine_members(
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return the hub's share, (W,), of the AND over all members of one bit for each bin.
+        """Return the hub's share, (words,), of the AND over all members of one bit for each bin.
 
         Args:
             bits_MW: its share of the bit with each member.
@@ -512,7 +512,8 @@ class MemberHelper(Protocol):
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return this member's share, (W,), of the AND over all members of one bit for each bin.
+        """Return this member's share, (words,), of the AND over all members of one bit for each
+        bin.
 
         Args:
             bits_W: its share of the bit that it shares with the hub.
@@ -681,7 +682,7 @@ def _fill_bins(
 
     Returns:
         The key; tags, bins and tokens of the hub's IDs under it (`fingerprint_ids`); and the row
-        in each bin, (B,).
+        in each bin, (bins,).
 
     Raises RemoteProtocolError: members refused all keys. Raises LocalProtocolError: none fits the
     hub's IDs.
@@ -753,7 +754,7 @@ def _agree_as_member(
 
     def fill_table(key: bytes) -> _Filled | None:
         """Return tags, bins and tokens of the IDs under this key (`fingerprint_ids`), and the tags
-        in all slots, (K, B); None if the IDs do not fit.
+        in all slots, (slots, bins); None if the IDs do not fit.
         """
         id_tags, bins_of, tokens = hashing.fingerprint_ids(ids, key, bins)
         table = backend.make_table(id_tags, bins_of, bins, slots[member_index])
@@ -827,14 +828,14 @@ def _compare_slots(
     is_leader: bool,
     gate: type[And],
 ) -> Generator[Turn, Inbox, Mapping[str, Words]]:
-    """Compare the tags in bins with each peer; return, by peer, this party's shares, (W,), of
+    """Compare the tags in bins with each peer; return, by peer, this party's shares, (words,), of
     whether the two have the same tag in a bin.
 
     Args:
         endpoint: this party's.
-        planes: by peer, this party's shares of NOT (hub's tag XOR member's tag) as bit planes, (64,
-            K, W): at the hub the complement of its tags, at a member its tags.
-        triples: by peer, 63 K W words. Six levels of AND halve the 64 bits.
+        planes: by peer, this party's shares of NOT (hub's tag XOR member's tag) as bit planes,
+            (64, slots, words): at the hub the complement of its tags, at a member its tags.
+        triples: by peer, 63 * slots * words. Six levels of AND halve the 64 bits.
         is_leader: whether this is the hub, which adds the public terms.
         gate: the implementation of AND.
     """
@@ -868,14 +869,15 @@ def combine_member_bits(
     members: Sequence[str],
     gate: type[And],
 ) -> Generator[Turn, Inbox, Words]:
-    """Return this party's share, (W,), of the AND over all members of one bit for each bin.
+    """Return this party's share, (words,), of the AND over all members of one bit for each bin.
 
     The hub collects the masked inputs of all parties, and sends back d and e.
 
     Args:
         endpoint: this party's.
-        shares: its shares of each member's bits, (M, W); a member has zeros for other members.
-        triples: (M - 1) W words.
+        shares: its shares of each member's bits, (members, words); a member has zeros for other
+            members.
+        triples: (members - 1) * words words.
         hub: its name.
         members: at the hub the members that take part; at a member nobody.
         gate: the implementation of AND.
@@ -917,7 +919,7 @@ def _open_at_hub(
         members: the members' names.
         inputs: the hub's inputs to the circuit.
         ids: its IDs.
-        share: its share of the bits that say which bins are common, (W,).
+        share: its share of the bits that say which bins are common, (words,).
         helper: has the IDs counted.
     """
     row_of_bin = inputs.row_of_bin
@@ -957,7 +959,7 @@ def _open_at_member(
         hub: the hub's name.
         inputs: the member's inputs to the circuit.
         ids: its IDs.
-        share: its share of the bits that say which bins are common, (W,).
+        share: its share of the bits that say which bins are common, (words,).
         helper: has the IDs counted.
     """
     result = yield from helper.count_common(share, len(ids))
@@ -1008,7 +1010,7 @@ def _request_count(
         endpoint: this party's.
         inputs: its inputs to the circuit.
         own_size: the number of its IDs.
-        share: its share of the bits that say which bins are common, (W,).
+        share: its share of the bits that say which bins are common, (words,).
         row_of_bin: at the hub the row in each bin, -1 for none; None at a member.
     """
     bits = unpack_bits(share)
@@ -1040,7 +1042,7 @@ def conclude_count(
         sender: who gave the verdict, for errors.
         size: the verdict: `TOO_FEW`, `ENOUGH`, or the number of common IDs if it is the output.
         own_size: the number of the party's IDs.
-        bits: its shares of the bits that say which bins are common, (B,).
+        bits: its shares of the bits that say which bins are common, (bins,).
         row_of_bin: at the hub the row in each bin, -1 for none; None at a member.
 
     Raises RemoteProtocolError: the verdict does not fit the agreed output, or is impossible.
@@ -1201,7 +1203,8 @@ class OpprfIntersection(CircuitIntersection):
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
         """Run steps 1 and 3 of the class's docstring at the hub: send the masked vector P, decode
-        each member's hints, and return one tag for each bin, (M, B); empty bins get random tags.
+        each member's hints, and return one tag for each bin, (members, bins); empty bins get random
+        tags.
         """
         hub_size = inputs.sizes[0]
         inbox = yield _CORRELATING.make_order(endpoint, hub_size)
@@ -1221,7 +1224,7 @@ class OpprfIntersection(CircuitIntersection):
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
         """Run step 2 of the class's docstring at a member: draw a random tag for each bin, send the
-        hints from which the hub gets the same tags for common IDs, and return the tags, (1, B).
+        hints from which the hub gets the same tags for common IDs, and return the tags, (1, bins).
         """
         hub_size = inputs.sizes[0]
         # Computed before the messages of others arrive.
@@ -1280,8 +1283,8 @@ def decode_hints(
     placed: PlacedRows,
     outputs: Mapping[str, Words],
 ) -> Words:
-    """Return the hub's tag in each bin for each member, (M, B): decoded from the member's hints, or
-    random in empty bins.
+    """Return the hub's tag in each bin for each member, (members, bins): decoded from the member's
+    hints, or random in empty bins.
 
     Args:
         endpoint: the hub's.
@@ -1316,7 +1319,7 @@ class HintProgrammer:
         self._inputs = inputs
 
     def program(self, me: str, evaluate: Callable[[Rows], Words]) -> tuple[Words, bytes]:
-        """Return a random tag for each bin, (B,), and the encoded hints.
+        """Return a random tag for each bin, (bins,), and the encoded hints.
 
         Args:
             me: the member's name, for errors.

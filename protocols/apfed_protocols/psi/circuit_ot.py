@@ -183,7 +183,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
         """Run steps 1 and 3 of `OpprfIntersection` at the hub, with the OPRF from transfers of step
-        4 of the module's docstring; return one tag for each bin and member, (M, B).
+        4 of the module's docstring; return one tag for each bin and member, (members, bins).
         """
         keys = yield from _transfer_as_hub(endpoint, members, inputs, b"values", code.LENGTH)
         placed = place_rows(inputs)
@@ -217,7 +217,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
         """Run step 2 of `OpprfIntersection` at a member, with the OPRF from transfers of step 4 of
-        the module's docstring; return one tag for each bin, (1, B).
+        the module's docstring; return one tag for each bin, (1, bins).
         """
         keys, choices = yield from _transfer_as_member(
             endpoint, hub, inputs, b"values", code.LENGTH
@@ -754,11 +754,11 @@ def _share_sign(
     zeros = np.zeros_like(bits)
     # Shares of the two numbers' bits: each party knows its own number and has 0 for the other.
     left, right = (bits, zeros) if is_leader else (zeros, bits)
-    generates = yield from _and_with(endpoint, peer, left, right, triples, is_leader=is_leader)
+    generates = yield from _compute_and(endpoint, peer, left, right, triples, is_leader=is_leader)
     propagates = bits
     for shift in _SHIFTS:
         lower = np.stack([generates, propagates]) << np.uint64(shift)
-        both = yield from _and_with(
+        both = yield from _compute_and(
             endpoint, peer, np.stack([propagates, propagates]), lower, triples, is_leader=is_leader
         )
         generates = generates ^ both[0]
@@ -767,7 +767,7 @@ def _share_sign(
     return int((bits[0] ^ carries) >> np.uint64(_SIGN_BIT)) & 1
 
 
-def _and_with(
+def _compute_and(
     endpoint: Endpoint, peer: str, x: Words, y: Words, triples: TripleShares, *, is_leader: bool
 ) -> Generator[Turn, Inbox, Words]:
     """Return this party's share of x AND y, computed with one peer from its shares of x and y.

@@ -113,8 +113,8 @@ def fingerprint_ids(
 
 
 def fill_cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
-    """Return the row that is put into each bin (-1: none), shape (B,), by cuckoo hashing; None if
-    some rows find no bin.
+    """Return the row that is put into each bin (-1: none), shape (bins,), by cuckoo hashing; None
+    if some rows find no bin.
 
     All rows without a bin move at once: the last one to enter a bin stays, and a row that was there
     before moves to another of its bins. The random walk is not secret.
@@ -142,11 +142,11 @@ def fill_cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
 
 
 def place_hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
-    """Return the tag in each of the hub's bins, (B,); empty bins get a tag that no member has.
+    """Return the tag in each of the hub's bins, (bins,); empty bins get a tag that no member has.
 
     Args:
         tags_n: of the hub's IDs.
-        row_of_bin: the row in each bin, -1 for none, (B,).
+        row_of_bin: the row in each bin, -1 for none, (bins,).
     """
     tags_B = np.full(len(row_of_bin), _HUB_DUMMY)
     used = row_of_bin >= 0
@@ -155,8 +155,8 @@ def place_hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
 
 
 def fill_member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words | None:
-    """Return the tags in all slots of a member's bins, (K, B), where each ID is in all of its three
-    bins; empty slots get a tag that the hub does not have.
+    """Return the tags in all slots of a member's bins, (slots, bins), where each ID is in all of
+    its three bins; empty slots get a tag that the hub does not have.
 
     Return None if they do not fit: a bin overflows, or holds one tag twice, which would later
     cancel by XOR.

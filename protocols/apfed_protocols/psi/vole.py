@@ -278,7 +278,7 @@ class HubShare:
     Attributes:
         dealing: a random name of this vector OLE, the same in both shares.
         seed: from which A is expanded when it is needed.
-        c: C, (m, 2).
+        c: C, (elements, 2).
     """
 
     dealing: bytes

@@ -168,7 +168,7 @@ class CryptenContributor(SumContributor):
 
     def _open_share(self, peer: str, sealed: bytes, frame: Frame, binding: StepBinding) -> Shares:
         """Decrypt the key from `peer` for this step, and return the share of its contribution that
-        the key expands to, (B, D) modulo 2^64.
+        the key expands to, (rows, columns) modulo 2^64.
 
         Raises RemoteProtocolError: the key does not authenticate, or has another size.
         """
@@ -238,7 +238,8 @@ class CryptenReceiver(SumReceiver):
         super().__init__(secure_sum, frames, self._seals)
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Decrypt all shares of the sum, add them modulo 2^64 and return real numbers, (B, D).
+        """Decrypt all shares of the sum, add them modulo 2^64 and return real numbers, (rows,
+        columns).
 
         Raises RemoteProtocolError: a share is missing, does not authenticate or has another size,
         or the sum lies outside the range of contributions.

@@ -271,7 +271,7 @@ class FixedPoint:
         clipping: Clipping | None = None,
     ) -> NDArray[np.signedinteger[Any]]:
         """Return the clipped rows in steps of fixed point, round(g / C * levels), plus the noise,
-        as integers (B, D).
+        as integers (rows, columns).
 
         Args:
             values_BD: finite float32 or float64.
@@ -319,7 +319,9 @@ class FixedPoint:
         return np.ascontiguousarray(noise_BD)
 
     def dequantise_sum(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-        """Return a sum of quantised values in real numbers, (B, D): one step is C / levels."""
+        """Return a sum of quantised values in real numbers, (rows, columns): one step is C /
+        levels.
+        """
         real_BD: NDArray[np.float64] = np.multiply(
             sum_BD, self.clip_norm / self.levels, dtype=np.float64
         )
@@ -369,8 +371,8 @@ class Packing:
         return min(self.slots, filled_slots - slots_before_last + CHECKED_SLOTS)
 
     def pack_fields(self, integers_BD: IntArray) -> IntArray:
-        """Return slot vectors, (V, S): the integers row after row, `fields` in each slot, the last
-        vector padded with zeros.
+        """Return slot vectors, (vectors, slots): the integers row after row, `fields` in each slot,
+        the last vector padded with zeros.
         """
         flat = integers_BD.reshape(-1)
         padded = np.zeros((self.count_vectors(flat.size) * self.slots, self.fields), dtype=np.int64)
@@ -381,8 +383,8 @@ class Packing:
         return slots.reshape(-1, self.slots)
 
     def unpack_fields(self, slots_VS: IntArray) -> IntArray:
-        """Return the signed integers of all fields of slot vectors (V, S) in order, as one
-        dimension with the padding; undoes `pack_fields`, also for sums of slots.
+        """Return the signed integers of all fields of slot vectors (vectors, slots) in order, as
+        one dimension with the padding; undoes `pack_fields`, also for sums of slots.
         """
         slots = slots_VS.reshape(-1)
         if self.fields == 1:

@@ -47,7 +47,7 @@ from apfed_protocols.sums.seal_cipher import (
     SealCipher,
     SealContext,
     SealForm,
-    scratch_file,
+    open_scratch_file,
 )
 
 RESTS_ON_THE_KEY = (
@@ -261,7 +261,7 @@ class KeyHolder(SumReceiver):
         return self._started
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Decrypt the sum in a frame; return its real numbers, (B, D).
+        """Decrypt the sum in a frame; return its real numbers, (rows, columns).
 
         Raises RemoteProtocolError: it does not decrypt, lies outside the range of contributions, or
         has padding slots that are not zero, so that it was altered.
@@ -692,7 +692,7 @@ class BfvCipher(SealCipher):
         ciphertexts_VR = draw_centred_binomial(2 * count * self.slots).reshape(count, -1)
         u = seal.Plaintext()
         product = seal.Ciphertext(self._seal)
-        with scratch_file() as scratch:
+        with open_scratch_file() as scratch:
             for u_N, ciphertext_R in zip(u_VN, ciphertexts_VR, strict=True):
                 self.encode(u_N, u, scratch)
                 self._evaluator.transform_to_ntt_inplace(u, self._level)

@@ -360,8 +360,8 @@ class MaskedSum(SecureSum):
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> Elements:
-        """Return the clipped and quantised rows plus noise as ring elements, (B, D); arguments as
-        in `DescribedSum.encode_contribution`.
+        """Return the clipped and quantised rows plus noise as ring elements, (rows, columns);
+        arguments as in `DescribedSum.encode_contribution`.
         """
         # One contribution always fits 32 bits; only sums need the width of the ring.
         integers_BD = self.fixed_point.quantise_rows(values_BD, noise_BD, np.int32, clipping)
@@ -379,7 +379,9 @@ class MaskedSum(SecureSum):
         return (self.add_elements(frames).tobytes(),)
 
     def add_elements(self, frames: Sequence[Frame]) -> Elements:
-        """Return the sum of the ring elements in the first blobs of contributions, (B, D)."""
+        """Return the sum of the ring elements in the first blobs of contributions,
+        (rows, columns).
+        """
         names = self.agreement.contributors
         total = self.parse_elements(frames[0], names[frames[0].party]).copy()
         for frame in frames[1:]:
@@ -387,7 +389,8 @@ class MaskedSum(SecureSum):
         return total
 
     def parse_elements(self, frame: Frame, sender: str) -> Elements:
-        """Return the ring elements in the first blob of a frame, as a read-only view (B, D).
+        """Return the ring elements in the first blob of a frame, as a read-only view (rows,
+        columns).
 
         Raises RemoteProtocolError, which names `sender`: there are none, or not as many as the
         frame's shape says.
@@ -444,7 +447,7 @@ class MaskedReceiver(SumReceiver):
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
         """Subtract the masks shared with the contributors whose values are in the sum; return the
-        sum in real numbers, (B, D).
+        sum in real numbers, (rows, columns).
         """
         self._seeds.require_completion()
         total_BD = self._sum.parse_elements(frame, self._sum.agreement.combiner).copy()

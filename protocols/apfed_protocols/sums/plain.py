@@ -108,8 +108,8 @@ class PlainSum(SecureSum):
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> NDArray[Any]:
-        """Return the numbers to send, (B, D), little-endian: with `quantise` 64-bit integers, else
-        clipped floats of the type of `values_BD`.
+        """Return the numbers to send, (rows, columns), little-endian: with `quantise` 64-bit
+        integers, else clipped floats of the type of `values_BD`.
 
         `noise_BD`: in steps of fixed point, only with `quantise`; None: no noise. `clipping`:
         counts what is clipped; None: nothing is counted.
@@ -144,8 +144,8 @@ class PlainSum(SecureSum):
         return (total.tobytes(),)
 
     def parse_values(self, frame: Frame, sender: str, *, addends: int) -> NDArray[Any]:
-        """Return the values in a frame, (B, D). Raises RemoteProtocolError, which names `sender`:
-        they are malformed, not finite or out of range.
+        """Return the values in a frame, (rows, columns). Raises RemoteProtocolError, which names
+        `sender`: they are malformed, not finite or out of range.
 
         `addends`: how many contributions were added: 1, or all in a sum.
         """

@@ -109,8 +109,8 @@ class DescribedSum:
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> NDArray[Any]:
-        """Return what one contributor adds to the sum, as a new integer array (B, D): its rows,
-        clipped and in fixed point, plus the noise.
+        """Return what one contributor adds to the sum, as a new integer array (rows, columns): its
+        rows, clipped and in fixed point, plus the noise.
 
         Args:
             values_BD: the rows to contribute.
@@ -323,7 +323,7 @@ class SumContributor(Role, ABC):
         use.
 
         Args:
-            flat: the values to contribute, as a matrix (B, D).
+            flat: the values to contribute, as a matrix (rows, columns).
             binding: the step and the active's message that this contribution answers.
             noise_BD: in steps of fixed point; None: drawn here if the agreement has noise.
         """
@@ -542,14 +542,14 @@ class SumReceiver(Role, ABC):
         return sum_BD.reshape(shape)
 
     def _decode_sum(self, combined: bytes, flat: Flattened, binding: StepBinding) -> FloatArray:
-        """Decrypt one sum and return its real numbers, (B, D).
+        """Decrypt one sum and return its real numbers, (rows, columns).
 
         A failure that a peer could have caused destroys the keys before it is raised, so that the
         peer sees one reaction at most (see the class).
 
         Args:
             combined: the aggregator's message.
-            flat: the template, whose matrix has the shape (B, D).
+            flat: the template, whose matrix has the shape (rows, columns).
             binding: the step and the message that the sum answers.
         """
         rows, columns = flat.matrix.shape
@@ -602,7 +602,8 @@ class SumReceiver(Role, ABC):
 
     @abstractmethod
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Decrypt the sum in a frame that answers `binding`; return its real numbers, (B, D).
+        """Decrypt the sum in a frame that answers `binding`; return its real numbers, (rows,
+        columns).
 
         Raises RemoteProtocolError: the frame holds no sum of this step.
         """

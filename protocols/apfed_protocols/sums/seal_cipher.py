@@ -115,7 +115,7 @@ class ScratchFile:
 
 
 @contextmanager
-def scratch_file() -> Iterator[ScratchFile]:
+def open_scratch_file() -> Iterator[ScratchFile]:
     """Yield a file that only this process and user can open."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("seal")
@@ -146,7 +146,7 @@ class SealForm:
         """Return the format of objects like `sample`, an object of SEAL made here whose saved form
         ends in `count` numbers.
         """
-        with scratch_file() as scratch:
+        with open_scratch_file() as scratch:
             blob = scratch.save(sample)
         before_numbers = cls.decompress_object(blob)[: -_WORD.itemsize * count]
         size = _HEADER_BYTES + len(before_numbers) + _WORD.itemsize * count
@@ -267,7 +267,7 @@ def compute_coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
     """
     context, form = _make_transform_context(transformed_2N.shape[1], modulus)
     pair = seal.Ciphertext(context)
-    with scratch_file() as scratch:
+    with open_scratch_file() as scratch:
         form.load_numbers(pair, context, transformed_2N.tobytes(), scratch)
         seal.Evaluator(context).transform_from_ntt_inplace(pair)
         return form.extract_numbers(pair, scratch).reshape(2, -1)
@@ -335,7 +335,7 @@ class SealCipher(ABC):
         """
         encrypted = seal.Ciphertext(self._seal)
         plain = seal.Plaintext()
-        with scratch_file() as scratch:
+        with open_scratch_file() as scratch:
             self.encode(np.zeros(self.slots, dtype=np.int64), plain, scratch)
         self.make_key_pair().encryptor.encrypt(plain, encrypted)
         return SealForm.from_sample(encrypted, self.residues.count)
@@ -356,7 +356,7 @@ class SealCipher(ABC):
 
     def pack_public_key(self, context: SealContext) -> bytes:
         """Encode the public key (b, a) of a context: b modulo each prime, then a; 8-byte words."""
-        with scratch_file() as scratch:
+        with open_scratch_file() as scratch:
             return self._key_form.extract_numbers(context.public_key, scratch).tobytes()
 
     def make_public_context(self, key: bytes, *, sender: str) -> SealContext:
@@ -381,7 +381,7 @@ class SealCipher(ABC):
                     )
                 require_uniform_key(key_2N, modulus, sender=sender)
                 require_uniform_key(compute_coefficients(key_2N, modulus), modulus, sender=sender)
-            with scratch_file() as scratch:
+            with open_scratch_file() as scratch:
                 self._key_form.load_numbers(loaded, self._seal, key, scratch)
             context = SealContext(loaded, seal.Encryptor(self._seal, loaded), None)
             # SEAL refuses some keys only when it encrypts, so encrypt once.
@@ -401,7 +401,7 @@ class SealCipher(ABC):
         ciphertext = seal.Ciphertext(self._seal)
         plain = seal.Plaintext()
         blobs = []
-        with scratch_file() as scratch:
+        with open_scratch_file() as scratch:
             # One at a time, so that each stays in the processor's cache from end to end.
             for slots_S in slots_VS:
                 self.encode(slots_S, plain, scratch)
@@ -485,7 +485,7 @@ class SealCipher(ABC):
         rows = []
         ciphertexts = self.load_ciphertexts(blobs, vectors, sender=sender, last=last)
         refusal = f"SEAL cannot decrypt the sum from {sender}"
-        with _seal_errors_as(refusal), scratch_file() as scratch:
+        with _seal_errors_as(refusal), open_scratch_file() as scratch:
             for ciphertext in ciphertexts:
                 context.decryptor.decrypt(ciphertext, plain)
                 rows.append(self.decode(plain, scratch))
@@ -510,7 +510,7 @@ class SealCipher(ABC):
         ]
         loaded = [seal.Ciphertext(self._seal) for _ in blobs]
         refusal = f"SEAL refuses a ciphertext from {sender}"
-        with _seal_errors_as(refusal), scratch_file() as scratch:
+        with _seal_errors_as(refusal), open_scratch_file() as scratch:
             for ciphertext, numbers in zip(loaded, parsed, strict=True):
                 self.ciphertext_form.load_numbers(
                     ciphertext, self._seal, numbers.tobytes(), scratch

@@ -618,7 +618,7 @@ class ClipAgreement(KeepsSecrets):
     Args:
         me: a contributor, or a party that only receives the reports.
         contributors: the parties that report a size.
-        matrix: the rows of `me`, (B, D); None: it reports nothing.
+        matrix: the rows of `me`, (rows, columns); None: it reports nothing.
         told: the parties that receive the reports; None: the contributors.
         current: the present C: each contributor first reports in one bit whether it still fits,
             and sizes only if it does not fit one of them. None: there is no C yet.
@@ -758,7 +758,7 @@ def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> b
     of their numbers (`Clipping.too_small`) and a smaller clip would help.
 
     Args:
-        matrix: rows (B, D) to be added.
+        matrix: rows (rows, columns) to be added.
         exponent: the least one with every row's norm at most 2^exponent.
         current: the present clip.
         bits: of one value in fixed point.
@@ -774,7 +774,7 @@ def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> b
 
 def _find_exponent(matrix: Any) -> int:
     """Return the least exponent e in the range of reports with the norm of every row of `matrix`,
-    (B, D), at most 2^e. Raises LocalProtocolError: a row exceeds the largest clip.
+    (rows, columns), at most 2^e. Raises LocalProtocolError: a row exceeds the largest clip.
     """
     clipping = Clipping()
     clip_rows(check_matrix(matrix), 1.0, clipping)
