@@ -613,7 +613,7 @@ def _describe_leaks(
     Give either `sender` or `receiver`: the party. Kinds of every protocol, which reveal nothing of
     data, are left out. `facts`: of the run. `links`: the forecast traffic.
     """
-    from apfed_experiments.report.who_learns import Role, Rule, rule_for
+    from apfed_experiments.report.who_learns import Role, Rule, find_rule
     from secure_apfed.exchange import Kind
 
     peers_by_rule: dict[Rule, list[str]] = {}
@@ -624,7 +624,7 @@ def _describe_leaks(
             peer = link.sender
         else:
             continue
-        rule = rule_for(Kind(link.kind), Role(proposal.roles[link.receiver]), facts)
+        rule = find_rule(Kind(link.kind), Role(proposal.roles[link.receiver]), facts)
         peers_by_rule.setdefault(rule, []).append(peer)
     for rule, names in peers_by_rule.items():
         is_of_every_protocol = rule.when == "always" and rule.receiver is None

@@ -420,13 +420,13 @@ def _write_report(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[A
     """
     try:
         from apfed_experiments.report import load_run, write_report
-        from apfed_experiments.report.contents import learned_by
+        from apfed_experiments.report.contents import list_learned
     except ModuleNotFoundError as error:
         if error.name not in _DRAWING:
             raise
         return {}, None
     page = write_report(folder) if draws else None
-    return learned_by(load_run(folder)), page
+    return list_learned(load_run(folder)), page
 
 
 def check_frames(

@@ -17,7 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from apfed_experiments.report.contents import accounting_of, privacy_document, tiles_of, trace_of
+from apfed_experiments.report.contents import (
+    build_privacy_document,
+    iter_tiles,
+    list_account_rows,
+    list_trace,
+)
 from apfed_experiments.report.run import ReportedRun
 from apfed_experiments.run_list import ListedRun, State
 from secure_apfed.base.files import to_json
@@ -207,9 +212,9 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
     )
     found: dict[str, Any] = {
         "result.json": json.loads(to_json(outcome.model_dump(mode="python"))),
-        "tiles": "\n".join(f"{tile.name} {tile.value}" for tile in tiles_of(reported)),
-        "accounting": "\n".join(f"{name} {value}" for name, value in accounting_of(reported)),
-        "privacy.json": json.loads(to_json(privacy_document(reported)["accounting"])),
+        "tiles": "\n".join(f"{tile.name} {tile.value}" for tile in iter_tiles(reported)),
+        "accounting": "\n".join(f"{name} {value}" for name, value in list_account_rows(reported)),
+        "privacy.json": json.loads(to_json(build_privacy_document(reported)["accounting"])),
         "run list": row.as_json()["promise"],
         "terminal": "\n".join(f"{of.format_title()}  {of.sentence}" for of in all_promises),
     }
@@ -356,7 +361,7 @@ def test_other_accountants_check_no_epsilon_of_nothing() -> None:
     checked: dict[str, float | str] = {"gdp": 0.0, "prv": 7.9, "rdp": "not installed"}
     privacy = Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf, accountants=checked)
     run_read: Any = SimpleNamespace(outcome=SimpleNamespace(privacy=privacy))
-    assert [line.partition(":")[0] for line in trace_of(run_read)] == [
+    assert [line.partition(":")[0] for line in list_trace(run_read)] == [
         "cross-check, prv accountant",
         "cross-check, rdp accountant",
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Limit, Role, RunFacts, rule_for
+from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Limit, Role, RunFacts, find_rule
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Kind
@@ -70,7 +70,7 @@ def coalitions_in(run: RunFacts) -> dict[str, str]:
 
 def describe_limits(run: RunFacts, received: str = "") -> str:
     """All limits and coalitions, and the rules of these messages."""
-    rules = (rule_for(kind, role, run) for kind, role in messages(received))
+    rules = (find_rule(kind, role, run) for kind, role in messages(received))
     return " ".join(
         [
             *(limit.sentence for limit in LIMITS if limit.holds_for(run)),
@@ -86,16 +86,16 @@ def test_every_message_that_a_run_can_send_has_a_rule(method: str) -> None:
         case = facts(method, secure_sum, passives, guarded=guarded)
         two = method == "apfed" and SECURE_SUMS[secure_sum].rounds == 2
         for kind, receiver in [*MESSAGES[method], *(SECOND_ROUND if two else ())]:
-            assert rule_for(kind, receiver, case).reads
+            assert find_rule(kind, receiver, case).reads
     for kind, receiver in MESSAGES["apfed"]:
-        assert rule_for(kind, receiver, facts(pairwise=True)).reads
+        assert find_rule(kind, receiver, facts(pairwise=True)).reads
     for role in Role:
-        assert "about how large these are" in rule_for(Kind.ALIVE, role, facts()).remains
+        assert "about how large these are" in find_rule(Kind.ALIVE, role, facts()).remains
 
 
 def test_a_message_without_a_rule_and_a_row_without_a_fact_are_errors() -> None:
     with pytest.raises(ApfedError, match="nothing says what the aggregator learns of gradients"):
-        rule_for(Kind.GRADIENTS, Role.AGGREGATOR, facts())
+        find_rule(Kind.GRADIENTS, Role.AGGREGATOR, facts())
     with pytest.raises(ApfedError, match=r"tvfl in 'tvfl; guard on' is no fact of a run"):
         Limit("tvfl; guard on", "Something.")
 
@@ -110,13 +110,13 @@ def test_the_tables_say_of_a_sum_word_for_word_what_its_class_says(name: str) ->
         (Kind.SUM_ANSWER, Role.AGGREGATOR): kind.leaks.answer,
     }.items():
         if reading is not None:
-            rule = rule_for(message, receiver, run)
+            rule = find_rule(message, receiver, run)
             assert vars(reading).items() <= vars(rule).items()
     if not kind.unsafe:  # under the plain sum the aggregator needs nobody
         assert coalitions_in(run)["active and aggregator"] == kind.leaks.active_and_aggregator
     last = Kind.SUM_ANSWER if name == "crypten" else Kind.CONTRIBUTION
     said = "not alter it" if name == "crypten" else "can alter the sum without being noticed"
-    assert said in rule_for(last, Role.AGGREGATOR, run).remains
+    assert said in find_rule(last, Role.AGGREGATOR, run).remains
 
 
 def test_the_threat_model_repeats_coalitions_and_limits_word_for_word() -> None:
@@ -137,7 +137,7 @@ def test_every_message_about_votes_has_a_rule_that_speaks_of_votes(opening: Vote
     for passives, noisy, pairwise, label_dp in product([1, 2, 3], either, either, either):
         run = voting(opening, passives, noisy=noisy, pairwise=pairwise, label_dp=label_dp)
         for kind, receiver in VOTES[opening]:
-            rule = rule_for(kind, receiver, run)
+            rule = find_rule(kind, receiver, run)
             said = f"{rule.reads} {rule.protects} {rule.remains}"
             assert "gradient" not in said
             assert "representation" not in said

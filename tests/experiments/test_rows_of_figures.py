@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from apfed_experiments.finished import FinishedRun, load_finished_run
 from apfed_experiments.report import load_run, write_report
-from apfed_experiments.report.contents import tiles_of
+from apfed_experiments.report.contents import iter_tiles
 from apfed_experiments.run_list import list_runs
 from apfed_experiments.several import declare_study
 from apfed_experiments.solo import (
@@ -124,7 +124,7 @@ def test_the_gain_is_one_on_every_surface(joint: Path) -> None:
     gain = run_read.gain
     assert gain is not None
     page = write_report(joint).read_text("utf-8")
-    tiles = {tile.name: tile for tile in tiles_of(run_read)}
+    tiles = {tile.name: tile for tile in iter_tiles(run_read)}
     document = json.loads((joint / "privacy.json").read_bytes())
     (listed,) = list_runs(joint)
     stored = SoloRecord.model_validate_json(RunFolder(joint).solo.read_bytes()).gain
@@ -146,12 +146,12 @@ def test_every_tile_of_a_figure_counts_its_own_rows(joint: Path) -> None:
     run_read = load_run(joint)
     every = run_read.outcome.test_rows
     for variant, count in counts_of_scores(joint).items():
-        title = run_read.title_of(variant)
-        notes = [tile.note for tile in tiles_of(run_read) if tile.name.startswith(f"{title} ")]
+        title = run_read.title_inference(variant)
+        notes = [tile.note for tile in iter_tiles(run_read) if tile.name.startswith(f"{title} ")]
         few = f"of {count} of {every} test rows, whom all parties know"
         assert len(notes) == 2  # AUC and accuracy
         assert set(notes) == {f"of {every} test rows" if count == every else few}
-    best = next(tile for tile in tiles_of(run_read) if tile.name == "best local model")
+    best = next(tile for tile in iter_tiles(run_read) if tile.name == "best local model")
     assert best.note.endswith(f"of {counts_of_scores(joint)['tvfl']} test rows")
 
 
@@ -217,7 +217,9 @@ def test_a_gain_of_other_rows_is_never_told(tmp_path: Path) -> None:
     RunFolder(path).solo.write_text(record.model_dump_json())
     run_read = load_run(path)
     assert run_read.gain is None
-    assert next(tile for tile in tiles_of(run_read) if tile.name == "gain").value == "not reported"
+    assert (
+        next(tile for tile in iter_tiles(run_read) if tile.name == "gain").value == "not reported"
+    )
     assert OTHER_ROWS in write_report(path).read_text("utf-8")
     same = record.model_copy(update={"rows": 250})
     gain = measure_gain(RunFolder(path), config, same)

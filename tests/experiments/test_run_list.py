@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from apfed_experiments.report import load_run, write_report
-from apfed_experiments.report.contents import settings_of
+from apfed_experiments.report.contents import iter_setting_rows
 from apfed_experiments.run_list import HEADER, ListedRun, State, list_runs
 from apfed_experiments.solo import BaselineResult, SoloRecord, settings_digest, solo_file
 from secure_apfed.base.files import MAX_JSON_BYTES, own_subfolder
@@ -348,7 +348,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_the_settings_say_what_each_defence_does(tmp_path: Path) -> None:
     config = config_of(defences="[{kind: compression}]")
     folder = write_run(tmp_path / "c", config, accuracy={"apfed_c": 0.9})
-    told = dict(settings_of(load_run(folder)))["defences without a guarantee"]
+    told = dict(iter_setting_rows(load_run(folder)))["defences without a guarantee"]
     said = "compression keeps only the largest numbers of each gradient"
     assert told == f"compression (every passive): {said}"
 

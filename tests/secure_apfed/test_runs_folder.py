@@ -311,7 +311,7 @@ def test_an_audit_ends_whatever_is_claimed(copied: Path, monkeypatch: pytest.Mon
     result = json.loads(path.read_bytes())
     result["privacy"]["releases"] = 2**31
     path.write_text(json.dumps(result))
-    found = audited.audit_of(load_run(copied))
+    found = audited.audit_guard(load_run(copied))
     assert found is not None
     assert found.releases == 3
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from apfed_experiments.report.run import audit_of, load_run, measure_run
+from apfed_experiments.report.run import audit_guard, load_run, measure_predictions
 from apfed_experiments.solo import SoloRecord, measure_gain
 from secure_apfed.base.files import make_private, to_json, write_atomically
 from secure_apfed.runs.folder import RunFolder
@@ -12,20 +12,20 @@ __all__ = ["load_run", "write_report"]
 
 
 def write_report(folder: Path, *, solo: SoloRecord | None = None) -> Path:
-    """Make pictures/*.png, report.html and privacy.json of a finished run; return the page's path.
-    Of the folder of a party that helped in one, its own report.html.
+    """Write the report of a run into its folder and return the page's path.
 
-    The folder is shut for others, where it was not.
+    For a finished run these are pictures/*.png, report.html and privacy.json; for the folder of a
+    passive its own report.html. The folder becomes private.
 
     Args:
-        solo: what the active would do alone, as a study measured it; where the folder holds that
-            itself, its own is shown.
+        folder: of the run, or of a passive.
+        solo: local models that a study measured; used if the folder holds none.
 
-    Raises:
-        CheckpointError: no finished run, or a file in it is not as this version writes it.
+    Raises CheckpointError: the run has not finished, or a file is missing, changed or of another
+    version.
     """
-    # Late: who asks for the tables of who learns what draws no picture.
-    from apfed_experiments.report.contents import privacy_document
+    # Imported here, since those who only need the tables of who learns what draw no picture.
+    from apfed_experiments.report.contents import build_privacy_document
     from apfed_experiments.report.own import load_party
     from apfed_experiments.report.page import render_party, render_run
     from apfed_experiments.report.pictures import write_pictures
@@ -40,9 +40,9 @@ def write_report(folder: Path, *, solo: SoloRecord | None = None) -> Path:
         run = replace(run, solo=solo, gain=measure_gain(RunFolder(folder), run.config, solo))
     make_private(folder)
     pictures = write_pictures(run, folder / "pictures")
-    audited = audit_of(run)
-    content = render_run(run, pictures, audited, measure_run(run)).encode()
+    audited = audit_guard(run)
+    content = render_run(run, pictures, audited, measure_predictions(run)).encode()
     write_atomically(page, content)
-    document = to_json(privacy_document(run, audited), indent=2).encode() + b"\n"
+    document = to_json(build_privacy_document(run, audited), indent=2).encode() + b"\n"
     write_atomically(folder / "privacy.json", document)
     return page

@@ -1,6 +1,6 @@
-"""Contents of a run's report as plain values: the page gives them their form, privacy.json none.
+"""Contents of a run's report as plain values, which the page and privacy.json show.
 
-What is said depends on facts of the run, never on its method's name.
+Sentences depend on facts of the run, never on its method's name.
 """
 
 import math
@@ -13,7 +13,7 @@ from apfed_attacks.interface import AttackResult
 from apfed_experiments import words
 from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
-from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Role, rule_for
+from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Role, find_rule
 from apfed_experiments.solo import OTHER_ROWS, SoloRecord
 from apfed_experiments.verdict import describe_run
 from apfed_protocols.psi import SET_INTERSECTIONS
@@ -35,21 +35,23 @@ from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES
 from secure_apfed.settings.promises import worst_promise
 
-_BY_CLASS = "recall of class "
-_SHORT_TITLES = {
+_CLASS_RECALL_PREFIX = "recall of class "
+_SHORT_EPSILON_TITLES = {
     "epsilon_x": "representations",
     "epsilon_c": "sums",
     "epsilon_v": "votes",
     "epsilon_y": "labels",
     "epsilon_model": "model",
 }
-_BALLOTS = frozenset({Kind.LABELS, Kind.ENCRYPTED_LABELS})
+_VOTE_REQUESTS = frozenset({Kind.LABELS, Kind.ENCRYPTED_LABELS})
 
 
 Reported: TypeAlias = ReportedRun | ReportedParty
 
 
 class Tile(NamedTuple):
+    """A figure at the top of a report: its title, its text, and a note below it."""
+
     name: str
     value: str
     note: str
@@ -57,7 +59,14 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A kind of message that one party received, and what it can read of it."""
+    """A kind of message that one party received, and what it can read of it.
+
+    Attributes:
+        kind, senders, messages, size, steps: of the messages, as text.
+        reads: what the receiver learns by following the protocol.
+        protects: what protects the senders.
+        remains: what is not protected.
+    """
 
     kind: str
     senders: str
@@ -69,8 +78,8 @@ class Learned:
     remains: str
 
 
-def headline_of(run: ReportedRun) -> str:
-    """Return one sentence on who trained together, and whether the active predicts alone."""
+def describe_training(run: ReportedRun) -> str:
+    """Return a sentence on who trained together, and whether the active predicts alone."""
     method = run.config.method
     passives = run.facts.passives
     if not run.has_passives:
@@ -84,25 +93,25 @@ def headline_of(run: ReportedRun) -> str:
     return f"{method.title}: one active party trained with {others}; {needed}."
 
 
-def warnings_of(run: ReportedRun) -> tuple[str, ...]:
-    """Return sentences that a reader must see first: missing protection, synthetic data, few test
-    rows of a class, and parties that fell silent.
+def list_warnings(run: ReportedRun) -> tuple[str, ...]:
+    """Return sentences that readers must see first: on common people, missing protection, synthetic
+    data, few test rows of a class, classes never predicted, and parties that fell silent.
     """
     facts = run.facts
     words = run.facts.words
     summed = "contributions are summed" in words
-    in_clear = summed and find_sum_class(run.config.secure_sum).unsafe
+    is_sum_unsafe = summed and find_sum_class(run.config.secure_sum).unsafe
     votes = "passives vote" in words
-    from_active = "the active sends representations" in words
-    rare_rows = _count_rare_rows(run.outcome.ranking)
-    any_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
-    sentences = (
+    active_sends = "the active sends representations" in words
+    rare_rows = _count_rare_class_rows(run.outcome.ranking)
+    were_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
+    conditions_and_sentences = (
         (
             "synthetic" in run.config.data.dataset,
             "The data are synthetic: no figure here says anything about real people.",
         ),
         (
-            in_clear,
+            is_sum_unsafe,
             f"The sum is {facts.secure_sum}: the aggregator reads every passive's contribution.",
         ),
         (
@@ -122,7 +131,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
             "The epsilon on votes is of one vote, not of a person's record.",
         ),
         (
-            votes and not any(flow.kind in _BALLOTS for flow in run.flows),
+            votes and not any(flow.kind in _VOTE_REQUESTS for flow in run.flows),
             "Nobody was ever asked for votes: the active trained alone.",
         ),
         (
@@ -138,11 +147,11 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
             "Attacks compare guesses with the true training rows: no epsilon covers their scores.",
         ),
         (
-            from_active and not any_sent,
+            active_sends and not were_sent,
             "No batch was ever sent to the passives: the active trained alone.",
         ),
         (
-            from_active and not facts.guarded,
+            active_sends and not facts.guarded,
             "There is no guard: passives receive the representations as they are.",
         ),
         (
@@ -166,29 +175,33 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
         for name, step in attendance.left.items()
     )
     people = describe_people(load_common_people(RunFolder(run.path)))
-    stated = (sentence for holds, sentence in sentences if holds)
-    return (*people, *stated, *never_predicted, *silent)
+    warnings = (sentence for holds, sentence in conditions_and_sentences if holds)
+    return (*people, *warnings, *never_predicted, *silent)
 
 
 def describe_people(common: Sequence[CommonPeople]) -> Iterator[str]:
-    """Say how many of each party's people are common, and which IDs hardly ever matched."""
+    """Yield sentences on how many of each party's people are common, and on IDs that hardly ever
+    matched.
+    """
     for party_people in common:
         yield f"{party_people.party}: {party_people.sentence}."
         if party_people.warning:
             yield f"{party_people.warning}."
 
 
-def _count_rare_rows(ranking: Ranking | None) -> int | None:
-    """Count the test rows of the rarer of two classes if they are few; None: they are not."""
+def _count_rare_class_rows(ranking: Ranking | None) -> int | None:
+    """Return the number of test rows of the rarer of two classes if they are few; None: they are
+    not, or there are not two classes.
+    """
     if ranking is None:
         return None
     rarer = min(ranking.positives, ranking.rows - ranking.positives)
     return rarer if rarer < min(MIN_POSITIVES, SKEWED * ranking.rows) else None
 
 
-def tiles_of(run: ReportedRun) -> Iterator[Tile]:
-    """Yield the figures at the top of a report: measures, gain, promise, attacks, bytes and
-    duration.
+def iter_tiles(run: ReportedRun) -> Iterator[Tile]:
+    """Yield the figures at the top of a report: measures, best local model, gain, weakest
+    guarantee, attacks by direction, bytes and duration.
     """
     outcome = run.outcome
     measure = outcome.headline_measure
@@ -196,13 +209,14 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
         for variant, value in outcome.scores.items():
             tested = run.describe_rows(variant)
             reason = outcome.undefined.get(variant, {}).get(measure.name, tested)
-            title = f"{run.title_of(variant)} {measure.title}"
+            title = f"{run.title_inference(variant)} {measure.title}"
             yield Tile(title, measure.format_value(value), reason if math.isnan(value) else tested)
-    classifies = TASKS[run.config.task].tells == Classification.tells
-    for variant, share in outcome.accuracy.items() if classifies else ():
+    is_classification = TASKS[run.config.task].tells == Classification.tells
+    accuracies = outcome.accuracy if is_classification else {}
+    for variant, share in accuracies.items():
         tested = run.describe_rows(variant)
         reason = outcome.undefined.get(variant, {}).get(ACCURACY.name, tested)
-        title = f"{run.title_of(variant)} accuracy"
+        title = f"{run.title_inference(variant)} accuracy"
         yield Tile(
             title,
             ACCURACY.format_value(share) if math.isnan(share) else words.format_percent(share),
@@ -214,7 +228,7 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
     for headline in run.headlines:
         yield Tile(headline.direction.title, headline.short, headline.note)
     if run.own is not None:
-        yield from traffic_of(run, run.own.name)
+        yield from iter_traffic_tiles(run, run.own.name)
     else:
         messages = words.format_count(sum(flow.messages for flow in run.flows))
         several = f" in {outcome.sessions} sessions" if outcome.sessions > 1 else ""
@@ -227,7 +241,7 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
 
 
 def _iter_solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
-    """Return the best baseline and the gain over it, which are of the same rows, or say why not."""
+    """Yield the best local model and the gain over it on the same rows, or why there is none."""
     gain = run.gain
     value = solo.best.test if gain is None else gain.alone
     rows = solo.rows if gain is None else gain.rows
@@ -242,23 +256,26 @@ def _iter_solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
 
 
 def _make_weakest_promise_tile(run: ReportedRun) -> Tile:
-    """Return the promise on what leaves a party, with the other promises as its note."""
-    first = worst_promise(run.promises, run.figure)
-    figures = {promise.figure for promise in run.promises} - {first.figure}
-    notes = [first.why] if first.why else []
+    """Return the weakest guarantee on the messages that the run's method is known by, with the
+    weakest of every other kind in its note.
+    """
+    weakest = worst_promise(run.promises, run.figure)
+    other_figures = {promise.figure for promise in run.promises} - {weakest.figure}
+    notes = [weakest.why] if weakest.why else []
     notes += [
         f"{title} {worst_promise(run.promises, figure).text}"
-        for figure, title in _SHORT_TITLES.items()
-        if figure in figures
+        for figure, title in _SHORT_EPSILON_TITLES.items()
+        if figure in other_figures
     ]
-    return Tile(first.format_title(fixed=first.state == "bounded"), first.text, ", ".join(notes))
+    title = weakest.format_title(fixed=weakest.state == "bounded")
+    return Tile(title, weakest.text, ", ".join(notes))
 
 
-def learned_by(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
-    """Return what each party received, filled from the transcript.
+def list_learned(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
+    """Return what each party received, and what it can read of that, by heading.
 
-    Parties of one role that received the same, apart from the sender's name, share an entry. Of a
-    party's own folder, what others received from it, and of sums what they read of them.
+    Numbers are from the transcript. Parties of one role that received the same share a heading. In
+    a party's own report, other parties have what they received from it, and what they read of sums.
     """
     groups: dict[tuple[Role, tuple[Learned, ...]], list[str]] = {}
     for name, role in run.roles.items():
@@ -274,8 +291,9 @@ def learned_by(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
 
 
 def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
-    """Yield, for each kind of message that one party received, how many came and what can be read
-    of it.
+    """Yield, for each kind of message that a party received, its numbers and what can be read.
+
+    `name`: of the party.
     """
     kinds = list(Kind)
     flows = sorted(
@@ -284,9 +302,9 @@ def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
     )
     for kind, kind_flows in groupby(flows, key=lambda flow: flow.kind):
         group = list(kind_flows)
-        rule = rule_for(kind, role, run.facts)
-        first = min(f.first_step for f in group)
-        last = max(f.last_step for f in group)
+        rule = find_rule(kind, role, run.facts)
+        first = min(flow.first_step for flow in group)
+        last = max(flow.last_step for flow in group)
         yield Learned(
             kind=words.format_key(kind),
             senders=", ".join(flow.sender for flow in group),
@@ -302,17 +320,20 @@ def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
 
 
 def _describe_unseen(run: Reported, role: Role, kinds_seen: Set[Kind]) -> Iterator[Learned]:
-    """Yield what can be read of contributions by a party whose messages this folder does
-    not hold.
+    """Yield what another party can read of contributions, if its messages are not in this folder.
+
+    `role`: of that party. `kinds_seen`: kinds of its messages that are in this folder.
     """
-    words_of = run.facts.words
-    kinds = dict[Role, Kind]()
-    if Role.AGGREGATOR in run.roles.values():
-        decomposed = "tables are decomposed" in words_of
-        kinds[Role.AGGREGATOR] = Kind.CONTRIBUTION
-        kinds[Role.ACTIVE] = Kind.SINGULAR_VECTORS if decomposed else Kind.SUM
-    if (kind := kinds.get(role)) is not None and kind not in kinds_seen:
-        rule = rule_for(kind, role, run.facts)
+    if Role.AGGREGATOR not in run.roles.values():
+        return
+    kind = None
+    if role is Role.AGGREGATOR:
+        kind = Kind.CONTRIBUTION
+    elif role is Role.ACTIVE:
+        is_decomposition = "tables are decomposed" in run.facts.words
+        kind = Kind.SINGULAR_VECTORS if is_decomposition else Kind.SUM
+    if kind is not None and kind not in kinds_seen:
+        rule = find_rule(kind, role, run.facts)
         yield Learned(
             kind=words.format_key(kind),
             senders="others",
@@ -325,8 +346,11 @@ def _describe_unseen(run: Reported, role: Role, kinds_seen: Set[Kind]) -> Iterat
         )
 
 
-def traffic_of(run: Reported, me: str) -> Iterator[Tile]:
-    """Yield what a party sent, and what it received."""
+def iter_traffic_tiles(run: Reported, me: str) -> Iterator[Tile]:
+    """Yield the bytes and messages that a party sent, and those that it received.
+
+    `me`: name of the party.
+    """
     for title, flows in (
         ("sent", [flow for flow in run.flows if flow.sender == me]),
         ("received", [flow for flow in run.flows if flow.receiver == me]),
@@ -336,8 +360,8 @@ def traffic_of(run: Reported, me: str) -> Iterator[Tile]:
         yield Tile(title, size, f"{messages} messages")
 
 
-def alignment_leaks_of(run: Reported) -> tuple[str, ...]:
-    """Return what the set intersection revealed, in sentences; nothing where none ran."""
+def describe_alignment_leaks(run: Reported) -> tuple[str, ...]:
+    """Return sentences on what the set intersection revealed; empty if none ran."""
     if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
         return ()
     settings = run.config.alignment
@@ -350,8 +374,8 @@ def alignment_leaks_of(run: Reported) -> tuple[str, ...]:
     return (*SET_INTERSECTIONS[settings.backend].leaks, guesses_sentence)
 
 
-def coalitions_of(run: Reported) -> tuple[tuple[str, str], ...]:
-    """Return who colludes, and what they learn together."""
+def list_coalitions(run: Reported) -> tuple[tuple[str, str], ...]:
+    """Return the possible coalitions in this run, each with what its parties learn together."""
     return tuple(
         (coalition.who, coalition.learns)
         for coalition in COALITIONS
@@ -359,32 +383,37 @@ def coalitions_of(run: Reported) -> tuple[tuple[str, str], ...]:
     )
 
 
-def limits_of(run: Reported) -> tuple[str, ...]:
+def list_limits(run: Reported) -> tuple[str, ...]:
     """Return sentences on what this run does not protect, weaker settings first."""
     limits = tuple(limit.sentence for limit in LIMITS if limit.holds_for(run.facts))
-    opened = run.outcome.sum.get("opened") if isinstance(run, ReportedRun) else None
-    if opened is not None:
-        limits = (f"Of each person the active opens, linear in others' columns, {opened}.", *limits)
-    return (*less_of(run), *limits)
+    revealed = run.outcome.sum.get("opened") if isinstance(run, ReportedRun) else None
+    if revealed is not None:
+        sentence = f"Of each person the active opens, linear in others' columns, {revealed}."
+        limits = (sentence, *limits)
+    return (*list_departures(run), *limits)
 
 
-def less_of(run: Reported) -> tuple[str, ...]:
-    """Return a line for each setting that protects less than the default, and for one who runs
-    several parties. Both are read from the run's settings and folder, whatever a result claims.
+def list_departures(run: Reported) -> tuple[str, ...]:
+    """Return a sentence on settings that protect less than their defaults, and one on organisations
+    that run several parties, as far as there are any.
+
+    Both are read from the run's settings and folder, whatever its result claims.
     """
     folder = run.path if isinstance(run, ReportedRun) else run.own.path
     departures = describe_departures(run.config)
-    together = describe_shared_organisations(folder)
+    organisations = describe_shared_organisations(folder)
     lines = list[str]()
     if departures:
         lines.append(f"Settings that protect less than by default: {'; '.join(departures)}.")
-    if together:
-        lines.append(f"Run by one organisation: {'; '.join(together)}.")
+    if organisations:
+        lines.append(f"Run by one organisation: {'; '.join(organisations)}.")
     return tuple(lines)
 
 
-def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
-    """Return the rows of the privacy account: promises, delta, releases, and charges to ledgers."""
+def list_account_rows(run: ReportedRun) -> tuple[tuple[str, str], ...]:
+    """Return title and text of the privacy account: epsilons, delta, releases, further figures,
+    signed statements of passives, and charges to ledgers.
+    """
     privacy = run.outcome.privacy
     rows = [(promise.format_title(fixed=True), promise.sentence) for promise in run.promises]
     if privacy.delta is not None:
@@ -403,9 +432,9 @@ def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     return tuple(rows)
 
 
-def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
-    """Return, for each passive, how often its votes agree with labels and with other passives'
-    votes.
+def list_agreement_rows(run: ReportedRun) -> tuple[tuple[str, str], ...]:
+    """Return each passive with a sentence on how often its votes agree with labels and with other
+    passives' votes.
     """
     rows = []
     for passive, agreement in run.outcome.agreement.items():
@@ -423,36 +452,46 @@ def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     return tuple(rows)
 
 
-def trace_of(run: ReportedRun) -> tuple[str, ...]:
-    """Return how an accountant came to its epsilon; other accountants check one that is not 0."""
+def list_trace(run: ReportedRun) -> tuple[str, ...]:
+    """Return the lines of an accountant's computation of epsilon_x, and the results of other
+    accountants, unless they are 0.
+    """
     privacy = run.outcome.privacy
-    return privacy.trace + tuple(
-        f"cross-check, {name} accountant: "
-        + (value if isinstance(value, str) else f"epsilon_x {value:.4g}")
-        for name, value in privacy.accountants.items()
-        if isinstance(value, str) or value > 0
-    )
+    lines = [*privacy.trace]
+    for name, value in privacy.accountants.items():
+        if isinstance(value, str):  # why the accountant has no figure
+            lines.append(f"cross-check, {name} accountant: {value}")
+        elif value > 0:
+            lines.append(f"cross-check, {name} accountant: epsilon_x {value:.4g}")
+    return tuple(lines)
 
 
 def describe_unevenness(result: AttackResult) -> str:
-    """Return whom an attack hits: the extreme decile, and the classes from worst to best."""
-    classes = {
-        name.removeprefix(_BY_CLASS): recall
+    """Return in words how unevenly an attack hits people: figures of extreme deciles, and the
+    lowest and highest recall of a class.
+    """
+    recall_by_class = {
+        name.removeprefix(_CLASS_RECALL_PREFIX): recall
         for name, recall in result.risk.items()
-        if name.startswith(_BY_CLASS)
+        if name.startswith(_CLASS_RECALL_PREFIX)
     }
-    parts = [f"{name} {value:.2f}" for name, value in result.risk.items() if _BY_CLASS not in name]
-    if classes:
-        ends = min(classes, key=classes.__getitem__), max(classes, key=classes.__getitem__)
-        worst, best = (f"{classes[end]:.2f} (class {end})" for end in ends)
-        parts.append(f"recall from {worst} to {best}")
+    parts = [
+        f"{name} {value:.2f}"
+        for name, value in result.risk.items()
+        if _CLASS_RECALL_PREFIX not in name
+    ]
+    if recall_by_class:
+        lowest = min(recall_by_class, key=recall_by_class.__getitem__)
+        highest = max(recall_by_class, key=recall_by_class.__getitem__)
+        parts.append(
+            f"recall from {recall_by_class[lowest]:.2f} (class {lowest}) to "
+            f"{recall_by_class[highest]:.2f} (class {highest})"
+        )
     return "; ".join(parts)
 
 
-def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
-    """Yield the rows that describe the run's settings: method, data, parties, training,
-    protection.
-    """
+def iter_setting_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:
+    """Yield title and text of the run's settings: method, data, parties, training, protection."""
     config = run.config
     outcome = run.outcome
     data = config.data
@@ -505,18 +544,17 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
 
 
 def _describe_settings(settings: Settings, *, except_for: str = "") -> str:
-    """Return the settings that are set, in words, without the one called `except_for`."""
+    """Return settings other than None in words, without the one named `except_for`."""
     values = settings.model_dump(mode="json", exclude_none=True, exclude={except_for})
     return ", ".join(f"{name} {words.format_value(value)}" for name, value in values.items())
 
 
-def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[str, Any]:
-    """Return privacy.json: the privacy report for programs, with everything that the
-    page states.
+def build_privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[str, Any]:
+    """Return the content of privacy.json as plain values: everything on privacy in the report.
 
-    Plain values only. "inventory" counts what each party received; "who_learns_what" says what it
-    can read of it; "directions" says what attacks found, by who reads whose what. "audit" is null
-    where no guard released anything.
+    "inventory" holds the numbers of messages that each party received, "who_learns_what" what it
+    can read of them, and "directions" the results of attacks by who reads whose what. "audit" is
+    None if no guard released anything.
     """
     privacy = run.outcome.privacy
     return {
@@ -525,14 +563,14 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
         "method": run.config.method.name,
         "contract_sha256": run.contract_sha256,
         "verdict": dict(describe_run(run)),
-        "warnings": warnings_of(run),
+        "warnings": list_warnings(run),
         "threat_model": {
             "parties": dict(run.roles),
             "who_learns_what": {
-                party: [asdict(row) for row in rows] for party, rows in learned_by(run).items()
+                party: [asdict(row) for row in rows] for party, rows in list_learned(run).items()
             },
-            "alignment": list(alignment_leaks_of(run)),
-            "coalitions": dict(coalitions_of(run)),
+            "alignment": list(describe_alignment_leaks(run)),
+            "coalitions": dict(list_coalitions(run)),
         },
         "inventory": [
             {
@@ -565,5 +603,5 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
         "directions": [headline.as_json() for headline in run.headlines],
         "attacks": [result.as_json() for result in run.attacks or ()],
         "agreement_of_votes": run.outcome.model_dump()["agreement"],
-        "not_guaranteed": list(limits_of(run)),
+        "not_guaranteed": list(list_limits(run)),
     }

@@ -1,7 +1,7 @@
-"""A party's own side of a run whose parties ran apart, read from its folder alone.
+"""A party's own side of a run with parties in processes of their own, read from its folder alone.
 
-Nothing of another party's is there but what that one sent or what is public, so nothing else can
-stand in its report.
+Of other parties the folder holds only what they sent or what is public, so the party's report
+cannot show more.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ from secure_apfed.runs.keeper import PartyEnd
 from secure_apfed.runs.outcome import Outcome, Written, load_common_people
 from secure_apfed.settings.promises import NO_ACCOUNT, Promise, promise_of_account, promise_of_party
 
-_KEEP: Mapping[str, str] = {
+_REASONS_TO_KEEP: Mapping[str, str] = {
     "identity.pem": "always, with a copy, for nobody else's eyes: nobody can restore it",
     "contract.json": "always: what all parties signed",
     "statements.json": "always: what the passives signed that they charged",
@@ -45,7 +45,14 @@ _KEEP: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSide:
-    """A party's side: how its part ended, and its audit log, or why that does not hold together."""
+    """A party's own side of a run.
+
+    Attributes:
+        path: of its folder.
+        end: how its part of the run ended.
+        log: summary of its audit log; None: there is none, or it fails verification.
+        broken: why `log` is None.
+    """
 
     path: Path
     end: PartyEnd
@@ -58,7 +65,9 @@ class OwnSide:
 
     @classmethod
     def from_folder(cls, path: Path) -> "OwnSide | None":
-        """Read a party's folder; None where it is no party's, or its part is not over."""
+        """Return the side of the party whose folder this is; None: it is no party's folder, or the
+        party's part has not ended.
+        """
         ended = PartyFolder(path).ended
         if not ended.is_file():
             return None
@@ -71,94 +80,103 @@ class OwnSide:
                 broken = str(error)
         return cls(path=path, end=load_json(ended, PartyEnd), log=log, broken=broken)
 
-    def log_rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the rows of the audit log: its last chain value, signature, sessions and traffic,
-        or why it is broken.
+    def iter_log_rows(self) -> Iterator[tuple[str, str]]:
+        """Yield title and text on the audit log: last chain value, signature, sessions and traffic;
+        or why it is not valid.
         """
         log = self.log
         if log is None:
             yield "audit log", self.broken
             return
-        torn = f"{log.unsigned:,} lines after its last signature, torn bytes: {log.torn:,}"
+        unsigned_text = f"{log.unsigned:,} lines after its last signature, torn bytes: {log.torn:,}"
         yield "last chain value", log.head
-        yield "its end", "signed by the identity" if log.has_final_signature else torn
+        yield "its end", "signed by the identity" if log.has_final_signature else unsigned_text
         yield "identity", log.identity
         yield "lines", f"{words.format_count(log.lines)}, all chained"
         yield "sessions", f"{log.agreed} agreed, in {log.opened} starts of its process"
         for event in ("sent", "received"):
             flows = [flow for flow in log.flows if flow.event == event]
             size = words.format_size(sum(flow.size for flow in flows))
-            yield (
-                event,
-                f"{words.format_count(sum(flow.envelopes for flow in flows))} envelopes, {size}",
-            )
+            envelopes = words.format_count(sum(flow.envelopes for flow in flows))
+            yield event, f"{envelopes} envelopes, {size}"
 
-    def keep_rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the files that the party should keep, each with the reason."""
-        for name, reason in _KEEP.items():
+    def iter_kept_files(self) -> Iterator[tuple[str, str]]:
+        """Yield the files in the folder that the party should keep, each with how long and why."""
+        for name, reason in _REASONS_TO_KEEP.items():
             if any(self.path.glob(name)):
                 yield name, reason
 
     def list_promises(self, config: Config, role: str) -> tuple[Promise, ...]:
-        """Return what it promises the people in its table, by its own ledgers.
+        """Return the guarantees of this party to the people in its table, by its own ledgers.
 
-        `role`: this party's.
+        `config`: of the run. `role`: of this party. Without a ledger there is one, which says why
+        nothing is guaranteed or needed.
         """
         privacy = self.end.privacy
-        noisy = self.end.contributions
-        accounts = [] if noisy is None else [noisy.model_dump()]
+        contributions = self.end.contributions
+        accounts: list[dict[str, Any]] = []
+        if contributions is not None:
+            accounts.append(contributions.model_dump())
         if privacy is not None:
-            release_promise = {"figure": "epsilon_x", "epsilon": privacy.epsilon_x}
             accounts.append(
-                {**release_promise, "delta": privacy.delta, "releases": privacy.releases}
+                {
+                    "figure": "epsilon_x",
+                    "epsilon": privacy.epsilon_x,
+                    "delta": privacy.delta,
+                    "releases": privacy.releases,
+                }
             )
         if not accounts:
             return (promise_of_party(config, role, ()),)
         return tuple(map(promise_of_account, accounts))
 
 
-class _Signed(Written):
+class _StoredContract(Written):
     document: Contract
     sha256: str
 
 
 def list_statements(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]]:
-    """Yield what each passive that ran apart signed for the contract in `statements.json`,
-    verified.
+    """Yield title and text of the epsilons that each passive states for its messages.
+
+    Statements are in `statements.json` of the run's folder; the text says whether the signature is
+    valid and is for this run's contract. Nothing if passives were simulated.
     """
     if not outcome.stated:
         return
     statements = load_statements(folder.statements)
-    contract = load_contract(folder.contract, _Signed).document
+    contract = load_contract(folder.contract, _StoredContract).document
     identities = {party.name: party.identity for party in contract.participants}
     for name in outcome.stated:
-        if (statement := statements.get(name)) is None:
-            yield f"stated by {name}", "nothing: it never said what it charged"
+        title = f"stated by {name}"
+        statement = statements.get(name)
+        if statement is None:
+            yield title, "nothing: it never said what it charged"
             continue
         try:
             accounts = statement.verify_accounts(name)
         except RemoteProtocolError as error:
-            yield f"stated by {name}", f"NOT SIGNED: {error}"
+            yield title, f"NOT SIGNED: {error}"
             continue
-        signed = f"signed before step {statement.step}"
-        if (statement.identity, statement.contract) != (
-            identities.get(name),
-            contract.digest.hex(),
-        ):
-            signed = "NOT OF THIS CONTRACT: signed by another identity, or for another session"
-        promises = "; ".join(
-            f"{promise.format_title()} {promise.text}"
-            for promise in (promise_of_account(account.model_dump()) for account in accounts)
+        has_identity = statement.identity == identities.get(name)
+        has_contract = statement.contract == contract.digest.hex()
+        signature_text = f"signed before step {statement.step}"
+        if not has_identity or not has_contract:
+            signature_text = (
+                "NOT OF THIS CONTRACT: signed by another identity, or for another session"
+            )
+        promises = [promise_of_account(account.model_dump()) for account in accounts]
+        promises_text = "; ".join(
+            f"{promise.format_title()} {promise.text}" for promise in promises
         )
-        yield (
-            f"stated by {name}",
-            f"{promises or NO_ACCOUNT}, {signed}",
-        )
+        yield title, f"{promises_text or NO_ACCOUNT}, {signature_text}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedParty:
-    """A party that helped, as its own folder tells it; see `ReportedRun`."""
+    """A passive with everything that its report shows, read from its own folder; see
+    `ReportedRun`.
+    """
 
     config: Config
     contract: Contract
@@ -178,18 +196,20 @@ class ReportedParty:
 
     @property
     def facts(self) -> RunFacts:
-        """Return the facts of the run by which the rules of who learns what hold."""
+        """Return the facts of the run that decide who can read what."""
         passives = list(self.roles.values()).count(Role.PASSIVE)
         return RunFacts.from_settings(self.config, passives=passives, apart=True)
 
     @property
     def promise_rows(self) -> tuple[tuple[str, str], ...]:
-        """The promises of this party to the people in its table."""
+        """The guarantees of this party to the people in its table, as title and text."""
         promises = self.own.list_promises(self.config, str(self.roles[self.own.name]))
         return tuple((promise.format_title(fixed=True), promise.sentence) for promise in promises)
 
-    def limit_rows(self) -> Iterator[tuple[str, str]]:
-        """Yield what it answers at most, as all have signed, and when it refuses."""
+    def iter_limit_rows(self) -> Iterator[tuple[str, str]]:
+        """Yield title and text of the common people, and of the limits on this party's answers that
+        all parties have signed.
+        """
         contract = self.contract
         rules = self.config.rules
         for people in self.common:
@@ -207,7 +227,7 @@ class ReportedParty:
 
 
 def load_statements(path: Path) -> Mapping[str, Statement]:
-    """Read the statements that the passives signed, by name; empty if there are none."""
+    """Return the passives' signed statements by name; empty if there are none."""
     if not path.exists():
         return {}
     for statement in load_json(path, dict[str, Any]).values():
@@ -216,7 +236,11 @@ def load_statements(path: Path) -> Mapping[str, Statement]:
 
 
 def load_party(path: Path) -> ReportedParty | None:
-    """Read the folder of a party that helped; None where it is none, or not over."""
+    """Return the passive whose folder this is; None: it is no passive's folder, or its part has not
+    ended.
+
+    Raises CheckpointError: a file is missing, since the process was killed before it wrote all.
+    """
     folder = RunFolder(path)
     own_side = OwnSide.from_folder(path)
     if own_side is None or folder.result.is_file():
@@ -227,7 +251,7 @@ def load_party(path: Path) -> ReportedParty | None:
                 f"{file} is missing: {own_side.name} was ended before it wrote all of its part; "
                 "its audit log says what it sent (secure-apfed audit-log verify)"
             )
-    contract = load_contract(folder.contract, _Signed)
+    contract = load_contract(folder.contract, _StoredContract)
     attacks = path / "attacks.json"
     return ReportedParty(
         config=folder.load_config(),
@@ -242,7 +266,7 @@ def load_party(path: Path) -> ReportedParty | None:
 
 
 def count_charges(folder: RunFolder) -> dict[str, int]:
-    """Return, by ledger in this folder or in those of its parties, how often it was charged."""
+    """Return the number of charges by ledger, in this folder and those of its parties."""
     ledgers = [log for log in folder.list_logs() if log.name.startswith("ledger-")]
-    # The first line of a ledger says what it is.
+    # The first line of a ledger is its header.
     return {log.stem.removeprefix("ledger-"): count_lines(log) - 1 for log in ledgers}

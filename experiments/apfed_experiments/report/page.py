@@ -25,8 +25,8 @@ from secure_apfed.base.files import write_atomically
 from secure_apfed.base.peer_text import escape_text
 from secure_apfed.config.file import dump_settings
 
-# Line breaks and spaces of our own layout, which are no harm in a page.
-_LAYOUT = "\n\t\u00a0\u2009\u202f"
+# Line breaks and blanks of our own texts, which are not escaped.
+_KEPT_BLANKS = "\n\t\u00a0\u2009\u202f"
 
 
 def render_run(
@@ -35,9 +35,9 @@ def render_run(
     audited: Audited | None,
     measured: Mapping[str, Any] | None,
 ) -> str:
-    """Render the page; see `audit_of` and `measure_run`.
+    """Return the HTML page of a run.
 
-    `pictures`: of the run.
+    `pictures`: of the run. `audited`: see `audit_guard`. `measured`: see `measure_predictions`.
     """
     return render_template(
         "report.html.jinja",
@@ -60,17 +60,21 @@ def render_run(
 
 
 def _make_promise_tile(name: str, promise: str) -> contents.Tile:
-    """Return a tile of one promise: its figure, and its reason where nothing is promised."""
+    """Return the tile of one guarantee.
+
+    `promise`: its text, with the reason after a colon if there is no guarantee.
+    """
     figure, _, reason = promise.partition(": ")
     return contents.Tile(name, figure, reason)
 
 
 def render_party(party: ReportedParty) -> str:
-    """Render the page of a party that helped."""
-    learned = contents.learned_by(party)
+    """Return the HTML page of a passive; what the passive itself learned comes first."""
+    learned = contents.list_learned(party)
     own = party.own
     role = party.roles[own.name]
     title = role.capitalize() if role == own.name else own.name
+    own_first = sorted(learned.items(), key=lambda item: title not in item[0].split(" "))
     return render_template(
         "party.html.jinja",
         party=party,
@@ -80,12 +84,12 @@ def render_party(party: ReportedParty) -> str:
         attacks=party.attacks,
         lines=describe_party(party),
         tiles=[
-            *contents.traffic_of(party, own.name),
+            *contents.iter_traffic_tiles(party, own.name),
             *(_make_promise_tile(name, value) for name, value in party.promise_rows),
         ],
-        learned=dict(sorted(learned.items(), key=lambda item: title not in item[0].split(" "))),
-        alignment_leaks=contents.alignment_leaks_of(party),
-        coalitions=contents.coalitions_of(party),
+        learned=dict(own_first),
+        alignment_leaks=contents.describe_alignment_leaks(party),
+        coalitions=contents.list_coalitions(party),
         spent=[
             *party.promise_rows,
             *(
@@ -93,23 +97,23 @@ def render_party(party: ReportedParty) -> str:
                 for name, charges in party.charges.items()
             ),
         ],
-        limits=contents.limits_of(party),
+        limits=contents.list_limits(party),
         config=dump_settings(party.config),
     )
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Render a template of this package with these values, in the style of all."""
+    """Return a template of this package rendered with these values."""
     page: str = _make_environment().get_template(template).render(**values)
     return page
 
 
 @cache
 def _make_environment() -> Environment:
-    """Return the template environment: values are escaped, and a missing one is an error."""
+    """Return the environment of templates: values are escaped, and a missing one is an error."""
     loader = PackageLoader("apfed_experiments.report", "")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_show_unprintable
+        loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_escape_unprintable
     )
     environment.filters |= {
         "plain": words.format_key,
@@ -122,13 +126,13 @@ def _make_environment() -> Environment:
     return environment
 
 
-def _show_unprintable(value: Any) -> Any:
-    """Return a value's text with escapes for characters that a reader cannot see; markup is
-    unchanged.
+def _escape_unprintable(value: Any) -> Any:
+    """Return a text with escapes in place of invisible characters; markup and values that are no
+    text are unchanged.
     """
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return escape_text(value, keep=_LAYOUT)
+    return escape_text(value, keep=_KEPT_BLANKS)
 
 
 def _flatten_values(values: Mapping[str, Any]) -> str:
@@ -145,9 +149,11 @@ class Part:
 
     Attributes:
         name: of its files.
-        brief: the table for terminals, where the whole one is too wide.
+        table: with all columns.
+        brief: a narrower table for terminals; None: `table`.
+        pictures: of the part.
         lines: its verdict.
-        notes: sentences that belong below its table.
+        notes: sentences below its table.
     """
 
     name: str
@@ -167,12 +173,14 @@ def write_comparison(
     reports: Sequence[tuple[str, str]] = (),
     failures: Sequence[str] = (),
 ) -> None:
-    """Write the page of a study: how to read it, then each part, and links to reports of runs.
+    """Write the HTML page of a study.
 
     Args:
-        reading: how to read the page.
+        path: of the page.
+        title: of the study.
+        reading: sentences on how to read it.
         parts: tables and pictures.
-        reports: label and address, relative to the page.
+        reports: links to reports of runs: label, and address relative to the page.
         failures: sentences on what was left out.
     """
     page = render_template(
@@ -187,18 +195,20 @@ def write_comparison(
 
 
 def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Path:
-    """Write the page; its links to reports hold while it and the folders stay where they are.
+    """Write the HTML page of a list of runs, and return its path.
 
-    `runs`: to list.
+    Its links to reports are relative, so they hold while page and folders stay where they are.
     """
-    leaked = list(dict.fromkeys(kind for run in runs for kind in run.leaks))
+    directions = list(dict.fromkeys(kind for run in runs for kind in run.leaks))
     page = render_template(
         "runs.html.jinja",
         title=title,
         newest=next((run for run in runs if run.verdict), None),
         states=[(str(state), sum(run.state is state for run in runs)) for state in State],
-        targets=leaked,
-        rows=[(run, _format_figures(run, leaked), _make_address(run, path.parent)) for run in runs],
+        targets=directions,
+        rows=[
+            (run, _format_figures(run, directions), _make_address(run, path.parent)) for run in runs
+        ],
         choices={
             "method": sorted({run.config.method.name for run in runs if run.config}),
             "data": sorted({run.config.data.dataset for run in runs if run.config}),
@@ -213,9 +223,9 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
 def _format_figures(
     run: ListedRun, targets: Sequence[str]
 ) -> dict[str, tuple[str, str, float | None]]:
-    """Return the figures of a run, each (text, note, number to sort by).
+    """Return the figures of a run by column, each as text, note, and number to sort by.
 
-    `targets`: "labels", "features".
+    `targets`: directions of attacks (who reads whose what), which are columns.
     """
     gain = run.gain
     local_models = run.alone
@@ -232,28 +242,34 @@ def _format_figures(
 
 
 def _format_headline(headline: Headline) -> tuple[str, str, float | None]:
-    """Return (text, note, number to sort by) of a direction that was attacked, or its state."""
+    """Return the best advantage in a direction as text, note, and number to sort by.
+
+    If no attack ran, the text is the state of the direction and the number None.
+    """
     if headline.worst is None:
         return headline.state, headline.note, None
     return words.format_difference(headline.advantage), headline.note, headline.advantage
 
 
 def _format_promise(run: ListedRun) -> tuple[str, str, float | None]:
-    """Return (text, note, number to sort by) of a run's weakest promise."""
+    """Return the epsilon of a run's weakest guarantee as text, note, and number to sort by."""
     if run.promise is None:
         return "", "", None
     return run.promise.text, run.promise.format_title(), run.promise.epsilon
 
 
 def _make_address(run: ListedRun, start: Path) -> str:
-    """Return the report's address from where the page lies.
+    """Return the address of a run's report relative to the page's folder `start`; empty: none.
 
-    Names are quoted, so that they name no other.
+    Names are URL-quoted, so that they cannot name another file.
     """
     address = Path(os.path.relpath(run.path / "report.html", start)).as_posix()
     return quote(os.fsencode(address)) if run.report else ""
 
 
 def _format_figure(value: Any, form: Any, note: str = "") -> tuple[str, str, float | None]:
-    """Return (text, note, number to sort by) of one value; empty where it is not known."""
+    """Return a value as text, note, and number to sort by; None: it is not known.
+
+    `form`: returns the text of the value.
+    """
     return ("", note, None) if value is None else (form(value), note, float(value))

@@ -1,7 +1,7 @@
 """The pictures of a run: learning, calibration, attacks and their baselines.
 
-Each is drawn by a function of what it shows, which returns a figure and a sentence that says what
-it shows, or None where there is nothing to show.
+Each is drawn by a function that returns a figure and a caption, or None if there is nothing to
+show.
 """
 
 import math
@@ -35,32 +35,35 @@ from secure_apfed.measures.intervals import proportion_interval
 from secure_apfed.measures.table import MEASURES, Measure, calibration_curve
 from secure_apfed.runs.outcome import Outcome
 
-_WIDTH = 8.0
-# Inches of one panel of curves, and of what stands around it.
+_LEARNING_WIDTH = 8.0
+# Inches: a panel of curves, the margin on its left, its title above and its axis below.
 _CURVE_WIDTH = 3.4
 _CURVE_HEIGHT = 2.0
 _CURVE_LEFT = 0.7
-_ABOVE = 0.32
-_UNDER = 0.5
-_MANY_EPOCHS = 25
-_LONGEST_NAME = 36
-# Inches of attacks: a row with its name above it in lines, what stands around, and the bounds
-# between which a phone shows the picture whole.
-_NAME_LINE = 0.16
-_ATTACK_ROW = 0.45
-_ATTACK_SIDE = 0.25
-_ATTACK_TOP = 0.5
-_MIN_WIDTH = 4.6
-_MAX_LETTERS = 64
-Drawn = tuple[Figure, str] | None
+_TITLE_HEIGHT = 0.32
+_AXIS_HEIGHT = 0.5
+_MANY_EPOCHS = 25  # curves of more epochs have no markers
+_MAX_VARIANT_LENGTH = 36
+# Inches of the picture of attacks: a line of a name, the row below it, and margins. Names are
+# wrapped at so many characters that a phone shows the whole picture.
+_NAME_LINE_HEIGHT = 0.16
+_ATTACK_ROW_HEIGHT = 0.45
+_ATTACK_SIDE_MARGIN = 0.25
+_ATTACK_TOP_MARGIN = 0.5
+_MIN_ATTACKS_WIDTH = 4.6
+_MAX_LINE_LENGTH = 64
+Drawing = tuple[Figure, str] | None
 
 
 def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
-    """Write every picture that the run has data for; return them in the order of reading."""
-    for stale in own_subfolder(folder).glob("*.png"):
-        stale.unlink()
+    """Write every picture that the run has data for into a folder; return them in reading order.
+
+    Older pictures in the folder are deleted.
+    """
+    for old_picture in own_subfolder(folder).glob("*.png"):
+        old_picture.unlink()
     pictures: list[Picture] = []
-    drawings: tuple[tuple[str, str, Callable[[], Drawn]], ...] = (
+    drawings: tuple[tuple[str, str, Callable[[], Drawing]], ...] = (
         ("learning", "Learning", lambda: _draw_learning(run)),
         ("who-helped", "What each passive's help was worth", lambda: _draw_passive_worth(run)),
         ("calibration", "Calibration", lambda: _draw_calibration(run)),
@@ -79,17 +82,21 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
     return tuple(pictures)
 
 
-def _draw_learning(run: ReportedRun) -> Drawn:
-    """Draw curves of what was measured in several epochs; a single value is no curve."""
+def _draw_learning(run: ReportedRun) -> Drawing:
+    """Draw the training loss and the test measure by epoch, as far as several epochs have them.
+
+    None: neither has two values.
+    """
     losses = [(row.epoch, row.loss) for row in run.epochs if row.loss is not None]
-    losses = losses if len(losses) > 1 else []
+    if len(losses) < 2:
+        losses = []
     curves = _collect_curves(run)
     if not losses and not curves:
         return None
     count = 1 + bool(losses and curves)
-    height = _ABOVE + _CURVE_HEIGHT + _UNDER
-    figure = Figure(figsize=(_WIDTH, count * height))
-    # One below the other, so that a phone shows both with letters that can be read.
+    height = _TITLE_HEIGHT + _CURVE_HEIGHT + _AXIS_HEIGHT
+    figure = Figure(figsize=(_LEARNING_WIDTH, count * height))
+    # One below the other, so that both are legible on a phone.
     panels = figure.subplots(count, 1, squeeze=False)[:, 0]
     has_many_epochs = len(run.epochs) > _MANY_EPOCHS
     look: dict[str, Any] = {"marker": None if has_many_epochs else "o", "markersize": 3.5}
@@ -106,7 +113,7 @@ def _draw_learning(run: ReportedRun) -> Drawn:
         for position, (variant, points) in enumerate(curves.items()):
             color = OURS if position == 0 else OTHER
             panels[-1].plot(*zip(*points, strict=True), color=color, **look)
-            ends.append((points[-1][1], run.title_of(variant), color))
+            ends.append((points[-1][1], run.title_inference(variant), color))
         rows = f"per cent {run.describe_rows(next(iter(curves)))}".partition(", whom")[0]
         panels[-1].set(
             title=f"Test {measure.title}",
@@ -114,23 +121,27 @@ def _draw_learning(run: ReportedRun) -> Drawn:
             ylabel=rows if measure.share else measure.title,
         )
         last = max(points[-1][0] for points in curves.values())
-        right_margin += estimate_text_inches(_label_ends(panels[-1], last, ends, measure))
+        right_margin += estimate_text_inches(_label_curves(panels[-1], last, ends, measure))
         parts.append(f"{measure.title} on rows that no training step saw")
     for axes in panels:
         axes.xaxis.get_major_locator().set_params(integer=True)
     figure.set_size_inches(_CURVE_LEFT + _CURVE_WIDTH + right_margin, count * height)
-    figure.subplots_adjust(hspace=(_ABOVE + _UNDER) / _CURVE_HEIGHT)
-    set_margins(figure, left=_CURVE_LEFT, right=right_margin, bottom=_UNDER, top=_ABOVE)
+    figure.subplots_adjust(hspace=(_TITLE_HEIGHT + _AXIS_HEIGHT) / _CURVE_HEIGHT)
+    set_margins(
+        figure, left=_CURVE_LEFT, right=right_margin, bottom=_AXIS_HEIGHT, top=_TITLE_HEIGHT
+    )
     caption = f"The active's {', and its '.join(parts)}."
-    if curves and (finish := _describe_finish(run.outcome)):
+    if curves and (finish := _describe_finished_model(run.outcome)):
         caption += f" The last point is of the finished model, {finish}."
-    if omitted := [run.title_of(name) for name in run.outcome.accuracy if name not in curves]:
+    if omitted := [
+        run.title_inference(name) for name in run.outcome.accuracy if name not in curves
+    ]:
         caption += f" Measured once, and so no curve: {'; '.join(omitted)}."
     return figure, caption
 
 
-def _draw_passive_worth(run: ReportedRun) -> Drawn:
-    """Draw the worth of each passive; None: nobody measured it."""
+def _draw_passive_worth(run: ReportedRun) -> Drawing:
+    """Draw the worth of each passive; None: it was not measured."""
     who_helped = run.who_helped
     if who_helped is None or not who_helped.passives:
         return None
@@ -145,8 +156,8 @@ def _draw_passive_worth(run: ReportedRun) -> Drawn:
     return figure, CAPTION
 
 
-def _describe_finish(outcome: Outcome) -> str:
-    """Say what the finished model has that it lacked while it was trained; empty: nothing."""
+def _describe_finished_model(outcome: Outcome) -> str:
+    """Return in words what was fitted to the model after training; empty: nothing."""
     parts = []
     if outcome.calibration is not None:
         parts.append("whose probabilities are calibrated")
@@ -156,7 +167,10 @@ def _describe_finish(outcome: Outcome) -> str:
 
 
 def _collect_curves(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:
-    """Return epoch and value by way to predict, of those that several epochs measured."""
+    """Return points (epoch, measure) by way of inference, for those that several epochs measured.
+
+    Shares are in per cent.
+    """
     measure = run.outcome.headline_measure
     scale = 100 if measure.share else 1
     measured = [(row.epoch, row.get_scores(measure.name)) for row in run.epochs if row.accuracy]
@@ -172,25 +186,31 @@ def _collect_curves(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def _label_ends(
+def _label_curves(
     axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]], measure: Measure
 ) -> list[str]:
-    """Write each curve's name at its end, apart where ends are close; return the texts.
+    """Write each curve's name and last value beside its end, and return the texts.
 
-    `epoch`: last on the axis.
+    Texts of ends that are close are moved up, so that they do not overlap.
+
+    Args:
+        axes: with the curves.
+        epoch: the last one.
+        ends: last value, name and colour of each curve.
+        measure: of the values; shares are in per cent.
     """
     texts = list[str]()
     scale = 100 if measure.share else 1
     low, high = axes.get_ylim()
     gap = 0.075 * (high - low)
-    past = -math.inf
+    text_height = -math.inf
     for value, name, color in sorted(ends):
-        past = max(value, past + gap)
+        text_height = max(value, text_height + gap)
         texts.append(f"{name}, {measure.format_value(value / scale)}")
         axes.annotate(
             texts[-1],
             (epoch, value),
-            xytext=(8, past),
+            xytext=(8, text_height),
             color=color,
             textcoords=("offset points", "data"),
             va="center",
@@ -199,8 +219,10 @@ def _label_ends(
     return texts
 
 
-def _draw_calibration(run: ReportedRun) -> Drawn:
-    """Draw predicted and observed shares of two classes; None: of others, or of too few scores."""
+def _draw_calibration(run: ReportedRun) -> Drawing:
+    """Draw predicted and observed shares of the positive class; None: there are not two classes, or
+    too few predictions.
+    """
     scored = load_predictions(run)
     points = () if scored is None or scored.classes != 2 else calibration_curve(scored)
     if len(points) < 2:
@@ -228,9 +250,10 @@ def _draw_calibration(run: ReportedRun) -> Drawn:
     )
 
 
-def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
-    """Draw each attack joined to its baseline, in a panel for each metric, smallest advantage
-    first; None: no attack has figures.
+def _draw_attacks(results: Sequence[AttackResult]) -> Drawing:
+    """Draw each attack joined to its baseline, in a panel for each metric, best attack first.
+
+    None: no attack has figures.
     """
     rows_by_metric: dict[str, list[tuple[str, float, float]]] = {}
     for result in results:
@@ -239,7 +262,10 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
         baseline = result.baselines.get(str(result.baseline), {}).get(metric)
         if result.applicable and attack is not None and baseline is not None:
             attacker = f"by {result.adversary}, {_shorten_name(str(result.variant))}"
-            lines = [*wrap(attack_title(result), _MAX_LETTERS), *wrap(attacker, _MAX_LETTERS)]
+            lines = [
+                *wrap(attack_title(result), _MAX_LINE_LENGTH),
+                *wrap(attacker, _MAX_LINE_LENGTH),
+            ]
             name = "\n".join(lines)
             rows_by_metric.setdefault(format_key(metric), []).append((name, attack, baseline))
     if not rows_by_metric:
@@ -248,14 +274,15 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
         metric: sorted(rows, key=lambda row: row[2] - row[1])
         for metric, rows in rows_by_metric.items()
     }
-    every_name = [name for rows in rows_by_metric.values() for name, *_ in rows]
-    names_height = _NAME_LINE * max(name.count("\n") + 1 for name in every_name)
-    row_height = names_height + _ATTACK_ROW
-    below = _UNDER + 0.1
+    all_names = [name for rows in rows_by_metric.values() for name, *_ in rows]
+    names_height = _NAME_LINE_HEIGHT * max(name.count("\n") + 1 for name in all_names)
+    row_height = names_height + _ATTACK_ROW_HEIGHT
+    space_below = _AXIS_HEIGHT + 0.1  # of each panel
     heights = [len(rows) * row_height for rows in rows_by_metric.values()]
     # Names stand above their rows and not beside them, so that a phone shows the whole picture.
-    width = max(_MIN_WIDTH, estimate_text_inches(every_name) + 2 * _ATTACK_SIDE)
-    figure = Figure(figsize=(width, _ATTACK_TOP + sum(heights) + below * len(heights)))
+    width = max(_MIN_ATTACKS_WIDTH, estimate_text_inches(all_names) + 2 * _ATTACK_SIDE_MARGIN)
+    height = _ATTACK_TOP_MARGIN + sum(heights) + space_below * len(heights)
+    figure = Figure(figsize=(width, height))
     panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (metric, rows) in zip(panels, rows_by_metric.items(), strict=True):
         _draw_dumbbells(axes, metric, rows, names_share=names_height / row_height)
@@ -265,8 +292,14 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
     ]
     names = ["attack, best variant", "best baseline with equal knowledge"]
     figure.legend(marks, names, loc="upper left", ncols=1, frameon=False, borderpad=0.1)
-    figure.subplots_adjust(hspace=below * len(heights) / sum(heights))
-    set_margins(figure, left=_ATTACK_SIDE, right=_ATTACK_SIDE, bottom=_UNDER, top=_ATTACK_TOP)
+    figure.subplots_adjust(hspace=space_below * len(heights) / sum(heights))
+    set_margins(
+        figure,
+        left=_ATTACK_SIDE_MARGIN,
+        right=_ATTACK_SIDE_MARGIN,
+        bottom=_AXIS_HEIGHT,
+        top=_ATTACK_TOP_MARGIN,
+    )
     return figure, (
         "How well each adversary guesses with what it received, beside the same adversary without "
         "it, or with it exchanged between the rows. The difference is the advantage: by chance as "
@@ -275,23 +308,29 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
 
 
 def _shorten_name(variant: str) -> str:
-    """Return the name of an attack's variant, cut where it would push the picture aside."""
-    return variant if len(variant) <= _LONGEST_NAME else f"{variant[: _LONGEST_NAME - 3]}..."
+    """Return the name of an attack's variant, shortened to `_MAX_VARIANT_LENGTH` characters."""
+    return (
+        variant
+        if len(variant) <= _MAX_VARIANT_LENGTH
+        else f"{variant[: _MAX_VARIANT_LENGTH - 3]}..."
+    )
 
 
 def _draw_dumbbells(
     axes: Axes, metric: str, rows: Sequence[tuple[str, float, float]], *, names_share: float
 ) -> None:
-    """Draw each attack joined to its baseline, below its name.
+    """Draw the attacks of one metric: each joined to its baseline, below its name.
 
     Args:
+        axes: of the panel.
         metric: its name.
+        rows: name, score and baseline's score of each attack.
         names_share: share of a row's height that its name takes.
     """
-    for place, (name, attack, baseline) in enumerate(rows):
+    for row, (name, attack, baseline) in enumerate(rows):
         axes.text(
             0.0,
-            place,
+            row,
             name,
             transform=axes.get_yaxis_transform(),
             va="bottom",
@@ -299,13 +338,13 @@ def _draw_dumbbells(
             linespacing=1.15,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
         )
-        line = place + (1 - names_share) * 0.6
-        axes.plot([baseline, attack], [line, line], color=FAINT, linewidth=5, zorder=1)
-        axes.plot(baseline, line, "D", color=OTHER, markersize=7)
-        axes.plot(attack, line, "o", color=ATTACK, markersize=9)
+        height = row + (1 - names_share) * 0.6
+        axes.plot([baseline, attack], [height, height], color=FAINT, linewidth=5, zorder=1)
+        axes.plot(baseline, height, "D", color=OTHER, markersize=7)
+        axes.plot(attack, height, "o", color=ATTACK, markersize=9)
         axes.annotate(
             format_difference(attack - baseline),
-            ((attack + baseline) / 2, line),
+            ((attack + baseline) / 2, height),
             xytext=(0, 8),
             textcoords="offset points",
             ha="center",
@@ -326,7 +365,7 @@ def _name_curve(result: AttackResult) -> str:
     return f"{name}, AUC {result.score['auc']:.3f}"
 
 
-def _draw_roc(run: ReportedRun) -> Drawn:
+def _draw_roc(run: ReportedRun) -> Drawing:
     """Draw the ROC curves of attacks on membership on logarithmic axes; None: no attack has one."""
     results_with_roc = [result for result in run.attacks or () if result.roc]
     if not results_with_roc:
@@ -334,8 +373,15 @@ def _draw_roc(run: ReportedRun) -> Drawn:
     figure = Figure(figsize=(5.6, 4.4), layout="constrained")
     axes = figure.subplots()
     for result in results_with_roc:
-        false, true = (np.array(rates) for rates in zip(*result.roc, strict=True))
-        axes.step(false, true, where="post", color=ATTACK, linewidth=1.8, label=_name_curve(result))
+        false_rates, true_rates = (np.array(rates) for rates in zip(*result.roc, strict=True))
+        axes.step(
+            false_rates,
+            true_rates,
+            where="post",
+            color=ATTACK,
+            linewidth=1.8,
+            label=_name_curve(result),
+        )
     lowest_rate = 1 / max(sum(result.counts.values()) for result in results_with_roc)
     axes.plot([lowest_rate, 1], [lowest_rate, 1], color=OTHER, linestyle=":", label="guessing")
     axes.set(

@@ -1,4 +1,4 @@
-"""A finished run, read once from its folder: all that a report is made from."""
+"""A finished run with everything that its report shows, read once from its folder."""
 
 import math
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.folder import RunFolder, load_contract, load_scores
 from secure_apfed.runs.outcome import Written, scores_of
 
-_FALSE_ALARMS = 0.01
-# Reports are many, and each alarm is taken for a bug.
-_DOUBT = 1e-6
-# A minute; the first releases of many prove less, and nothing untrue.
-_MAX_RELEASES = 1000
+_FALSE_ALARM_RATE = 0.01
+# Probability that the audit of a report contradicts a true claim: small, since reports are many.
+_AUDIT_ERROR_RATE = 1e-6
+# More would take over a minute; fewer releases prove less, and nothing that is not so.
+_MAX_AUDITED_RELEASES = 1000
 
 
 class EpochMetrics(Written):
@@ -64,11 +64,14 @@ class ReportedRun(FinishedRun):
     """A finished run, with all that a report is made from.
 
     Attributes:
-        epochs, flows: what was measured and sent; seeds, versions: for repeating the run.
-        contract_sha256: hash of what the parties agreed on; roles: of its participants, active
-            first.
-        charges: by party that released anything, how often its ledger was charged.
-        own: where the folder is the active's own, how its part ended and its audit log.
+        path: of the run's folder.
+        epochs: measures by epoch.
+        flows: numbers and bytes of messages by sender, receiver and kind.
+        contract_sha256: hash of the contract of the parties.
+        roles: by party, the active first.
+        seeds, versions: for repeating the run.
+        charges: number of charges to the ledger by party that released anything.
+        own: how the active's part ended, and its audit log, if the folder is the active's own.
     """
 
     path: Path
@@ -94,17 +97,20 @@ class ReportedRun(FinishedRun):
     def has_passives(self) -> bool:
         return "passives take part" in self.config.method.facts
 
-    def title_of(self, variant: str) -> str:
-        """Return the title of a way to predict, as `outcome.accuracy` names it."""
+    def title_inference(self, variant: str) -> str:
+        """Return the title of a way of inference; `variant`: its key in `outcome.accuracy`."""
         return title_variant(self.config.method, variant)
 
     def describe_rows(self, variant: str) -> str:
-        """Say on how many test rows a way to predict was measured."""
+        """Return in words on how many test rows a way of inference was measured.
+
+        `variant`: its key in `outcome.accuracy`.
+        """
         return describe_tested_rows(self.config, self.outcome, variant)
 
 
 def load_run(path: Path) -> ReportedRun:
-    """Read a run folder; raises CheckpointError as `load_finished_run`."""
+    """Return the run in a folder. Raises CheckpointError as `load_finished_run` does."""
     finished = load_finished_run(path)
     files = RunFolder(path)
     files.check_digests(
@@ -129,22 +135,24 @@ def load_run(path: Path) -> ReportedRun:
 
 
 def load_predictions(run: ReportedRun) -> Scored | None:
-    """Return the test predictions of the variant that is reported first; None: they were
-    not kept.
-    """
+    """Return the test predictions of the method's own inference; None: they were not stored."""
     variant = next(iter(run.outcome.accuracy))
     threshold = run.outcome.threshold
     scored = load_scores(RunFolder(run.path), variant, threshold=threshold)
     return scored if scored is not None and len(scored.truth) else None
 
 
-def measure_run(run: ReportedRun) -> dict[str, Any] | None:
-    """Return the measures that the page shows of the first variant; None if no scores were kept.
+def measure_predictions(run: ReportedRun) -> dict[str, Any] | None:
+    """Return the measures of the method's own inference, as the page's template shows them.
 
-    lines: measure, value, ends of the interval, and whether higher or lower is better; calibration:
-    shares predicted and observed, by range of scores; finite: whether the model says a finite
-    number of every row; ranked: whether KS is measured. Raises CheckpointError where the scores are
-    not as the run left them.
+    Returns:
+        None: the test predictions were not stored. Else "title" and "rows" of the predictions;
+        "lines": measure, value, interval, and whether higher or lower is better; "calibration":
+        predicted and observed shares by range of scores; "finite": whether all predictions are
+        finite; "binary": whether there are two classes; "ranked": whether KS is measured;
+        "threshold" of the positive class.
+
+    Raises CheckpointError: the stored predictions were changed.
     """
     scored = load_predictions(run)
     if scored is None:
@@ -161,7 +169,7 @@ def measure_run(run: ReportedRun) -> dict[str, Any] | None:
         better = "higher" if measure.higher_is_better else "lower"
         lines.append((measure.title, measure.format_value(estimate.value), ends, better))
     return {
-        "title": run.title_of(next(iter(run.outcome.accuracy))),
+        "title": run.title_inference(next(iter(run.outcome.accuracy))),
         "rows": len(scored.truth),
         "lines": lines,
         "calibration": calibration_curve(scored) if scored.classes else (),
@@ -172,19 +180,24 @@ def measure_run(run: ReportedRun) -> dict[str, Any] | None:
     }
 
 
-# How an audit of a run's guard, and the best possible test, compare with what it claims.
+# The audit of a run's guard.
 #
-# Run by: whoever makes the report. The audit plants canaries in a guard with the run's settings and
-# a key of its own, since the run's is gone; it shows whether the code keeps the claim. A bound
-# below the claim proves nothing.
+# Run by: the process that writes the report. The audit plants canaries in a guard with the run's
+# settings and a new key, since the run's key is deleted; it tests whether the code keeps the claim.
+# A bound below the claim proves nothing.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """An audit of a run's claim, with so many releases of each canary, and a ceiling for attacks.
+    """An audit of a run's claim, and the best result that any attack can have under it.
 
-    The ceiling is the best test between two values of a row, at mu-GDP (Dong, Roth and Su 2022,
-    Section 2.2), by AUC and by the rate at 1 % false alarms.
+    Attributes:
+        claimed: epsilon_x.
+        audit: its result.
+        releases: number of releases of each canary.
+        ceiling_auc, ceiling_tpr: of the best possible test between two values of a row at mu-GDP
+            (Dong, Roth and Su 2022, Section 2.2): AUC, and true positive rate at 1 % false
+            positives.
     """
 
     claimed: float
@@ -199,49 +212,54 @@ class Audited:
         return self.audit.contradicts(self.claimed)
 
     def list_rows(self) -> tuple[tuple[str, str], ...]:
-        """Return the rows of the audit: what it proved against the claim, and the ceiling of any
-        attack.
-        """
+        """Return title and text of what the audit proved, and of the ceiling of any attack."""
         audit = self.audit
         proved_epsilon = max(audit.epsilon_dp, audit.epsilon_gdp, audit.epsilon_rows)
         verdict = "CONTRADICTS the claim" if self.has_contradiction else "below the claim"
-        planted = (
+        canaries_text = (
             f"{words.format_count(audit.canaries)} canaries, each released {self.releases} times"
         )
         proved = (
             f"epsilon at least {words.format_number(proved_epsilon)}, "
             f"wrong once in a million: {verdict}"
         )
-        tells = f"AUC {self.ceiling_auc:.3f}, {words.format_percent(self.ceiling_tpr)} found"
-        ceiling = "ceiling of any attack that tells two values of one row apart"
-        figures = f"{tells} at {words.format_percent(_FALSE_ALARMS)} false alarms"
-        return (f"audit of the guard, {planted}", proved), (ceiling, figures)
+        ceiling_text = (
+            f"AUC {self.ceiling_auc:.3f}, {words.format_percent(self.ceiling_tpr)} found at "
+            f"{words.format_percent(_FALSE_ALARM_RATE)} false alarms"
+        )
+        return (
+            (f"audit of the guard, {canaries_text}", proved),
+            ("ceiling of any attack that tells two values of one row apart", ceiling_text),
+        )
 
 
-def audit_of(run: ReportedRun) -> Audited | None:
-    """Audit the run's guard; None if no guard released anything, or if there is no guarantee."""
+def audit_guard(run: ReportedRun) -> Audited | None:
+    """Audit a guard with the run's settings, and return the result.
+
+    None: no guard released anything, or epsilon_x is infinite or 0.
+    """
     settings = run.config.guard
     privacy = run.outcome.privacy
     if settings.mechanism == "none" or not privacy.releases or not privacy.delta:
         return None
     if not 0 < privacy.epsilon_x < math.inf:
         return None
-    # A frozen row counts once however often it is sent; the audit sends it as often.
-    sent = privacy.releases if settings.mechanism == "gaussian" else run.config.train.epochs
-    sent = min(sent, _MAX_RELEASES)
+    # Frozen noise counts as one release however often a row is sent; the audit sends it as often.
+    releases = privacy.releases if settings.mechanism == "gaussian" else run.config.train.epochs
+    releases = min(releases, _MAX_AUDITED_RELEASES)
     guard = make_guard(
         settings, delta=run.config.delta, releases=run.config.train.epochs, key=fresh_key()
     )
     audit = audit_release(
         lambda h_BD, step, rows: guard.release(h_BD, step=step, rows=rows),
-        releases=sent,
+        releases=releases,
         delta=privacy.delta,
         seed=run.config.seed,
-        confidence=1 - _DOUBT,
+        confidence=1 - _AUDIT_ERROR_RATE,
     )
     mu = gdp_mu(privacy.epsilon_x, privacy.delta)
     auc = float(ndtr(mu / 2**0.5))
-    tpr = float(ndtr(ndtri(_FALSE_ALARMS) + mu))
+    tpr = float(ndtr(ndtri(_FALSE_ALARM_RATE) + mu))
     return Audited(
-        claimed=privacy.epsilon_x, audit=audit, releases=sent, ceiling_auc=auc, ceiling_tpr=tpr
+        claimed=privacy.epsilon_x, audit=audit, releases=releases, ceiling_auc=auc, ceiling_tpr=tpr
     )

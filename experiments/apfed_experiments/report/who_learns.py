@@ -1,9 +1,9 @@
-"""Tables of who_learns.md on who can read what, and the facts of a run by which their rows hold.
+"""The tables of who_learns.md on who can read what, and the facts of a run that select their rows.
 
-docs/threat-model.md repeats the last two word for word, and the site shows all. A rule says what
-the receiver of one kind of message reads of it by following the protocol, what protects the
-sender, and what remains open; coalitions and limits are of a whole run. The column "when" names
-facts: `;` is and, ` or ` is or. A method's name is no fact.
+docs/threat-model.md repeats the last two tables word for word, and the site shows all. A rule says
+what the receiver of one kind of message reads by following the protocol, what protects the sender,
+and what remains unprotected; coalitions and limits concern a whole run. The column "when" is a
+condition on facts in words: `;` means and, ` or ` means or. A method's name is no fact.
 """
 
 from dataclasses import dataclass
@@ -30,11 +30,22 @@ class Role(StrEnum):
 class RunFacts:
     """The facts of a run that decide who can read what.
 
-    method_facts: what its method does, in words; secure_sum: key of `SECURE_SUMS`; passives: M;
-    guarded: for whoever sends representations; pairwise: each passive helps on its own overlap with
-    the active; labels_after: no label touches the exchange; noisy: every passive adds noise, under
-    the sum or to its votes; inductive: a row that has no label moves no vote but its own; apart:
-    each party ran in a process of its own; black_boxes: some passive is code that nobody else sees.
+    Attributes:
+        method_facts: what its method does, in words.
+        secure_sum: key of `SECURE_SUMS`.
+        passives: M, their number.
+        guarded: a guard adds noise to representations.
+        pairwise: each passive helps on its own overlap with the active.
+        label_dp: training labels are randomised.
+        labels_after: no label is used in the exchange.
+        private: the active trains by DP-SGD.
+        noisy: every passive adds noise, in the sum or to its votes.
+        inductive: a row without a label changes no vote but its own.
+        labelled_passives: some passive holds labels.
+        defended: defences without a guarantee are on.
+        apart: each party has a process of its own.
+        shared_seeds: initial weights come from one seed at all parties.
+        black_boxes: some passive's objective is code that nobody else sees.
     """
 
     method_facts: frozenset[str]
@@ -55,9 +66,9 @@ class RunFacts:
 
     @classmethod
     def from_settings(cls, config: RunSettings, *, passives: int, apart: bool) -> "RunFacts":
-        """Return the facts of a run with these settings, whether it is over or was not begun.
+        """Return the facts of a run with these settings, before or after it.
 
-        `apart`: whether each party runs its own process.
+        `passives`: their number. `apart`: whether each party has a process of its own.
         """
         return cls(
             method_facts=config.method.facts,
@@ -82,15 +93,15 @@ class RunFacts:
 
     @property
     def words(self) -> frozenset[str]:
-        """The words that hold, of those that the column "when" may have."""
+        """The words of the column "when" that hold for this run."""
         return self.method_facts | {word for word, holds in _evaluate_words(self).items() if holds}
 
 
-_OF_METHODS = frozenset[str]().union(*(method.public_facts.facts for method in METHODS.values()))
+_METHOD_WORDS = frozenset[str]().union(*(method.public_facts.facts for method in METHODS.values()))
 
 
 def _evaluate_words(run: RunFacts) -> dict[str, bool]:
-    """Return all words of the column "when", beside those of methods, and which of them hold."""
+    """Return the words of the column "when", except those of methods, with whether each holds."""
     passives = "passives take part" in run.method_facts
     votes = "passives vote" in run.method_facts
     summed = "contributions are summed" in run.method_facts
@@ -133,8 +144,8 @@ def _evaluate_words(run: RunFacts) -> dict[str, bool]:
     }
 
 
-FACTS = _OF_METHODS.union(
-    _evaluate_words(RunFacts(method_facts=_OF_METHODS, secure_sum="", passives=0))
+FACTS = _METHOD_WORDS.union(
+    _evaluate_words(RunFacts(method_facts=_METHOD_WORDS, secure_sum="", passives=0))
 )
 
 
@@ -152,16 +163,21 @@ class _Row:
             )
 
     def holds_for(self, run: RunFacts) -> bool:
-        """Return whether the run is one of those that the row speaks of."""
+        """Return whether the condition in the column "when" holds for a run."""
         words = run.words
-        return all(words & set(part.split(" or ")) for part in self.when.split("; "))
+        alternatives = [set(part.split(" or ")) for part in self.when.split("; ")]
+        return all(words & words_of_part for words_of_part in alternatives)
 
 
 @dataclass(frozen=True)
 class Rule(_Row):
-    """A rule: what one role learns of one kind of message, and what of it is not protected.
+    """A rule on what the receiver of one kind of message learns.
 
-    `receiver` is None where every role learns the same.
+    Attributes:
+        receiver: its role; None: every role learns the same.
+        reads: what it learns by following the protocol.
+        protects: what protects the sender.
+        remains: what is not protected.
     """
 
     kind: Kind
@@ -173,7 +189,7 @@ class Rule(_Row):
 
 @dataclass(frozen=True)
 class Coalition(_Row):
-    """A coalition, and what its parties learn if they put together what each of them has."""
+    """Colluding parties, and what they learn from all that they hold together."""
 
     who: str
     learns: str
@@ -184,25 +200,31 @@ class Limit(_Row):
     sentence: str
 
 
-_ANY = "any party"
+_ANY_PARTY = "any party"
 _TEXT = resources.files("apfed_experiments.report").joinpath("who_learns.md").read_text("utf-8")
 _rules, _coalitions, _limits = (
     [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in table.splitlines()[2:]]
     for table in _TEXT.strip().split("\n\n")
 )
 RULES = tuple(
-    Rule(when, Kind(kind), None if receiver == _ANY else Role(receiver), reads, protects, remains)
+    Rule(
+        when,
+        Kind(kind),
+        None if receiver == _ANY_PARTY else Role(receiver),
+        reads,
+        protects,
+        remains,
+    )
     for kind, receiver, when, reads, protects, remains in _rules
 )
 COALITIONS = tuple(Coalition(when, who, learns) for who, when, learns in _coalitions)
 LIMITS = tuple(Limit(when, sentence) for when, sentence in _limits)
 
 
-def rule_for(kind: Kind, receiver: Role, run: RunFacts) -> Rule:
-    """Return what `receiver` learns of messages of this kind.
+def find_rule(kind: Kind, receiver: Role, run: RunFacts) -> Rule:
+    """Return the rule on what a role learns from messages of this kind in this run.
 
-    Raises:
-        ApfedError: the table does not say; a report without it would hide something.
+    Raises ApfedError: the table has none; a report without it would hide something.
     """
     for rule in RULES:
         if rule.kind is kind and rule.receiver in (None, receiver) and rule.holds_for(run):
