@@ -877,7 +877,7 @@ def combine_member_bits(
         endpoint: this party's.
         shares: its shares of each member's bits, (members, words); a member has zeros for other
             members.
-        triples: (members - 1) * words words.
+        triples: (members - 1) * words.
         hub: its name.
         members: at the hub the members that take part; at a member nobody.
         gate: the implementation of AND.
