@@ -40,7 +40,7 @@ from secure_apfed.measures.intervals import Estimate, estimate_measures
 from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import METHODS
-from secure_apfed.methods.checks import methods_that
+from secure_apfed.methods.checks import list_methods
 from secure_apfed.runs.folder import RunFolder, load_scores
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
@@ -137,7 +137,7 @@ class FramesResult:
         Raises ModelError: the method needs every party to predict.
         """
         if self._model is None:
-            method_names = methods_that(lambda method: method.predicts_alone)
+            method_names = list_methods(lambda method: method.predicts_alone)
             raise ModelError(
                 f"method {self.config.method.name} needs every party to predict, so the active "
                 f"keeps no model of its own; train with one of {method_names}"

@@ -1,8 +1,8 @@
 """The signed reports on their privacy accounts that helpers send the active at each checkpoint.
 
-Run by: every passive, of its own ledgers, and by the active, which reads it. Figures only, and all
-of them follow from the settings and from how often rows were asked for, which the active knows; so
-the run's result can state what was charged where no ledger but the active's own is at hand. A
+Run by: every passive, on its own ledgers, and by the active, which reads the reports. A report has
+only numbers that follow from the settings and from how often rows were requested, which the active
+knows. By it the run's result can state what a passive charged whose ledger is in another process. A
 report is signed for this contract and step with the passive's long-term identity, so the passive
 cannot deny it later. It is not verified: a deviating passive may report anything about its own
 people's protection.
@@ -22,16 +22,19 @@ from secure_apfed.base.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 
 _MAX_BYTES = 4096
+"""Bytes of packed accounts at most."""
 _PURPOSE = b"charged v1"
+"""What signatures are for, so that they serve nothing else."""
 
 
 class ChargedAccount(BaseModel):
-    """An account of what one party spent on one privacy figure so far.
+    """What one party's ledger says that was spent so far, on one kind of epsilon.
 
     Attributes:
-        figure: what epsilon is called, as in `secure_apfed.settings.promises.FIGURES`.
-        epsilon: at delta, of the row with the most `releases`; infinite without noise.
-        mu: the same in Gaussian DP; infinite for other mechanisms.
+        figure: the kind of epsilon, as in `secure_apfed.settings.promises.FIGURES`.
+        epsilon: at `delta`, of the row with the most releases; infinite without noise.
+        releases: how often that row was released.
+        mu: the same cost in Gaussian DP; infinite for other mechanisms.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -43,14 +46,14 @@ class ChargedAccount(BaseModel):
     mu: Annotated[float, Field(ge=0)] = math.inf
 
     def to_account(self, party: str) -> dict[str, Any]:
-        """Return the account as `PrivacyLedger.summarise_cost` does, with the party that reported
-        it.
+        """Return the account in the form of `PrivacyLedger.summarise_cost`, with a sentence on
+        `party`, which reported it.
         """
         return {**self.model_dump(exclude={"mu"}), "trace": [self._describe_report(party)]}
 
     def to_privacy_cost(self, party: str) -> PrivacySpent:
-        """Return the cost as `PrivacyLedger.get_privacy_spent` does, with the party that reported
-        it.
+        """Return the account in the form of `PrivacyLedger.get_privacy_spent`, with a sentence on
+        `party`, which reported it.
         """
         return PrivacySpent(
             epsilon_x=self.epsilon,
@@ -61,7 +64,7 @@ class ChargedAccount(BaseModel):
         )
 
     def _describe_report(self, party: str) -> str:
-        """Return the report as a sentence, which says that the figures are the party's own."""
+        """Return the account as a sentence, which says that `party` reported it."""
         return (
             f"{party} says that it charged {self.figure} {self.epsilon:.4g} at delta "
             f"{self.delta:g}, for {self.releases} releases of one row at most"
@@ -74,8 +77,9 @@ _ALL: TypeAdapter[tuple[ChargedAccount, ...]] = TypeAdapter(
 
 
 def pack_accounts(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
-    """Encode a party's privacy ledgers by name as its report; ledgers of private updates stay
-    local.
+    """Return a party's report as bytes: what each of its ledgers says.
+
+    `ledgers`: with their names. Ledgers of DP-SGD updates are left out, since no update leaves.
     """
     accounts = []
     for name, ledger in ledgers:
@@ -100,11 +104,15 @@ def collect_accounts(
     among: Iterable[str],
     silent: Mapping[str, int],
 ) -> dict[str, dict[str, Any]]:
-    """Return the reported accounts of votes or contributions of parties in other processes.
+    """Return by passive the reported account of its votes or contributions.
 
-    `among`: the helpers. `silent`: those that fell silent, with the step. If others reported and
-    one of these did not, nothing is promised for it. `charged`: accounts by passive, as each signed
-    them.
+    If others reported and one did not, its epsilon is infinite. A passive that fell silent gets a
+    remark.
+
+    Args:
+        charged: by passive, the accounts that it signed last.
+        among: the names of all passives.
+        silent: those that fell silent, with the step.
     """
     accounts = {
         name: account.to_account(name)
@@ -113,10 +121,11 @@ def collect_accounts(
         if account.figure != "epsilon_x"
     }
     if accounts:
-        unknown = {**next(iter(accounts.values())), "epsilon": math.inf, "releases": 0}
+        example = next(iter(accounts.values()))
+        unreported = {**example, "epsilon": math.inf, "releases": 0}
         for name in among:
             if name not in charged:
-                accounts[name] = {**unknown, "trace": [f"{name} never said what it charged"]}
+                accounts[name] = {**unreported, "trace": [f"{name} never said what it charged"]}
     for name in accounts.keys() & silent.keys():
         remark = f"it fell silent in step {silent[name]}, and what it charged since is not known"
         accounts[name]["trace"].append(remark)
@@ -124,9 +133,9 @@ def collect_accounts(
 
 
 def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
-    """Decode a report made by `pack_accounts`. Raises RemoteProtocolError: it is malformed.
+    """Decode a report that `pack_accounts` made.
 
-    `payload`: the message's bytes.
+    `payload`: its bytes. `sender`: for the error. Raises RemoteProtocolError: it is malformed.
     """
     try:
         if len(payload) > _MAX_BYTES:
@@ -144,8 +153,11 @@ class Statement(BaseModel):
     it.
 
     Attributes:
-        identity: its long-term public key; contract: SHA-256 of the session's; both hex.
-        signed: the accounts as it packed them, hex; signature: of contract, step and these.
+        identity: the party's long-term public key, hex.
+        contract: SHA-256 of the session's contract, hex.
+        step: the step.
+        signed: the accounts as the party packed them, hex.
+        signature: of contract, step and accounts, hex.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -187,9 +199,10 @@ class Statement(BaseModel):
 def sign_accounts(
     ledgers: Iterable[tuple[str, PrivacyLedger]], identity: Identity, contract: bytes, step: int
 ) -> bytes:
-    """Sign a party's packed accounts for the contract of this digest and the step they precede.
+    """Return a party's packed accounts with its signature, as bytes.
 
-    `ledgers`: with their names.
+    `ledgers`: with their names. `identity`: the party's long-term key pair. `contract`: the digest
+    of the session's contract. `step`: the step before which this is the cost.
     """
     accounts = pack_accounts(ledgers)
     signature = identity.sign(_PURPOSE, *_encode_parts(contract, step, accounts))
@@ -202,7 +215,8 @@ def parse_statement(
 ) -> Statement:
     """Decode and verify a statement that `sign_accounts` made for this contract and step.
 
-    `payload`: the message's bytes.
+    `payload`: its bytes. `sender`: for errors. `identity`: the sender's public key, hex.
+    `contract`: the digest of the session's contract.
 
     Raises RemoteProtocolError: it is malformed, or not signed by this identity.
     """

@@ -1,7 +1,8 @@
 """Checks that the settings of a run fit its method; errors name the methods that accept them.
 
-Checks that only one method needs are in `MethodSettings.check_run`; this module checks the facts
-that every method declares, from which it lists other methods that would accept the settings.
+Checks that only one method needs are in `MethodSettings.check_run`. This module compares settings
+with the facts that every method declares, and so can list other methods that accept them. Every
+check yields the faults that it finds as sentences for an error, the first of which is raised.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ def check_method(config: RunSettings) -> None:
     """
     check_defences(config.defences, config.method)
     config.method.check_run(config)
-    for problems in (
+    for check in (
         _check_task,
         _check_noise,
         _check_colluders,
@@ -35,38 +36,40 @@ def check_method(config: RunSettings) -> None:
         _check_labels,
         _check_private_training,
     ):
-        for problem in problems(config):
-            raise ValueError(problem)
+        for fault in check(config):
+            raise ValueError(fault)
 
 
-def methods_that(fit: Callable[[MethodSettings], bool]) -> str:
-    """Return the names of the methods whose settings fit, in words."""
-    *others, last = (name for name, method in METHODS.items() if fit(method.public_facts))
+def list_methods(accepts: Callable[[MethodSettings], bool]) -> str:
+    """Return the names of the methods whose public facts `accepts` accepts, as "a, b or c"."""
+    *others, last = (name for name, method in METHODS.items() if accepts(method.public_facts))
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def _check_task(config: RunSettings) -> Iterator[str]:
     """Yield a fault if the method cannot learn the task."""
     method = config.method
-    learnt_by = TASKS[config.task].learnt_by
-    if config.task not in method.tasks and method.name not in learnt_by:
-        taking = [name for name, other in METHODS.items() if config.task in other.settings.tasks]
-        taking += learnt_by
+    named_by_task = TASKS[config.task].learnt_by
+    if config.task not in method.tasks and method.name not in named_by_task:
+        names = [name for name, other in METHODS.items() if config.task in other.settings.tasks]
+        names += named_by_task
         yield (
             f"task: method {method.name} learns {' or '.join(method.tasks)}, not {config.task}; "
-            f"use {', '.join(taking)}"
+            f"use {', '.join(names)}"
         )
 
 
 def _check_noise(config: RunSettings) -> Iterator[str]:
-    """Yield faults of noise settings that have nothing to protect in this method."""
+    """Yield faults of noise settings (of secure sums and guards) that have nothing to protect in
+    this method.
+    """
     method = config.method
     if config.secure_sum.noise is not None and method.sender_of("contributions") is None:
-        votes = "; noise on votes is method.epsilon" if method.opens_votes else ""
-        adding = methods_that(lambda other: other.sender_of("contributions") is not None)
+        hint_on_votes = "; noise on votes is method.epsilon" if method.opens_votes else ""
+        summing = list_methods(lambda other: other.sender_of("contributions") is not None)
         yield (
             f"secure_sum.noise: method {method.name} adds no gradients or representations of "
-            f"passives; leave it out, or use {adding}{votes}"
+            f"passives; leave it out, or use {summing}{hint_on_votes}"
         )
     if method.sums_representations and config.guard.mechanism != "none":
         yield (
@@ -74,7 +77,7 @@ def _check_noise(config: RunSettings) -> Iterator[str]:
             "and add noise under their sum, as secure_sum: {noise: {epsilon: 8}}"
         )
     if method.decomposes and config.guard.mechanism != "none":
-        guarded = methods_that(
+        guarded = list_methods(
             lambda other: other.predicts_alone and other.representations_from is not None
         )
         yield (
@@ -86,8 +89,9 @@ def _check_noise(config: RunSettings) -> Iterator[str]:
 def _check_colluders(config: RunSettings) -> Iterator[str]:
     """Yield a fault if colluders are assumed where no noise is split among the passives."""
     method = config.method
-    adds_up = method.find_noise(config) is not None and method.opens_votes != "randomised"
-    if config.colluders and not adds_up:
+    # Randomised response protects each vote by itself, so no noise of others counts.
+    shares_noise = method.find_noise(config) is not None and method.opens_votes != "randomised"
+    if config.colluders and not shares_noise:
         yield (
             f"colluders: method {method.name} says no noise of passives that would add up, so none "
             "is left uncounted; leave it out, or say secure_sum.noise, or method.epsilon of votes"
@@ -105,7 +109,7 @@ def _check_early_end(config: RunSettings) -> Iterator[str]:
         yield (
             f"train.patience: method {method.name} learns no labels by steps, and has no loss on "
             "rows that were held out; leave it out, or use "
-            f"{methods_that(lambda other: other.stops_early)}"
+            f"{list_methods(lambda other: other.stops_early)}"
         )
     if config.train.keep_best and not method.predicts_alone:
         yield (
@@ -131,36 +135,37 @@ def _check_imbalance(config: RunSettings) -> Iterator[str]:
     whose active has no model of its own.
     """
     method = config.method
-    weighs = config.train.class_weights != "none"
-    if weighs and not method.weighs_classes:
+    weighs_classes = config.train.class_weights != "none"
+    if weighs_classes and not method.weighs_classes:
         yield (
             f"train.class_weights: method {method.name} learns by no steps on the active's own "
-            f"labels; leave it out, or use {methods_that(lambda other: other.weighs_classes)}"
+            f"labels; leave it out, or use {list_methods(lambda other: other.weighs_classes)}"
         )
     if config.threshold is not None and not method.predicts_alone:
         yield (
             f"threshold: in method {method.name} the active does not predict alone, and has no "
-            f"model to decide by; use {methods_that(lambda other: other.predicts_alone)}"
+            f"model to decide by; use {list_methods(lambda other: other.predicts_alone)}"
         )
     if config.calibration not in ("auto", "none"):
         if not method.predicts_alone:
             yield (
                 f"calibration: in method {method.name} the active has no model to calibrate; use "
-                f"{methods_that(lambda other: other.predicts_alone)}"
+                f"{list_methods(lambda other: other.predicts_alone)}"
             )
         if config.labels_are_private:
             yield (
                 "calibration: it would tell how many labels there are of each class beside a "
                 "promise about labels; leave it out"
             )
-    chosen = isinstance(config.threshold, str | ThresholdChoice)
+    fits_threshold = isinstance(config.threshold, str | ThresholdChoice)
     if isinstance(config.threshold, str) and config.threshold not in THRESHOLDS:
         yield f"threshold: {unknown_name(config.threshold, THRESHOLDS)}"
-    if config.dp_sgd is not None and (weighs or chosen):
+    if config.dp_sgd is not None and (weighs_classes or fits_threshold):
+        key = "train.class_weights" if weighs_classes else "threshold"
+        alternative = "" if weighs_classes else ", or give the threshold as a number"
         yield (
-            f"{'train.class_weights' if weighs else 'threshold'}: it would tell how many labels "
-            "there are of each class without the noise of dp_sgd; leave one of the two out"
-            + ("" if weighs else ", or give the threshold as a number")
+            f"{key}: it would tell how many labels there are of each class without the noise of "
+            f"dp_sgd; leave one of the two out{alternative}"
         )
 
 
@@ -174,17 +179,17 @@ def _check_parties(config: RunSettings) -> Iterator[str]:
         yield (
             f"data.partition: method {method.name} aligns tables of the same people, and under "
             "horizontal each party has people of its own; take vertical, or use "
-            f"{methods_that(lambda other: not other.aligns)}"
+            f"{list_methods(lambda other: not other.aligns)}"
         )
     if not data.horizontal and not method.aligns:
         yield (
             f"data.partition: in method {method.name} all parties have the same features of other "
-            f"people; say horizontal, or use {methods_that(lambda other: other.aligns)}"
+            f"people; say horizontal, or use {list_methods(lambda other: other.aligns)}"
         )
     if data.labels_at and not method.takes_labels_of_passives:
         yield (
             f"data.labels_at: in method {method.name} the active alone holds labels; leave it out, "
-            f"or use {methods_that(lambda other: other.takes_labels_of_passives)}"
+            f"or use {list_methods(lambda other: other.takes_labels_of_passives)}"
         )
     if (data.horizontal or data.labels_at) and config.labels.mechanism != "none":
         yield (
@@ -201,7 +206,7 @@ def _check_spreading(config: RunSettings) -> Iterator[str]:
         yield (
             f"train.spread_labels: method {config.method.name} trains no model of the active's "
             "alone, or labels its rows already; use "
-            f"{methods_that(lambda other: other.predicts_throughout)}"
+            f"{list_methods(lambda other: other.predicts_throughout)}"
         )
     if config.dp_sgd is not None:
         yield (
@@ -211,7 +216,7 @@ def _check_spreading(config: RunSettings) -> Iterator[str]:
 
 
 def _check_labels_after(config: RunSettings) -> Iterator[str]:
-    """Yield faults of settings in which labels arrive after the exchange."""
+    """Yield faults of settings in which labels are learnt after the exchange (`train.labels`)."""
     train = config.train
     method = config.method
     if not train.meets_labels_after:
@@ -219,22 +224,22 @@ def _check_labels_after(config: RunSettings) -> Iterator[str]:
     if not method.sums_gradients:
         yield (
             f"train.labels: in method {method.name} no gradients of passives train an encoder; "
-            f"leave it out, or use {methods_that(lambda other: other.sums_gradients)}"
+            f"leave it out, or use {list_methods(lambda other: other.sums_gradients)}"
         )
     if config.task != "classification":
         yield (
             "train.labels: local models after the exchange learn classes, and task is "
             f"{config.task}; say joint"
         )
-    clashes = {
+    is_set_by_conflict = {
         "train.spread_labels: labels are": train.spread_labels,
         "train.patience: a held-out loss is": train.patience is not None,
         "train.class_weights: a task loss is": train.class_weights != "none",
         "labels.mechanism: labels are": config.labels.mechanism == MultiStageResponse.name,
     }
-    for clash, holds in clashes.items():
-        if holds:
-            yield f"{clash} read during the exchange, and train.labels is after; leave one out"
+    for conflict, is_set in is_set_by_conflict.items():
+        if is_set:
+            yield f"{conflict} read during the exchange, and train.labels is after; leave one out"
     if config.dp_sgd is not None:
         yield (
             "dp_sgd: local models after the exchange (train.labels: after) are fitted without its "
@@ -251,7 +256,7 @@ def _check_pairwise(config: RunSettings) -> Iterator[str]:
         yield (
             "alignment.mode: pairwise leaves rows that some passives do not know, and "
             f"{method.name} needs all passives for every row; use all, or "
-            f"{methods_that(lambda other: other.takes_pairwise)}"
+            f"{list_methods(lambda other: other.takes_pairwise)}"
         )
     if not config.secure_sum.allow_single_passive:
         yield (
@@ -288,7 +293,7 @@ def _check_private_training(config: RunSettings) -> Iterator[str]:
         returned = " (the gradient of every row's loss)" if method.returns_gradients else ""
         yield (
             f"dp_sgd: method {method.name} gives the passives more than DP-SGD makes private"
-            f"{returned}; use {methods_that(lambda other: other.trains_privately)}, or leave "
+            f"{returned}; use {list_methods(lambda other: other.trains_privately)}, or leave "
             "dp_sgd out"
         )
     if config.train.precision == "bfloat16":
@@ -296,8 +301,8 @@ def _check_private_training(config: RunSettings) -> Iterator[str]:
             "dp_sgd: gradients of single examples in bfloat16 are too coarse to be clipped; use "
             "train.precision float32 or float64"
         )
-    sent = method.representations_from == "active"
-    if sent and config.guard.mechanism == "none" and config.dp_sgd.epsilon is not None:
+    active_sends = method.representations_from == "active"
+    if active_sends and config.guard.mechanism == "none" and config.dp_sgd.epsilon is not None:
         yield (
             "dp_sgd.epsilon cannot be kept where representations are sent without noise; choose "
             "guard.mechanism gaussian or frozen_gaussian, or give noise_multiplier (then labels "

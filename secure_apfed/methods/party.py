@@ -2,9 +2,11 @@
 
 Run by: each party, for itself. `PartyContext` is a method's only access to the party whose role it
 builds: its part of the data, its settings, keys and seed, and what follows from these. That is its
-networks at their reproducible start, its guard with the account of it, and the bounds on what it
-sends. It gives no access to other parties. `Role` is its part in a session, and `CheckpointStore`
-its folder.
+untrained networks, its guard with the privacy ledger, and the bounds on what it sends. It gives no
+access to other parties. `Role` is its part in a session, and `CheckpointStore` its folder.
+
+Letters: N rows of a table or positions of the alignment, B rows of a batch, F features, D numbers
+of a row that is sent, K outputs of a model.
 """
 
 import hashlib
@@ -69,7 +71,8 @@ from secure_apfed.settings.training import (
 )
 
 _MAX_COUNTED = 4096
-"""Columns of a passive; wider rows are never narrow, and hold much to count."""
+"""Columns of a passive's table up to which the distinct ones are counted; wider tables are never
+narrow, and counting takes long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +82,10 @@ class PartyCheckpoint:
     Attributes:
         run: digest (hex) of the contract of the first session; it identifies the run and its
             alignment.
-        step: the next one.
-        rows: of its table by position of the alignment; empty where it has none.
-        tensors: state of its role; ledgers: state of its privacy accounts, by name.
+        step: the next step.
+        rows: the row of its table at each alignment position, (N,); empty: it has no table.
+        tensors: the state of its role, by name.
+        ledgers: the state of its privacy ledgers, by name.
         notes: further state as plain JSON values.
     """
 
@@ -94,7 +98,7 @@ class PartyCheckpoint:
 
 
 class CheckpointPart(Protocol):
-    """A part of a role in a checkpoint: networks, accounts, counts."""
+    """A part of a role's state in a checkpoint: networks, ledgers, counters."""
 
     def tensors(self) -> Mapping[str, Tensor]: ...
 
@@ -125,18 +129,17 @@ class Role:
     def feature_scores(self) -> Tensor | None:
         """Return the importance of each of this party's own features, (F,), without a unit.
 
-        The scores follow from what the role learnt and stay with the party. None: the method has
-        none.
+        The scores follow from what the role learnt, and are sent to nobody. None: the method gives
+        no such scores.
         """
         return None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the role's state for its own checkpoint."""
-        return {
-            key: value
-            for name, part in self.checkpoint_parts.items()
-            for key, value in add_prefix(name, part.tensors()).items()
-        }
+        tensors: dict[str, Tensor] = {}
+        for name, part in self.checkpoint_parts.items():
+            tensors |= add_prefix(name, part.tensors())
+        return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         """Restore the state that `tensors` returned before step `next_step`."""
@@ -145,24 +148,28 @@ class Role:
 
 
 class CheckpointStore(Protocol):
-    """A party's storage: its signed contract, its checkpoints, and how its part of
-    the run ended.
+    """A party's storage: its signed contract, its checkpoints, and how its part of the run
+    ended.
     """
 
     def save_contract(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
         """Store the contract with the signatures of all parties."""
 
     def load_latest(self, until: int | None = None) -> PartyCheckpoint | None:
-        """Return the newest checkpoint, at most of step `until`; None: the folder has none."""
+        """Return the newest checkpoint, or the newest one before a step after `until`; None: there
+        is none.
+        """
 
     def list_steps(self) -> tuple[int, ...]:
-        """Return the steps whose state is stored, ascending."""
+        """Return the steps of the stored checkpoints, ascending."""
 
     def save(self, state: PartyCheckpoint) -> None:
         """Store this checkpoint, and keep the one before it."""
 
     def register_ledger(self, name: str, ledger: PrivacyLedger) -> None:
-        """Add a privacy ledger that the party opened to the costs that this store watches."""
+        """Tell the store of a privacy ledger that the party opened, so that it watches its
+        costs.
+        """
 
     def finish_part(self, contract: Contract, role: Role) -> None:
         """Record how this party's part ended, and delete what only a resumption would need."""
@@ -174,8 +181,8 @@ class PartySecrets:
 
     Attributes:
         identity: its long-term key pair.
-        noise_key: 32 bytes, its secret.
-        seed: of its weights and dropout.
+        noise_key: 32 secret bytes, from which the keys of all of its noise are derived.
+        seed: seeds its weights and dropout.
         checkpoints: the store of its checkpoints; None: it saves none.
         logs: folder of its write-ahead logs; None: keep them in memory.
         sends_out: whether answers leave this process, and so wait until the disk has counted them.
@@ -197,17 +204,17 @@ def fresh_secrets(
     checkpoints: CheckpointStore | None = None,
     logs: Path | None = None,
 ) -> PartySecrets:
-    """Return a party's secrets for a new run: random ones, or derived from the configured seed.
+    """Return a party's secrets for a new run: random ones, or as configured from the run's seed.
 
-    `identity`: its long-term key pair; None: a new one. `checkpoints`: where it saves its state;
-    None: nowhere. `logs`: folder of ledgers and counters; None: in memory.
+    `name`: the party's. `identity`: its long-term key pair; None: a new one. `checkpoints`: where
+    it saves its state; None: nowhere. `logs`: folder of ledgers and counters; None: in memory.
     """
-    seed = int.from_bytes(fresh_key()[:8], "big") >> 1
-    derived = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
+    random_seed = int.from_bytes(fresh_key()[:8], "big") >> 1  # fits into 63 bits
+    derived_key = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
     return PartySecrets(
         identity=identity or fresh_identity(),
-        noise_key=fresh_key() if config.guard.noise == "secret" else derived,
-        seed=seed if config.party_seeds == "secret" else config.seed,
+        noise_key=fresh_key() if config.guard.noise == "secret" else derived_key,
+        seed=random_seed if config.party_seeds == "secret" else config.seed,
         checkpoints=checkpoints,
         logs=logs,
     )
@@ -220,13 +227,15 @@ class PartyContext:
 
     Attributes:
         config: the run's public settings, the same at all parties.
-        name: the party's; active, passives: who takes part, public.
-        secrets: keys, seed and folder.
-        known: by party, the public identities that it knows from outside, its own too.
+        name: the party's name.
+        active, passives: the names of the parties with tables, public.
+        secrets: its keys, seed and folders.
+        known: the public identities that it expects, by party, its own included.
         data_or_none: its part of the run's data; None: it has none (aggregator, dealer).
-        aligned: rows of its table by alignment position, from an earlier session; None: run the
-            intersection now.
-        predicts: digest of the contract of the run whose model predicts; None: a session trains.
+        aligned: the row of its table at each alignment position, from an earlier session; None: run
+            the intersection now.
+        predicts: digest of the contract of the run whose model predicts in this session; None: this
+            session trains.
         allow_reading_all: whether its own file accepts settings under which all of its columns
             could be reconstructed; always true if one process simulates all parties.
         code: networks, a loss and an optimiser of its own, where it brings some.
@@ -249,14 +258,14 @@ class PartyContext:
 
     @property
     def data(self) -> OwnData:
-        """The party's part of the data. Raises if it has none."""
+        """The party's part of the data, which it must have."""
         assert self.data_or_none is not None
         return self.data_or_none
 
     @property
     def task(self) -> Task:
-        """The task that the active's model learns. Raises DataError: the task needs
-        other labels.
+        """The task that the active's model learns. Raises DataError: the task needs other
+        labels.
         """
         config = self.config
         return TASKS[config.task].from_targets(self.data.targets, loss=config.train.loss)
@@ -274,27 +283,32 @@ class PartyContext:
         """Return 32 secret bytes for one purpose, derived from the party's noise key."""
         return derive_key(self.secrets.noise_key, purpose)
 
-    # Networks, at a start that its seed repeats.
+    # Untrained networks, whose weights follow from the party's seed.
 
     def draw(self, purpose: str) -> Draws:
-        """Return a random generator for one purpose, from the party's own seed."""
+        """Return a context in which random numbers follow from the party's own seed and
+        `purpose`.
+        """
         return seed_draws(self.secrets.seed, self.name, purpose)
 
     @cached_property
     def fresh_networks(self) -> FreshFamily | None:
-        """A maker of the party's own untrained networks; None: it brings none."""
+        """The party's own networks as they are before training, as a family that copies them; None:
+        it brings none.
+        """
         return self.code.copy_networks()
 
     def find_family(self, model: ModelSettings) -> NetworkFamily:
-        """Return the kind of networks this party trains: its own code, or a family that settings
-        name.
+        """Return the family that builds this party's networks: its own code, or one that `model`
+        names.
         """
         return self.code.find_family() or family_for(model, self.data.table.shape)
 
     @contextmanager
     def _begin_part(self, part: str) -> Iterator[None]:
-        """Seed the random numbers for building one part of a network, and name the
-        part in errors.
+        """Seed the random numbers for building one part of a network, and name the part in errors.
+
+        `part`: such as "encoder".
         """
         with self.draw(part), name_part_in_errors(self.name, part):
             yield
@@ -304,7 +318,8 @@ class PartyContext:
     ) -> tuple[nn.Module, Shape]:
         """Return an encoder for this party's rows, and the shape of its output for one row.
 
-        `family`: None: the party's own. Raises ModelError: the network does not take such rows.
+        `family`: what builds it; None: the party's (`find_family`). Raises ModelError: the network
+        does not take such rows.
         """
         features = self.data.table.shape
         family = family or self.find_family(model)
@@ -313,7 +328,7 @@ class PartyContext:
             return encoder, output_shape(encoder, features)
 
     def build_head(self, model: ModelSettings, read: Shape, outputs: int) -> nn.Module:
-        """Return a head that maps inputs of shape `read` to `outputs` numbers a row."""
+        """Return a head that maps inputs of shape `read`, for one row, to `outputs` numbers."""
         with self._begin_part("head"):
             head = self.find_family(model).make_head(math.prod(read), outputs, model)
             if self.code.head is not None:
@@ -322,13 +337,14 @@ class PartyContext:
 
     @property
     def projection(self) -> int | None:
-        """Size of z, the linear projection of h that the active sends; None: it sends h itself."""
+        """The size of z, the linear projection of h that the active sends; None: it sends h."""
         return find_projection_size(self.config, self.passives)
 
     def build_networks(self, *, sends: bool) -> tuple[ActiveNetworks, Shape]:
-        """Return the active's networks and the shape of one row of z, the representation it sends.
+        """Return the active's networks and the shape of one row of the representation it sends.
 
         `sends`: whether the method sends representations at all; otherwise no projection is built.
+        Raises ConfigError: it brought a projection, and the settings have none.
         """
         model = self.config.model
         projection = self.projection if sends else None
@@ -346,7 +362,9 @@ class PartyContext:
         return ActiveNetworks(encoder, head, projection_module), (projection,)
 
     def build_active_trainer(self, accounts: ActiveAccounts) -> ActiveTrainer:
-        """Return the active's networks with an optimiser, under these privacy accounts."""
+        """Return the active's networks with their optimiser, which trains under these privacy
+        ledgers.
+        """
         table = self.data.table
         assert table.labels is not None
         networks, _ = self.build_networks(sends=accounts.sends)
@@ -366,16 +384,17 @@ class PartyContext:
     def build_passive_trainer(
         self, terms: PassiveTerms, rows: Tensor, *, is_noised: bool, is_defended: bool
     ) -> PassiveDescent:
-        """Return the trainer of a passive over these rows of its table, -1 where it has none.
-
-        It optimises a built-in objective or the passive's own code. Warns NarrowTableWarning: its
-        gradients leave without noise or defence, and its table has few columns.
+        """Return what computes a passive's gradients: a built-in objective, or its own code.
 
         Args:
-            is_noised: whether a privacy bound rests on them, by noise under the sum.
-            is_defended: whether a defence changes them.
+            terms: the passive's objective and the representations that it gets.
+            rows: the row of its table at each alignment position, (N,), -1 for none.
+            is_noised: whether noise is added to its gradients, on which a privacy bound rests.
+            is_defended: whether a defence changes its gradients.
 
         Raises ConfigError: the settings say that the passive brings code, and it brought none.
+        Warns NarrowTableWarning: its gradients leave without noise or defence, and its table has
+        few columns.
         """
         settings = terms.objective
         assert settings is not None
@@ -398,8 +417,9 @@ class PartyContext:
         )
 
     def _make_objective(self, settings: ObjectiveSettings, representation: Shape) -> Objective:
-        """Return the passive's objective for representations of this shape: its own loss, or a
-        built-in one.
+        """Return the passive's objective: its own loss, or a built-in one, by the settings.
+
+        `representation`: the shape of one row of the representations that it gets.
         """
         model = self.config.model_of(self.name)
         if isinstance(settings, OwnLossSettings):
@@ -411,8 +431,8 @@ class PartyContext:
                 model=model,
                 family=self.code.find_family(),
             )
-        kind: type[Objective] = OBJECTIVES[settings.name]
-        return kind(
+        objective_class: type[Objective] = OBJECTIVES[settings.name]
+        return objective_class(
             settings,
             representation=representation,
             features=self.data.table.shape,
@@ -469,7 +489,8 @@ class PartyContext:
         return bound_sent_rows(self.config, shape, self._planned_guard)
 
     def state_objective(self, passive: str, representation: RepresentationTerms) -> PassiveTerms:
-        """Return the contract terms of a passive that optimises an objective.
+        """Return the contract's terms of a passive: its objective, its weight, and the bounds on
+        the representations that it gets.
 
         Raises ConfigError: the settings name no objective, or another kind than the method's.
         """
@@ -480,23 +501,24 @@ class PartyContext:
         )
 
     def describe_sum(self, session: str, shape: Shape) -> dict[str, Any]:
-        """Return the public parameters of the sum of this session's passives, for their contract.
+        """Return the public parameters of the secure sum of all passives, for the contract.
 
-        `shape`: of what each contributes for one row.
+        `session`: the session's name. `shape`: of one row of a contribution.
         """
         config = self.config
         secure_sum, plan = sum_and_noise(config, session, self.active, self.passives, shape)
         settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
-        settings["bits"] = secure_sum.agreement.bits  # derived where the settings say none
+        settings["bits"] = secure_sum.agreement.bits  # also where the settings leave it open
         noise = config.method.find_noise(config)
         if plan is not None and noise is not None:
             settings["noise"] = noise.model_dump(mode="json") | asdict(plan)
         return {**secure_sum.list_parameters(), **settings}
 
-    # What protects what leaves it, and the accounts of that.
+    # What protects the party's messages: guards, noise, defences, and their privacy ledgers.
 
     @property
     def noise_is_secret(self) -> bool:
+        """True if noise comes from a random key; False: from the run's seed, for simulations."""
         return self.config.guard.noise == "secret"
 
     def make_guard(self) -> RepresentationGuard:
@@ -518,10 +540,14 @@ class PartyContext:
         figure: ReleaseFigure = "epsilon_x",
         suffix: str = "",
     ) -> PrivacyLedger:
-        """Open an account of this session, whose write-ahead log is `ledger-NAME.jsonl`.
+        """Open a privacy ledger, whose write-ahead log is `ledger-NAME.jsonl`.
 
-        `suffix`: after the party's name, where it has another account. `budget`: epsilon at most;
-        None: no limit.
+        Args:
+            mechanism: accounts for one release.
+            budget: the largest epsilon; a release beyond it is refused. None: no limit.
+            rows: number of positions that are charged, each by itself.
+            figure: the name of its epsilon.
+            suffix: follows the party's name in NAME, where the party has another ledger.
         """
         name = self.name + suffix
         logs = self.secrets.logs
@@ -539,17 +565,18 @@ class PartyContext:
         return ledger
 
     def open_releases(self, people: int, guard: RepresentationGuard | None = None) -> Releases:
-        """Return the guard with its ledger, the only way by which representations of this party are
-        sent.
+        """Return the guard with its ledger, through which all representations of this party go.
+
+        `people`: number of alignment positions. `guard`: None: `make_guard`.
         """
         guard = guard or self.make_guard()
         budget = self.config.guard.epsilon
         return Releases(guard, self.open_ledger(guard.mechanism(), budget=budget, rows=people))
 
     def open_active_accounts(self, people: int, *, sends: bool) -> ActiveAccounts:
-        """Return the active's guard and DP-SGD accounts, for this number of people.
+        """Return the active's guard and DP-SGD noise with their ledgers.
 
-        `sends`: whether it sends representations.
+        `people`: number of alignment positions. `sends`: whether it sends representations.
 
         Raises ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
         """
@@ -569,10 +596,9 @@ class PartyContext:
         return ActiveAccounts(releases=releases, private=private, training=training, sends=sends)
 
     def _open_updates(self, guard: RepresentationGuard) -> PrivateUpdates | None:
-        """Return the DP-SGD account of the active's updates, in which each row takes part once an
-        epoch; None: not used.
+        """Return the clip and noise of DP-SGD updates with their ledger; None: not configured.
 
-        `guard`: of its representations, whose releases share the privacy budget.
+        `guard`: of the active's representations, whose releases share the privacy budget.
         """
         settings = self.config.dp_sgd
         if settings is None:
@@ -591,10 +617,11 @@ class PartyContext:
     def open_contribution_noise(
         self, shape: Shape, plan: NoisePlan, people: int
     ) -> ContributionNoise | None:
-        """Return a passive's noise under the sum with its ledger; None: the parties agreed on no
-        noise.
+        """Return the noise that a passive adds to its contributions, with its ledger; None: the
+        settings have none.
 
-        `people`: rows that the noise protects.
+        `shape`: of one row of a contribution. `plan`: the agreed noise. `people`: number of
+        alignment positions.
         """
         config = self.config
         noise = config.method.find_noise(config)
@@ -614,21 +641,25 @@ class PartyContext:
         )
 
     def make_labeller(self, name: str, epsilon: float | None) -> Labeller:
-        """Return a passive's labeller, the model that votes.
+        """Return a labeller, the model by which a passive votes.
 
-        `epsilon`: of noise on its weights, drawn by its own key; None: no noise.
+        `name`: its key in `LABELLERS`. `epsilon`: of the noise on its weights, drawn from the
+        party's own key; None: no noise.
         """
-        noised = epsilon is not None
+        is_noised = epsilon is not None
         return make_labeller(
             name,
             epsilon=epsilon,
             delta=self.config.delta,
-            key=self.derive_key(b"secure-apfed labeller v1") if noised else None,
-            seeded=noised and not self.noise_is_secret,
+            key=self.derive_key(b"secure-apfed labeller v1") if is_noised else None,
+            seeded=is_noised and not self.noise_is_secret,
         )
 
     def make_defences(self, released: Released) -> tuple[GradientDefence, ...]:
-        """Return the configured defences of gradients that this party sends."""
+        """Return the configured defences of one kind of gradients that this party sends.
+
+        `released`: that kind, such as "contributions".
+        """
         key = self.derive_key(b"secure-apfed defences v1")
         return gradient_defences(
             self.config.defences,
@@ -638,18 +669,19 @@ class PartyContext:
         )
 
     def _warn_of_narrow_table(self, rows: Tensor, numbers: int) -> None:
-        """Warn a passive with few distinct columns that its contribution, of `numbers` a person,
-        reveals them.
+        """Warn a passive with few distinct columns that its contributions reveal them.
+
+        `rows`: the aligned rows of its table. `numbers`: of a person in a contribution.
         """
         table = self.data.table
         if math.prod(table.shape) <= _MAX_COUNTED:
             warn_if_narrow(self.name, count_columns(table.features[rows]), numbers)
 
     def require_no_releases(self) -> None:
-        """Refuse a new run over privacy logs that already count releases of a former alignment.
+        """Refuse to begin a run if the party's logs already count releases of another alignment.
 
         A new alignment puts other people at the counted positions. Raises CheckpointError: a log
-        holds a release.
+        has a release.
         """
         folder = self.secrets.logs
         if folder is None or self.aligned is not None:

@@ -1,13 +1,14 @@
 """A session of a method: the complete scripts of its parties, and a simulation of all of them in
 one process.
 
-Every party builds the contract for itself, from the settings and from what all parties offer. If a
-run resumes, the active states the run and its step; all parties state which steps they have stored,
-and the session resumes from the newest step that all have.
-`start_active` is the active's script up to the first step, `run_helper` a helper's from greeting to
-end. Both are the same whether one process runs one party or all. `Simulation` runs all parties, for
-trials and measurements. Each party is built there from its own data and keys, too; only the
-experimenter's record of what they sent covers all of them.
+Every party builds the contract for itself, from the settings and from what all parties offer in
+their greetings. If a run resumes, the active states the run and its step; all parties state which
+steps they have stored, and the session resumes from the newest step that all have.
+
+`start_active` is the active's script up to the first step, `run_helper` a helper's (a passive's,
+the aggregator's or the dealer's) from greeting to end. Both are the same whether one process runs
+one party or all. `Simulation` runs all parties, for trials and measurements. Each party is built
+there from its own data and keys, too; only the experimenter's record of what they sent covers all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,14 +72,16 @@ from secure_apfed.settings import SilentPassive
 from secure_apfed.settings.run import RunSettings
 
 T = TypeVar("T")
-_ALL_ALONG = 1_000_000  # units of patience: longer than any run
-_AT_WILL = 2**31  # answers a person: passives that serve have limits of their own
+_LONGER_THAN_ANY_RUN = 1_000_000
+"""Patience in units of `rules.patience_s`."""
+_UNLIMITED_ANSWERS = 2**31
+"""Answers about a person in sessions that predict, where passives have limits of their own."""
 PartyTensors = Mapping[str, Mapping[str, Tensor]]
 """Tensors of roles, by party and name."""
 
 
 def new_session() -> str:
-    """Return a random session name that no other session has."""
+    """Return a random name for a session, 32 hex digits."""
     return token_hex(16)
 
 
@@ -87,10 +90,12 @@ class PartySession:
     """A party in a session, after the parties signed the contract and aligned their rows.
 
     Attributes:
-        party: its inputs; contract, signatures: of the session.
-        rows: of its table by position of the alignment; empty where it has none.
+        party: its inputs.
+        contract: that of the session.
+        signatures: the parties' signatures of the contract, by name.
+        rows: the row of its table at each alignment position, (N,); empty: it has no table.
         role: its role in the session from here on.
-        common: what the alignment revealed to it about common people; None: nothing was aligned.
+        common: how many of its people are aligned; None: nothing was aligned.
     """
 
     party: PartyContext
@@ -101,7 +106,10 @@ class PartySession:
     common: CommonPeople | None = None
 
     def save_checkpoint(self, step: int, *, tensors: Mapping[str, Tensor], **notes: Any) -> None:
-        """Save what this party is before `step`, with more tensors and notes of its own."""
+        """Save this party's state before `step`; do nothing without a checkpoint store.
+
+        `tensors`, `notes`: further state besides that of its role.
+        """
         if self.party.secrets.checkpoints is None:
             return
         role = self.role
@@ -116,8 +124,8 @@ class PartySession:
         self.party.secrets.checkpoints.save(state)
 
     def finish_part(self) -> None:
-        """Mark this party's checkpoint folder as finished, so that secrets needed to resume are
-        removed.
+        """Mark this party's part of the run as finished in its store, which then deletes the
+        secrets that only a resumption would need.
         """
         if self.party.secrets.checkpoints is not None:
             self.party.secrets.checkpoints.finish_part(self.contract, self.role)
@@ -146,7 +154,7 @@ async def enter_session(
 ) -> SignedContract:
     """Exchange greetings, sign a common contract, and encrypt the links under it.
 
-    `session`: the session's name, which the active chooses.
+    `session`: the session's name, at the active, which chooses it; None at other parties.
     """
     links.predicts = party.predicts is not None
     agreement = await agree_on_contract(
@@ -172,19 +180,21 @@ async def enter_session(
 
 
 def _list_needed_peers(party: PartyContext, contract: Contract) -> tuple[str, ...]:
-    """Return the peers whose silence ends the session; not the dealer, who leaves
-    after its part.
+    """Return the names of the peers whose silence ends the session.
+
+    The dealer is none of them: it leaves after its part.
     """
     recovers = contract.silent_passive == "recover"
     roles = ("active", "aggregator") if recovers else ("active", "aggregator", "passive")
-    return tuple(name for role in roles for name in contract.list_names(role) if name != party.name)
+    needed = [name for role in roles for name in contract.list_names(role)]
+    return tuple(name for name in needed if name != party.name)
 
 
 def _describe_checkpoints(party: PartyContext) -> dict[str, Any]:
-    """Return the part of this party's greeting on its checkpoints: the steps it can resume from.
+    """Return the fields of this party's greeting on its checkpoints: the steps it can resume from.
 
-    The active adds the step it wants to resume from; a passive adds which later steps it answered,
-    and with which other passives (its circles).
+    The active adds the step that it wants to resume from; a passive adds which later steps it
+    answered, and together with which other passives (the steps' circles).
     """
     store = party.secrets.checkpoints
     if store is None or party.data_or_none is None:
@@ -203,18 +213,19 @@ def _build_contract(
 ) -> Contract:
     """Build the contract from public settings and all greetings; every party builds the same.
 
-    `session`: its name.
+    `session`: its name. `greetings`: by party. Raises RemoteProtocolError: a party offers no terms
+    where the method needs its own, or the reverse.
     """
     config = party.config
     offers = {
         name: greeting.offer for name, greeting in greetings.items() if greeting.offer is not None
     }
-    declared = method.public_facts
+    facts = method.public_facts
     names = {"active": (party.active,), "passives": party.passives}
-    expected = [name for side in declared.offers for name in names[side]]
+    expected = [name for side in facts.offers for name in names[side]]
     if set(offers) != set(expected):
         raise RemoteProtocolError(
-            f"{party.name}: in {declared.title} what a row is that parties send is said by "
+            f"{party.name}: in {facts.title} what a row is that parties send is said by "
             f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
         )
     agreed = method.derive_terms(party, offers, session)
@@ -229,12 +240,12 @@ def _build_contract(
             settings=config.collect_terms(),
             secure_sum=dict(agreed.secure_sum),
             minimum_batch=1,
-            epochs=_AT_WILL,
+            epochs=_UNLIMITED_ANSWERS,
             batch_size=ROWS_AT_ONCE,
             patience_s=config.rules.patience_s,
             predicts=party.predicts,
         )
-    silent = _pick_silence_rule(party, agreed)
+    silence_rule = _pick_silence_rule(party, agreed)
     return Contract(
         session=session,
         participants=_list_participants(roles, greetings),
@@ -245,19 +256,19 @@ def _build_contract(
         epochs=limits.releases,
         batch_size=limits.rows,
         spare_answers=config.rules.spare_answers,
-        silent_passive=silent,
+        silent_passive=silence_rule,
         patience_s=config.rules.patience_s,
         restarts=config.rules.restarts,
-        resumes=_find_resumption(party, greetings, silent),
+        resumes=_find_resumption(party, greetings, silence_rule),
     )
 
 
 def _list_participants(
     roles: Mapping[str, PartyRole], greetings: Mapping[str, Greeting]
 ) -> tuple[Participant, ...]:
-    """Return name, role and public keys of every party, as they stand in the contract.
+    """Return name, role and public keys of every party, as the contract states them.
 
-    `roles`: by party. `greetings`: by party.
+    `roles`, `greetings`: by party.
     """
     return tuple(
         Participant(
@@ -271,24 +282,24 @@ def _list_participants(
 
 
 def _pick_silence_rule(party: PartyContext, agreed: SessionTerms) -> SilentPassive:
-    """Return the rule for a passive that stops answering: the configured one, or the one that the
-    sum allows.
+    """Return the rule for a passive that stops answering: the configured one, or by default
+    "recover" where sums may lack passives, and "stop" otherwise.
 
-    Raises ConfigError: the settings ask to continue without it, and the sum or the method needs
-    every passive.
+    `agreed`: the terms of the contract. Raises ConfigError: the settings ask to continue without a
+    passive, and the sum or the method needs every one; or to restart a run that stops.
     """
-    rule = party.config.rules.silent_passive
+    configured = party.config.rules.silent_passive
     passives = len(agreed.passives)
     threshold = agreed.secure_sum.get("threshold", passives)
-    recovers = may_lack_passives(party.config) and threshold < passives
-    if rule != "recover" or recovers:
-        silent = rule or ("recover" if recovers else "stop")
-        if silent == "stop" and party.config.rules.restarts:
+    can_recover = may_lack_passives(party.config) and threshold < passives
+    if configured != "recover" or can_recover:
+        rule = configured or ("recover" if can_recover else "stop")
+        if rule == "stop" and party.config.rules.restarts:
             raise ConfigError(
                 "rules.restarts: where the silence of a passive stops the run, nobody begins again "
                 "by itself; leave it at 0, or say rules.silent_passive: wait, or recover"
             )
-        return silent
+        return rule
     if not party.config.method.goes_on_without:
         raise ConfigError(
             f"rules.silent_passive: method {party.config.method.name} needs every passive in every "
@@ -303,38 +314,42 @@ def _pick_silence_rule(party: PartyContext, agreed: SessionTerms) -> SilentPassi
 
 
 def _find_resumption(
-    party: PartyContext, greetings: Mapping[str, Greeting], silent: SilentPassive
+    party: PartyContext, greetings: Mapping[str, Greeting], silence_rule: SilentPassive
 ) -> Resumption | None:
-    """Return the step from which all parties resume: the newest that every checkpoint folder has.
+    """Return where all parties resume: at the newest step that every checkpoint folder has.
 
     A run that may continue without a passive resumes at the active's newest step; a passive that
-    was absent then returns with an older state. Steps answered meanwhile keep their circle, the set
-    of passives that answered together. None: the run restarts.
+    was absent then returns with an older state. Steps that passives answered after it keep their
+    circle, the passives that answered together.
 
-    `greetings`: by party.
+    `greetings`: by party. `silence_rule`: what happens when a passive stops answering. Returns None
+    if the run begins now.
     """
     newest = greetings[party.active].resumes
     if newest is None:
         return None
-    if silent == "recover":
+    if silence_rule == "recover":
         answers = {name: greetings[name].answered for name in party.passives}
+        # Replaces whatever list of answered steps the active may have sent.
         answered = merge_answered_steps(answers, passives=party.passives, since=newest.step)
-        # The active's own list is not expected, and is ignored.
         return newest.model_copy(update={"answered": answered})
-    holding = [party.active, *(name for name in party.passives if name in greetings)]
-    shared = set.intersection(*(set(greetings[name].holds) for name in holding))
+    with_checkpoints = [party.active, *(name for name in party.passives if name in greetings)]
+    stored_steps = [set(greetings[name].holds) for name in with_checkpoints]
+    common_steps = set.intersection(*stored_steps)
     # Without a common step, a party that lacks the active's newest one raises the error.
-    step = max((step for step in shared if step <= newest.step), default=newest.step)
+    step = max((step for step in common_steps if step <= newest.step), default=newest.step)
     return newest.model_copy(update={"step": step})
 
 
 def _load_checkpoint(
     party: PartyContext, contract: Contract
 ) -> tuple[PartyCheckpoint | None, Tensor | None]:
-    """Return the checkpoint that this party resumes from, and its rows by alignment position.
+    """Return the checkpoint that this party resumes from, and the row of its table at each
+    alignment position.
 
     The checkpoint is None at the start of a run; the rows are None if the tables are to be aligned
-    now. Raises CheckpointError: the session resumes at a step that this party has not stored.
+    now. Raises CheckpointError: the session resumes a run or step that this party has not stored,
+    or starts a run where this party's folder has another one.
     """
     resumes = contract.resumes
     store = party.secrets.checkpoints
@@ -351,7 +366,7 @@ def _load_checkpoint(
         return None, party.aligned
     if party.data_or_none is None:
         return None, torch.empty(0, dtype=torch.int64)  # it has no checkpoint
-    # Who fell silent and is back has an older one, where the run went on without it.
+    # Where the run continued without a silent passive, that one returns with an older checkpoint.
     if state is None or (state.step != resumes.step and contract.silent_passive != "recover"):
         newest = f"step {state.step}" if state else "no step before it"
         raise CheckpointError(
@@ -372,7 +387,7 @@ async def start_active(
 ) -> tuple[PartySession, ActiveRole]:
     """Run the active's script up to the first step: agree, align, set up, and restore its state.
 
-    `session`: its name.
+    `session`: the session's name.
 
     Raises ConfigError, DataError, ModelError: settings, table or networks that do not fit, or
     common people whose labels are all of one class; CheckpointError: the active refused more sums
@@ -384,7 +399,7 @@ async def start_active(
     helpers = [*contract.passives, *contract.list_names("aggregator")]
     state, rows = _load_checkpoint(party, contract)
     if contract.passives and rows is None:
-        rows = torch.arange(len(party.data.table.ids))  # where nothing is aligned
+        rows = torch.arange(len(party.data.table.ids))  # every row, unless tables are aligned
         if method.public_facts.aligns:
             begin_phase("align")
             rows = await align_as_active(party, links, contract.session)
@@ -422,7 +437,8 @@ async def run_helper(
 ) -> None:
     """Run the whole script of a passive, aggregator or dealer, until the active ends the session.
 
-    `entered`: called once the role is set up. Raises: as `start_active`.
+    `entered`: called with the party's session once its role is set up; not for a dealer. Raises: as
+    `start_active`.
     """
     agreement = await enter_session(party, links, method)
     contract = agreement.contract
@@ -432,7 +448,7 @@ async def run_helper(
             await deal_randomness(party, links, contract.session)
         await method.run_dealer(party, links, contract)
         if contract.restarts:  # a session interrupted before its first checkpoint repeats requests
-            await links.receive(party.active, Kind.END, patience=_ALL_ALONG)
+            await links.receive(party.active, Kind.END, patience=_LONGER_THAN_ANY_RUN)
         return
     if rows is None:
         rows = await _align_rows(role, party, links, method, contract)
@@ -456,7 +472,7 @@ async def run_helper(
     )
     await helper.set_up(links)
     _restore_role(helper, state)
-    # Before the active, who saves once all are here.
+    # Saved before the active's first checkpoint, which follows once all parties are here.
     session.save_checkpoint(contract.resumes.step if contract.resumes else 0, tensors={})
     await meet_active(links, party.active)
     entered(session)
@@ -475,10 +491,9 @@ async def run_helper(
 async def _align_rows(
     role: PartyRole, party: PartyContext, links: Links, method: Method, contract: Contract
 ) -> Tensor:
-    """Return the row of this passive's table at each alignment position, (U,); empty for other
-    roles.
+    """Align a helper's table; return its row at each alignment position, (N,), -1 for none.
 
-    A method without alignment uses every row in table order.
+    Every row if the method aligns nothing; empty if the helper is no passive.
     """
     if role != "passive":
         return torch.empty(0, dtype=torch.int64)
@@ -488,7 +503,9 @@ async def _align_rows(
 
 
 def _restore_role(role: Role, state: PartyCheckpoint | None) -> None:
-    """Load a checkpoint's tensors and privacy ledgers into a role that is set up."""
+    """Load a checkpoint's tensors and privacy ledgers into a role that is set up; None: do
+    nothing.
+    """
     if state is None:
         return
     role.load_tensors(state.tensors, next_step=state.step)
@@ -497,15 +514,17 @@ def _restore_role(role: Role, state: PartyCheckpoint | None) -> None:
 
 
 class TrainingLoop(StepCounter, Protocol):
-    """The training loop of a run: its epochs and their steps, and what is measured and saved
-    between.
+    """The training loop of a run: its epochs and steps, and the measurements and checkpoints
+    between them.
     """
 
     def iterate_epochs(self) -> Iterator[int]:
         """Yield the numbers of the epochs that remain."""
 
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the steps of an epoch with their batches of rows: a function of seed and epoch."""
+        """Yield the number of each step of an epoch with its batch of rows, a function of seed and
+        epoch.
+        """
 
     async def note_held_out_loss(self) -> None:
         """Record the loss on the validation rows, by which training may stop early
@@ -516,44 +535,50 @@ class TrainingLoop(StepCounter, Protocol):
         """Return whether this epoch is the last one."""
 
     async def finish_epoch(self, *, last: bool) -> None:
-        """Evaluate if this epoch is due, record the scores, and let all parties
-        save a checkpoint.
+        """Evaluate if an evaluation is due, record the scores, and let all parties save a
+        checkpoint.
+
+        `last`: whether training is over.
         """
 
 
 async def train_epochs(learner: ActiveRole, links: Links, loop: TrainingLoop) -> None:
     """Run the active's training: every epoch with its steps, then the closing exchange and
     evaluation.
+
+    An epoch that the learner begins without steps is the last one.
     """
     for epoch in loop.iterate_epochs():
-        goes_on = await learner.begin_epoch(links, loop)
-        for step, rows_B in loop.iterate_batches(epoch) if goes_on else ():
+        has_steps = await learner.begin_epoch(links, loop)
+        batches = loop.iterate_batches(epoch) if has_steps else ()
+        for step, rows_B in batches:
             loop.count_step(await learner.train_step(links, step, rows_B))
         await loop.note_held_out_loss()
-        last = not goes_on or loop.is_last(epoch)
+        last = not has_steps or loop.is_last(epoch)
         if last:
             await learner.finish_training(links, loop)
         await loop.finish_epoch(last=last)
-        if not goes_on:
+        if not has_steps:
             return
 
 
 class Session:
-    """A running session as the active's process sees it; in a simulation this process runs all
-    parties.
-
-    Args:
-        transcript: the messages sent by the parties that run in this process.
-        headline: the variant of `evaluate` that a run reports first.
+    """A running session in the active's process, which in a simulation runs all parties.
 
     Attributes:
-        contract: of this session; signatures: of it, by party.
-        alignment: by party that runs in this process and has rows, the row of its table for each
-            alignment position, -1 where it has none; empty without alignment.
-        common: by aligned party that runs in this process, how many of its people are common.
-        helpers: the other roles that run in this process, by party.
-        charged: by party in another process, the privacy that it last reported as spent;
-            statements: the same, signed.
+        party_session: the active in this session.
+        learner: the active's role.
+        links: the active's.
+        transcript: the messages sent by the parties that run in this process.
+        headline: the variant of `evaluate` that a run reports first.
+        contract: that of this session.
+        signatures: the parties' signatures of it, by name.
+        alignment: by party in this process with a table, the row at each alignment position, -1 for
+            none; empty if there is no passive.
+        common: by party in this process with an aligned table, how many of its people are common.
+        helpers: the other roles in this process, by party.
+        charged: by party in another process, the privacy costs that it reported last.
+        statements: the same reports with their signatures.
     """
 
     def __init__(
@@ -565,10 +590,7 @@ class Session:
         *,
         headline: str,
     ) -> None:
-        """Make the active's view of a session: contract, alignment and common people.
-
-        `headline`: variant of `evaluate` that the run reports first.
-        """
+        """Make the active's record of a session that `start_active` returned; see the class."""
         self.party_session = party_session
         self.learner = learner
         self.links = links
@@ -588,34 +610,32 @@ class Session:
 
     @property
     def active(self) -> str:
+        """The active's name."""
         return self.learner.name
 
     @property
     def present(self) -> list[str]:
-        helping = (*self.contract.passives, *self.contract.list_names("aggregator"))
-        return [name for name in helping if name not in self.learner.left]
+        """The passives and the aggregator, without passives that stopped answering."""
+        helpers = (*self.contract.passives, *self.contract.list_names("aggregator"))
+        return [name for name in helpers if name not in self.learner.left]
 
     def record_sum(self, step: int) -> None:
-        """Add the sum that the active decoded in this step to the transcript, if
-        the step had one.
-        """
+        """Add the sum that the active decoded in this step, if any, to the transcript."""
         if self.learner.last_sum is not None:
             self.transcript.record_sum(step, self.learner.last_sum)
 
     @property
     def ledgers(self) -> dict[str, PrivacyLedger]:
-        """The privacy ledgers by name: of each party that releases values, and of DP-SGD updates if
-        used.
-        """
+        """The privacy ledgers of all roles in this process, by the ledger's name."""
         return {
             name: ledger for role in self._list_roles() for name, ledger in role.ledgers.items()
         }
 
     @property
     def contribution_ledgers(self) -> dict[str, PrivacyLedger]:
-        """The privacy ledgers of the passives' noised contributions to sums."""
-        accounts = {role.name: role.contribution_ledger for role in self.helpers.values()}
-        return {name: account for name, account in accounts.items() if account is not None}
+        """The privacy ledgers of noisy contributions or votes, by passive in this process."""
+        ledgers = {role.name: role.contribution_ledger for role in self.helpers.values()}
+        return {name: ledger for name, ledger in ledgers.items() if ledger is not None}
 
     @property
     def passive_accounts(self) -> dict[str, dict[str, Any]]:
@@ -626,28 +646,32 @@ class Session:
         """
         passives = self.contract.passives
         accounts = {
-            name: contribution.summarise_cost()
-            for name, contribution in self.contribution_ledgers.items()
+            name: ledger.summarise_cost() for name, ledger in self.contribution_ledgers.items()
         }
         accounts |= collect_accounts(self.charged, among=passives, silent=self.learner.left)
         return {name: accounts[name] for name in passives if name in accounts}
 
     @property
     def charge_reports(self) -> dict[str, dict[str, Any]]:
-        """The last signed report of its privacy accounts, for each passive in another process."""
+        """The last signed report of its privacy costs, for each passive in another process.
+
+        Empty where helpers run in this process.
+        """
         if self.helpers:
             return {}
         return {
             name: {
                 "step": self.statements[name].step if name in self.statements else None,
-                "accounts": [promise.to_account(name) for promise in self.charged.get(name, ())],
+                "accounts": [account.to_account(name) for account in self.charged.get(name, ())],
             }
             for name in self.contract.passives
         }
 
     @property
     def secure_sum(self) -> dict[str, object]:
-        """The public parameters of the secure sum and its rounding; empty where there is none."""
+        """The public parameters of the secure sum, its rounding error, and in words what is decoded
+        of a person; empty where there is no sum.
+        """
         agreed = dict(self.contract.secure_sum)
         if not agreed:
             return {}
@@ -657,32 +681,37 @@ class Session:
             self.list_column_counts(),
             numbers=agreed.get("numbers"),
         )
-        described = {} if description is None else {"opened": description}
-        return {**agreed, "rounding": self.learner.rounding, **described}
+        secure_sum = {**agreed, "rounding": self.learner.rounding}
+        if description is not None:
+            secure_sum["opened"] = description
+        return secure_sum
 
     def list_column_counts(self) -> Sequence[int] | None:
-        """Return the number of distinct columns of each party whose columns enter the decoded sum.
-
-        None: every party counts only its own.
+        """Return the number of distinct columns of each party whose columns enter the decoded sum;
+        None: it is not known in this process.
         """
         return None
 
     def describe_attendance(self) -> dict[str, object]:
-        """Return which parties fell silent in this session; empty if there is no sum."""
+        """Return which passives stopped answering in this session ("left", with the step), and how
+        many steps lacked one; empty if there is no sum.
+        """
         if not self.contract.secure_sum:
             return {}
         learner = self.learner
         return {"left": dict(learner.left), "steps_without_all": learner.steps_without_all}
 
     def collect_networks(self) -> dict[str, nn.Module]:
+        """Return the networks whose outputs helpers in this process send, by party."""
         networks = {name: helper.get_sent_network() for name, helper in self.helpers.items()}
         return {name: network for name, network in networks.items() if network is not None}
 
     def tensors(self) -> PartyTensors:
+        """Return the state of every role in this process but the aggregator's, by party."""
         return {role.name: role.tensors() for role in self._list_roles() if role.name != AGGREGATOR}
 
     def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
-        """Restore the state of every role in this process that `tensors` names, as of step
+        """Restore the state of every role in this process that `tensors` has, before step
         `next_step`.
         """
         for role in self._list_roles():
@@ -698,12 +727,12 @@ class SimulationInputs:
     """The inputs of a simulation.
 
     Attributes:
-        config, data: of the run.
-        secrets: by party; parties that are not named get fresh secrets.
-        session: unique; names this session in every message.
-        alignment: by party, from an earlier session of the run; None: intersect now.
-        code: by party, its own networks, loss and optimiser, in addition to those that the settings
-            name.
+        config: the run's settings. data: the tables of all parties. secrets: by party; parties that
+        are not named get fresh secrets. session: the session's name. alignment: by party, the row
+        of its table at each alignment position, from an earlier session
+            of the run; None: intersect the IDs now.
+        code: by party, its own networks, loss and optimiser; without an entry, those that the
+            settings name.
     """
 
     config: RunSettings
@@ -716,17 +745,17 @@ class SimulationInputs:
     def build_context(
         self, name: str, secrets: PartySecrets, known: Mapping[str, bytes]
     ) -> PartyContext:
-        """Return the context of the party of this name: its own data and secrets, nobody else's.
+        """Return the context of the party of this name, with its own data and nobody else's.
 
-        `known`: public identities by name.
+        `secrets`: the party's. `known`: the public identities of all parties, by name.
         """
         aligned = None
         if self.alignment is not None:
             aligned = self.alignment.get(name, torch.empty(0, dtype=torch.int64))
         active = self.data.active.name
         passives = tuple(table.name for table in self.data.passives)
-        # One process simulates all parties: the settings are each party's own.
-        _, named = split_code(self.config, active, passives)
+        # One process simulates all parties, so the settings may name every party's own code.
+        _, code_by_party = split_code(self.config, active, passives)
         return PartyContext(
             config=self.config,
             name=name,
@@ -736,7 +765,7 @@ class SimulationInputs:
             known=known,
             data_or_none=self.data.select_party(name),
             aligned=aligned,
-            code=self.code.get(name) or OwnCode.from_file(named.get(name, CodeSettings())),
+            code=self.code.get(name) or OwnCode.from_file(code_by_party.get(name, CodeSettings())),
         )
 
 
@@ -744,63 +773,68 @@ class Simulation(Session):
     """All parties of one session in this process, set up and ready to train.
 
     Attributes:
-        network: drives the scripts.
-
-    Raises: as `lead`.
+        network: runs the parties' scripts, and carries their messages.
     """
 
-    def __init__(self, method: Method, start: SimulationInputs) -> None:
-        """Build all parties, run their scripts up to the first step, and keep the
-        helpers' roles.
+    def __init__(self, method: Method, inputs: SimulationInputs) -> None:
+        """Build all parties, and run their scripts up to the first step.
+
+        Raises: as `start_active`.
         """
-        data = start.data
-        config = start.config
+        data = inputs.data
+        config = inputs.config
         self._data = data
         active = data.active.name
         passives = tuple(table.name for table in data.passives)
         roles = assign_roles(method, config, active, passives)
         transcript = Transcript(config.effective_transcript)
         self.network = InMemoryNetwork(roles, transcript.record_envelope)
-        secrets = {name: start.secrets.get(name) or fresh_secrets(config, name) for name in roles}
+        secrets = {name: inputs.secrets.get(name) or fresh_secrets(config, name) for name in roles}
         known = {name: secret.identity.public for name, secret in secrets.items()}
-        helping: dict[str, PartySession] = {}
+        helper_sessions: dict[str, PartySession] = {}
         for name, role in roles.items():
             if role != "active":
-                own = start.build_context(name, secrets[name], known)
+                party = inputs.build_context(name, secrets[name], known)
                 links = self.network.links[name]
-                script = run_helper(own, links, method, role, entered=_make_recorder(helping))
+                entered = _make_recorder(helper_sessions)
+                script = run_helper(party, links, method, role, entered=entered)
                 self.network.start_script(name, script)
-        own = start.build_context(active, secrets[active], known)
+        party = inputs.build_context(active, secrets[active], known)
         links = self.network.links[active]
-        entered, learner = self.network.run_script(
-            active, start_active(own, links, method, session=start.session)
+        active_session, learner = self.network.run_script(
+            active, start_active(party, links, method, session=inputs.session)
         )
-        super().__init__(entered, learner, links, transcript, headline=method.headline)
-        for name, assisted in helping.items():
-            assert isinstance(assisted.role, HelperRole)
-            self.helpers[name] = assisted.role
+        super().__init__(active_session, learner, links, transcript, headline=method.headline)
+        for name, helper_session in helper_sessions.items():
+            assert isinstance(helper_session.role, HelperRole)
+            self.helpers[name] = helper_session.role
             if name in passives:
-                self.alignment[name] = assisted.rows
-            if assisted.common is not None:
-                self.common[name] = assisted.common
+                self.alignment[name] = helper_session.rows
+            if helper_session.common is not None:
+                self.common[name] = helper_session.common
 
     def list_column_counts(self) -> Sequence[int]:
-        """Return the number of columns of every table whose columns enter the decoded sum."""
+        """Return the number of distinct columns of every table whose columns enter the
+        decoded sum.
+        """
         data = self._data
         tables = data.tables if self.party_session.party.config.method.decomposes else data.passives
         return [count_columns(table.features) for table in tables]
 
     def run_script(self, script: Script[T]) -> T:
-        """Run a script of the active to its end, and the helpers' scripts as far as its messages
-        need.
+        """Run a script of the active to its end, and the helpers' scripts as far as it waits for
+        them; return its result.
         """
         return self.network.run_script(self.active, script)
 
     def train_step(self, step: int, rows_B: Tensor) -> float:
+        """Run one training step of all parties; return the task loss."""
         return float(self.run_step_script(step, self.learner.train_step(self.links, step, rows_B)))
 
     def run_step_script(self, step: int, script: Script[T]) -> T:
-        """Run a script of the active as this step, and record the sum that it decodes."""
+        """Run a script of the active as this step, and record the sum that it decodes; return the
+        script's result.
+        """
         result = self.run_script(script)
         self.record_sum(step)
         return result
@@ -813,6 +847,11 @@ class Simulation(Session):
         return {name: ACCURACY.compute_value(scored) for name, scored in scored_by_variant.items()}
 
 
-def _make_recorder(helping: dict[str, PartySession]) -> Callable[[PartySession], None]:
-    """Return a callback for `run_helper` that stores each helper's PartySession by party name."""
-    return lambda entered: helping.update({entered.party.name: entered})
+def _make_recorder(sessions: dict[str, PartySession]) -> Callable[[PartySession], None]:
+    """Return a callback for `run_helper` that stores a helper's session in `sessions`, by name."""
+
+    def record_session(entered: PartySession) -> None:
+        """Store this helper's session."""
+        sessions[entered.party.name] = entered
+
+    return record_session

@@ -22,10 +22,15 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ObjectiveSettings
 
 ROWS_AT_ONCE = 4096
-_PROJECTION = 64
+"""Rows of a request at most, in methods whose passives are asked once."""
+_AUTO_PROJECTION = 64
+"""Size of z where `model.projection` is "auto"."""
 _UNGUARDED_NORM = 1e4
-_SPREAD = 5e-4
+"""The norm bound of a representation without a guard."""
+_MIN_SPREAD = 5e-4
+"""The smallest spread of a batch's representations that a passive accepts, unless configured."""
 _SPREAD_NUMBERS = 8
+"""Representations with fewer numbers have no default for the smallest spread."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +42,16 @@ class RequestLimits:
 
 
 def derive_limits(config: RunSettings) -> RequestLimits:
-    """Return the most that the settings let the active request of passives; the contract enforces
-    it.
+    """Return the most that the settings let the active request of passives.
+
+    The contract states it, and passives enforce it.
     """
     if config.method.asks_once:
         return RequestLimits(rows=ROWS_AT_ONCE, releases=1)
     if config.method.averages:
         return RequestLimits(rows=config.alignment.maximum_ids, releases=config.train.epochs)
-    extra = config.method.asks_again
-    return RequestLimits(rows=config.train.batch_size, releases=config.train.epochs + extra)
+    releases = config.train.epochs + config.method.asks_again
+    return RequestLimits(rows=config.train.batch_size, releases=releases)
 
 
 def find_objective(config: RunSettings, passive: str) -> ObjectiveSettings:
@@ -78,26 +84,32 @@ def find_projection_size(config: RunSettings, passives: tuple[str, ...]) -> int 
     """Return the size of z, the projection that the active sends; None: its encoder's whole output
     h.
 
-    "auto" is 64, as in the release of APFed-C. A plain APFed-R sends all of h, as its release does;
-    a protected one sends z, since every number costs bytes.
+    "auto" is 64, as in the authors' release of APFed-C. An unprotected APFed-R sends all of h, as
+    their release does; a protected one sends z, since every number costs bytes.
     """
     if config.model.projection == "none":
         return None
     if config.model.projection != "auto":
         return config.model.projection
-    plain = find_sum_class(config.secure_sum).unsafe and config.guard.mechanism == "none"
-    kinds = {find_objective(config, passive).name for passive in passives}
-    return None if plain and kinds == {"reconstruction"} else _PROJECTION
+    is_unprotected = find_sum_class(config.secure_sum).unsafe and config.guard.mechanism == "none"
+    objectives = {find_objective(config, passive).name for passive in passives}
+    sends_all = is_unprotected and objectives == {"reconstruction"}
+    return None if sends_all else _AUTO_PROJECTION
 
 
 def bound_representations(
     config: RunSettings, shape: Shape, guard: RepresentationGuard, *, projected: bool
 ) -> RepresentationTerms:
-    """Return the bounds on the norm of one representation row.
+    """Return the contract's bounds on a row of representations: shape, norm and smallest spread.
 
-    `rules.minimum_spread` overrides the derived value. `projected`: whether a linear projection
-    made the row; an encoder's output may be zero. Raises ConfigError: the guard clips rows to a
-    norm that cannot be distinguished from zero.
+    `rules.minimum_spread` overrides the derived spread.
+
+    Args:
+        shape: of one row.
+        guard: the sender's guard, which determines the norms.
+        projected: whether a linear projection makes the row; otherwise it may be zero.
+
+    Raises ConfigError: the guard clips rows to a norm that cannot be distinguished from zero.
     """
     maximum = guard.largest_norm(math.prod(shape))
     minimum = guard.smallest_norm() if projected else 0.0
@@ -108,7 +120,7 @@ def bound_representations(
         )
     spread = config.rules.minimum_spread
     if spread is None:
-        spread = _SPREAD if math.prod(shape) >= _SPREAD_NUMBERS else 0.0
+        spread = _MIN_SPREAD if math.prod(shape) >= _SPREAD_NUMBERS else 0.0
     return RepresentationTerms(
         shape=shape,
         dtype="float64" if config.train.precision == "float64" else "float32",
@@ -121,7 +133,10 @@ def bound_representations(
 def bound_sent_rows(
     config: RunSettings, shape: Shape, guard: RepresentationGuard
 ) -> RepresentationTerms:
-    """Return the bounds on a row of this shape that a passive sends to the active."""
+    """Return the contract's bounds on a row of this shape that a passive sends to the active.
+
+    `guard`: the passive's. There is no bound on the spread of a batch.
+    """
     terms = bound_representations(config, shape, guard, projected=False)
     # Returned gradients, if any, are of the active's own loss, so directions reveal nothing to it.
     return terms.model_copy(update={"minimum_spread": 0.0})
@@ -135,28 +150,31 @@ def make_sum(
     *,
     noise: int | None = None,
 ) -> SecureSum:
-    """Return the configured sum between these parties; `noise` is its deviation in steps.
+    """Return the configured secure sum of these passives' contributions.
 
-    `session`: the session's name.
+    `session`: the session's name. `noise`: standard deviation of each passive's noise, in
+    fixed-point steps; None: no noise.
 
-    Raises ConfigError: a sum in fixed point without a clip bound, or a threshold that does not go
-    with it; LocalProtocolError: parameters that do not fit, or a single passive.
+    Raises ConfigError: a sum in fixed point without a clip bound, a threshold that does not go with
+    it, or a single passive that contributes; LocalProtocolError: parameters that do not fit.
     """
     settings = config.secure_sum
-    kind = find_sum_class(config.secure_sum)
-    helping = [name for name in passives if config.settings_of(name).weight > 0]
-    if 1 in (len(passives), len(helping)) and not settings.allow_single_passive:
+    sum_class = find_sum_class(config.secure_sum)
+    contributing = [name for name in passives if config.settings_of(name).weight > 0]
+    has_single_passive = 1 in (len(passives), len(contributing))
+    if has_single_passive and not settings.allow_single_passive:
         raise ConfigError(
             "secure_sum.allow_single_passive: a sum of one passive hides nothing: the active reads "
             "that passive's gradients. Add passives with a weight above 0, or accept this by "
             "secure_sum: {allow_single_passive: true}"
         )
     clip = find_clip(config)
-    if clip is None and kind is not PlainSum:
+    if clip is None and sum_class is not PlainSum:
         raise ConfigError(
-            f"secure_sum.clip: {kind.name} needs a bound for fixed point, got null; start with 1.0"
+            f"secure_sum.clip: {sum_class.name} needs a bound for fixed point, got null; start "
+            "with 1.0"
         )
-    bits = find_fixed_bits(config, noise=noise is not None)
+    bits = find_fixed_bits(config, has_noise=noise is not None)
     agreement = SumAgreement(
         session=session,
         receiver=active,
@@ -168,34 +186,37 @@ def make_sum(
         threshold=_derive_threshold(config, len(passives)),
         noise=noise,
     )
-    if kind is PlainSum:
+    if sum_class is PlainSum:
         return PlainSum(agreement, clip=clip is not None, quantise=noise is not None)
-    # Settings with rules.silent_passive: recover, or a threshold, accept the consequences.
+    # Where a sum may lack passives, the active can isolate one passive's contribution; the settings
+    # (rules.silent_passive: recover, or a threshold) accept that.
     may_lack_party = agreement.threshold is not None and agreement.threshold < len(passives)
 
     def make_secure_sum(bits: int) -> SecureSum:
-        return kind(replace(agreement, bits=bits), allow_single_reader=may_lack_party)
+        """Return the sum with this number of bits a value."""
+        return sum_class(replace(agreement, bits=bits), allow_single_reader=may_lack_party)
 
     return make_secure_sum(choose_bits(make_secure_sum) if bits is None else bits)
 
 
-def find_fixed_bits(config: RunSettings, *, noise: bool) -> int | None:
-    """Return the fixed-point bits of a value, if they are configured; None: as many as the sum can
-    carry.
+def find_fixed_bits(config: RunSettings, *, has_noise: bool) -> int | None:
+    """Return the fixed-point bits of a contributed number; None: as many as the sum can carry.
 
-    With noise more bits are useless, and the last digits of votes and averages reveal single
+    That is so for gradients and representations without noise, if no bits are configured. With
+    noise more bits are useless, and the last digits of votes and averages reveal single
     contributions (measured: docs/leaks.md, mmvfl and v_fedmv at 16 and at 24 bits).
     """
     method = config.method
     sums_reals = method.sums_gradients or method.sums_representations
-    if config.secure_sum.bits is None and sums_reals and not noise:
+    if config.secure_sum.bits is None and sums_reals and not has_noise:
         return None
     return config.secure_sum.bits or USUAL_BITS
 
 
 def find_clip(config: RunSettings) -> float | None:
-    """Return C, the norm bound of one row of a contribution; for votes 1, which rows of votes never
-    exceed.
+    """Return C, the L2 bound of one row of a contribution; None: unbounded.
+
+    For votes it is 1, which rows of votes never exceed.
     """
     return 1.0 if config.method.opens_votes else config.secure_sum.clip
 
@@ -203,41 +224,44 @@ def find_clip(config: RunSettings) -> float | None:
 def may_lack_passives(config: RunSettings) -> bool:
     """Return whether a step may continue without a passive that fell silent.
 
-    The settings must allow it by name, because the active can then isolate one passive's part: by
-    `rules.silent_passive: recover`, or by a threshold where the method averages nothing. (An
-    average over fewer parties is a different average.)
+    The settings must allow it explicitly, because the active can then isolate one passive's
+    contribution: by `rules.silent_passive: recover`, or without such a rule by a threshold, unless
+    the method averages. (An average over fewer parties is a different average.)
     """
-    silent = config.rules.silent_passive
+    rule = config.rules.silent_passive
     method = config.method
-    uses_threshold = silent is None and method.averages is None
-    named = config.secure_sum.threshold is not None and uses_threshold
-    return method.goes_on_without and (silent == "recover" or named)
+    has_threshold = config.secure_sum.threshold is not None
+    allowed_by_threshold = has_threshold and rule is None and method.averages is None
+    return method.goes_on_without and (rule == "recover" or allowed_by_threshold)
 
 
 def _derive_threshold(config: RunSettings, passives: int) -> int | None:
-    """Return how many passives the secure sum needs to be decrypted; None: all, by the sum's kind.
+    """Return how many passives' contributions a sum needs to be decrypted; None: all, where the
+    scheme needs all anyway.
+
+    `passives`: their number.
 
     Raises ConfigError: a threshold that the sum or the silence rule cannot use, or that is not
     above half of the passives.
     """
     settings = config.secure_sum
-    silent = config.rules.silent_passive
-    kind = find_sum_class(settings)
+    rule = config.rules.silent_passive
+    sum_class = find_sum_class(settings)
     threshold = settings.threshold
-    if threshold is None and not kind.needs_all:
+    if threshold is None and not sum_class.needs_all:
         threshold = usual_threshold(passives) if may_lack_passives(config) else passives
     if threshold is None or threshold == passives:
         return threshold
-    if threshold > passives or kind.needs_all:
+    if threshold > passives or sum_class.needs_all:
         raise ConfigError(
             f"secure_sum.threshold: {threshold} of {passives} passives does not go with "
-            f"{kind.name}; only recoverable masks (scheme plain) have a sum without all "
+            f"{sum_class.name}; only recoverable masks (scheme plain) have a sum without all "
             "passives, and a threshold is at most their number"
         )
     if not may_lack_passives(config):
-        rule = f"rules.silent_passive {silent}" if silent else f"method {config.method.name}"
+        reason = f"rules.silent_passive {rule}" if rule else f"method {config.method.name}"
         raise ConfigError(
-            f"secure_sum.threshold: under {rule} no step goes on without a passive, and "
+            f"secure_sum.threshold: under {reason} no step goes on without a passive, and "
             f"{threshold} of {passives} would only open more to an active and an aggregator who "
             "work together; "
             "leave it out, or say rules.silent_passive: recover where the method can"
@@ -253,63 +277,67 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
 def find_training_rows(
     config: RunSettings, data: OwnData, common: Tensor
 ) -> tuple[Tensor, float, int]:
-    """Return the active's rows in an epoch, their aligned share in [0, 1], and the number of
-    aligned people.
+    """Return the active's training rows of an epoch, the share of them that is aligned, in [0, 1],
+    and the number of aligned people.
 
+    For planning, so only the number of rows is exact and not which they are. `data`: the active's.
     `common`: its rows of people whom passives know.
     """
     method = config.method
-    # Whose passives learn from returned gradients trains on rows with a label alone.
+    # Passives that learn from returned gradients need rows with a label.
     rows = data.labelled_rows if method.returns_gradients else data.train_rows
     if not method.aligns:
         return rows, 1.0, 0
-    aligned = int(torch.isin(rows, common).sum())
+    aligned_count = int(torch.isin(rows, common).sum())
     # A model that needs every party to predict needs them for every row that it trains on.
     predicts_alone = method.predicts_alone and not method.averages
     if not (predicts_alone and config.train.trains_unaligned_rows):
-        rows = rows[:aligned]
-    return rows, aligned / max(1, len(rows)), len(common)
+        rows = rows[:aligned_count]
+    return rows, aligned_count / max(1, len(rows)), len(common)
 
 
 def count_rehearsed_rows(
     config: RunSettings, rows: int, *, aligned_share: float, steps: int
 ) -> int:
-    """Return how many rows one rehearsed step uses, if an epoch goes through `rows`.
+    """Return how many rows one step of a rehearsal (a short run on random numbers) uses.
 
-    `steps`: of an epoch of the rehearsal. `aligned_share`: share of the rows that passives know.
+    `rows`: training rows of an epoch of the run. `aligned_share`: share of these that passives
+    know. `steps`: steps of an epoch of the rehearsal.
     """
     method = config.method
     if method.averages:  # a step covers all rows
-        return rows if method.aligns else max(2, -(-rows // steps))
-    batch = min(config.train.batch_size, rows)
+        return rows if method.aligns else max(2, math.ceil(rows / steps))
+    batch_size = min(config.train.batch_size, rows)
     if not method.decomposes:
-        return batch
-    # There are no fewer aligned rows than vectors, in a rehearsal either.
+        return batch_size
+    # A decomposition needs at least as many aligned rows as vectors.
     needed = config.model.representation_size / max(aligned_share, 1 / rows)
-    return min(rows, max(batch, math.ceil(needed)))
+    return min(rows, max(batch_size, math.ceil(needed)))
 
 
 def count_batches(config: RunSettings, rows: int, *, stages: int) -> int:
     """Return the total number of batches over all epochs.
 
-    If labels are randomised in stages, an epoch counts only the rows whose label was answered by
-    then.
+    `rows`: training rows. `stages`: in how many parts labels are randomised; an epoch counts only
+    the rows whose label was answered by then.
     """
     train = config.train
     if config.method.averages:
         return train.epochs
     starts = [first_epoch_of(stage, stages=stages, epochs=train.epochs) for stage in range(stages)]
     ends: Sequence[int] = [*starts[1:], train.epochs]
-    return sum(
-        (end - start) * -(-rows * (stage + 1) // (stages * train.batch_size))
-        for stage, (start, end) in enumerate(zip(starts, ends, strict=True))
-    )
+    batches = 0
+    for stage, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        answered_parts = stage + 1
+        batches_of_epoch = -(-rows * answered_parts // (stages * train.batch_size))  # rounded up
+        batches += (end - start) * batches_of_epoch
+    return batches
 
 
 def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[float, float]:
-    """Return the factors by which a full run exceeds the messages and bytes of a rehearsal.
+    """Return the factors by which a run has more messages, and more bytes, than a rehearsal of it.
 
-    `steps`: steps of the run for each step of the rehearsal. `rows`: the same for rows.
+    `steps`: steps of the run divided by those of the rehearsal. `rows`: the same of rows.
     """
     if not config.method.asks_once:
         return steps, steps
@@ -318,6 +346,9 @@ def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[
 
 
 def plan_releases(config: RunSettings, guard: RepresentationGuard) -> int:
-    """Return how often the guard will release one person's representation; 0: none is sent."""
+    """Return how often the ledger will charge releases of one person's representation over a run.
+
+    0: none is sent. `guard`: the sender's, which may charge repeated releases once.
+    """
     sends_representations = config.method.representations_from is not None
     return guard.count_charges(derive_limits(config).releases) if sends_representations else 0
