@@ -31,9 +31,9 @@ __all__ = [
     "Ridge",
     "Spreading",
     "harden_votes",
-    "labeller_for_oneself",
     "make_labeller",
     "take_labeller",
+    "take_labeller_without_noise",
 ]
 
 
@@ -47,7 +47,7 @@ def _require_labeller(candidate: Any, import_path: str) -> type[Labeller]:
     return labeller_class
 
 
-# Each takes its own settings, all of which have defaults but what noise takes.
+# Settings of a labeller have defaults, except those of noise.
 LABELLERS: PluginTable[type[Labeller]] = PluginTable(
     {labeller.name: labeller for labeller in (Spreading, Logistic, Ridge, PrivateLogistic)},
     kind="labellers",
@@ -71,9 +71,11 @@ def make_labeller(
     key: bytes | None = None,
     seeded: bool = False,
 ) -> Labeller:
-    """Build a labeller with its defaults; the other arguments are for `PrivateLogistic`.
+    """Build the labeller of this name with its defaults; other arguments are for `PrivateLogistic`.
 
-    `seeded`: whether its noise follows from the run's seed, for simulations.
+    `epsilon`, `delta`: privacy cost of its noisy weights. `key`: 32 secret bytes for the noise.
+    `seeded`: whether the key follows from the run's seed, for simulations. Raises ConfigError: an
+    unknown name, or noise settings that the labeller needs or does not take.
     """
     if name not in LABELLERS:
         raise ConfigError(f"no labeller {name!r}; there are {', '.join(LABELLERS)}")
@@ -90,14 +92,16 @@ def make_labeller(
     return kind(epsilon=epsilon, delta=delta, key=key, seeded=seeded)
 
 
-def labeller_for_oneself(name: str, *, also: Sequence[str] = ()) -> str:
-    """Check the name of a labeller for local use, which needs no noise, or of one in `also`.
+def take_labeller_without_noise(name: str, *, also: Sequence[str] = ()) -> str:
+    """Return the table key of a labeller without noise, which a party uses for itself.
 
-    Returns its key. Raises ValueError: another name.
+    `also`: further names that are accepted, and returned as they are. Raises ValueError: another
+    name.
     """
     if name in also:
         return name
-    known = (*also, *(other for other in LABELLERS.list_names() if other != PrivateLogistic.name))
+    without_noise = [other for other in LABELLERS.list_names() if other != PrivateLogistic.name]
+    known = (*also, *without_noise)
     if name not in known and not CODE_NAME.fullmatch(name):
         raise ValueError(unknown_name(name, known))
     return take_labeller(name)

@@ -4,19 +4,19 @@ of votes are sent.
 Run by: every passive, before it votes. Two guarantees are distinguished:
 
 *One vote*: how far one row of votes can change, with a fixed labeller. Rows have L1 norm 1 at most.
-Of two such rows a and b without negative numbers |a - b|^2 <= |a|^2 + |b|^2 <= 2; with negative
+For two such rows a and b without negative numbers |a - b|^2 <= |a|^2 + |b|^2 <= 2; with negative
 ones |a - b| <= 2.
 
 *One record*: the person's features at that passive are replaced; who is labelled, the labels, the
 IDs and all settings stay.
-- Without a label: an inductive labeller does not read the row but for its own vote, so one vote is
-  all that moves. A transductive one moves other votes without a bound: there is no guarantee.
-- With a label: the fitted classifier moves, and every vote with it. If the classifier is mu-GDP
-  (`PrivateLogistic`), all votes but the own one are post-processing of it, and given it the own
-  vote is one vote: the two compose. Without noise on it there is no guarantee.
+- Without a label: an inductive labeller reads the row for its own vote only, so no other vote
+  changes. With a transductive one other votes change without a bound: there is no guarantee.
+- With a label: the fitted classifier changes, and every vote with it. If the classifier is mu-GDP
+  (`PrivateLogistic`), all votes but the person's own are post-processing of it, and given it the
+  own vote is one vote: the two compose. Without noise on it there is no guarantee.
 The guarantee for the passive's table is the worse of both.
 
-Letters: U rows, K classes, L steps of fixed point for 1.
+Letters: U rows, K classes, L fixed-point steps that make 1.
 """
 
 import math
@@ -30,27 +30,30 @@ from secure_apfed.privacy.contributions import SummedRelease, min_deviation
 from secure_apfed.privacy.randomised_response import VoteResponse
 
 Opening = VoteResponse | SummedRelease
+"""The mechanism through which votes are revealed: randomised response, or a noisy sum."""
 
-# Relative room for norms and scaling in floating point.
 _ROUNDING = 1 + 1e-9
+"""Factor on distances that covers rounding errors of floating point."""
 
 
 def vote_distance(*, signed: bool) -> float:
-    """Return the largest L2 distance of two rows of votes: sqrt 2, or 2 if some are negative."""
+    """Return the largest L2 distance of two rows of votes: sqrt 2, or 2 if `signed` (some are
+    negative).
+    """
     return 2.0 if signed else math.sqrt(2)
 
 
 def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: bool = False) -> float:
-    """Return `vote_distance` in fixed-point steps, rounding included.
+    """Return the largest L2 distance of two rows of votes in fixed-point steps, rounding included.
 
     Args:
-        steps: L, what 1 becomes: `FixedPoint.levels / clip_norm`. Clipping brings no two rows
-            further apart.
-        numbers: K, the rounded numbers of a row. Each moves by half a step to the nearest for
-            either vote: sqrt(numbers) together.
+        steps: L, fixed-point steps that make 1: `FixedPoint.levels / clip_norm`. Clipping brings no
+            two rows further apart.
+        numbers: K, how many numbers a row has. Rounding moves each by at most half a step in either
+            row, together by sqrt(K).
         signed: whether votes may be negative.
-        integers: whether votes are integers already, whose rows keep the bound L by themselves,
-            such as votes of integer matrices that were rounded towards zero.
+        integers: whether votes are whole numbers of steps already, within the same bound, so that
+            nothing is rounded.
     """
     distance = vote_distance(signed=signed) * steps * _ROUNDING
     return distance if integers else distance + math.sqrt(numbers)
@@ -66,18 +69,24 @@ def build_vote_release(
     classes: int,
     integers: bool = False,
 ) -> SummedRelease:
-    """Return the mechanism of one release of the sum of all votes under discrete noise.
+    """Return the mechanism that accounts for one person's vote in a noisy sum of votes.
 
-    One person moves one row. The other rows and their noise are equally distributed and
-    independent, so K numbers count and not U K. Votes that passed `labellers.harden_votes` have no
-    signs, and are not rounded where L is an integer.
+    One person changes one row. The other rows and their noise are equally distributed and
+    independent, so K numbers count and not U K.
 
-    `deviation`: of each passive's noise, in steps of fixed point. `honest`: passives whose noise
-    counts. `steps`: fixed-point steps that make 1.
+    Args:
+        labeller: how votes are made; its properties say whether they may be negative.
+        hard: whether each vote names one class (`labellers.harden_votes`). Such votes are not
+            negative, and not rounded if L is an integer.
+        deviation: standard deviation of each passive's noise, in fixed-point steps.
+        honest: how many passives' noise is counted.
+        steps: L, fixed-point steps that make 1.
+        classes: K.
+        integers: whether votes are whole numbers of steps already.
     """
-    exact = integers or (hard and float(steps).is_integer())
+    is_exact = integers or (hard and float(steps).is_integer())
     signed = labeller.signed and not hard
-    sensitivity = distance_in_steps(steps=steps, numbers=classes, signed=signed, integers=exact)
+    sensitivity = distance_in_steps(steps=steps, numbers=classes, signed=signed, integers=is_exact)
     return SummedRelease(
         deviation=deviation, honest=honest, sensitivity=sensitivity, numbers=classes
     )
@@ -85,13 +94,14 @@ def build_vote_release(
 
 @dataclass(frozen=True, kw_only=True)
 class TableGuarantee:
-    """A guarantee for one person at one passive, at `delta`; infinite: no guarantee.
+    """The epsilons of one person at one passive, at `delta`; infinite: no guarantee.
 
     Attributes:
-        vote: epsilon of one vote, with a fixed labeller.
+        vote: epsilon of the person's own vote, with a fixed labeller.
         unlabelled, labelled: epsilon of the whole record of a person without a label, and with one.
-        pure: whether single votes, and records without a label, are covered at delta 0.
-        labeller, reader: in words, the labeller, and which party reads what.
+        pure: whether `vote` and `unlabelled` hold at delta 0.
+        labeller: how the labeller works, in words.
+        reader: against whom votes are protected, in words.
     """
 
     vote: float
@@ -104,7 +114,7 @@ class TableGuarantee:
 
     @property
     def epsilon(self) -> float:
-        """epsilon_table: any person's whole record at the passive."""
+        """epsilon_table: the cost of any person's whole record at the passive."""
         return max(self.unlabelled, self.labelled)
 
     def _describe_cases(self) -> tuple[str, ...]:
@@ -141,20 +151,21 @@ class TableGuarantee:
 
 
 def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> TableGuarantee:
-    """Return what a labeller's votes reveal under an opening, released once.
+    """Return the guarantee for a passive's table whose votes are revealed once.
 
-    The labeller's facts decide whom a row moves. The opening is the protection of votes:
-    `VoteResponse`, or a sum of votes under discrete noise (`build_vote_release`).
+    `labeller`: its properties decide whose votes a person's row changes. `opening`: the mechanism
+    through which votes are revealed: `VoteResponse`, or a noisy sum (`build_vote_release`).
     """
     if not 0 < delta < 1:
         raise ConfigError(f"expected 0 < delta < 1, got {delta}")
     one_vote = _compose_with_opening(opening, 0.0, delta)
-    weights = labeller.model.mu
-    claimed = labeller.inductive and math.isfinite(weights)
+    weights_mu = labeller.model.mu
+    covers_labelled = labeller.inductive and math.isfinite(weights_mu)
+    labelled = _compose_with_opening(opening, weights_mu, delta) if covers_labelled else math.inf
     return TableGuarantee(
         vote=one_vote,
         unlabelled=one_vote if labeller.inductive else math.inf,
-        labelled=_compose_with_opening(opening, weights, delta) if claimed else math.inf,
+        labelled=labelled,
         delta=delta,
         pure=isinstance(opening, VoteResponse),
         labeller=labeller.describe_labelling(),
@@ -163,24 +174,29 @@ def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> Ta
 
 
 def calibrate_votes(
-    labeller: Labeller, release: Callable[[int], SummedRelease], *, epsilon: float, delta: float
+    labeller: Labeller,
+    make_release: Callable[[int], SummedRelease],
+    *,
+    epsilon: float,
+    delta: float,
 ) -> int:
-    """Return the smallest noise deviation of each honest party that keeps one vote within epsilon.
+    """Return the smallest standard deviation of each passive's noise that keeps one vote within
+    epsilon, in fixed-point steps, with the labeller fixed.
 
-    It is in fixed-point steps, with the labeller fixed. `release` maps a deviation to
-    `build_vote_release`.
+    `labeller`: for the error. `make_release`: returns the mechanism with this deviation, as
+    `build_vote_release`. Raises ConfigError: no deviation that a sum can carry suffices.
     """
     return min_deviation(
-        lambda deviation: release(deviation).epsilon_of(1, delta) <= epsilon,
+        lambda deviation: make_release(deviation).epsilon_of(1, delta) <= epsilon,
         f"votes of the labeller {labeller.name} at epsilon {epsilon:g} over 1 releases",
         "use fewer bits, a larger epsilon, or a smaller share of it for weights",
     )
 
 
 def _compose_with_opening(opening: Opening, weights_mu: float, delta: float) -> float:
-    """Return epsilon of weights of that mu, followed by one vote under the opening."""
+    """Return epsilon of the release of weights that are `weights_mu`-GDP, followed by one vote."""
     if isinstance(opening, VoteResponse):
-        # (epsilon, delta) and (epsilon', 0) in sequence.
+        # Sequential composition of (epsilon, delta) and (epsilon', 0).
         return opening.epsilon + gdp_epsilon(weights_mu, delta)
     return replace(opening, beside_mu=weights_mu).epsilon_of(1, delta)
 
@@ -197,7 +213,10 @@ def _describe_reader(opening: Opening) -> str:
 
 
 def _describe_record(person: str, epsilon: float, suffix: str) -> str:
-    """Return in words the epsilon of a person's whole record."""
+    """Return in words the epsilon of a person's whole record.
+
+    `person`: such as "with a label". `suffix`: at which delta.
+    """
     if math.isinf(epsilon):
         return f"the whole record of a person {person}: no guarantee"
     return f"the whole record of a person {person}: epsilon {_format_epsilon(epsilon)}{suffix}"

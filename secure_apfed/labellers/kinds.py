@@ -2,12 +2,13 @@
 
 They are label spreading, ridge, and logistic regression without and with noisy weights. Run by:
 each party alone; the labels of n people are the active's. The sum of all parties' votes labels the
-rows for the active's model. A row of votes is short whatever the data (`signed`), so that what one
-row costs under noise is known before any are cast. Regressions are fitted on the labelled rows
-alone, their scale included: another row is only classified.
+rows for the active's model. The norm of a row of votes is bounded whatever the data (`signed`), so
+that the privacy cost of one row under noise is known before any votes are made. Regressions are
+fitted on the labelled rows alone, their scale included: other rows are only classified.
 
-Letters: U aligned rows, F numbers of a row, P of its expansion, R random ones among them, n
-labelled rows, K classes, T weights (F, K).
+Letters: U aligned rows, V some of these, F numbers of a row, P numbers of its expansion, R random
+features among these, n labelled rows, C columns that are spread at once, N nearest rows of a row, A
+values of alpha, K classes, T weights (F, K).
 """
 
 import copy
@@ -32,6 +33,7 @@ from secure_apfed.privacy.noise import NoiseSource
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Features = Floats | torch.Tensor
+"""One flattened row a person, (U, F)."""
 
 
 class Labeller(ABC):
@@ -57,26 +59,30 @@ class Labeller(ABC):
 
     @property
     def model(self) -> Mechanism:
-        """The privacy mechanism of the fitted classifier, if a labelled person's features are
-        replaced.
+        """The mechanism that accounts for the fitted classifier: its privacy cost for a labelled
+        person whose features are replaced. By default no privacy.
         """
         return NoPrivacy()
 
     def for_question(self, question: bytes) -> "Labeller":
-        """Return the same labeller with independent noise for one question (people and labels)."""
+        """Return the same labeller with independent noise for one request for votes; by default it
+        has none.
+
+        `question`: the request's bytes, with its people and labels.
+        """
         return self
 
     @abstractmethod
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes_UK; a row of zeros is no vote.
+        """Return the votes, (U, K); a row of zeros is no vote.
 
         Args:
             features_UF: finite, one flattened row a person; of any scale, but for labellers that
                 say otherwise.
-            labelled_n: positions in 0..U-1, each once, at least one.
-            labels_n: of those rows, in 0..K-1.
+            labelled_n: indices of the labelled rows, in 0..U-1, each once, at least one.
+            labels_n: the labels of those rows, in 0..K-1.
             classes: K.
 
         Raises:
@@ -95,7 +101,9 @@ class Labeller(ABC):
 
     @abstractmethod
     def describe_labelling(self) -> str:
-        """Return the labeller's method, and whose votes a row moves, in words for the report."""
+        """Return in words, for the report, how the labeller works, and whose votes a person's
+        features change.
+        """
 
 
 class LinearLabeller(Labeller):
@@ -106,42 +114,45 @@ class LinearLabeller(Labeller):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes A Y, (U, K)."""
+        """Return the votes A Y, (U, K); see `Labeller.label_rows`."""
         return _sum_by_class(self.compute_matrix(features_UF, labelled_n), labels_n, classes)
 
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
         """Return votes in which no labelled row counts its own label, (U, K)."""
-        return _sum_by_class(
-            self.compute_matrix_without_own(features_UF, labelled_n), labels_n, classes
-        )
+        matrix_Un = self.compute_matrix_without_own(features_UF, labelled_n)
+        return _sum_by_class(matrix_Un, labels_n, classes)
 
     @abstractmethod
     def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return A_Un, whose rows have L1 norm 1, or 0 for no vote."""
+        """Return A, (U, n), from labels to votes; its rows have L1 norm 1, or 0 for no vote."""
 
     def compute_matrix_without_own(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return A with each labelled row's own column set to zero and its norm restored to 1.
+        """Return A, (U, n), in which a labelled row's own label has weight 0, and each row's norm
+        is 1 again.
 
-        For label spreading these are the votes without that label. For ridge regression too, up to
-        the features' scale: the fit without a row is, at this row, (A Y - a y) / (1 - a) with a its
-        own entry of A.
+        Only the first `MAX_JUDGES` labelled rows receive votes. For label spreading these are the
+        votes without that label. For ridge regression too, up to the features' scale: the fit
+        without a row is, at this row, (A Y - a y) / (1 - a) with a its own entry of A.
         """
         matrix_Un = self.compute_matrix(features_UF, labelled_n)
         matrix_Un[labelled_n, np.arange(len(labelled_n))] = 0.0
         matrix_Un[labelled_n[MAX_JUDGES:]] = 0.0
-        return rows_of_norm_one(matrix_Un)
+        return divide_by_norm(matrix_Un)
 
 
 def _sum_by_class(matrix_Un: Floats, labels_n: Integers, classes: int) -> Floats:
-    """Return a matrix (U, n) times the one-hot labels: the votes (U, K)."""
+    """Return the votes (U, K): a matrix (U, n) times the one-hot labels."""
     labels_n = check_labels(labels_n, matrix_Un.shape[1], classes)
     return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
 
 
-def rows_of_norm_one(matrix_Un: Floats, order: int = 1) -> Floats:
-    """Return the matrix with every row divided by its L1 or L2 norm; rows of zeros stay zero."""
+def divide_by_norm(matrix_Un: Floats, order: int = 1) -> Floats:
+    """Return the matrix with every row divided by its norm; rows of zeros stay zero.
+
+    `order`: 1 for the L1 norm, 2 for the L2 norm.
+    """
     # First by the largest magnitude: a sum of tiny numbers may be too small to divide by.
     largest_U = np.abs(matrix_Un).max(axis=1, keepdims=True, initial=0.0)
     scaled_Un = matrix_Un / np.where(largest_U > 0, largest_U, 1.0)
@@ -150,22 +161,20 @@ def rows_of_norm_one(matrix_Un: Floats, order: int = 1) -> Floats:
 
 
 def harden_votes(votes_UK: Floats) -> Floats:
-    """Return each row's vote as a unit vector for its largest class.
+    """Return each row of soft votes as a vote for one class, 1 at the largest number, (U, K).
 
-    Ties go to the lowest class, which depends on no other row. A row of zeros stays zero: no vote
-    is no vote for class 0.
-
-    `votes_UK`: real votes (U, K).
+    Ties go to the lowest class, which depends on no other row. A row of zeros stays zero, since it
+    is no vote.
     """
     hard_UK = np.zeros_like(votes_UK)
-    voting_V = np.flatnonzero(votes_UK.any(axis=1))
-    hard_UK[voting_V, votes_UK[voting_V].argmax(axis=1)] = 1.0
+    rows_V = np.flatnonzero(votes_UK.any(axis=1))
+    hard_UK[rows_V, votes_UK[rows_V].argmax(axis=1)] = 1.0
     return hard_UK
 
 
 def check_features(features_UF: Features) -> Floats:
-    """Return features as a float64 matrix. Raises DataError: empty, of another
-    rank, or not finite.
+    """Return features as a float64 matrix (U, F). Raises DataError: empty, of another rank, or not
+    finite.
     """
     if isinstance(features_UF, torch.Tensor):
         features_UF = features_UF.detach().cpu().numpy()
@@ -178,8 +187,8 @@ def check_features(features_UF: Features) -> Floats:
 
 
 def check_positions(labelled_n: Integers, rows: int) -> Integers:
-    """Return the positions of labelled rows, int64 (n,). Raises DataError: repeated or out of
-    range.
+    """Return the indices of labelled rows, int64 (n,), unchanged. Raises DataError: of another type
+    or shape, repeated, or not below `rows`.
     """
     positions: Integers = np.asarray(labelled_n)
     if positions.dtype != np.int64 or positions.ndim != 1 or not len(positions):
@@ -187,22 +196,22 @@ def check_positions(labelled_n: Integers, rows: int) -> Integers:
             f"positions of labelled rows are int64 of shape (n,) with n at least 1, got "
             f"{positions.dtype} of shape {positions.shape}"
         )
-    if (
-        len(np.unique(positions)) < len(positions)
-        or not 0 <= positions.min() <= positions.max() < rows
-    ):
+    distinct_count = len(np.unique(positions))
+    is_in_range = 0 <= positions.min() <= positions.max() < rows
+    if distinct_count < len(positions) or not is_in_range:
         raise DataError(
             f"positions of labelled rows are different and lie in 0..{rows - 1}, got "
-            f"{len(positions)} of which {len(np.unique(positions))} differ, "
+            f"{len(positions)} of which {distinct_count} differ, "
             f"{positions.min()}..{positions.max()}"
         )
     return positions
 
 
 def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
-    """Return labels, int64 (n,). Raises DataError: wrong type or number, or out of range.
+    """Return labels, int64 (n,), unchanged. Raises DataError: of another type or number, or not in
+    0..K-1.
 
-    `count`: n.
+    `count`: n. `classes`: K.
     """
     labels: Integers = np.asarray(labels_n)
     if labels.dtype != np.int64 or labels.shape != (count,):
@@ -219,22 +228,37 @@ def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
 
 
 MAX_JUDGES = 2_000
-"""Labelled rows, the first ones, that are voted on without their own label."""
-_AT_ONCE = 32
-_SHARING = 8
-_PARTS = 10
-_ALPHA = 0.2  # how much a row takes from its neighbours
-_HOPS = 50  # beyond, what a label sends is below alpha^50
+"""Labelled rows at most, the first ones, that are voted on without their own label, and so can
+validate votes."""
+_COLUMNS_AT_ONCE = 32
+"""Columns that one thread spreads at once."""
+_MAX_THREADS = 8
+_FOLDS = 10
+"""Folds of cross-fitting in logistic regression."""
+_ALPHA = 0.2
+"""The share that a row takes from its neighbours in label spreading."""
+_MAX_HOPS = 50
+"""Edges of a path at most; on longer ones a label has a weight below alpha^50."""
 _CONVERGED = 1e-12
-# Above it a tree is slower than all distances (16 columns, 40,000 rows: 72 s against 10 s).
-_FEW_COLUMNS = 8
-_EXACT = 20_000
+"""Relative weight of longer paths below which spreading stops."""
+_MAX_TREE_COLUMNS = 8
+"""With more columns a k-d tree is slower than all distances (16 columns, 40,000 rows: 72 s against
+10 s)."""
+_MAX_EXACT_ROWS = 20_000
+"""With more rows nearest neighbours are approximate."""
 _LINKS = 16
-_BREADTH = 48
-_MOVED = 1e-4
+"""Links of a row in the search graph (HNSW's M)."""
+_SEARCH_BREADTH = 48
+"""Candidates of a search in it at least (HNSW's ef)."""
+_JITTER = 1e-4
+"""Deviation by which rows are moved for the search graph, relative to the largest number."""
 _TOLERANCE = 1e-5
 _PRIVATE_TOLERANCE = 1e-9
+"""Norm of the gradient at which logistic regression stops, without and with noise on its
+weights.
+"""
 _COSINES = 300
+"""R, the number of random cosine features of ridge regression."""
 _LAMBDA = 0.1
 """Regularisation strength lambda of ridge regression on a constant, x and random cosine features,
 whose rows have a squared norm of about 3."""
@@ -242,9 +266,11 @@ _STRENGTH = 1.0
 """Regularisation strength n Lambda of logistic regression: the factor of |weights|^2 / 2 that is
 added to the sum of the n losses. It is the usual choice for standardised columns, whose rows have
 norm sqrt(F) in the mean."""
-# Twice the tolerance, for what floating point adds to a gradient; and norms that exceed 1 by 1e-15.
-_T = 2 * _PRIVATE_TOLERANCE
+_GRADIENT_BOUND = 2 * _PRIVATE_TOLERANCE
+"""t, the bound on the gradient's norm at the fitted weights: twice the tolerance, which covers
+rounding errors."""
 _ROUNDING = 1 + 1e-9
+"""Factor for norms of rows that exceed 1 by rounding errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,8 +284,13 @@ class Spreading(LinearLabeller):
     entry, each row of the n labelled columns of (I - alpha S)^-1 is here divided by its sum, which
     needs no label and leaves the largest entry where it was.
 
-    A person's features change the graph and so the votes on others, without a bound; so a guarantee
-    for one row of votes is none for a person. Nearest neighbours do not depend on a common scale.
+    A person's features change the graph and so the votes on others, without a bound. So a guarantee
+    for one row of votes does not cover a person. Nearest neighbours do not depend on a common
+    scale.
+
+    Attributes:
+        neighbours: nearest rows that a row is linked to.
+        alpha: the share that a row takes from its neighbours, between 0 and 1.
     """
 
     name: ClassVar[str] = "spreading"
@@ -279,66 +310,64 @@ class Spreading(LinearLabeller):
             )
 
     def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return (I - alpha S)^-1 at the labelled rows' columns, (U, n), rows normalised."""
+        """Return the labelled rows' columns of (I - alpha S)^-1, (U, n), rows divided by their
+        norm.
+        """
         features_UF = check_features(features_UF)
         labelled_n = check_positions(labelled_n, len(features_UF))
-        return rows_of_norm_one(
-            self._spread_columns(features_UF, labelled_n, np.eye(len(labelled_n)))
-        )
+        columns_Un = self._spread_columns(features_UF, labelled_n, np.eye(len(labelled_n)))
+        return divide_by_norm(columns_Un)
 
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return A Y without computing A, which would take 4 GB for 22,500 labels of as many rows.
+        """Return the votes A Y, (U, K), without computing A, which would take 4 GB for 22,500
+        labels of as many rows.
 
         A has no negative entries, so the L1 norm of its rows equals that of A Y's.
         """
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
         )
-        return rows_of_norm_one(
-            self._spread_columns(features_UF, labelled_n, np.eye(classes)[labels_n])
-        )
+        spread_UK = self._spread_columns(features_UF, labelled_n, np.eye(classes)[labels_n])
+        return divide_by_norm(spread_UK)
 
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes; those of labelled rows are computed from the other labels' columns of A
-        only.
+        """Return votes (U, K); those on labelled rows are computed from the other labels only.
 
-        Subtracting the own term from the sum instead would leave mostly rounding, as it is the
-        largest.
+        Subtracting the own label's term from the sum instead would leave mostly rounding errors, as
+        it is the largest.
         """
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
         )
         graph_UU = self._build_graph(features_UF)
-        known_nK = np.eye(classes)[labels_n]
-        votes_UK = rows_of_norm_one(
-            self.propagate_columns(
-                graph_UU, scatter_columns(len(features_UF), labelled_n, known_nK)
-            )
-        )
-        (votes_UK[labelled_n],) = spread_without_own(graph_UU, labelled_n, known_nK, (self.alpha,))
+        truth_nK = np.eye(classes)[labels_n]
+        truth_UK = scatter_columns(len(features_UF), labelled_n, truth_nK)
+        votes_UK = divide_by_norm(self.propagate_columns(graph_UU, truth_UK))
+        (without_own_nK,) = spread_without_own(graph_UU, labelled_n, truth_nK, (self.alpha,))
+        votes_UK[labelled_n] = without_own_nK
         return votes_UK
 
     def _spread_columns(
         self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats
     ) -> Floats:
-        """Return columns (n, C) at the labelled rows, spread to all rows, (U, C)."""
+        """Return numbers of the labelled rows, (n, C), spread to all rows, (U, C)."""
         term_UC = scatter_columns(len(features_UF), labelled_n, columns_nC)
         return self.propagate_columns(self._build_graph(features_UF), term_UC)
 
     def propagate_columns(self, graph_UU: "scipy.sparse.csr_array", term_UC: Floats) -> Floats:
         """Return (I - alpha S)^-1 times these columns, (U, C).
 
-        (I - alpha S)^-1 is the sum of (alpha S)^t over paths of length t. No term is negative, so a
-        row far from all labels is as exact as the others once its paths are included; paths longer
-        than 50 edges are omitted.
+        `graph_UU`: S. `term_UC`: the columns. (I - alpha S)^-1 is the sum of (alpha S)^t over paths
+        of length t. No term is negative, so a row far from all labels is as exact as the others
+        once its paths are included; paths longer than 50 edges are omitted.
         """
         step_UU = self.alpha * graph_UU
         sum_UC = term_UC.copy()
-        for _ in range(_HOPS):
+        for _ in range(_MAX_HOPS):
             term_UC = step_UU @ term_UC
             sum_UC += term_UC
             if (term_UC.sum(axis=1) <= _CONVERGED * sum_UC.sum(axis=1)).all():
@@ -347,7 +376,7 @@ class Spreading(LinearLabeller):
 
     def _build_graph(self, features_UF: Floats) -> "scipy.sparse.csr_array":
         """Return S, the normalised graph of the rows, (U, U)."""
-        return graph_of(nearest_of(features_UF, self.neighbours))
+        return build_graph(find_nearest_rows(features_UF, self.neighbours))
 
     def describe_labelling(self) -> str:
         return (
@@ -356,75 +385,85 @@ class Spreading(LinearLabeller):
         )
 
 
-def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
-    """Return the nearest other rows of each row, the nearest first, (U, neighbours) or all others.
+def find_nearest_rows(features_UF: Floats, neighbours: int) -> Integers:
+    """Return the indices of the nearest other rows of each row, the nearest first, (U, N).
 
-    Above `_EXACT` rows these are approximate, by graph search (Malkov and Yashunin 2018, HNSW),
-    whose time grows little faster than the rows.
-
-    `features_UF`: rows (U, F).
+    N is `neighbours`, or all other rows if they are fewer. Above `_MAX_EXACT_ROWS` rows these are
+    approximate, by graph search (Malkov and Yashunin 2018, HNSW), whose time grows little faster
+    than the number of rows.
     """
     from sklearn.neighbors import NearestNeighbors
 
     rows = len(features_UF)
     if rows == 1:
         return np.zeros((1, 0), dtype=np.int64)
-    if rows > _EXACT:
-        return _find_nearest_approximately(features_UF - features_UF.mean(axis=0), neighbours)
+    centred_UF = features_UF - features_UF.mean(axis=0)
+    if rows > _MAX_EXACT_ROWS:
+        return _find_nearest_approximately(centred_UF, neighbours)
     index = NearestNeighbors(
         n_neighbors=min(neighbours, rows - 1),
-        algorithm="kd_tree" if features_UF.shape[1] <= _FEW_COLUMNS else "brute",
-    ).fit(features_UF - features_UF.mean(axis=0))
+        algorithm="kd_tree" if features_UF.shape[1] <= _MAX_TREE_COLUMNS else "brute",
+    ).fit(centred_UF)
     nearest_UN: Integers = index.kneighbors(return_distance=False)
     return nearest_UN
 
 
 def _find_nearest_approximately(features_UF: Floats, neighbours: int) -> Integers:
-    """Return the approximate nearest other rows of each row, (U, neighbours).
+    """Return the indices of the approximate nearest other rows of each row, (U, `neighbours`).
 
     The search graph is built on one thread, so that results repeat, at a scale that float32 can
-    square. Equal rows would be linked only to each other and isolate others, so each is moved a
+    square. Equal rows would be linked only to each other and isolate others, so each row is moved a
     little.
 
-    `features_UF`: rows (U, F).
+    `features_UF`: centred features.
     """
     import faiss
 
-    moved_UF = _MOVED * np.random.default_rng(0).standard_normal(features_UF.shape)
-    rows_UF = (features_UF / (np.abs(features_UF).max() or 1.0) + moved_UF).astype("f4")
+    jitter_UF = _JITTER * np.random.default_rng(0).standard_normal(features_UF.shape)
+    largest = np.abs(features_UF).max() or 1.0
+    rows_UF = (features_UF / largest + jitter_UF).astype("f4")
     with one_thread():
         index = faiss.IndexHNSWFlat(rows_UF.shape[1], _LINKS)
         index.add(rows_UF)
-    index.hnsw.efSearch = max(_BREADTH, 2 * neighbours)
+    index.hnsw.efSearch = max(_SEARCH_BREADTH, 2 * neighbours)
     with threadpool_limits(usable_cores(), "openmp"):
-        _, neighbour_UN = index.search(rows_UF, neighbours + 1)
-    # A row itself last, and what was not found, which is -1.
+        _, found_UN = index.search(rows_UF, neighbours + 1)
+    # A row finds itself, too, and -1 where it finds too few: both go to the end, and the row itself
+    # stands for the latter.
     own_U1 = np.arange(len(rows_UF))[:, None]
-    neighbour_UN = np.where(neighbour_UN < 0, own_U1, neighbour_UN)
-    order_UN = np.argsort(neighbour_UN == own_U1, axis=1, kind="stable")
-    nearest_UN: Integers = np.take_along_axis(neighbour_UN, order_UN, axis=1)[:, :neighbours]
+    found_UN = np.where(found_UN < 0, own_U1, found_UN)
+    order_UN = np.argsort(found_UN == own_U1, axis=1, kind="stable")
+    nearest_UN: Integers = np.take_along_axis(found_UN, order_UN, axis=1)[:, :neighbours]
     return nearest_UN
 
 
-def graph_of(nearest_UN: Integers) -> "scipy.sparse.csr_array":
-    """Return S, the normalised adjacency of rows and their nearest, (U, U), sparse."""
+def build_graph(nearest_UN: Integers) -> "scipy.sparse.csr_array":
+    """Return S = D^-1/2 W D^-1/2, (U, U), sparse: the normalised graph of rows and their nearest.
+
+    W is 1 where either of two rows is among the other's nearest, and D has the sums of its rows.
+
+    `nearest_UN`: indices of each row's nearest rows.
+    """
     rows, neighbours = nearest_UN.shape
     if not neighbours:
         return scipy.sparse.csr_array((rows, rows))
-    ends = np.arange(0, rows * neighbours + 1, neighbours)
-    nearest = nearest_UN.ravel()
-    if rows * neighbours < 2**30:  # of both directions
-        ends = ends.astype(np.int32)
-        nearest = nearest.astype(np.int32)
-    adjacency_UU = scipy.sparse.csr_array((np.ones(rows * neighbours), nearest, ends), (rows, rows))
+    row_starts = np.arange(0, rows * neighbours + 1, neighbours)
+    columns = nearest_UN.ravel()
+    if rows * neighbours < 2**30:  # both directions of all edges can be counted in int32
+        row_starts = row_starts.astype(np.int32)
+        columns = columns.astype(np.int32)
+    ones = np.ones(rows * neighbours)
+    adjacency_UU = scipy.sparse.csr_array((ones, columns, row_starts), (rows, rows))
     weight_UU = adjacency_UU.maximum(adjacency_UU.T)
-    root_U = 1 / np.sqrt(np.asarray(weight_UU.sum(axis=1)).ravel())  # every row has an edge
-    root_UU = scipy.sparse.diags_array(root_U)
-    return scipy.sparse.csr_array(root_UU @ weight_UU @ root_UU)
+    degree_U = np.asarray(weight_UU.sum(axis=1)).ravel()  # at least 1
+    inverse_root_UU = scipy.sparse.diags_array(1 / np.sqrt(degree_U))
+    return scipy.sparse.csr_array(inverse_root_UU @ weight_UU @ inverse_root_UU)
 
 
 def scatter_columns(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
-    """Return these columns (n, C) at the labelled rows of `rows`, (rows, C); 0 elsewhere."""
+    """Return a matrix with `rows` rows, (U, C), which has these numbers in its labelled rows, and 0
+    elsewhere.
+    """
     placed_UC = np.zeros((rows, columns_nC.shape[1]), columns_nC.dtype)
     placed_UC[labelled_n] = columns_nC
     return placed_UC
@@ -433,38 +472,39 @@ def scatter_columns(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floa
 def spread_without_own(
     graph_UU: "scipy.sparse.csr_array",
     labelled_n: Integers,
-    known_nK: Floats,
+    truth_nK: Floats,
     alphas: Sequence[float],
 ) -> list[Floats]:
-    """Return what labels spread to labelled rows, each without its own, (n, K) for each alpha.
+    """Return the votes of label spreading on labelled rows, each without its own label, (n, K) for
+    each alpha; zeros after the first `MAX_JUDGES` rows.
 
     The same paths serve all alphas, and (I - alpha S)^-1 is symmetric, so the columns C of the
-    validation rows suffice. S lengthens no column, so paths beyond t edges add at most alpha^t
-    alpha / (1 - alpha) to an entry. In an approximate graph paths are in float32: nothing is
-    negative, so no other accuracy is lost. There rows are reordered so that neighbours are close in
-    memory, since fetching them takes most of the time (Cuthill and McKee 1969), and some of this
-    process's cores share the work, which changes no result.
+    rows that are voted on suffice. S lengthens no column, so paths beyond t edges add at most
+    alpha^t alpha / (1 - alpha) to an entry. In an approximate graph paths are in float32: nothing
+    is negative, so no other accuracy is lost. There rows are reordered so that neighbours are close
+    in memory, since fetching them takes most of the time (Cuthill and McKee 1969), and several
+    threads share the work, which changes no result.
 
-    `known_nK`: one-hot labels.
+    `graph_UU`: S. `labelled_n`: indices of the labelled rows. `truth_nK`: their one-hot labels.
     """
     rows = graph_UU.shape[0]
-    count = len(labelled_n)
-    scores_AnK = np.zeros((len(alphas), *known_nK.shape))
-    is_large = rows > _EXACT
+    scores_AnK = np.zeros((len(alphas), *truth_nK.shape))
+    is_large = rows > _MAX_EXACT_ROWS
     if is_large:
         order_U = scipy.sparse.csgraph.reverse_cuthill_mckee(graph_UU, symmetric_mode=True)
         graph_UU = graph_UU[order_U][:, order_U].astype(np.float32)
         labelled_n = np.argsort(order_U)[labelled_n]
 
     def spread_part(part: Integers) -> None:
-        """Compute the scores of a part of the labelled rows, for every alpha."""
-        reached_AnC = _find_reach_of_part(graph_UU, labelled_n, part, alphas)
-        for scores_nK, reached_nC in zip(scores_AnK, reached_AnC, strict=True):
-            scores_nK[part] = rows_of_norm_one(reached_nC.T @ known_nK)
+        """Compute the votes on a part of the labelled rows, for every alpha."""
+        reach_AnC = _find_reach_of_part(graph_UU, labelled_n, part, alphas)
+        for scores_nK, reach_nC in zip(scores_AnK, reach_AnC, strict=True):
+            scores_nK[part] = divide_by_norm(reach_nC.T @ truth_nK)
 
-    judges = np.arange(min(count, MAX_JUDGES))
-    parts = _split_columns(judges)
-    with ThreadPoolExecutor(min(_SHARING, usable_cores()) if is_large else 1) as pool:
+    voted_on = np.arange(min(len(labelled_n), MAX_JUDGES))
+    parts = _split_columns(voted_on)
+    threads = min(_MAX_THREADS, usable_cores()) if is_large else 1
+    with ThreadPoolExecutor(threads) as pool:
         list(pool.map(spread_part, parts))
     return [*scores_AnK]
 
@@ -472,12 +512,13 @@ def spread_without_own(
 def find_reach(
     graph_UU: "scipy.sparse.csr_array", labelled_n: Integers, alphas: Sequence[float]
 ) -> Floats:
-    """Return how much the label of each labelled row (first n) contributes to each other (second
-    n).
+    """Return the weight in label spreading of each labelled row's label (first n) for each other
+    labelled row (second n), (A, n, n), for each alpha; 0 for its own.
 
-    Shape (A, n, n), for each alpha; 0 for its own. One table serves every choice of labels among
-    these rows, since spreading is linear in them. It is meant for a few hundred labels
-    (`spread_without_own`).
+    These weights serve every choice of labels of these rows, since spreading is linear in them. For
+    many labels `spread_without_own` takes less memory.
+
+    `graph_UU`: S. `labelled_n`: indices of the labelled rows.
     """
     parts = _split_columns(np.arange(len(labelled_n)))
     return np.concatenate(
@@ -486,7 +527,8 @@ def find_reach(
 
 
 def _split_columns(columns: Integers) -> list[Integers]:
-    return np.split(columns, range(_AT_ONCE, len(columns), _AT_ONCE))
+    """Split column numbers into parts of at most `_COLUMNS_AT_ONCE`."""
+    return np.split(columns, range(_COLUMNS_AT_ONCE, len(columns), _COLUMNS_AT_ONCE))
 
 
 def _find_reach_of_part(
@@ -495,28 +537,31 @@ def _find_reach_of_part(
     part: Integers,
     alphas: Sequence[float],
 ) -> Floats:
-    """Return how much labels contribute to the labelled rows of a part, (A, n, C).
+    """Return the weight of each labelled row's label for some labelled rows, (A, n, C), for each
+    alpha; 0 for its own.
 
-    `alphas`: damping factors, one for each result.
+    `graph_UU`: S. `labelled_n`: indices of the labelled rows. `part`: indices of some among these,
+    (C,).
     """
     count = len(labelled_n)
     alpha_A11 = np.reshape(alphas, (-1, 1, 1))
     unit_CC = np.eye(len(part), dtype=graph_UU.dtype)
     term_UC = scatter_columns(graph_UU.shape[0], labelled_n[part], unit_CC)
-    reached_AnC = np.zeros((len(alphas), count, len(part)))
-    for hop in range(1, _HOPS + 1):
+    reach_AnC = np.zeros((len(alphas), count, len(part)))
+    for hop in range(1, _MAX_HOPS + 1):
         term_UC = graph_UU @ term_UC
-        reached_nC = term_UC[labelled_n]
-        reached_nC[part, np.arange(len(part))] = 0.0
-        reached_AnC += alpha_A11**hop * reached_nC
+        term_nC = term_UC[labelled_n]
+        term_nC[part, np.arange(len(part))] = 0.0
+        reach_AnC += alpha_A11**hop * term_nC
         remaining_A11 = count * alpha_A11 ** (hop + 1) / (1 - alpha_A11)
-        if (remaining_A11 <= _CONVERGED * reached_AnC.sum(axis=1, keepdims=True)).all():
+        reached_A1C = reach_AnC.sum(axis=1, keepdims=True)
+        if (remaining_A11 <= _CONVERGED * reached_A1C).all():
             break
-    return reached_AnC
+    return reach_AnC
 
 
 class Ridge(LinearLabeller):
-    """A least-squares fit to unit vectors of the labels, with lambda |weights|^2, on x and cosines.
+    """A least-squares fit to one-hot labels, with penalty lambda |weights|^2, on x and cosines.
 
     A. Rahimi, B. Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007, Algorithm 1:
     cosines sqrt(2 / R) cos(w x + b) with normal w stand for a Gaussian kernel. With phi all
@@ -531,20 +576,26 @@ class Ridge(LinearLabeller):
     signed: ClassVar[bool] = True
 
     def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return the ridge regression's matrix from labels to votes, (U, n), rows normalised."""
+        """Return the ridge regression's matrix A from labels to votes, (U, n), rows divided by
+        their norm.
+        """
         features_UF = check_features(features_UF)
         labelled_n = check_positions(labelled_n, len(features_UF))
-        mean_F, size = scale_of(features_UF[labelled_n])
+        mean_F, size = measure_scale(features_UF[labelled_n])
         phi_UP = self._expand_features((features_UF - mean_F) / size)
-        known_nP = phi_UP[labelled_n]
-        gram_nn = known_nP @ known_nP.T + _LAMBDA * np.eye(len(labelled_n))
-        return rows_of_norm_one(phi_UP @ scipy.linalg.solve(gram_nn, known_nP, assume_a="pos").T)
+        labelled_nP = phi_UP[labelled_n]
+        gram_nn = labelled_nP @ labelled_nP.T + _LAMBDA * np.eye(len(labelled_n))
+        solved_nP = scipy.linalg.solve(gram_nn, labelled_nP, assume_a="pos")
+        return divide_by_norm(phi_UP @ solved_nP.T)
 
     def _expand_features(self, x_UF: Floats) -> Floats:
-        """Return a constant 1, x of norm about 1, and cosines of norm about 1, concatenated."""
-        generator = np.random.default_rng(derive_seed(0, "labellers", self.name))
-        w_FR = generator.standard_normal((x_UF.shape[1], _COSINES))
-        b_R = generator.uniform(0, 2 * np.pi, _COSINES)
+        """Return phi, (U, P): a constant 1, x, and random cosine features of x, concatenated.
+
+        `x_UF`: scaled rows with a norm of about 1, as that of their cosines.
+        """
+        rng = np.random.default_rng(derive_seed(0, "labellers", self.name))
+        w_FR = rng.standard_normal((x_UF.shape[1], _COSINES))
+        b_R = rng.uniform(0, 2 * np.pi, _COSINES)
         cosines_UR = np.sqrt(2 / _COSINES) * np.cos(x_UF @ w_FR + b_R)
         return np.hstack([np.ones((len(x_UF), 1)), x_UF, cosines_UR])
 
@@ -557,7 +608,7 @@ class Ridge(LinearLabeller):
 
 
 class Logistic(Labeller):
-    """A softmax regression whose probabilities are the votes, every class against all."""
+    """A softmax (multinomial logistic) regression, whose class probabilities are the votes."""
 
     name: ClassVar[str] = "logistic"
     title: ClassVar[str] = "logistic regression on the labelled rows"
@@ -571,9 +622,9 @@ class Logistic(Labeller):
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
         )
-        mean_F, size = scale_of(features_UF[labelled_n])
-        root = np.sqrt(features_UF.shape[1])
-        x_UF = append_constant((features_UF - mean_F) / size * root, 1.0)
+        mean_F, size = measure_scale(features_UF[labelled_n])
+        mean_norm = np.sqrt(features_UF.shape[1])  # as of standardised columns
+        x_UF = append_constant((features_UF - mean_F) / size * mean_norm, 1.0)
         strength = _STRENGTH / len(labelled_n)
         theta_FK = minimise_loss(
             x_UF[labelled_n], labels_n, classes, strength=strength, tolerance=_TOLERANCE
@@ -583,18 +634,21 @@ class Logistic(Labeller):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes; for labelled rows by ten-fold cross-fitting, without the
-        row's own label.
+        """Return votes (U, K); those on labelled rows without their own label, by cross-fitting.
+
+        A single labelled row gets no vote.
         """
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n] = 0.0
-        for first in range(min(_PARTS, len(labelled_n)) if len(labelled_n) > 1 else 0):
-            is_held_out = np.zeros(len(labelled_n), dtype=bool)
-            is_held_out[first::_PARTS] = True
-            scores_UK = self.label_rows(
-                features_UF, labelled_n[~is_held_out], labels_n[~is_held_out], classes
+        fold_count = min(_FOLDS, len(labelled_n)) if len(labelled_n) > 1 else 0
+        for first in range(fold_count):
+            is_held_out_n = np.zeros(len(labelled_n), dtype=bool)
+            is_held_out_n[first::_FOLDS] = True
+            held_out = labelled_n[is_held_out_n]
+            fold_votes_UK = self.label_rows(
+                features_UF, labelled_n[~is_held_out_n], labels_n[~is_held_out_n], classes
             )
-            votes_UK[labelled_n[is_held_out]] = scores_UK[labelled_n[is_held_out]]
+            votes_UK[held_out] = fold_votes_UK[held_out]
         votes_UK[labelled_n[MAX_JUDGES:]] = 0.0
         return votes_UK
 
@@ -641,14 +695,6 @@ class PrivateLogistic(Labeller):
     Each row is divided by its own norm: it does not depend on other rows, and its norm is within
     the bound. There is no constant among the features. Votes are probabilities at scores in units
     of the noise's deviation.
-
-    Args:
-        epsilon, delta: privacy cost of the weights.
-        key: 32 secret bytes of the party, kept as long as the run may resume.
-        strength: Lambda. Beyond 10 the noise over the signal hardly falls any further; below, the
-            weights fit better and are noisier.
-        seeded: noise depends on the key alone, for simulations; no protection from a party that
-            knows the key.
     """
 
     name: ClassVar[str] = "private_logistic"
@@ -665,10 +711,17 @@ class PrivateLogistic(Labeller):
         strength: float = 10.0,
         seeded: bool = False,
     ) -> None:
-        """Convert epsilon to mu of Gaussian DP, and prepare the noise from the key.
+        """Convert epsilon to mu of Gaussian DP, and prepare the noise.
 
-        `strength`: Lambda, weight of the L2 penalty. `seeded`: whether the noise follows from the
-        run's seed, for simulations.
+        Args:
+            epsilon, delta: privacy cost of the weights.
+            key: 32 secret bytes of the party, kept as long as the run may resume.
+            strength: Lambda, the weight of the L2 penalty. Beyond 10 the noise over the signal
+                hardly falls any further; below, the weights fit better and are noisier.
+            seeded: whether the key follows from the run's seed, for simulations; then nothing is
+                protected from a party that knows the seed.
+
+        Raises ConfigError: a strength that is not positive.
         """
         if not (math.isfinite(strength) and strength > 0):
             raise ConfigError(f"the strength of a regularisation is positive, got {strength}")
@@ -680,29 +733,39 @@ class PrivateLogistic(Labeller):
         self._noise = NoiseSource(key, secret=not seeded)
 
     def for_question(self, question: bytes) -> "PrivateLogistic":
-        """Return a copy whose noise is independent for this question."""
+        """Return a copy whose noise is independent for this request for votes; `question`: its
+        bytes.
+        """
         other = copy.copy(self)
         other._noise = self._noise.for_content(question)
         return other
 
     @property
     def model(self) -> GaussianRelease:
+        """The mechanism of the noisy weights, mu-GDP."""
         return GaussianRelease(noise_multiplier=1 / self._mu)
 
     def bound_residual(self, classes: int) -> float:
-        """Return r, the bound on |p - e_y| at the minimum of the loss."""
-        always = math.sqrt(2)
+        """Return r, the bound on |p - e_y| at the minimum of the loss; see the class, 4."""
+        general_bound = math.sqrt(2)
         bound_at_zero = math.sqrt(1 - 1 / classes)
         if self.strength <= 0.5:
-            return always
-        return min(always, bound_at_zero / (1 - 1 / (2 * self.strength)))
+            return general_bound
+        return min(general_bound, bound_at_zero / (1 - 1 / (2 * self.strength)))
 
     def compute_sensitivity(self, *, labelled: int, classes: int) -> float:
-        """Return the replace-one L2 sensitivity of all weights together; see the class."""
-        exact = 2 * self.bound_residual(classes) * _ROUNDING / (labelled * self.strength)
-        return exact + 2 * _T / self.strength
+        """Return the replace-one L2 sensitivity of all weights together; see the class, 3.
+
+        `labelled`: n, how many rows they are fitted to.
+        """
+        minimiser_distance = (
+            2 * self.bound_residual(classes) * _ROUNDING / (labelled * self.strength)
+        )
+        fitting_error = 2 * _GRADIENT_BOUND / self.strength
+        return minimiser_distance + fitting_error
 
     def compute_sigma(self, *, labelled: int, classes: int) -> float:
+        """Return the standard deviation of the noise on each weight; `labelled`: n."""
         return self.compute_sensitivity(labelled=labelled, classes=classes) / self._mu
 
     def label_rows(
@@ -723,20 +786,24 @@ class PrivateLogistic(Labeller):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes of the one noisy regression, for labelled rows, too.
+        """Return votes (U, K), those on labelled rows, too, by the one noisy regression.
 
-        Further regressions would be further releases. A row's own label moves the weights by no
-        more than their noise covers.
+        Further regressions would be further releases. So a labelled row's own label is used, but
+        changes the weights by no more than their noise covers.
         """
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n[MAX_JUDGES:]] = 0.0
         return votes_UK
 
     def normalise_rows(self, features_UF: Floats) -> Floats:
-        return rows_of_norm_one(features_UF, order=2)
+        """Return the rows with L2 norm 1, on which the sensitivity rests."""
+        return divide_by_norm(features_UF, order=2)
 
     def fit_weights(self, x_nF: Floats, labels_n: Integers, classes: int) -> Floats:
-        """Return the weights without noise, (F, K); they are never released."""
+        """Return the weights without noise, (F, K), which must not be released.
+
+        `x_nF`: normalised labelled rows.
+        """
         return minimise_loss(
             x_nF, labels_n, classes, strength=self.strength, tolerance=_PRIVATE_TOLERANCE
         )
@@ -753,25 +820,27 @@ class PrivateLogistic(Labeller):
 def _check_inputs(
     features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
 ) -> tuple[Floats, Integers, Integers]:
-    """Return features, positions and labels after all checks."""
+    """Return features, indices of labelled rows, and labels, after all checks. Raises DataError."""
     features_UF = check_features(features_UF)
     labelled_n = check_positions(labelled_n, len(features_UF))
     return features_UF, labelled_n, check_labels(labels_n, len(labelled_n), classes)
 
 
 def append_constant(x_UF: Floats, constant: float) -> Floats:
-    """Return rows with a constant feature appended."""
+    """Return rows with a constant feature appended, (U, F + 1)."""
     return np.hstack([x_UF, np.full((len(x_UF), 1), constant)])
 
 
 def compute_probabilities(x_UF: Floats, theta_FK: Floats) -> Floats:
+    """Return the class probabilities of a softmax regression with these weights, (U, K)."""
     return np.asarray(scipy.special.softmax(x_UF @ theta_FK, axis=1), dtype=np.float64)
 
 
 def minimise_loss(
     x_nF: Floats, labels_n: Integers, classes: int, *, strength: float, tolerance: float
 ) -> Floats:
-    """Return theta_FK with |grad J| <= tolerance, Frobenius.
+    """Return the weights T of a regularised softmax regression, (F, K), with |grad J(T)| <=
+    tolerance in the Frobenius norm.
 
     J(T) = 1/n sum over i of -log softmax(T x_i)[y_i] + Lambda/2 |T|^2
 
@@ -784,7 +853,7 @@ def minimise_loss(
     since the Hessian of -log softmax has no eigenvalue above 1/2. The tolerance must lie far above
     1e-15 times the longest row.
 
-    `strength`: Lambda, weight of the L2 penalty.
+    `x_nF`: rows. `labels_n`: in 0..K-1. `classes`: K. `strength`: Lambda, weight of the L2 penalty.
     """
     target_nK = np.eye(classes)[labels_n]
     shape = (x_nF.shape[1], classes)
@@ -812,20 +881,22 @@ def minimise_loss(
         },
     )
     theta = np.asarray(result.x, dtype=np.float64)
-    length = 1 / (float((x_nF**2).sum(axis=1).max()) / 2 + strength)
+    lipschitz = float((x_nF**2).sum(axis=1).max()) / 2 + strength  # L
+    step_size = 1 / lipschitz
     gradient = value_and_gradient(theta)[1]
     while float(np.linalg.norm(gradient)) > tolerance:
-        theta = theta - length * gradient
+        theta = theta - step_size * gradient
         gradient = value_and_gradient(theta)[1]
     return theta.reshape(shape)
 
 
-def scale_of(x_nF: Floats) -> tuple[Floats, float]:
-    """Return the rows' mean, and their root mean square distance from it; 1 where that is 0.
+def measure_scale(x_nF: Floats) -> tuple[Floats, float]:
+    """Return the rows' mean (F,), and their root-mean-square distance from it; 1 if that is 0 up to
+    rounding errors.
 
     One number serves all columns: tables come standardised, and pixels share one unit.
     """
     mean_F = np.asarray(x_nF.mean(axis=0))
-    size = float(np.sqrt(((x_nF - mean_F) ** 2).sum(axis=1).mean()))
-    tiny = 1e-12 * float(np.abs(x_nF).max(initial=0.0))
-    return mean_F, size if size > tiny else 1.0
+    rms_distance = float(np.sqrt(((x_nF - mean_F) ** 2).sum(axis=1).mean()))
+    rounding_error = 1e-12 * float(np.abs(x_nF).max(initial=0.0))
+    return mean_F, rms_distance if rms_distance > rounding_error else 1.0

@@ -1,4 +1,4 @@
-"""Measurements of a labeller's declared facts, on a few rows of the first ballot.
+"""Tests of a labeller's declared properties, on a few rows of the first ballot.
 
 Run by: every passive, before it votes, if an epsilon is counted for its votes; by authors of
 labellers through `secure_apfed.testing`. The cost of a vote relies on three properties
@@ -17,9 +17,11 @@ from secure_apfed.labellers.kinds import Features, Floats, Integers, Labeller, c
 
 __all__ = ["check_votes", "require_short"]
 
-_LABELLED = 20
-_UNLABELLED = 40
-_FAR = 1000.0
+_MAX_LABELLED = 20
+_MAX_UNLABELLED = 40
+"""Labelled and unlabelled rows on which a labeller is tested, at most."""
+_OUTLIER_FACTOR = 1000.0
+"""How many times further out replaced features are than the largest ones."""
 _TOLERANCE = 1e-9
 _SEED = 20261128
 
@@ -37,14 +39,15 @@ def check_votes(
     """Refuse a labeller whose votes on some of these rows contradict the properties that its class
     declares.
 
-    Unlabelled people are replaced by copies of labelled ones and by extreme ones, and the votes on
-    all others are compared. Takes four ballots of 60 rows at most.
+    The features of unlabelled people are replaced by copies of labelled ones and by extreme ones,
+    and the votes on all others are compared. The labeller votes at most four times, on at most 60
+    rows.
 
     Args:
         features_UF, labelled_n, labels_n, classes: as `Labeller.label_rows` takes them.
-        owner: the labeller's party, for the message.
-        is_judge: whether labelled rows are voted on without their own label
-            (`label_without_own`), or as the labeller labels them (`label_rows`).
+        owner: the labeller's party, for the error.
+        is_judge: whether votes on labelled rows are made without their own label
+            (`label_without_own`); False: as by `label_rows`.
 
     Raises:
         PromiseError: names the class, the property and the changed votes.
@@ -53,41 +56,43 @@ def check_votes(
         check_features(features_UF), labelled_n, labels_n
     )
 
-    def compute_votes(other_UF: Floats) -> Floats:
-        vote = labeller.label_without_own if is_judge else labeller.label_rows
-        return vote(other_UF.copy(), labelled_n, labels_n, classes)
+    compute = labeller.label_without_own if is_judge else labeller.label_rows
+
+    def compute_votes(rows_UF: Floats) -> Floats:
+        """Return the votes on these features, which the labeller cannot change."""
+        return compute(rows_UF.copy(), labelled_n, labels_n, classes)
 
     prefix = f"{owner}: " if owner else ""
     name = type(labeller).__name__
-    before_UK = compute_votes(features_UF)
-    if not np.array_equal(before_UK, compute_votes(features_UF)):
+    votes_UK = compute_votes(features_UF)
+    if not np.array_equal(votes_UK, compute_votes(features_UF)):
         raise PromiseError(
             f"{prefix}the labeller {name} gave two answers to one question; what its votes cost is "
             "counted for votes that follow from features and labels, so draw nothing, or noise of "
             "a key as private_logistic does"
         )
-    require_short(labeller, before_UK, owner=owner)
+    require_short(labeller, votes_UK, owner=owner)
     if not labeller.inductive:
         return
-    for replaced_U, other_UF in _build_replacements(features_UF, labelled_n):
-        moved_U = np.abs(compute_votes(other_UF) - before_UK).max(axis=1)
-        moved_U[replaced_U] = 0.0
-        row = int(moved_U.argmax())
-        if not moved_U[row] <= _TOLERANCE:
+    for is_replaced_U, replaced_UF in _build_replacements(features_UF, labelled_n):
+        change_U = np.abs(compute_votes(replaced_UF) - votes_UK).max(axis=1)
+        change_U[is_replaced_U] = 0.0
+        largest_change = float(change_U.max())
+        if not largest_change <= _TOLERANCE:  # also where it is NaN
             raise PromiseError(
                 f"{prefix}the labeller {name} says inductive = True, but the features of people "
-                f"without a label moved the vote on another row by {moved_U[row]:.3g} (of "
-                f"{len(moved_U)} rows looked at). Leave inductive out of the class (a whole record "
-                "has no guarantee then), or fit it to labelled rows alone, their scale included"
+                f"without a label moved the vote on another row by {largest_change:.3g} (of "
+                f"{len(change_U)} rows looked at). Leave inductive out of the class (a whole "
+                "record has no guarantee then), or fit it to labelled rows alone, their scale "
+                "included"
             )
 
 
 def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> None:
-    """Refuse votes longer than L1 norm 1, or negative votes of a class that excludes them.
+    """Refuse rows with an L1 norm above 1, and negative votes of a class that declares none.
 
-    `owner`: the labeller, for the error.
-
-    Raises PromiseError: names the class and the largest.
+    `votes_UK`: votes, or another matrix with such rows. `owner`: the labeller's party, for the
+    error. Raises PromiseError: names the class and the worst number.
     """
     prefix = f"{owner}: " if owner else ""
     name = type(labeller).__name__
@@ -108,37 +113,42 @@ def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> N
 def _sample_rows(
     features_UF: Floats, labelled_n: Integers, labels_n: Integers
 ) -> tuple[Floats, Integers, Integers]:
-    """Return some labelled and some other rows, in a fixed order.
+    """Return the features of some labelled rows, which come first, and of some unlabelled ones;
+    the indices of the labelled among these; and their labels.
 
-    `features_UF`: rows (U, F).
+    The choice is pseudorandom and always the same.
     """
     unlabelled = np.setdiff1d(np.arange(len(features_UF)), labelled_n)
-    generator = np.random.default_rng(_SEED)
-    chosen_n = generator.permutation(len(labelled_n))[:_LABELLED]
-    chosen_U = np.concatenate(
-        [labelled_n[chosen_n], generator.permutation(unlabelled)[:_UNLABELLED]]
-    )
+    rng = np.random.default_rng(_SEED)
+    chosen_n = rng.permutation(len(labelled_n))[:_MAX_LABELLED]
+    chosen_unlabelled = rng.permutation(unlabelled)[:_MAX_UNLABELLED]
+    chosen_U = np.concatenate([labelled_n[chosen_n], chosen_unlabelled])
     return features_UF[chosen_U], np.arange(len(chosen_n)), np.asarray(labels_n)[chosen_n]
 
 
 def _build_replacements(
     features_UF: Floats, labelled_n: Integers
 ) -> list[tuple[NDArray[np.bool_], Floats]]:
-    """Return which people without a label are replaced, and all features with the replacements."""
-    rows = len(features_UF)
-    labelled = len(labelled_n)
-    places = np.arange(labelled, rows)
-    if not len(places):
+    """Return features in which people without a label are replaced, in two ways.
+
+    Half of them by copies of labelled rows, and the other half by extreme numbers. Each way is a
+    mask of the replaced rows, (U,), and all features. Labelled rows come first in `features_UF`.
+    """
+    row_count = len(features_UF)
+    labelled_count = len(labelled_n)
+    unlabelled = np.arange(labelled_count, row_count)
+    if not len(unlabelled):
         return []
-    copies_UF = features_UF.copy()
-    moved_UF = features_UF.copy()
-    copied = places[::2]
-    moved = places[1::2] if len(places) > 1 else places
-    copies_UF[copied] = features_UF[np.arange(len(copied)) % labelled]
-    moved_UF[moved] = _FAR * (np.abs(features_UF).max() + 1 - features_UF[moved])
+    with_copies_UF = features_UF.copy()
+    with_outliers_UF = features_UF.copy()
+    copied = unlabelled[::2]
+    moved = unlabelled[1::2] if len(unlabelled) > 1 else unlabelled
+    with_copies_UF[copied] = features_UF[np.arange(len(copied)) % labelled_count]
+    distance = np.abs(features_UF).max() + 1 - features_UF[moved]
+    with_outliers_UF[moved] = _OUTLIER_FACTOR * distance
     replacements = []
-    for replaced, other_UF in ((copied, copies_UF), (moved, moved_UF)):
-        replaced_U = np.zeros(rows, dtype=np.bool_)
-        replaced_U[replaced] = True
-        replacements.append((replaced_U, other_UF))
+    for replaced, replaced_UF in ((copied, with_copies_UF), (moved, with_outliers_UF)):
+        is_replaced_U = np.zeros(row_count, dtype=np.bool_)
+        is_replaced_U[replaced] = True
+        replacements.append((is_replaced_U, replaced_UF))
     return replacements

@@ -32,8 +32,8 @@ from secure_apfed.labellers import (
     LABELLERS,
     Spreading,
     harden_votes,
-    labeller_for_oneself,
     make_labeller,
+    take_labeller_without_noise,
 )
 from secure_apfed.labellers.measured import check_votes
 from secure_apfed.learning.descent import ActiveNetworks
@@ -239,7 +239,7 @@ class TeacherSettings(FormSettings):
     @field_validator("labels")
     @classmethod
     def _is_known(cls, name: str) -> str:
-        return labeller_for_oneself(name, also=(HEAD,))
+        return take_labeller_without_noise(name, also=(HEAD,))
 
     @model_validator(mode="after")
     def _check_labeller_of_epsilon(self) -> Self:

@@ -315,7 +315,7 @@ def fit_local_models(
         fitted = [(candidate.view, candidate.build_network()) for candidate in used]
     average = average_of(fitted)
     if all(candidate.input == "x" for candidate in used):
-        networks = networks_of(average)  # no model reads h, so no encoder is stored
+        networks = wrap_as_networks(average)  # no model reads h, so no encoder is stored
     else:
         networks = ActiveNetworks(WithFeatures(encoder), average.as_head())
     return LocalModels(
@@ -367,7 +367,7 @@ def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> L
         if reads_help:
             networks = ActiveNetworks(encoder, convert_predictor(reader.fit()).as_head())
         else:
-            networks = networks_of(local.build_network())
+            networks = wrap_as_networks(local.build_network())
     return LocalModels(
         networks=networks.requires_grad_(False).eval(),
         used=(f"{reader.name} of {reads}" if reads_help else f"{local.name} of x",),
@@ -395,7 +395,7 @@ def is_surely_better(with_help: Scored | None, local: LocalModel) -> bool:
     return surely_better(with_help, local.score_held_out(), task.measure, seed=task.seed)
 
 
-def networks_of(model: nn.Module) -> ActiveNetworks:
+def wrap_as_networks(model: nn.Module) -> ActiveNetworks:
     """Return a fitted baseline as encoder and head.
 
     These are the run's own networks, or the fitted model before a head that is the identity until

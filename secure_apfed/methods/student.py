@@ -41,7 +41,7 @@ from secure_apfed.learning.votes import (
 from secure_apfed.measures.table import Scored, probabilities_of
 from secure_apfed.measures.tasks import LOSSES, Regression, score_rows
 from secure_apfed.methods.alignment import intersect_rows
-from secure_apfed.methods.local_models import networks_of, restore_networks
+from secure_apfed.methods.local_models import restore_networks, wrap_as_networks
 from secure_apfed.methods.method import ActiveRole, StepCounter
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.networks.models import RandomFeatures, make_encoder_and_head
@@ -282,7 +282,9 @@ class Student:
         features = self.features_UF.shape[1]
         student = copy.deepcopy(student).cpu().double()
         if isinstance(student.encoder, FittedModel):  # trees fitted to the rows' targets
-            return networks_of(blend_models(View.for_whole_row(features), student.encoder, local))
+            return wrap_as_networks(
+                blend_models(View.for_whole_row(features), student.encoder, local)
+            )
         are_shares = isinstance(student.encoder, RandomFeatures)  # which a regression learnt
         view, scores = scores_of_network(features, self.classes, are_shares=are_shares)
         head = blend_models(view, scores, local).as_head()
@@ -306,7 +308,7 @@ class Student:
                 unused_labels = np.flatnonzero(~is_used_U[self.labelled])
                 task = task.with_few_rows.drop_labels(unused_labels)
                 model = LocalModel(baseline=find_baseline(name), task=task).build_network()
-        return networks_of(model)
+        return wrap_as_networks(model)
 
     def fit_to_labels(self, likely_UK: Floats) -> Floats | None:
         """Store class probabilities of all rows as targets, and fit the network if it has a closed

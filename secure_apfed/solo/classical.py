@@ -18,10 +18,10 @@ import numpy as np
 
 from secure_apfed.labellers import Spreading as LabelSpreading
 from secure_apfed.labellers.kinds import (
+    build_graph,
+    divide_by_norm,
+    find_nearest_rows,
     find_reach,
-    graph_of,
-    nearest_of,
-    rows_of_norm_one,
     scatter_columns,
 )
 from secure_apfed.solo.fitted import (
@@ -557,7 +557,7 @@ def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
     nearest_NN = score_once(
         "nearest",
         task,
-        lambda: nearest_of(features_NF, max(_NEAR)).astype(np.float64),
+        lambda: find_nearest_rows(features_NF, max(_NEAR)).astype(np.float64),
         labels=False,
     ).astype(np.int64)
     count = _NEIGHBOURS
@@ -574,14 +574,14 @@ def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
 
         reach_CAnn = _take_reach(task, largest_task, nearest_NN)
         ratings = {
-            (neighbours, weight): rate_predictions(rows_of_norm_one(reach_nn.T @ known_nK))
+            (neighbours, weight): rate_predictions(divide_by_norm(reach_nn.T @ known_nK))
             for neighbours, reach_Ann in zip(_NEAR, reach_CAnn, strict=True)
             for weight, reach_nn in zip(_ALPHAS, reach_Ann, strict=True)
         }
         count, alpha = max([(count, alpha), *ratings], key=ratings.__getitem__)
     placed_NK = scatter_columns(len(features_NF), task.labelled, known_nK)
-    graph_NN = graph_of(nearest_NN[:, :count])
-    return rows_of_norm_one(LabelSpreading(alpha=alpha).propagate_columns(graph_NN, placed_NK))
+    graph_NN = build_graph(nearest_NN[:, :count])
+    return divide_by_norm(LabelSpreading(alpha=alpha).propagate_columns(graph_NN, placed_NK))
 
 
 def _take_reach(task: SoloTask, largest_task: SoloTask, nearest_NN: IntArray) -> FloatArray:
@@ -611,5 +611,5 @@ def _find_reach(nearest: bytes, labelled: bytes, count: int) -> FloatArray:
     """
     nearest_NN = np.frombuffer(nearest, dtype=np.int64).reshape(-1, count)
     labelled_n = np.frombuffer(labelled, dtype=np.int64)
-    graphs = (graph_of(nearest_NN[:, :neighbours]) for neighbours in _NEAR)
+    graphs = (build_graph(nearest_NN[:, :neighbours]) for neighbours in _NEAR)
     return np.stack([find_reach(graph_NN, labelled_n, _ALPHAS) for graph_NN in graphs])

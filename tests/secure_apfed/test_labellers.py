@@ -31,10 +31,10 @@ from secure_apfed.labellers import (
     make_labeller,
 )
 from secure_apfed.labellers.kinds import (
-    graph_of,
+    build_graph,
+    divide_by_norm,
+    find_nearest_rows,
     minimise_loss,
-    nearest_of,
-    rows_of_norm_one,
     spread_without_own,
 )
 from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
@@ -252,14 +252,14 @@ def test_spreading_is_the_inverse_of_the_paper() -> None:
 def test_of_many_rows_about_the_nearest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rows_UF = np.random.default_rng(1).normal(size=(900, 12))
     rows_UF[:30] = rows_UF[30]  # alike
-    exact_UN = nearest_of(rows_UF, 10)
-    monkeypatch.setattr("secure_apfed.labellers.kinds._EXACT", 100)
-    found_UN = nearest_of(rows_UF, 10)
+    exact_UN = find_nearest_rows(rows_UF, 10)
+    monkeypatch.setattr("secure_apfed.labellers.kinds._MAX_EXACT_ROWS", 100)
+    found_UN = find_nearest_rows(rows_UF, 10)
     assert found_UN.shape == exact_UN.shape
     assert (found_UN != np.arange(900)[:, None]).all()
     shared = [len({*some} & {*others}) for some, others in zip(found_UN, exact_UN, strict=True)]
     assert np.mean(shared[31:]) > 9.5
-    scaled = {scale: nearest_of(scale * rows_UF, 10) for scale in (1.0, 2.0**-90, 2.0**90)}
+    scaled = {scale: find_nearest_rows(scale * rows_UF, 10) for scale in (1.0, 2.0**-90, 2.0**90)}
     assert not [scale for scale, near_UN in scaled.items() if (near_UN != found_UN).any()]
 
 
@@ -270,14 +270,14 @@ def test_labelled_rows_tell_each_other_what_the_inverse_says_without_their_own(
     """A pair that no path leads to is told nothing, and the others of it; 40 rows are two parts."""
     rng = np.random.default_rng(4)
     rows_UF = np.concatenate([rng.normal(size=(300, 3)), [[1e3, 0, 0], [1e3, 1, 0]]])
-    nearest_UN = nearest_of(rows_UF, 6)
+    nearest_UN = find_nearest_rows(rows_UF, 6)
     nearest_UN[-2:] = [[301] * 6, [300] * 6]
     nearest_UN[:300] = np.where(nearest_UN[:300] >= 300, 0, nearest_UN[:300])
-    graph_UU = graph_of(nearest_UN)
+    graph_UU = build_graph(nearest_UN)
     labelled_n = np.append(rng.permutation(300)[:39], 301)
     known_nK = np.eye(3)[rng.integers(0, 3, 40)]
     if not exact:
-        monkeypatch.setattr("secure_apfed.labellers.kinds._EXACT", 100)
+        monkeypatch.setattr("secure_apfed.labellers.kinds._MAX_EXACT_ROWS", 100)
     for alpha, said_nK in zip(
         (0.2, 0.8), spread_without_own(graph_UU, labelled_n, known_nK, (0.2, 0.8)), strict=True
     ):
@@ -296,11 +296,11 @@ def test_equal_rows_are_no_walls_where_about_the_nearest_are_found(
 ) -> None:
     rows_UF = np.random.default_rng(2).normal(size=(4000, 3))
     rows_UF[:2000] = 0.5
-    exact_UN = nearest_of(rows_UF, 5)
-    monkeypatch.setattr("secure_apfed.labellers.kinds._EXACT", 100)
+    exact_UN = find_nearest_rows(rows_UF, 5)
+    monkeypatch.setattr("secure_apfed.labellers.kinds._MAX_EXACT_ROWS", 100)
     far, near = (
         np.linalg.norm(rows_UF[of_UN] - rows_UF[:, None], axis=2)[2000:].mean()
-        for of_UN in (nearest_of(rows_UF, 5), exact_UN)
+        for of_UN in (find_nearest_rows(rows_UF, 5), exact_UN)
     )
     assert far < 1.02 * near
 
@@ -466,7 +466,7 @@ def test_responses_out_of_range_are_refused(epsilon: float, classes: int) -> Non
 
 def rows_of_votes(count: int, classes: int, *, signed: bool) -> Floats:
     rows = RNG.exponential(size=(count, classes)) ** 3
-    return rows_of_norm_one(rows * RNG.choice([-1, 1], size=rows.shape) if signed else rows)
+    return divide_by_norm(rows * RNG.choice([-1, 1], size=rows.shape) if signed else rows)
 
 
 @pytest.mark.parametrize("signed", [False, True])

@@ -23,7 +23,7 @@ from secure_apfed.data.labels import TargetScale
 from secure_apfed.errors import PromiseError
 from secure_apfed.labellers import LABELLERS, Labeller, Logistic, Ridge, Spreading, harden_votes
 from secure_apfed.labellers.guarantee import build_vote_release, distance_in_steps
-from secure_apfed.labellers.kinds import PrivateLogistic, rows_of_norm_one
+from secure_apfed.labellers.kinds import PrivateLogistic, divide_by_norm
 from secure_apfed.measures.tasks import TASKS, Classification, Regression
 from secure_apfed.networks.models import NETWORKS
 from secure_apfed.networks.objectives import OBJECTIVES, Objective, Reconstruction
@@ -479,7 +479,7 @@ class Loud(Logistic):
 class Drawn(Logistic):
     def label_rows(self, features_UF: Any, labelled_n: Any, labels_n: Any, classes: int) -> Any:
         votes_UK = super().label_rows(features_UF, labelled_n, labels_n, classes)
-        return rows_of_norm_one(votes_UK + np.random.default_rng().random(votes_UK.shape))
+        return divide_by_norm(votes_UK + np.random.default_rng().random(votes_UK.shape))
 
 
 class LinearByWord(Logistic):
