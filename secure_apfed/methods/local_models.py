@@ -1,19 +1,20 @@
 """Local models after the exchange: on the active's features, on a representation of them, and on
 both.
 
-Run by: the active, alone, after an exchange that gave it a representation h of its features, or
-numbers from others. Nothing is sent: the labels meet the representation here for the first time.
-The local models are those that a run is compared with (`secure_apfed.solo`), and models of x alone
-are the very fits of the baselines. A model that has collapsed is left out.
+Run by: the active, alone, after an exchange that gave it a representation h of its features x, or
+numbers from others. Nothing is sent: the labels are used with the representation here for the first
+time. The local models are those that a run is compared with (`secure_apfed.solo`), and models of x
+alone are the very fits of the baselines. A model that has collapsed is left out.
 
-There are two endings. `LocalEnding` (APFed with `train.labels: after`) fits local models to
-the inputs that `train.local_models` lists: the features x, the representation h, both beside each
-other, and pupils, models of x that learn from what came back (`secure_apfed.methods.pupils`). It
-combines those that use help (`train.combine`). Models of x alone replace them where held-out labels
-say that these are surely better. No label touched the exchange, so held-out labels are as good as
-new ones. `fit_best_if_better` (APC-VFL and VFedTrans with `classifier: strongest`) keeps the best
-model of h only if held-out labels say that it is surely better than the best of x
-(`is_surely_better`). A public code chooses its teacher in the same way (`choose_reader`).
+There are two ways. `LocalEnding` (APFed with `train.labels: after`) fits local models to the inputs
+that `train.local_models` lists: the features x, the representation h, both beside each other; and
+pupils, models of x that learn from the received sums (`secure_apfed.methods.pupils`). It combines
+the models that use the exchange, by h or as pupils (`train.combine`). Models of x alone replace
+them if validation says that these are significantly better. No label was used in the exchange, so
+validation rows are as good as new ones. `fit_best_if_better` (APC-VFL and VFedTrans with
+`classifier: strongest`) uses the best model of h only if validation says that it is significantly
+better than the best of x (`is_surely_better`). A public code chooses its teacher in the same way
+(`choose_reader`).
 
 Letters: N positions of the alignment, U training rows, n of them with labels, B rows, F features,
 D numbers of h, K classes.
@@ -62,23 +63,24 @@ from secure_apfed.solo.interface import FloatArray, cache_fits, sample_rows
 Combine: TypeAlias = Literal["mean", "mean_of_three", "best"]
 _NOT_USED = -1
 """The row of a position from which no local model learns."""
-_MOST: Mapping[Combine, int | None] = MappingProxyType(
+_MAX_MODELS: Mapping[Combine, int | None] = MappingProxyType(
     {"mean": None, "mean_of_three": 3, "best": 1}
 )
 """Largest number of averaged models by combination, the best on held-out labels; None: all."""
 Input: TypeAlias = Literal["x", "h", "x and h"]
+"""What a local model reads: the features, the representation of them, or both."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalModels:
-    """The models that the last step made.
+    """The model that was made of local models after the exchange.
 
     Attributes:
-        networks: predict from the features alone, K log-probabilities a row, in float64.
-        used: the averaged models, or the single chosen one, such as "mixmatch of x and h".
-        left_out: models that collapsed, or that the rows could not be fitted by.
-        reads_help: whether they may read a representation; False: the best model of x was chosen
-            instead.
+        networks: map the features alone to K log-probabilities a row, in float64.
+        used: the names of the averaged models, or of the single chosen one, such as "mixmatch of x
+            and h".
+        left_out: the names of models that collapsed or could not be fitted.
+        reads_help: whether the model uses the exchange; False: models of x alone were chosen.
     """
 
     networks: ActiveNetworks = field(repr=False)
@@ -91,19 +93,24 @@ class LocalModels:
 
         @torch.no_grad()
         def score_rows(rows_B: Tensor) -> Tensor:
+            """Return log-probabilities of these rows."""
             scores_BK: Tensor = self.networks(table.features[rows_B].double(), None)[0]
             return scores_BK
 
         return score_rows
 
     def as_json(self) -> dict[str, list[str]]:
+        """Return the names of used and left-out models as plain lists."""
         return {"used": list(self.used), "left_out": list(self.left_out)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Candidate(LocalModel):
-    """A candidate local model: the task that it is fitted to, and the place of its input within a
-    row (x, h).
+    """A candidate local model, fitted to its task when it is needed.
+
+    Attributes:
+        view: which columns of a row (x beside h) it reads, and their scale.
+        input: the same in words.
     """
 
     view: View
@@ -111,33 +118,40 @@ class _Candidate(LocalModel):
 
     @property
     def name(self) -> str:
+        """The name for reports, such as "mixmatch of x and h"."""
         return f"{self.baseline.name} of {self.input}"
 
     def build_network(self) -> FittedModel:
+        """Return the fitted model as a network, which can be stored."""
         return convert_predictor(self.fit())
 
     def has_collapsed(self) -> bool:
+        """Return whether the model predicts nearly the same for all rows."""
         self.build_network()  # a model that cannot be stored is omitted here, before it is averaged
         return super().has_collapsed()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _PupilCandidate(_Candidate):
-    """A pupil among the candidates, a ridge regression of x."""
+    """A pupil as a candidate: a ridge regression on x that learnt a teacher's labels."""
 
     pupil: Pupil
 
     @property
     def name(self) -> str:
+        """The name for reports, with that of its teacher."""
         return f"pupil of x taught by {self.pupil.taught_by}"
 
     def fit(self) -> Predictor:
+        """Return the pupil, which is fitted already."""
         return self.pupil.predictor
 
     def has_collapsed(self) -> bool:
+        """Return whether the pupil predicts nearly the same for all rows."""
         return measure_collapse(self.fit(), self.task) > MAX_APART
 
     def score_held_out(self) -> Scored | None:
+        """Return the scores of validation rows; None: there are none."""
         return self.pupil.held_out
 
 
@@ -209,16 +223,23 @@ class LocalEnding:
 
     @property
     def networks(self) -> ActiveNetworks | None:
+        """The fitted networks; None before."""
         return None if self.fitted is None else self.fitted.networks
 
     def make_task(self, labels_N: Tensor) -> SoloTask:
-        """Return its training rows and labels as a task, as the solo baselines read them."""
-        own = self._party
-        task = SoloTask.from_run(own.config, own.data, self._rows_U, labels_N=labels_N.cpu())
+        """Return the training rows and labels as a task for local models.
+
+        `labels_N`: the labels of all rows of the active's table.
+        """
+        party = self._party
+        task = SoloTask.from_run(party.config, party.data, self._rows_U, labels_N=labels_N.cpu())
         return replace(task, family=self._family)
 
     def fit_models(self, encoder: nn.Module, labels_N: Tensor) -> LocalModels:
-        """Fit local models to the labels of its table; see `fit_local_models`."""
+        """Fit local models; see `fit_local_models`.
+
+        `encoder`: as the exchange trained it. `labels_N`: the labels of all rows of the table.
+        """
         with working_on("local models", "learning the labels"):
             self.fitted = self._fit(encoder, self.make_task(labels_N))
         return self.fitted
@@ -228,14 +249,15 @@ class LocalEnding:
     ) -> ActiveNetworks | None:
         """Return networks fitted without the labels of these rows; None: nothing is fitted yet.
 
-        The representation stays, since no label was used to train it.
+        The encoder stays as it is, since no label was used to train it. `rows`: rows of the table.
+        `encoder`, `labels_N`: as for `fit_models`.
         """
         if self.fitted is None:
             return None
         task = self.make_task(labels_N)
         labelled_n = self._rows_U[torch.from_numpy(task.labelled)]
-        part = torch.isin(labelled_n, rows).nonzero().flatten()
-        return self._fit(encoder, task.drop_labels(part.numpy())).networks
+        excluded = torch.isin(labelled_n, rows).nonzero().flatten()
+        return self._fit(encoder, task.drop_labels(excluded.numpy())).networks
 
     def _fit(self, encoder: nn.Module, task: SoloTask) -> LocalModels:
         """Fit local models to this task and to the sums received in the exchange."""
@@ -249,7 +271,10 @@ class LocalEnding:
         )
 
     def score_rows(self, rows: Tensor, labels_N: Tensor) -> Scored:
-        """Return the fitted models' scores of these rows of the active's table."""
+        """Return the fitted model's scores of these rows of the active's table, with their labels.
+
+        `labels_N`: the labels of all rows of the table.
+        """
         assert self.fitted is not None
         return score_model(self.fitted.score_rows_of(self._party.data.table), rows, labels_N.cpu())
 
@@ -258,8 +283,8 @@ class LocalEnding:
         return {} if self.fitted is None else self.fitted.networks.state_dict()
 
     def restore(self, state: Mapping[str, Tensor], template: ActiveNetworks) -> None:
-        """Restore the state that `tensors` returned; `template`: networks with the
-        architecture of the run's.
+        """Restore the state that `tensors` returned; `template`: the run's networks, for their
+        architecture.
         """
         if state:
             self.fitted = LocalModels(networks=restore_networks(state, template), used=())
@@ -290,27 +315,27 @@ def fit_local_models(
     """Fit local models and pupils after an exchange, and combine them to one model.
 
     Args:
-        encoder: rows (B, *shape) -> h (B, *any shape); it is copied, and not trained.
-        task: the active's training rows and labels, as its baselines have them.
+        encoder: maps features (B, *shape) to h (B, *any shape); it is copied, and not trained.
+        task: the active's training rows and labels.
+        combine: "mean" of the probabilities of all models, "mean_of_three" of the best three on
+            validation rows, or the "best" one.
         inputs: what local models read, and whether pupils are among them. Without "x" no model of
-            own features can replace the models that use help.
+            own features can replace the models that use the exchange.
         received_UD: the mean received sum for each row of the task, (U, D); NaN where there is
             none. None: for no row.
-        combine: "mean" of the probabilities of all, "mean_of_three" of the best three by held-out
-            labels, or the "best" one.
 
     Raises ModelError: no local model can be fitted to these rows.
     """
     encoder = _copy_encoder(encoder)
-    rows = task.few_rows
+    sampled_rows = task.few_rows
     task = task.with_few_rows
-    max_models = _MOST[combine]
+    max_models = _MAX_MODELS[combine]
     with one_thread(), cache_fits():
         helped = _list_candidates(encoder, task, [name for name in inputs if name != "x"])
         if received_UD is not None and "pupils" in inputs:
-            helped += _list_pupils(task, received_UD[rows])
-        is_alone = "x" in inputs or not helped
-        local = _list_candidates(encoder, task, ["x"] if is_alone else [])
+            helped += _list_pupils(task, received_UD[sampled_rows])
+        needs_local = "x" in inputs or not helped
+        local = _list_candidates(encoder, task, ["x"] if needs_local else [])
         used, left_out, reads_help = _pick_helped_or_alone(helped, local, maximum=max_models)
         fitted = [(candidate.view, candidate.build_network()) for candidate in used]
     average = average_of(fitted)
@@ -329,11 +354,12 @@ def fit_local_models(
 def _pick_helped_or_alone(
     helped: Sequence[_Candidate], local: Sequence[_Candidate], *, maximum: int | None
 ) -> tuple[list[_Candidate], list[str], bool]:
-    """Pick the models that use help, unless models of x alone are significantly better.
+    """Pick the models that use the exchange, unless models of x alone are significantly better on
+    validation rows.
 
-    `maximum`: of the models to average; None: all. Returns the models to average, the names of
-    those left out, and whether the former use help. `helped`: candidates that use help; `local`:
-    those that do not.
+    `helped`: candidates that use the exchange. `local`: candidates of x alone. `maximum`: how many
+    models are averaged at most; None: all. Returns the models to average, the names of those left
+    out, and whether the former use the exchange.
     """
     if not helped:
         return (*pick_models(local, maximum=maximum), False)
@@ -350,13 +376,13 @@ def _pick_helped_or_alone(
 
 
 def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> LocalModels:
-    """Fit the best local model of h if it is significantly better than the best of x, else the
+    """Fit the best local model of h if it is significantly better than the best of x, otherwise the
     latter.
 
     Args:
-        encoder: rows (B, *shape) -> h (B, *any shape); it is copied, and not trained.
-        task: the active's training rows and labels, as its baselines have them.
-        reads: what h is: "h" of the features, or "x and h".
+        encoder: maps features (B, *shape) to h (B, *any shape); it is copied, and not trained.
+        task: the active's training rows and labels.
+        reads: what the encoder's output is, for the name of the model: "h", or "x and h".
     """
     encoder = _copy_encoder(encoder)
     with one_thread(), cache_fits():
@@ -376,19 +402,20 @@ def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> L
 
 
 def choose_reader(task: SoloTask) -> LocalModel:
-    """Return the best local model for rows that contain a representation, or other parties'
-    numbers.
+    """Return the local model that scores best on validation rows, for a task whose rows are a
+    representation or contain other parties' numbers.
 
-    The run's own network is not a candidate: its settings are chosen for the features.
+    The run's own network is not a candidate, since its settings are chosen for the features.
     """
     return LocalModel.choose_best(task, candidates=TEACHERS)
 
 
 def is_surely_better(with_help: Scored | None, local: LocalModel) -> bool:
-    """Return whether help beats the best local model by more than chance explains.
+    """Return whether a model that uses the exchange is better than the best local model, by more
+    than chance explains.
 
     Args:
-        with_help: held-out predictions of a model that uses help.
+        with_help: validation scores of the model that uses the exchange; None: there are none.
         local: the best model of the active's own features; its task's measure decides.
     """
     task = local.task
@@ -396,21 +423,23 @@ def is_surely_better(with_help: Scored | None, local: LocalModel) -> bool:
 
 
 def wrap_as_networks(model: nn.Module) -> ActiveNetworks:
-    """Return a fitted baseline as encoder and head.
+    """Return a fitted local model as an encoder with a head, frozen.
 
-    These are the run's own networks, or the fitted model before a head that is the identity until
-    calibration changes it.
+    A network of encoder and head is taken apart. Any other fitted model is the encoder, with a head
+    that is the identity until calibration changes it.
     """
-    encoder, head = (
-        (model, model.plain_head()) if isinstance(model, FittedModel) else model.cpu().children()
-    )
+    encoder: nn.Module = model
+    if isinstance(model, FittedModel):
+        head: nn.Module = model.plain_head()
+    else:
+        encoder, head = model.cpu().children()
     return ActiveNetworks(encoder, head).requires_grad_(False).eval()
 
 
 def restore_networks(state: Mapping[str, Tensor], template: ActiveNetworks) -> ActiveNetworks:
-    """Return networks of this state, on the CPU.
+    """Return networks with this state, on the CPU, frozen.
 
-    `template`: their architecture, unless the state is of a fitted model.
+    `template`: networks with their architecture; not used if the state is of a fitted local model.
     """
     networks = copy.deepcopy(template).cpu().to(next(iter(state.values())).dtype)
     restored = ActiveNetworks(*modules_in(state, lambda _: (networks.encoder, networks.head)))
@@ -424,11 +453,10 @@ def _copy_encoder(encoder: nn.Module) -> nn.Module:
 
 
 def _list_pupils(task: SoloTask, received_UD: FloatArray) -> list[_Candidate]:
-    """Return models of x that learn from teachers which also read the received sums.
+    """Return the pupils of a task as candidates: models of x whose teachers also read the received
+    sums (`secure_apfed.methods.pupils`).
 
-    Args:
-        received_UD: the mean received sum of the passives' gradients for each row; NaN where there
-            is none (`secure_apfed.methods.pupils`).
+    `received_UD`: the mean received sum of each row; NaN where there is none.
     """
     view = View.for_whole_row(task.features.shape[1])
     ridge = find_baseline("ridge")
@@ -441,7 +469,10 @@ def _list_pupils(task: SoloTask, received_UD: FloatArray) -> list[_Candidate]:
 def _list_candidates(
     encoder: nn.Module, task: SoloTask, inputs: Collection[LastInput]
 ) -> list[_Candidate]:
-    """Return every local model of each of these inputs, not yet fitted."""
+    """Return every local model for each of these inputs, not yet fitted.
+
+    `encoder`: computes h. `inputs`: "pupils" among them is ignored; see `_list_pupils`.
+    """
     views: list[tuple[Input, View, SoloTask]] = []
     if "x" in inputs:
         views.append(("x", View.for_whole_row(task.features.shape[1]), task))
@@ -449,27 +480,30 @@ def _list_candidates(
         h_UD = compute_representations(encoder, task)
         rows_UC = np.concatenate([task.features, h_UD], axis=1)
         width = rows_UC.shape[1]
-        code = View.from_rows(rows_UC, first=task.features.shape[1], end=width)
-        both_parts = View.from_rows(rows_UC, first=0, end=width)
+        h_view = View.from_rows(rows_UC, first=task.features.shape[1], end=width)
+        whole_view = View.from_rows(rows_UC, first=0, end=width)
         if "h" in inputs:
-            views.append(("h", code, _apply_view(code, rows_UC, task)))
+            views.append(("h", h_view, _apply_view(h_view, rows_UC, task)))
         if "x_and_h" in inputs:
-            views.append(("x and h", both_parts, _apply_view(both_parts, rows_UC, task)))
+            views.append(("x and h", whole_view, _apply_view(whole_view, rows_UC, task)))
     return [
-        _Candidate(baseline=baseline, task=read, view=view, input=name)
-        for name, view, read in views
+        _Candidate(baseline=baseline, task=view_task, view=view, input=name)
+        for name, view, view_task in views
         for baseline in list_local_models()
     ]
 
 
 def compute_representations(encoder: nn.Module, task: SoloTask) -> FloatArray:
-    """Return h of a task's rows, flattened, (U, D)."""
+    """Return h of a task's rows, flattened, (U, D), float64, computed in blocks.
+
+    Raises ModelError: it is not finite.
+    """
     rows_U = torch.from_numpy(task.features).reshape(len(task.features), *task.shape)
     with torch.no_grad():
-        parts: list[Tensor] = [
+        blocks: list[Tensor] = [
             encoder(rows_B).flatten(1).double() for rows_B in rows_U.split(BLOCK)
         ]
-    h_UD = torch.cat(parts).numpy()
+    h_UD = torch.cat(blocks).numpy()
     if not np.isfinite(h_UD).all():
         raise ModelError(
             "the representations that the exchange left are not finite: the training diverged; "
@@ -479,6 +513,6 @@ def compute_representations(encoder: nn.Module, task: SoloTask) -> FloatArray:
 
 
 def _apply_view(view: View, rows_UC: FloatArray, task: SoloTask) -> SoloTask:
-    """Return the task restricted to the columns that a view reads."""
-    read_UF = view.standardise_columns(rows_UC)
-    return replace(task, features=read_UF, shape=read_UF.shape[1:])
+    """Return the task with the columns of `rows_UC` that a view reads as features, standardised."""
+    features_UF = view.standardise_columns(rows_UC)
+    return replace(task, features=features_UF, shape=features_UF.shape[1:])
