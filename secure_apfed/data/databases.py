@@ -58,7 +58,10 @@ def _make_array(cells: Sequence[Any]) -> pyarrow.Array:
 def _fetch_chunks(
     database: Database, resolve_path: _ResolvePath, party: str
 ) -> Iterator[tuple[tuple[str, ...], Sequence[Sequence[Any]]]]:
-    """Yield the column names, and `_ROWS` rows at a time; once without rows if there are none."""
+    """Run the query; yield the column names with `_ROWS` rows at a time, at least once.
+
+    The first pair may be without rows. `resolve_path`: returns the path of a file in the settings.
+    """
     with _open_connection(database, resolve_path, party) as connection:
         result = connection.exec_driver_sql(database.query)
         names = tuple(result.keys())

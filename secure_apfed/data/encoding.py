@@ -105,7 +105,10 @@ class CellCounts:
     ignored: Counter[str] = field(default_factory=Counter)
 
     def warn_of_unseen_cells(self, *, source: str) -> None:
-        """Warn of each column with cells unlike any in training, which are ignored."""
+        """Warn of each column with cells unlike any in training, which are ignored.
+
+        `source`: what the warnings call the table.
+        """
         for name, count in self.ignored.items():
             warnings.warn(
                 f"{source}: {count} of {self.rows} cells of column {name!r} hold what no training "
@@ -315,7 +318,8 @@ class ColumnEncoding(Settings):
         """Return float32 features (N, F) of a frame or array.
 
         `raw`: a frame with these columns, others are ignored; or an array (N, number of columns) in
-        their order. `counts`: empty and ignored cells are added to it.
+        their order. `source`: what errors call it. `counts`: empty and ignored cells are added to
+        it.
         """
         frame = self._select_columns(raw, source)
         (features_NF,) = self.encode_blocks([frame], source=source, counts=counts or CellCounts())
@@ -351,7 +355,7 @@ class ColumnEncoding(Settings):
     def _encode_frame(self, frame: pd.DataFrame, source: str, counts: CellCounts) -> torch.Tensor:
         """Return the features (N, F) of a frame with just these columns, in this order.
 
-        `counts`: empty and ignored cells are added to it.
+        `source`: what errors call it. `counts`: empty and ignored cells are added to it.
         """
         features_NF = np.empty((len(frame), *self.shape), np.float32)
         # Column by column, since all of them in float64 would need twice the memory.
@@ -383,6 +387,8 @@ class ColumnEncoding(Settings):
 
     def _select_columns(self, raw: RawFeatures, source: str) -> pd.DataFrame:
         """Return the encoding's columns of a frame or array, in the encoding's order.
+
+        `raw`: the frame or array. `source`: what errors call it.
 
         Raises DataError: columns are missing or repeated, or the array is of another width.
         """
@@ -578,7 +584,10 @@ def _fit_categories(
 
 
 def _require_value(count: int, column: "pd.Series", advice: Advice) -> None:
-    """Raise TableError if a column has no value; `count`: how many it has."""
+    """Raise TableError if a column has no value.
+
+    `count`: how many it has. `advice`: words the settings that the error proposes.
+    """
     if not count:
         name = str(column.name)
         remedies: tuple[Remedy, ...] = ((advice.add_to_list("ignore", name),),)
@@ -646,7 +655,7 @@ def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str
     Each channel is divided by its root mean square over the steps in use; the first column, the
     number of steps, stays as it is.
 
-    `frame`: the view's columns. `steps`, `channels`: T and C.
+    `frame`: the view's columns. `steps`, `channels`: T and C. `source`: what errors call the table.
     """
     numbers_NF = np.stack([read_numbers(frame[name], source=source) for name in frame], axis=1)
     used_N = numbers_NF[:, 0]

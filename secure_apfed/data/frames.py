@@ -688,7 +688,9 @@ def _stream_packed_blocks(
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of Parquet or Arrow files as frames of at most `rows` rows.
 
-    `files`: those of `path`. Whole numbers stay whole where a cell is empty.
+    Whole numbers stay whole where a cell is empty.
+
+    `files`: those of `path`. `source`: what errors call the table.
     """
     rows_of_files = open_packed_files(files, path, source)
     for batch in rows_of_files.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
@@ -1249,7 +1251,8 @@ def propose_categories(
 
     The first also limits the categories if the column has too many.
 
-    `max_categories`: the party's limit of categories in one column; None: none is set.
+    `advice`: words the settings. `max_categories`: the party's limit of categories in one column;
+    None: none is set.
     """
     name = str(column.name)
     declared: Remedy = (advice.add_to_list("categorical", name),)
@@ -1262,6 +1265,8 @@ def _propose_date_formats(texts: Sequence[str], *, advice: Advice) -> list[Remed
     """Return the settings of each date format in which all these texts can be read.
 
     If several fit, each setting has a remark that says whether day or month comes first.
+
+    `advice`: words the settings.
     """
     fitting = [
         form

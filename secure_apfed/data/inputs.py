@@ -92,7 +92,10 @@ def load_blocks(
 
 
 def _list_row_names(column: "pd.Series", first: int, *, source: str) -> list[str]:
-    """Return the IDs of a block's rows as texts; `first`: the number of its first row."""
+    """Return the IDs of a block's rows as texts.
+
+    `first`: the number of the block's first row in the file. `source`: what errors call the file.
+    """
     return id_texts(
         column,
         party=source,

@@ -64,6 +64,8 @@ class TargetScale(BaseModel):
     def from_targets(cls, targets_n: NDArray[Any], *, party: str) -> Self:
         """Return the mean and standard deviation of the labels of labelled training rows.
 
+        `targets_n`: these labels, (n,).
+
         Raises DataError: they are all equal, or too large.
         """
         mean = float(np.mean(targets_n))

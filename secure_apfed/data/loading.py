@@ -263,6 +263,8 @@ def _split_columns(
     """Return by party the columns of its views, from the settings or the data set's natural views.
 
     In a horizontal partition every party has all views.
+
+    `pool`: the table whose columns are split.
     """
     if settings.columns is not None:
         cut = cut_columns(list(pool.frame.columns), settings.columns)

@@ -229,7 +229,10 @@ def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
 
 
 def _refuse_other_tables(rows: Any, *, party: str) -> None:
-    """Raise DataError for sparse and masked arrays, frames of other libraries, and records."""
+    """Raise DataError for sparse and masked arrays, frames of other libraries, and records.
+
+    `rows`: what a party's own code or caller gave as its rows.
+    """
     kind = type(rows).__name__
     if hasattr(rows, "toarray") and hasattr(rows, "nnz"):
         raise DataError(
@@ -331,7 +334,11 @@ def make_code_rows(
 
 
 def _call_code(make: MakeRows, party: str, **arguments: Sequence[str]) -> Any:
-    """Call a party's own code. Raises DataError: it raises another error; says which and where."""
+    """Call a party's own code with these arguments; return what it returns.
+
+    Raises DataError: the code fails. The message gives its error, and the file and line. Errors of
+        this library pass unchanged.
+    """
     try:
         return make(**arguments)
     except ApfedError:

@@ -804,7 +804,8 @@ def _make_label_as_feature_error(
 ) -> TableError:
     """Return the error for a label column that is listed as a feature.
 
-    `lists`: columns by the setting that lists them.
+    `lists`: columns by the setting that lists them. `advice`: words the settings that the error
+    proposes.
     """
     remedy: Remedy = tuple(
         advice.drop_from_list(key, column) for key, names in lists.items() if column in names
@@ -821,7 +822,10 @@ def _make_label_as_feature_error(
 
 
 def _make_label_at_passive_error(column: str, *, advice: Advice) -> TableError:
-    """Return the error for a passive's column with the name of the active's labels."""
+    """Return the error for a passive's column with the name of the active's labels.
+
+    `advice`: words the settings that the error proposes.
+    """
     remedy: Remedy = (advice.add_to_list("ignore", column),)
     return TableError(
         [
@@ -917,7 +921,10 @@ def _mention_columns(columns: Sequence[str]) -> str:
 
 
 def _mask_empty_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
-    """Return a column of a CSV file in which words such as NA are empty, even among texts."""
+    """Return a column of a CSV file in which words such as NA are empty, even among texts.
+
+    Warns of such words. `advice`: words the setting that keeps them as categories.
+    """
     empty = is_empty(column)
     texts = (cell.strip() for cell in column[empty].tolist() if isinstance(cell, str))
     if words := Counter(text for text in texts if text):
@@ -1072,7 +1079,8 @@ def _describe_rows(settings: DataSettings, name: str) -> list[str]:
 def _compute_digests(source: Path | pyarrow.Table | None, party: str) -> list[str] | None:
     """Return what identifies a table: the SHA-256 (hex) of each of its files.
 
-    For a query's result, the column names and the SHA-256 of its rows; for None, None.
+    `source`: the table's path; for a query its result, identified by the column names and the
+    SHA-256 of its rows; for None, None is returned.
     """
     if source is None:
         return None
@@ -1151,6 +1159,8 @@ def _prepare_labels(
 
     Rows are sampled for test and training separately by group: a row's class, `UNLABELLED`
     without a label. Numeric labels all are one group, and have no class names.
+
+    `raw`: the table as it was read.
 
     Raises DataError: no row has a label, or all have the same.
     """

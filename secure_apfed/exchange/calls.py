@@ -141,7 +141,7 @@ class Calls:
             self._replace_connection(peer, fresh)
 
     def _replace_connection(self, peer: str, fresh: "_CallConnection") -> None:
-        """Replace the peer's former connection by a new one, and close the former one."""
+        """Replace the peer's former connection, if any, by `fresh`; close the former one."""
         with self._lock:
             self._incoming.get(peer, {}).pop(fresh.name, None)
             former = self._connections.get(peer)

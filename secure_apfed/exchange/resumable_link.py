@@ -507,7 +507,7 @@ class ResumableLink:
     def _run_writer(self, wire: _Wire) -> None:
         """Write parts, receipts and heartbeats to a connection until it is no longer in use.
 
-        Runs in a thread of its own.
+        Runs in a thread of its own, one for each connection (`wire`).
         """
         try:
             while (frame := self._next_frame(wire)) is not None:

@@ -740,7 +740,10 @@ class Trainer(Descent):
     def _run_networks(
         self, features_B: Tensor, *, training: bool = True
     ) -> AbstractContextManager[None]:
-        """Return a context in which errors of the networks name the rows' shape and the mode."""
+        """Return a context in which errors of the networks name the rows' shape and the mode.
+
+        `features_B`: the rows on which the networks run in the context.
+        """
         mode = "training" if training else "evaluation"
         shape = tuple(features_B.shape)
         return explain_failure(self._owner, f"network on rows of shape {shape} in {mode} mode")

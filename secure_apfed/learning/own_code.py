@@ -633,7 +633,7 @@ def _require_trainable(name: str, module: nn.Module) -> None:
 
 
 def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
-    """Return the module itself, or the module that the function makes.
+    """Return the module `source` itself, or the module that the function `source` makes.
 
     The function is called with those of `arguments` for which it has a parameter.
 
@@ -665,7 +665,7 @@ def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
 
 
 def _pick_arguments(source: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that the function has parameters for."""
+    """Return those of `arguments` that the function `source` has parameters for."""
     try:
         parameters = inspect.signature(source).parameters
     except (TypeError, ValueError):  # a builtin function has no signature

@@ -195,7 +195,10 @@ class SequenceViews:
             yield from torch.randperm(rows).split(self._training.batch_size)
 
     def _compute_loss(self, rows_B: Tensor) -> Tensor:
-        """Return the sum of the views' cross-entropies, each by its own classifier."""
+        """Return the sum of the views' cross-entropies, each by its own classifier.
+
+        `rows_B`: positions of the batch's rows.
+        """
         targets_B = self._targets_N[rows_B]
         states = self.encoder.encode_views(self._features_N[rows_B])
         dropped = [F.dropout(state_BD, self._training.dropout) for state_BD in states]

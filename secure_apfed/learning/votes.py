@@ -144,7 +144,7 @@ def pool_opinions(
     judge_count = len(judges.labels)
 
     def compute_evidence(own_BK: Floats) -> Floats:
-        """Return log p / f, (B, K), where p is shrunk towards f with the weight of one row.
+        """Return log p / f, (B, K); p is `own_BK` shrunk towards f with the weight of one row.
 
         So a model cannot be more certain than its number of labelled rows allows.
         """

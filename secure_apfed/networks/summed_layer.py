@@ -116,8 +116,9 @@ class SummedLinear(nn.Module):
         return copied
 
     def _check_values(self, values: object) -> None:
-        """Raise LocalProtocolError unless these are the parties' representations, of the right
-        shapes.
+        """Raise LocalProtocolError unless these are the parties' representations by name.
+
+        Each must have the shape that the layer expects of that party.
         """
         if not isinstance(values, Mapping):
             raise LocalProtocolError(

@@ -175,7 +175,7 @@ class EndPlan:
 
 
 def plan_end(owner: Owner) -> EndPlan:
-    """Return the plan of an end; change nothing."""
+    """Return which files of the owner's folder an end deletes and keeps; change nothing."""
     deletes = [
         (path.name, kind.why, _measure_size(path))
         for kind in DELETED

@@ -165,6 +165,8 @@ def write_engine_files(engine: EngineName, plan: EnginePlan) -> Path | None:
     """Write the engine's files below the party's folder; return the page with the next commands.
 
     Without an engine nothing is written, and None returned. Files of the same names are replaced.
+
+    `plan`: what the files say of the project and the party.
     """
     make_files = _FILE_MAKERS.get(engine)
     if make_files is None:
@@ -461,7 +463,10 @@ def _read_variables(path: Path) -> str:
 
 
 def _make_page(plan: EnginePlan, title: str, steps: Sequence[_Step]) -> str:
-    """Return a page of instructions in Markdown; `title`: the engine's."""
+    """Return a page of instructions in Markdown.
+
+    `title`: the engine's name. `steps`: in the order in which the party runs them.
+    """
     head = (
         f"# {title} at {plan.party}\n\n"
         f"What {plan.party} runs, in this order. Nothing here is secret.\n"

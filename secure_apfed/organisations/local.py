@@ -518,7 +518,8 @@ def _wait_for_processes(
 
     Parties whose part is over and which still measure what they sent are awaited without limit.
 
-    `timeout_s`: the unit of patience: seconds for which a party may be silent.
+    `processes`: of all parties. `active_folder`: of the active's run. `timeout_s`: the unit of
+    patience: seconds for which a party may be silent.
     """
     active = next(process for process in processes if process.name == config.data.active_name)
     others = [process for process in processes if process is not active]
@@ -547,6 +548,8 @@ def _wait_for_active(
 
     So it is if a party fails by its own settings or data before the contract is signed, or if the
     active has waited for ended parties for `patience_s` seconds.
+
+    `others`: the processes of the other parties.
     """
     signed_at_start = _get_signing_time(active_folder)
     lost_since: float | None = None

@@ -351,7 +351,10 @@ class _TcpRoutes:
         )
 
     def meet_peers(self, on_missing: Missed) -> Transport:
-        """Open the routes and wait until all peers have connected."""
+        """Open the routes and wait until all peers have connected.
+
+        `on_missing`: called repeatedly while peers are missing, with the reason for each by name.
+        """
         with ExitStack() as stack:
             connectors = self.make_connectors(stack)
             return LinkTransport.meet_peers(
@@ -423,7 +426,7 @@ class _TcpRoutes:
             ) from error
 
     def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
-        """Return the acceptor for peers that dial this party."""
+        """Return the acceptor for peers that dial this party; `awaited`: their names."""
         me = self.me.name
         absence = (
             f"it did not come to {me} within {self.file.meet_s:g} s; start it, correct the "
@@ -810,7 +813,8 @@ class _ActiveCallbacks(RunCallbacks):
     ) -> None:
         """Take the active's links.
 
-        `writer`: writes the run's files. `on_progress`: called with each `Progress`.
+        `writer`: writes the run's files. `on_progress`: called with each `Progress`. `connected`:
+        the active with its links.
         """
         super().__init__(writer, on_progress)
         self._links = connected.links

@@ -528,6 +528,8 @@ def _compute_budget(config: Config, limits: ServeSettings) -> float | None:
 def _load_served_table(party: _JointParty, card: JointNetworkCard) -> OwnData:
     """Return the table of the people who may be asked about, encoded for this passive's network.
 
+    `card`: what is stored beside the network, with the encoding of its columns.
+
     Raises DataError: the table does not have the columns of the training.
     """
     file = party.file
