@@ -297,7 +297,7 @@ def _run_bucket_party(
     transport = LinkTransport(me, {peer: lambda: connection}, patience_s=60, meet_s=60)
     links = Links(me, [peer], transport.send_frame, lambda _, wire_bytes: sent.append(wire_bytes))
     _encrypt_link(me, peer, key_exchange, links)
-    links.signs.set_limits({peer: count_alignment_heartbeats(size, 1)})
+    links.heartbeats.set_limits({peer: count_alignment_heartbeats(size, 1)})
     settings = AlignmentSettings(protocol=protocol, threads=1, maximum_ids=size)
     store = Path(folder) / me
     began = time.perf_counter()

@@ -111,11 +111,11 @@ class ProgressReporter:
 @contextmanager
 def relay_heartbeats(links: Links) -> Iterator[None]:
     """Within the `with` block, pass on heartbeats of one peer to all others; for the hub."""
-    links.signs.relays = True
+    links.heartbeats.relays = True
     try:
         yield
     finally:
-        links.signs.relays = False
+        links.heartbeats.relays = False
 
 
 async def align_hub(
@@ -327,7 +327,11 @@ class _End:
         if stored.agreed is None:
             return
         fingerprint = fingerprint_ids(
-            self._me, self._ids, self._settings, stored.agreed.key, self._links.signs.count_work
+            self._me,
+            self._ids,
+            self._settings,
+            stored.agreed.key,
+            self._links.heartbeats.count_work,
         )
         if fingerprint != stored.fingerprint:
             stored.delete_files()
@@ -389,7 +393,9 @@ class _End:
         """
         if not resumes:
             self.unfinished.store_agreement(agreed)
-        with self._links.signs.tighten_limits(self._estimate_heartbeats(agreed.buckets, sizes)):
+        with self._links.heartbeats.tighten_limits(
+            self._estimate_heartbeats(agreed.buckets, sizes)
+        ):
             own_ids = BucketedIds(
                 self._me,
                 self._ids,
@@ -398,7 +404,7 @@ class _End:
                 buckets=agreed.buckets,
                 secret=self.unfinished.secret,
                 folder=self.unfinished.folder,
-                count_work=self._links.signs.count_work,
+                count_work=self._links.heartbeats.count_work,
             )
             admit_run(
                 self._settings, self._me, self._peers, session=agreed.session, resumes=resumes
@@ -463,7 +469,7 @@ class _End:
         protocol = backend(
             agreement,
             threads=self._settings.threads,
-            progress=ProgressReporter(self._links.signs),
+            progress=ProgressReporter(self._links.heartbeats),
             secret=self.unfinished.secret,
             expected_sizes=lists,
         )

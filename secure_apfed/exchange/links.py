@@ -151,7 +151,7 @@ class Links:
         observers: notified of every frame.
 
     Attributes:
-        signs: the heartbeats that this party sends in long computations, and accepts.
+        heartbeats: the heartbeats that this party sends in long computations, and accepts.
         unit_s: seconds of one unit of patience, from the contract; None: the driver's default.
         needed, predicts: see `Awaited`; no peer is needed before there is a contract.
     """
@@ -181,7 +181,7 @@ class Links:
         self._assemblers = {peer: MessageAssembler(me, peer) for peer in self._peers}
         self._early_messages: dict[str, Envelope] = {}
         self._interrupted_receivers = set[str]()
-        self.signs = Heartbeats(
+        self.heartbeats = Heartbeats(
             me, peers, lambda peer, sign: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, sign)
         )
 
@@ -341,7 +341,7 @@ class Links:
                 f"{assembler.kind}; parts of a message follow one another"
             )
         if kind is Kind.ALIVE:
-            self.signs.accept_heartbeat(sender, envelope.payload)
+            self.heartbeats.accept_heartbeat(sender, envelope.payload)
             return None
         if kind not in awaited.kinds or awaited.step not in (None, envelope.step):
             raise RemoteProtocolError(
@@ -665,16 +665,16 @@ class Heartbeats:
         allowed = self._allowed.get(sender, 0)
         ids_before = self._last_ids_by_peer.get(sender, 0)
         if len(heartbeat) != _DONE_IDS.size:
-            raise RemoteProtocolError(f"{sender} sent {self._me} a malformed sign of life")
+            raise RemoteProtocolError(f"{sender} sent {self._me} a malformed heartbeat")
         (done_ids,) = _DONE_IDS.unpack(heartbeat)
         if done_ids < ids_before + IDS_PER_HEARTBEAT:
             raise RemoteProtocolError(
-                f"{sender} sent {self._me} a sign of life without progress: {done_ids} IDs done, "
+                f"{sender} sent {self._me} a heartbeat without progress: {done_ids} IDs done, "
                 f"after {ids_before}; each stands for {IDS_PER_HEARTBEAT} more"
             )
         if allowed <= 0:
             raise RemoteProtocolError(
-                f"{sender} sent {self._me} more signs of life than its work can take, and nothing "
+                f"{sender} sent {self._me} more heartbeats than its work can take, and nothing "
                 "else; it keeps others waiting. Look at its log, then start all parties again"
             )
         self._allowed[sender] = allowed - 1

@@ -245,8 +245,10 @@ def forget_alignment(logs: Path) -> None:
 def allow_signs(party: PartyContext, links: Links) -> None:
     """Raise the links' limit on heartbeats from peers to what an alignment may take."""
     peers = [name for name in party.known if name != party.name]
-    max_signs = count_alignment_heartbeats(party.config.alignment.maximum_ids, len(party.passives))
-    links.signs.set_limits(dict.fromkeys(peers, max_signs))
+    max_heartbeats = count_alignment_heartbeats(
+        party.config.alignment.maximum_ids, len(party.passives)
+    )
+    links.heartbeats.set_limits(dict.fromkeys(peers, max_heartbeats))
 
 
 def _make_protocol(party: PartyContext, links: Links, session: str) -> SetIntersection:
@@ -256,7 +258,7 @@ def _make_protocol(party: PartyContext, links: Links, session: str) -> SetInters
     """
     settings = party.config.alignment
     dealer = DEALER if needs_dealer(settings) else ""
-    progress = ProgressReporter(links.signs)
+    progress = ProgressReporter(links.heartbeats)
     return make_intersection(settings, session=session, dealer=dealer, progress=progress)
 
 

@@ -66,7 +66,7 @@ class Session:
         for name, ids in self.ids.items():
             links = world.links[name]
             most = count_alignment_heartbeats(SETTINGS.maximum_ids, len(members))
-            links.signs.set_limits({peer: most for peer in self.ids if peer != name})
+            links.heartbeats.set_limits({peer: most for peer in self.ids if peer != name})
             rest: dict[str, Any] = {
                 "session": session,
                 "folder": self.folder and self.folder / name,
@@ -391,9 +391,9 @@ def test_signs_reach_everybody_and_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 
     async def flood(self: Any, *given: object) -> None:
         for _ in range(1000):
-            self._links.signs.count_work(20)
+            self._links.heartbeats.count_work(20)
         await self._links.receive(self._peers, Kind.READY)
 
     monkeypatch.setattr(over_links._End, "_intersect_bucket", flood)
-    with pytest.raises(RemoteProtocolError, match="more signs of life than its work can take"):
+    with pytest.raises(RemoteProtocolError, match="more heartbeats than its work can take"):
         Session().align()

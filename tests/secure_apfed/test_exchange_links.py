@@ -1,5 +1,5 @@
 """A party's links: sealed, in order, one session, and nothing but what its role waits for. Messages
-in parts, and signs of life: whole or refused by name, and nobody waits for ever.
+in parts, and heartbeats: whole or refused by name, and nobody waits for ever.
 """
 
 import struct
@@ -434,36 +434,36 @@ def test_nothing_else_comes_between_parts_but_the_word_that_a_peer_stops(
 # Signs of life
 
 
-def test_signs_are_heard_while_a_role_waits_and_reach_no_role() -> None:
+def test_heartbeats_are_heard_while_a_role_waits_and_reach_no_role() -> None:
     pair = Pair()
-    pair.ann.signs.set_limits({"bob": 3})
-    signs = pair.bob.signs
-    for worked in (99, 1, 99, 250):  # a sign at 100 and at 449
-        signs.count_work(worked)
+    pair.ann.heartbeats.set_limits({"bob": 3})
+    heartbeats = pair.bob.heartbeats
+    for worked in (99, 1, 99, 250):  # a heartbeat at 100 and at 449
+        heartbeats.count_work(worked)
     pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
     assert sum(size == 8 for size in pair.sizes) == 2 * len(("ann", "cid"))
     assert pair.hear() == [MESSAGE]
 
 
-NO_PROGRESS = "bob sent ann a sign of life without progress"
+NO_PROGRESS = "bob sent ann a heartbeat without progress"
 
 
 @pytest.mark.parametrize(
-    ("allowed", "signs", "says"),
+    ("allowed", "heartbeats", "says"),
     [
         *((9, at, NO_PROGRESS) for at in ((100, 100), (100, 199), (99,), (200, 100))),
-        (0, (100,), "more signs of life than its work can take"),
-        (9, (b"12345",), "bob sent ann a malformed sign of life"),
+        (0, (100,), "more heartbeats than its work can take"),
+        (9, (b"12345",), "bob sent ann a malformed heartbeat"),
     ],
     ids=str,
 )
-def test_signs_without_progress_or_agreement_and_malformed_ones_are_refused(
-    allowed: int, signs: tuple[Any, ...], says: str
+def test_heartbeats_without_progress_or_agreement_and_malformed_ones_are_refused(
+    allowed: int, heartbeats: tuple[Any, ...], says: str
 ) -> None:
     pair = Pair()
-    pair.ann.signs.set_limits({"bob": allowed})
-    for sign in signs:
-        body = sign if isinstance(sign, bytes) else sign.to_bytes(8, "big")
+    pair.ann.heartbeats.set_limits({"bob": allowed})
+    for heartbeat in heartbeats:
+        body = heartbeat if isinstance(heartbeat, bytes) else heartbeat.to_bytes(8, "big")
         pair.bob.send("ann", Kind.ALIVE, BEFORE_TRAINING, body)
     with pytest.raises(RemoteProtocolError, match=says):
         pair.hear()
@@ -471,49 +471,49 @@ def test_signs_without_progress_or_agreement_and_malformed_ones_are_refused(
 
 def test_a_bound_within_a_block_counts_against_the_one_around_it() -> None:
     pair = Pair()
-    pair.ann.signs.set_limits({"bob": 10})
-    signs = pair.bob.signs
+    pair.ann.heartbeats.set_limits({"bob": 10})
+    heartbeats = pair.bob.heartbeats
 
-    def signs_then_a_message(count: int) -> None:
+    def heartbeats_then_a_message(count: int) -> None:
         for _ in range(count):
-            signs.count_work(100)
+            heartbeats.count_work(100)
         pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
         pair.hear()
 
-    with pair.ann.signs.tighten_limits({"bob": 4}):
-        signs_then_a_message(4)
-    signs_then_a_message(6)
-    with pytest.raises(RemoteProtocolError, match="more signs"):
-        signs_then_a_message(1)
+    with pair.ann.heartbeats.tighten_limits({"bob": 4}):
+        heartbeats_then_a_message(4)
+    heartbeats_then_a_message(6)
+    with pytest.raises(RemoteProtocolError, match="more heartbeats"):
+        heartbeats_then_a_message(1)
     assert count_allowed_heartbeats(250) == 2 * 2 + 4
 
 
-def test_a_sign_is_passed_on_to_the_others_alone() -> None:
+def test_a_heartbeat_is_passed_on_to_the_others_alone() -> None:
     sent: list[tuple[str, int]] = []
-    signs = Heartbeats(
-        "dan", "abc", lambda peer, sign: sent.append((peer, int.from_bytes(sign, "big")))
+    heartbeats = Heartbeats(
+        "dan", "abc", lambda peer, heartbeat: sent.append((peer, int.from_bytes(heartbeat, "big")))
     )
-    signs.relays = True
-    signs.set_limits({"a": 1, "b": 1})
-    signs.count_work(50)
-    signs.accept_heartbeat("b", (100).to_bytes(8, "big"))
-    signs.count_work(99)
-    signs.accept_heartbeat("a", (100).to_bytes(8, "big"))
+    heartbeats.relays = True
+    heartbeats.set_limits({"a": 1, "b": 1})
+    heartbeats.count_work(50)
+    heartbeats.accept_heartbeat("b", (100).to_bytes(8, "big"))
+    heartbeats.count_work(99)
+    heartbeats.accept_heartbeat("a", (100).to_bytes(8, "big"))
     assert sent == [("a", 100), ("c", 100), ("b", 200), ("c", 200)]
 
 
 class Slow:
-    """A role that gives signs of its work before it answers."""
+    """A role that gives heartbeats of its work before it answers."""
 
-    def __init__(self, signs: Heartbeats) -> None:
-        self._signs = signs
+    def __init__(self, heartbeats: Heartbeats) -> None:
+        self._heartbeats = heartbeats
         self.is_finished = False
 
     def start(self) -> Sequence[Outgoing]:
         return ()
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        self._signs.count_work(300)
+        self._heartbeats.count_work(300)
         self.is_finished = True
         return [Outgoing(sender, body * 2)]
 
@@ -521,13 +521,13 @@ class Slow:
 def test_a_role_in_a_conversation_gives_signs_while_it_computes() -> None:
     pair = Pair()
     for name in ("ann", "cid"):
-        pair.network.links[name].signs.set_limits({"bob": 1})
+        pair.network.links[name].heartbeats.set_limits({"bob": 1})
 
     async def ask() -> bytes:
         pair.ann.send("bob", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
         return (await pair.ann.receive("bob", Kind.ALIGNMENT)).payload
 
-    answering = pair.bob.run_conversation(Kind.ALIGNMENT, Slow(pair.bob.signs), ["ann"])
+    answering = pair.bob.run_conversation(Kind.ALIGNMENT, Slow(pair.bob.heartbeats), ["ann"])
     scripts: dict[str, Any] = {"ann": ask(), "bob": answering}
     assert pair.network.run_scripts(scripts)["ann"] == MESSAGE * 2
     assert pair.sizes.count(8) == 2
