@@ -331,10 +331,12 @@ def _describe_missing_module(module_name: str, key: str, folder: Path) -> str:
 def _describe_import_error(error: Exception) -> str:
     """Return an error that a module of one's own raised when it was imported, and where."""
     if isinstance(error, SyntaxError):
-        path, line = error.filename, error.lineno
+        path = error.filename
+        line = error.lineno
     else:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        path, line = place.filename, place.lineno
+        path = place.filename
+        line = place.lineno
     where = f" (line {line} of {Path(path).name})" if path and "importlib" not in path else ""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {text}{where}"

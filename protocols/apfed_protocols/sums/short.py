@@ -259,7 +259,8 @@ class SumSession(KeepsSecrets):
         `flat`: the values to add, by contributor.
         """
         contributors, receiver_and_combiner = self._roles
-        receiver, combiner = receiver_and_combiner[0], receiver_and_combiner[-1]
+        receiver = receiver_and_combiner[0]
+        combiner = receiver_and_combiner[-1]
         first = next(iter(flat.values()))
         session = self.described.agreement.session
         binding = StepBinding.from_contents(session, self._step, rows=first.digest, message=b"")
