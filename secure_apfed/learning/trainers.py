@@ -195,7 +195,7 @@ class ActiveTrainer(LabelTrainer):
         if h_A is not None:
             h_A = h_A.to(dtype)
             if self._private:
-                h_A = self._private.finite_rows(h_A.flatten(1)).reshape(h_A.shape)
+                h_A = self._private.zero_nonfinite_rows(h_A.flatten(1)).reshape(h_A.shape)
         return Batch(step, rows_B, loss, h_A)
 
     def train_on_batch(self, batch: Batch, joint: Tensor | None = None) -> StepLoss:

@@ -66,7 +66,9 @@ __all__ = [
 ]
 
 _PURPOSE = b"secure-apfed dp-sgd v1"
-_SLACK = 1e-3
+# Relative rounding allowed between a gradient and the mean of its examples' gradients.
+_MEAN_TOLERANCE = 1e-3
+# Gradient entries that are clipped at a time, which bounds the memory of float64 copies.
 _CHUNK_NUMBERS = 2**23
 _ASSUMPTIONS = (
     "replace-one; IDs, alignment, the split, batches, the encoding of features, row numbers and "
@@ -110,8 +112,13 @@ class GradientGuard(ClippedNoise):
     def release(self, samples: Sequence[Tensor], *, step: int, rows: Tensor) -> Tensor:
         """Return the noisy sum of clipped gradients, (P,) float64 on the CPU.
 
-        `samples`: per-example gradients (B, *shape) of each parameter; `rows`: the examples'
-        distinct positions, int64. Raises LocalProtocolError: arguments of a wrong type or shape.
+        Args:
+            samples: per-example gradients (B, *shape) of each parameter.
+            step: of the run, from 0; noise is bound to it.
+            rows: the examples' distinct positions in the table, int64 of shape (B,).
+
+        Raises:
+            LocalProtocolError: arguments of a wrong type or shape.
         """
         if rows.dtype != torch.int64 or rows.ndim != 1 or len(rows.unique()) < len(rows):
             raise LocalProtocolError(
@@ -135,15 +142,13 @@ def sum_clipped_gradients(samples: Sequence[Tensor], clip: float) -> Tensor:
     Guarantee: one example adds a norm of at most `clip`, for any numbers. An example whose gradient
     is not finite adds nothing: an error would reveal that example.
 
-    Takes (B, *shape) for each parameter; returns (P,) float64 on the CPU.
-
-    `samples`: per-example gradients (B, *shape) of each parameter.
+    `samples`: per-example gradients (B, *shape) of each parameter. Returns (P,) float64 on the CPU.
     """
     size = sum(math.prod(part.shape[1:]) for part in samples)
     total_P = torch.zeros(size, dtype=torch.float64, device=samples[0].device)
-    rows_each = max(1, _CHUNK_NUMBERS // max(1, size))
-    for first in range(0, len(samples[0]), rows_each):
-        chunk = [part[first : first + rows_each].flatten(1).double() for part in samples]
+    chunk_rows = max(1, _CHUNK_NUMBERS // max(1, size))
+    for start in range(0, len(samples[0]), chunk_rows):
+        chunk = [part[start : start + chunk_rows].flatten(1).double() for part in samples]
         total_P += clip_gradients(torch.cat(chunk, dim=1), clip).sum(dim=0)
     return total_P.cpu()
 
@@ -160,17 +165,19 @@ class PrivateGradient:
     """Hooks on the modules' forward and backward passes that replace their gradient by the guard's
     clipped and noisy one.
 
-    `private`: the guard and the ledger; the ledger counts rows of the party's table. Raises
-    ModelError: a module without per-example gradients, in the words of Opacus.
+    Args:
+        owner: the party, for errors.
+        modules: its networks by role, such as encoder and head.
+        private: the guard and the ledger, which counts rows of the party's table.
+
+    Raises:
+        ModelError: a module without per-example gradients, in the words of Opacus.
     """
 
     def __init__(
         self, owner: str, modules: Mapping[str, nn.Module], private: PrivateUpdates
     ) -> None:
-        """Register Opacus' hooks, which compute per-example gradients in each backward pass.
-
-        `owner`: the party, for errors. `modules`: networks by what they are: encoder, head, ....
-        """
+        """Register Opacus' hooks, which compute per-example gradients in each backward pass."""
         self._owner = owner
         self._private = private
         model = nn.ModuleDict(dict(modules))
@@ -181,7 +188,7 @@ class PrivateGradient:
         wrapper = importlib.import_module("opacus.grad_sample").GradSampleModule
         # Its hooks hang on the layers, which the party goes on calling as before.
         self._hooks = wrapper(model, loss_reduction="mean")
-        self._is_checked = False
+        self._gradients_checked = False
 
     def forget_batch(self) -> None:
         """Discard the per-example gradients of the last batch, also if it had no backward pass."""
@@ -193,7 +200,7 @@ class PrivateGradient:
         for parameter in self._parameters:
             parameter._forward_counter = 0  # type: ignore[attr-defined]  # Opacus' own
 
-    def finite_rows(self, h_BD: Tensor) -> Tensor:
+    def zero_nonfinite_rows(self, h_BD: Tensor) -> Tensor:
         """Return flat representations with zeros for every row that is not finite.
 
         An error would reveal this one record to all parties. The parameters are private already, so
@@ -208,11 +215,19 @@ class PrivateGradient:
         return torch.where(finite_B1, h_BD, 0.0)
 
     def backward(self, loss: Tensor, *, step: int, rows: Tensor) -> None:
-        """Charge the ledger, then set the parameters' gradients to the noisy mean of a batch.
+        """Set the parameters' gradients to the noisy mean of a batch, once the ledger is charged.
 
-        The loss is a mean over the batch, whose rows (B,) are positions in the party's own table.
-        Unused parameters get no gradient. Raises BudgetExhaustedError: the update would exceed the
-        budget; nothing was changed.
+        The noisy sum is drawn before the charge, since the ledger identifies it by its digest; a
+        refused charge discards it together with all gradients, so that nothing can be applied.
+
+        Args:
+            loss: a mean over the batch. Parameters that it does not use get no gradient.
+            step: of the run, for noise and ledger.
+            rows: the batch's positions in the party's own table, int64 of shape (B,).
+
+        Raises:
+            BudgetExhaustedError: the update would exceed the budget; parameters and counts are
+                unchanged, and no parameter has a gradient.
         """
         with warnings.catch_warnings():
             # The first layer's input, the features, rightly needs no gradient.
@@ -221,69 +236,77 @@ class PrivateGradient:
         samples = {
             p: sample for p in self._parameters if (sample := _get_grad_samples(p)) is not None
         }
-        if not self._is_checked:
+        if not self._gradients_checked:
             self._require_whole_gradients(samples)
-            self._is_checked = True
+            self._gradients_checked = True
+        # From here on no gradient without noise is left, whether the charge is refused or not.
+        for parameter in self._parameters:
+            parameter.grad = None
+        self.forget_batch()
         noisy_P = self._private.guard.release([*samples.values()], step=step, rows=rows)
         digest = hashlib.sha256(noisy_P.numpy().tobytes()).digest()
         self._private.ledger.charge(step=step, rows=rows, digest=digest)
         parts = (noisy_P / len(rows)).split([p.numel() for p in samples])
         for parameter, part in zip(samples, parts, strict=True):
             parameter.grad = part.reshape(parameter.shape).to(parameter.device, parameter.dtype)
-        self.forget_batch()
 
     def _require_whole_gradients(self, samples: Mapping[nn.Parameter, Tensor]) -> None:
-        """Refuse weights that are read past their layer, or whose layer is watched twice.
+        """Refuse weights used outside their layer's forward, or whose layer is in two modules.
 
-        What is released would stay private, and lead elsewhere. Where a weight is read is no secret
-        of an example.
+        Opacus' hooks miss such uses: the noisy gradient would still be private, but not that of the
+        loss. The error reveals nothing of an example: it tells only how weights are used.
 
         `samples`: per-example gradients (B, *shape) of each parameter.
 
         Raises:
-            ModelError: names no number.
+            ModelError: names no number of a gradient.
         """
-        partial = [p for p, sample_B in samples.items() if not _mean_is(sample_B, p.grad)]
-        unseen = [p for p in self._parameters if p.grad is not None and p not in samples]
-        if partial or unseen:
+        incomplete = [p for p, sample_B in samples.items() if not _is_mean_of(p.grad, sample_B)]
+        missing = [p for p in self._parameters if p.grad is not None and p not in samples]
+        if incomplete or missing:
             raise ModelError(
                 f"{self._owner}: dp_sgd cannot clip each example's gradient of "
-                f"{len(partial) + len(unseen)} weights: they are read past their layer (as by "
+                f"{len(incomplete) + len(missing)} weights: they are read past their layer (as by "
                 "x @ layer.weight), or one layer stands in two modules; share a weight between two "
                 "layers instead (as second.weight = first.weight), or leave dp_sgd out"
             )
 
 
-def _mean_is(sample_B: Tensor, gradient: Tensor | None) -> bool:
-    """Return whether a gradient is the mean of those of single examples, as far as they round."""
+def _is_mean_of(gradient: Tensor | None, sample_B: Tensor) -> bool:
+    """Return whether a parameter's gradient is the mean of its per-example gradients (B, *shape),
+    up to rounding; not if it has none.
+    """
     if gradient is None:
         return False
     mean = sample_B.double().mean(0)
-    slack = _SLACK * max(float(sample_B.abs().max()), float(gradient.abs().max()))
-    return not bool(((mean - gradient.double()).abs() > slack).any())
+    largest = max(float(sample_B.abs().max()), float(gradient.abs().max()))
+    differs = (mean - gradient.double()).abs() > _MEAN_TOLERANCE * largest
+    return not bool(differs.any())
 
 
 def _get_grad_samples(parameter: nn.Parameter) -> Tensor | None:
+    """Return the per-example gradients (B, *shape) that Opacus stored; None: it has none."""
     samples: Tensor | None = parameter.grad_sample  # type: ignore[attr-defined]  # Opacus' own
     return samples
 
 
 def _require_no_mixing_layers(owner: str, model: nn.Module) -> None:
-    """Check every layer with Opacus' validators.
+    """Refuse networks with a layer that Opacus' validators reject, or with buffers.
 
     Opacus itself skips layers without parameters, and a batch normalisation without parameters
     still mixes examples.
 
     `owner`: the party, for errors.
+
+    Raises:
+        ModelError: names each reason.
     """
     validators = importlib.import_module("opacus.validators").ModuleValidator.VALIDATORS
-    faults = {
-        str(error)
-        for layer in model.modules()
-        for kind, validate in validators.items()
-        if isinstance(layer, kind)
-        for error in validate(layer)
-    }
+    faults: set[str] = set()
+    for layer in model.modules():
+        for kind, validate in validators.items():
+            if isinstance(layer, kind):
+                faults.update(str(error) for error in validate(layer))
     buffers = sorted(name for name, _ in model.named_buffers())
     if buffers:
         faults.add(
@@ -299,8 +322,14 @@ def _require_no_mixing_layers(owner: str, model: nn.Module) -> None:
 class WholeTraining:
     """A common privacy budget of the releases and the updates of the same records.
 
-    Their ledgers' largest counts are taken as one record's. The budget is the largest
-    epsilon_model; None never stops. Noise derived from the run's seed (`seeded`) is reported.
+    The record with most releases is taken to be also the one with most updates.
+
+    Args:
+        releases: the ledger of released representations.
+        updates: the ledger of private updates.
+        delta: of epsilon_model and epsilon_y.
+        budget: the largest epsilon_model; None never stops.
+        seeded: whether noise follows from the run's seed, as in simulations; reported.
     """
 
     def __init__(
@@ -312,11 +341,7 @@ class WholeTraining:
         budget: float | None,
         seeded: bool = False,
     ) -> None:
-        """Combine the accounts of releases and updates: each checks the common budget before a
-        charge.
-
-        `seeded`: whether noise follows from the run's seed, for simulations.
-        """
+        """Register the check of the common budget with both ledgers, before each charge."""
         self._assumptions = _ASSUMPTIONS + (_SEEDED if seeded else "")
         self._releases = releases
         self.updates = updates
@@ -341,13 +366,14 @@ class WholeTraining:
 
     @property
     def epsilon_y(self) -> float:
-        """The epsilon of one label, with features unchanged, over the same; a release reads no
-        label.
+        """The epsilon of one label, with features unchanged, over the same messages and model.
+
+        Updates alone count: a released representation does not depend on its own label.
         """
         return gdp_epsilon(self.updates.get_privacy_spent().mu, self._delta)
 
     def add_training_cost(self, spent: PrivacySpent) -> PrivacySpent:
-        """Return the cost of releases, with epsilon of the whole training added."""
+        """Return the cost of releases (`spent`) with epsilon_y and epsilon_model of training."""
         updates = self.updates.get_privacy_spent()
         lines = (
             f"updates: {updates.releases} of one record at most, mu {updates.mu:.4g} together",
@@ -382,8 +408,12 @@ class WholeTraining:
         )
 
     def _check_budget(self, ledger: PrivacyLedger, *, mu: float, step: int) -> None:
-        """Raise BudgetExhaustedError if a ledger's charge to `mu` would exceed the
-        common budget.
+        """Raise BudgetExhaustedError if a ledger's next charge would exceed the common budget.
+
+        Args:
+            ledger: the one that is about to charge.
+            mu: Gaussian DP parameter of all its releases with the new one.
+            step: of the run, for the message.
         """
         if self._budget is None:
             return
@@ -402,8 +432,12 @@ def calibrate_updates(
 ) -> float:
     """Return sigma / C of the updates, so that the whole training stays within (epsilon, delta).
 
-    `release`: the mechanism of one release of a row, of which `releases` are planned. Raises
-    ConfigError: the releases alone cost as much or more.
+    Args:
+        release: the mechanism of one release of a row.
+        releases, updates: how many of each are planned for one record.
+
+    Raises:
+        ConfigError: the releases alone cost as much or more.
     """
     if releases < 0 or updates < 1:
         raise ConfigError(

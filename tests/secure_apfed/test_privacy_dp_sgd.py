@@ -320,6 +320,26 @@ def test_a_spent_budget_changes_nothing() -> None:
     assert party.role.ledgers["active"].get_privacy_spent().releases == 1
 
 
+def test_a_refused_update_leaves_no_gradient_and_no_charge() -> None:
+    private = updates(1.0, 20.0)
+    party = active(private, guard=GaussianGuard(clip=1.0, sigma=20.0, key=KEY))
+    releases = party.role.ledgers["active"]
+    # Two releases (mu 0.1 each) and one update fit; a second update does not.
+    budget = 1.01 * gdp_epsilon(math.sqrt(3) * 0.1, DELTA)
+    dp_sgd.WholeTraining(releases=releases, updates=private.ledger, delta=DELTA, budget=budget)
+    play(party, random(3, SIZE))
+    before = parameters(party)
+    with pytest.raises(BudgetExhaustedError, match="step 1 was not played"):
+        play(party, random(3, SIZE), step=1)
+    assert releases.get_privacy_spent().releases == 2
+    assert private.ledger.get_privacy_spent().releases == 1
+    assert torch.equal(parameters(party), before)
+    networks = party.role.trainer.networks
+    left = [*networks.encoder.parameters(), *networks.head.parameters()]
+    assert all(parameter.grad is None for parameter in left)
+    assert all(parameter.grad_sample is None for parameter in left)
+
+
 def test_a_batch_that_was_never_updated_leaves_nothing_behind() -> None:
     gradient_AD = random(3, SIZE, seed=4)
     ours = active(updates())
